@@ -90,12 +90,14 @@ def a_project(folder: Path, episodes: int) -> Path:
 
 def rollout_alone(yaml: Path, url: str) -> float:
     """Seconds of the rollout over the validation tasks, without a record."""
-    from ajet.commands.evaluation.play import EvaluationOptions, prepared
-    from ajet.commands.evaluation.target import opened_target
+    from ajet.commands.evaluation.models import open_target
+    from ajet.commands.evaluation.play import EvaluationOptions, prepare_experiment
     from ajet.train.parts import assemble
 
-    experiment, (model,) = opened_target(str(yaml), None, [f"bench@{url}"])
-    with assemble(model.of(prepared(experiment, EvaluationOptions())), run_id="bench", split="validation") as parts:
+    experiment, (model,) = open_target(str(yaml), None, [f"bench@{url}"])
+    with assemble(
+        model.of(prepare_experiment(experiment, EvaluationOptions())), run_id="bench", split="validation"
+    ) as parts:
         tasks = list(enumerate(parts.tasks("validation")))
         began = time.monotonic()
         groups = list(parts.rollout.play(tasks, step=0, split="validation"))
@@ -106,12 +108,12 @@ def rollout_alone(yaml: Path, url: str) -> float:
 
 def evaluation(yaml: Path, url: str) -> float:
     """Seconds of the whole command after its imports: opening, playing, recording, scoring."""
+    from ajet.commands.evaluation.models import open_target
     from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
     from ajet.commands.evaluation.report import as_json
-    from ajet.commands.evaluation.target import opened_target
 
     began = time.monotonic()
-    experiment, models = opened_target(str(yaml), None, [f"bench@{url}"])
+    experiment, models = open_target(str(yaml), None, [f"bench@{url}"])
     told = as_json(evaluate_models(experiment, models, EvaluationOptions(fresh=True)))
     seconds = time.monotonic() - began
     assert told["models"][0]["pass@1"]["value"] == 1.0

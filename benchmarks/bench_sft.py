@@ -75,9 +75,8 @@ def ours(folder: Path, objective: str, options: argparse.Namespace) -> tuple[lis
     from ajet.backbone import open_backbone
     from ajet.config import Experiment
     from ajet.rollout.components import renderer_of
-    from ajet.train.sft.reading import lessons_of
-    from ajet.train.sft.settings import settled
-    from ajet.train.sft.weighing import Weighing
+    from ajet.train.sft.reading import read_lessons
+    from ajet.train.sources.replies import LessonObjective, adapt_to_replies
 
     tree = {
         "backbone": "local", "model": {"path": str(folder / "model"), "dtype": "float32"},
@@ -86,16 +85,18 @@ def ours(folder: Path, objective: str, options: argparse.Namespace) -> tuple[lis
         "trainer_common": {"threads": options.threads, "device": "cpu", "optim": {"lr": 1e-4}},
     }  # fmt: skip
     experiment = Experiment.from_dict({"ajet": tree}, base=folder)
-    backbone = open_backbone(settled(experiment))
-    lessons = lessons_of(experiment, renderer_of(experiment.ajet, backbone.tokenizer))
-    weighing = Weighing(experiment.ajet, backbone)
+    backbone = open_backbone(adapt_to_replies(experiment))
+    lessons = read_lessons(experiment, renderer_of(experiment.ajet, backbone.tokenizer))
+    objective_of = LessonObjective(experiment.ajet, backbone)
     seconds, tokens = [], []
     for step in range(options.steps):
         taken = lessons[step * options.batch : (step + 1) * options.batch]
         began = time.process_time()
-        backbone.update(weighing.batch([each.group("bench", step, at) for at, each in enumerate(taken)], step))
+        backbone.update(
+            objective_of.make_batch([each.make_group("bench", step, at) for at, each in enumerate(taken)], step)
+        )
         seconds.append(time.process_time() - began)
-        tokens.append(sum(given.tokens for lesson in taken for given in lesson.given))
+        tokens.append(sum(given.tokens for lesson in taken for given in lesson.conversations))
     backbone.close()
     return seconds, tokens
 

@@ -168,8 +168,8 @@ def serve(port: Any) -> None:
 
 def ours(folder: Path, url: str, episodes: int, at_once: int) -> dict[str, float]:
     """Seconds, and processor seconds, of so many episodes."""
-    from ajet.commands.evaluation.play import EvaluationOptions, prepared
-    from ajet.commands.evaluation.target import opened_target
+    from ajet.commands.evaluation.models import open_target
+    from ajet.commands.evaluation.play import EvaluationOptions, prepare_experiment
     from ajet.train.parts import assemble
 
     (folder / "server.py").write_text(TOOL_SERVER)
@@ -194,8 +194,10 @@ def ours(folder: Path, url: str, episodes: int, at_once: int) -> dict[str, float
         },
     }
     (folder / "ours.yaml").write_text(json.dumps({"ajet": tree}))
-    experiment, (model,) = opened_target(str(folder / "ours.yaml"), None, [f"bench@{url}"])
-    with assemble(model.of(prepared(experiment, EvaluationOptions())), run_id="bench", split="validation") as parts:
+    experiment, (model,) = open_target(str(folder / "ours.yaml"), None, [f"bench@{url}"])
+    with assemble(
+        model.of(prepare_experiment(experiment, EvaluationOptions())), run_id="bench", split="validation"
+    ) as parts:
         tasks = list(enumerate(parts.tasks("validation")))
         warm = list(parts.rollout.play(tasks[:1], step=0, split="validation"))
         assert warm[0].scored, warm[0].episodes[0].failure

@@ -21,7 +21,7 @@ import pytest
 
 from ajet.commands.launch import launch
 from ajet.config import Experiment, load_experiment
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 
 KEY = "0123456789abcdef0123456789abcdef"
 AGENT = '''
@@ -132,7 +132,7 @@ def scorers_recorded(folder: Path) -> bool:
 
 def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     """`ajet serve` with a trainer, until its first step is done; a client plays what it needs."""
-    from ajet.commands.serving.serve import serve
+    from ajet.commands.serve import serve
 
     monkeypatch.setenv("AJET_ADMIN_KEY", KEY)
     experiment = loaded(folder, "local", "trainer_common.total_training_steps=1", "rollout.num_repeat=2")

@@ -36,7 +36,7 @@ from ajet.store.shared import Opener
 from ajet.store.sqlite_store import SqliteStore
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
-from ajet.train.sources.served_batch import Batch
+from ajet.train.sources.served_batch import ServedBatch as Batch
 from tests.faulty_disk import Kind, ServeFaults
 from tests.faulty_engine import DIGITS, Engine, Said
 from tests.support.rollouts import renderer

@@ -51,7 +51,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     """Check a YAML: keys, types, and whether what it names is there. Keys that were set in vain are named, and
     settings that cannot do what a training is for."""
     from ajet.cli.options import opened
-    from ajet.commands.launchable import refuse_untrainable
+    from ajet.commands.launch_checks import refuse_untrainable
     from ajet.commands.plan import require_present
     from ajet.commands.runner import algorithm_of, apply_sections, runner_of
     from ajet.config.idle import idle_lines

@@ -39,9 +39,9 @@ def deploy(
     from dataclasses import replace
 
     from ajet.cli.screen import show_logs
-    from ajet.commands.deploy import Deployment
+    from ajet.commands.deploy import DeployOptions
     from ajet.commands.deploy import deploy as served
 
     show_logs()
-    wanted = Deployment(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name)
+    wanted = DeployOptions(run, exp_dir.absolute(), checkpoint, engine and engine.value, host, port or 0, name)
     return served(replace(wanted, with_base=with_base, fetch=fetch))

@@ -124,9 +124,9 @@ def evaluate(
         conf, target = Path(target), None
     say_reading(conf, err=as_json)
     from ajet.cli.screen import beside_json, show_logs
+    from ajet.commands.evaluation.models import open_target
     from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
-    from ajet.commands.evaluation.report import draw, show, spelled, write_csv, write_parquet
-    from ajet.commands.evaluation.target import opened_target
+    from ajet.commands.evaluation.report import draw, dump_json, show, write_csv, write_parquet
     from ajet.record.attempts import TAG_KEYS
     from ajet.record.write_errors import require_place
 
@@ -143,10 +143,10 @@ def evaluate(
         tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh, training, mark is not None
     )
     with beside_json(as_json):
-        experiment, models = opened_target(target, conf, model or [], overrides=settings, exp_dir=exp_dir, fetch=fetch)
+        experiment, models = open_target(target, conf, model or [], overrides=settings, exp_dir=exp_dir, fetch=fetch)
         result = evaluate_models(experiment, models, asked)
     if as_json:
-        typer.echo(spelled(result, keys))
+        typer.echo(dump_json(result, keys))
     else:
         show(result, keys)
     if mark is not None:

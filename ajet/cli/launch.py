@@ -113,7 +113,7 @@ def launch(
     from ajet.cli.options import address
     from ajet.cli.screen import show_logs, warn
     from ajet.config import load_experiment
-    from ajet.train.options import LaunchOptions
+    from ajet.train.runner import LaunchOptions
 
     show_logs()
     settings = [*(overrides or ()), *(["ajet.trainer_common.mode=async"] if from_store else [])]

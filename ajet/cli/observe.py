@@ -39,7 +39,7 @@ def observe(
     show_logs()
     experiment = defaults_only(backbone="debug", name=name, exp_dir=exp_dir)
 
-    from ajet.commands.observe import Observing
+    from ajet.commands.observe import ObserveOptions
     from ajet.commands.observe import observe as run
 
-    return run(experiment, Observing(endpoint, host or "127.0.0.1", port or 0, idle, token_ids, timeout))
+    return run(experiment, ObserveOptions(endpoint, host or "127.0.0.1", port or 0, idle, token_ids, timeout))

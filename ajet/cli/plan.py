@@ -35,8 +35,8 @@ def plan(
     if backbone is None and "trains" not in experiment.backbone.can:
         experiment = load_experiment(conf, backbone="local", overrides=overrides or (), exp_dir=exp_dir)
 
-    from ajet.commands.next_command import command_for
     from ajet.commands.plan import show_plan
+    from ajet.commands.runner import command_for
     from ajet.record.console import console
 
     started = show_plan(experiment, gpu=gpu)

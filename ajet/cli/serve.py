@@ -38,6 +38,6 @@ def serve(
     else:
         experiment = load_experiment(conf, backbone=backbone, overrides=settings, exp_dir=exp_dir)
 
-    from ajet.commands.serving.serve import serve as run
+    from ajet.commands.serve import serve as run
 
     return run(experiment, resume=resume, fresh=fresh, rehearsal=not no_rehearsal)

@@ -66,7 +66,7 @@ def sft(
     from ajet.config import load_experiment
     from ajet.config.experiment import defaults_only
     from ajet.config.overrides import quoted
-    from ajet.train.options import LaunchOptions
+    from ajet.train.runner import LaunchOptions
 
     show_logs()
     settings = list(overrides or ())

@@ -18,7 +18,7 @@ def status(
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """What a run does now: phase, depths, rates, which side waits, how stale."""
-    from ajet.commands.status_screen import show
+    from ajet.commands.status import show
     from ajet.record import live_status as now
     from ajet.record.console import console
     from ajet.record.find_run import known_run

@@ -1,10 +1,9 @@
-"""`ajet chat RUN`: talk to the model a run has tuned, or to the run's agent with that model in it.
+"""`ajet chat RUN`: talk to the model that a run has tuned, or to the run's agent with that model.
 
-Invariant: the weights are those of the run's best checkpoint (the latest without a validated one), sampled by the
-same engine and rendered by the same renderer as in training. The agent is the run's own workflow, its tools included,
-played as in training but for the judge: what a person asks has no reference to be judged by. The record gives weights
-and settings, as data: code comes from the person's own project, and addresses and the environment from no record (a
-YAML that is named with --conf may say what a record may not).
+Invariants: the weights are those of the run's best checkpoint (the latest if none was validated), with the engine and
+renderer of training. The agent is the run's own workflow with its tools, played as in training but without judge, since
+a user's question has no reference. The record gives weights and settings only: code comes from the user's project, and
+addresses and environment from no record (a YAML of --conf may name them).
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import numpy as np
 from rich.text import Text
 
 from ajet.commands.export import checkpoint_of, model_folder
-from ajet.commands.recorded_agent import recorded_settings, require_own
+from ajet.commands.recorded_run import load_recorded_settings, require_own_code
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
-from ajet.record.checkpoint import NAME, STATE, Checkpoint
+from ajet.record.checkpoint import NAME, STATE
 from ajet.record.checkpoints import checkpoints_of
-from ajet.record.console import console, counted
+from ajet.record.console import console, counted, printable
 from ajet.record.find_run import known_run
 from ajet.schema.commands import command
 from ajet.schema.episode import Verdict
@@ -33,15 +32,15 @@ from ajet.task_judge import BaseJudge
 from ajet.tokens import Renderer
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
+    from ajet.config import AjetConfig, Experiment
     from ajet.task_reader import TaskSplit
 
 
-class Unjudged(BaseJudge):
-    """Stands in for the run's judge."""
+class ChatJudge(BaseJudge):
+    """A judge for questions without a reference."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
-        """No score, since the line has no answer to hold it to."""
+        """Return no score, since the line has no reference answer."""
         return Verdict(None, None, "no score: a chat is not judged")
 
 
@@ -55,23 +54,30 @@ def chat(
     conf: Path | None = None,
     adapter: str | None = None,
 ) -> int:
-    """Answer `prompt` once, or read lines until an empty one or end of file. `run`: a run, or a checkpoint's folder in
-    it. `conf`: the YAML that agent and settings
-    are taken from, rather than from the record. `adapter`: which of several answers. Exit code 0. Raises UserError."""
+    """Answer `prompt` once, or read lines until an empty one or end of file, and return the exit code 0.
+
+    Args:
+        run: a run, or the folder of its checkpoint.
+        conf: the YAML of agent and settings; None: those of the record.
+        adapter: which of several adapters answers.
+
+    Raises:
+        UserError: the run cannot be used.
+    """
     from ajet.config import load_experiment
     from ajet.config.dotenv import load_project_dotenv
 
     expected = "a run directory with a resolved.yaml and checkpoints/"
-    place = Path(run).expanduser()
+    place, step = Path(run).expanduser(), None
     if NAME.fullmatch(place.name) and (place / STATE).is_file() and place.parent.name == "checkpoints":
         run, step = str(place.absolute().parent.parent), int(place.name.removeprefix("step-"))
-        folder = known_run(run, root, holding="resolved.yaml", expected=expected)
-        checkpoint: Checkpoint | None = checkpoint_of(checkpoints_of(folder), step)
-    else:
-        folder = known_run(run, root, holding="resolved.yaml", expected=expected)
-        checkpoints = checkpoints_of(folder)
+    folder = known_run(run, root, holding="resolved.yaml", expected=expected)
+    checkpoints = checkpoints_of(folder)
+    if step is None:
         checkpoints.require_whole()
         checkpoint = checkpoints.best() or checkpoints.latest()
+    else:
+        checkpoint = checkpoint_of(checkpoints, step)
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
     model = model_folder(folder, checkpoint)
@@ -80,17 +86,17 @@ def chat(
         raise UserError("This checkpoint holds no model.", where=str(model), expected="a folder with a config.json")
     load_project_dotenv(record=folder)
     if conf is None:
-        experiment = recorded_settings(folder)
+        experiment = load_recorded_settings(folder)
         if through_agent:
-            require_own(experiment, folder, otherwise=command("chat", run, "--agent", "--conf", "FILE.yaml"))
+            require_own_code(experiment, folder, otherwise=command("chat", run, "--agent", "--conf", "FILE.yaml"))
     else:
         experiment = load_experiment(conf, backbone="debug")
     experiment.ajet.model.path = str(model.absolute())
     if through_agent:
-        _with_agent(experiment, prompt)
+        _chat_with_agent(experiment, prompt)
     else:
         _require_adapter(Adapters.saved(model), adapter, run)
-        _with_model(experiment, prompt, system, adapter)
+        _chat_with_model(experiment, prompt, system, adapter)
     return 0
 
 
@@ -106,7 +112,7 @@ def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
     )
 
 
-def _with_model(experiment: Experiment, prompt: str | None, system: str | None, adapter: str | None) -> None:
+def _chat_with_model(experiment: Experiment, prompt: str | None, system: str | None, adapter: str | None) -> None:
     from ajet.engine.sampler import open_sampler
     from ajet.rollout.components import renderer_of
 
@@ -115,27 +121,30 @@ def _with_model(experiment: Experiment, prompt: str | None, system: str | None, 
     try:
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         renderer = renderer_of(settings, tokenizer)
-        for line in _lines(prompt):
-            asyncio.run(_answer(engine, renderer, messages, line, settings, adapter))
+        for line in _read_lines(prompt):
+            messages.append({"role": "user", "content": line})
+            asyncio.run(_answer_line(engine, renderer, messages, settings, adapter))
     finally:
         engine.close()
 
 
-def _with_agent(experiment: Experiment, prompt: str | None) -> None:
-    """Each line is an episode of its own: the first held-out task (else training task) with the line for its query, so
-    that a workflow finds the other fields that it reads."""
+def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
+    """Play an episode for each line: the first held-out task (else training task) with the line for its query.
+
+    So a workflow finds the other fields that it reads.
+    """
     from ajet.commands.episode_panel import show_episode
     from ajet.rollout.components import split_sampling
     from ajet.task_reader import open_reader
     from ajet.train.parts import assemble
 
-    unjudged = f"{__name__}->{Unjudged.__name__}"
+    unjudged = f"{__name__}->{ChatJudge.__name__}"
     experiment.ajet.task_judge = experiment.ajet.task_judge.deciding(judge_protocol=unjudged)
     split: TaskSplit = "validation" if open_reader(experiment).has("validation") else "train"
     with assemble(experiment, run_id="chat", split=split) as parts:
         stage = parts.reader.tasks(split)[0]
         console.print(Text(f"everything but the question is of the task {stage.task_id!r}", "dim"), soft_wrap=True)
-        for order, line in enumerate(_lines(prompt)):
+        for order, line in enumerate(_read_lines(prompt)):
             task = stage.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})
             sampling = split_sampling(experiment.ajet, "validation")
             for group in parts.rollout.play([(order, task)], step=0, split="debug", repeats=1, sampling=sampling):
@@ -143,34 +152,25 @@ def _with_agent(experiment: Experiment, prompt: str | None) -> None:
                     show_episode(episode)
 
 
-def _lines(prompt: str | None) -> Iterator[str]:
+def _read_lines(prompt: str | None) -> Iterator[str]:
     if prompt is not None:
         yield prompt
         return
-    while line := _read_line():
-        yield line
-
-
-def _read_line() -> str:
     try:
-        return console.input("[bold cyan]you:[/] ").strip()
+        while line := console.input("[bold cyan]you:[/] ").strip():
+            yield line
     except EOFError:
         console.print()
-        return ""
 
 
-async def _answer(
+async def _answer_line(
     engine: TokenEngine,
     renderer: Renderer,
     messages: list[dict[str, Any]],
-    line: str,
-    settings: Any,
-    adapter: str | None = None,
+    settings: AjetConfig,
+    adapter: str | None,
 ) -> None:
-    """Print one reply and append both turns to `messages`."""
-    from ajet.record.console import printable
-
-    messages.append({"role": "user", "content": line})
+    """Print one reply and append it to `messages`."""
     rendered = renderer.render(messages)
     room = settings.rollout.max_model_len - len(rendered.ids)
     sampling = Sampling(

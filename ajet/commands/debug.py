@@ -1,8 +1,8 @@
-"""The debug verb: a few tasks, played like training, shown episode by episode; nothing is trained.
+"""`--backbone debug`: play a few tasks as training would, and show each episode; nothing is trained.
 
-Invariant: what it does now is always on the screen; an episode is shown and on the disk as soon as it ends, so that a
-Ctrl-C loses only what had not ended; equal failures are shown once and counted. The run itself succeeds only if some
-episode did.
+Invariants: the screen always shows the present activity. An episode is on the disk and on the screen as soon as it
+ends, so Ctrl-C loses only unfinished ones. Equal failures are shown once and counted. The run succeeds if some episode
+did.
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ajet.commands.compared_types import comparison_hints
-from ajet.commands.episode_panel import hint_of, is_told_by_message, show_episode
-from ajet.commands.next_command import command_for
-from ajet.commands.own_frames import frames_of
+from ajet.commands.agent_hints import list_hints
+from ajet.commands.episode_panel import hint_of, is_told_by_message, parse_traceback, show_episode
 from ajet.commands.pace import MODEL, EpisodePace, describe_step_time
-from ajet.commands.runner import algorithm_of
-from ajet.commands.shared_messages import shared_messages_hint
-from ajet.commands.unasked_question import printed_task_hint, unasked_hint
-from ajet.record.console import console, counted, format_seconds, label, printable
+from ajet.commands.runner import algorithm_of, command_for
+from ajet.record.console import console, counted, format_seconds, label, print_line, printable
 from ajet.record.learned import advise_given_answers
 from ajet.record.live_screen import LiveLine
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
-from ajet.train.accounting import episode_metrics
+from ajet.train.accounting import episode_metrics, group_by_order, log_formats
 from ajet.train.footprint import describe_memory, estimate_needs
-from ajet.train.format_log import log_formats
 from ajet.train.interrupts import Interrupts, Preempted
 from ajet.train.parts import assemble, pins_of
 
@@ -41,17 +36,21 @@ if TYPE_CHECKING:
     from ajet.workflow import Workflow
 
 SHOWN_TASKS = 12
-"""Tasks that get a line of their own."""
+"""Tasks that get a line in the verdict."""
 SHOWN_REASON = 400
 """Characters of a failure's message that the last screen repeats."""
 PLAYED_ANEW = "Ended by a signal; the same command plays from the first episode again."
 Signature = tuple[str, str, str, str]
-"""What makes two failures the same: boundary, kind, the person's line, the message without its numbers."""
+"""Two failures are the same if boundary, kind, the user's line and the message without its numbers are equal."""
 
 
 def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts) -> list[Episode]:
-    """Play the first `debug_first_n_tasks` training tasks and show what happened. Raises UserError when every episode
-    failed, KeyboardInterrupt once what had ended is recorded and summed up."""
+    """Play the first `debug_first_n_tasks` training tasks, and show their episodes.
+
+    Raises:
+        UserError: every episode failed.
+        KeyboardInterrupt: after the ended episodes are recorded and summed up.
+    """
     session = DebugSession(experiment, run, interrupts)
     with (
         LiveLine(session.now) as line,
@@ -63,7 +62,7 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
         run.status.set(phase="rollout", step=0)
         try:
             for _ in parts.rollout.play(tasks, step=0, split="debug"):
-                pass  # each episode was taken in as it ended
+                pass  # `on_episode` has taken each episode
         except KeyboardInterrupt as interrupt:
             interrupts.heard()
             line.close()
@@ -87,15 +86,15 @@ class DebugSession:
         self._expected = 0
         self._watch: Watch | None = None
         self._workflow: type[Workflow] | None = None
-        self._same: dict[Signature, list[Episode]] = {}
+        self._failures: dict[Signature, list[Episode]] = {}
 
     def begin(self, episodes: int, watch: Watch | None, workflow: type[Workflow]) -> None:
-        """Everything is loaded; so many episodes are played from now on."""
+        """Note that all parts are loaded, and the number of episodes to be played."""
         self._expected, self._watch, self._workflow = episodes, watch, workflow
         self._began = time.monotonic()
 
     def now(self) -> Sequence[str]:
-        """The words of the live line on what is going on."""
+        """Return the lines on the present activity."""
         passed = f"{time.monotonic() - self._began:.0f} s"
         if not self._expected:
             rollout = self._experiment.ajet.rollout
@@ -120,34 +119,34 @@ class DebugSession:
         return lines
 
     def on_episode(self, episode: Episode) -> None:
-        """An episode ended: on the disk first, then on the screen."""
+        """Record an ended episode, then show it, unless its failure was shown before."""
         with self._interrupts.held():
             self._run.episodes.write(0, "debug", [episode])
             self.episodes.append(episode)
             if episode.failure is not None:
-                alike = self._same.setdefault(_signature(episode), [])
-                alike.append(episode)
-                if len(alike) > 1:
+                same = self._failures.setdefault(_sign_failure(episode), [])
+                same.append(episode)
+                if len(same) > 1:
                     return
             show_episode(episode)
 
     def conclude(self) -> None:
-        """All has ended, or was stopped: the verdict over what came to its end, and the record of its numbers."""
+        """Record the metrics of the ended episodes, and print the verdict and hints."""
         seconds = time.monotonic() - self._began
         if not self.episodes:
             console.print(f"No episode had ended after {format_seconds(seconds)}: nothing was recorded.")
             return
         settings = self._experiment.ajet
         log_formats(self.episodes, settings.context_tracker)
-        pace = self._pace(seconds)
+        pace = self._measure_pace(seconds)
         metrics = episode_metrics(self.episodes, "debug")
         self._run.metrics.log(0, metrics | pace.metrics(), **{MODEL: settings.model.path})
-        for alike in self._same.values():
-            if len(alike) > 1:
-                first = alike[0]
+        for same in self._failures.values():
+            if len(same) > 1:
+                first = same[0]
                 console.print(
                     f"The failure of {label(first.task.task_id)}, attempt {first.repeat} "
-                    f"is the same in {len(alike) - 1} more",
+                    f"is the same in {len(same) - 1} more",
                     markup=False,
                 )
         left = self._expected - len(self.episodes)
@@ -158,106 +157,92 @@ class DebugSession:
             f" {counted(int(metrics['debug/forks']), 'call')} forked" + (f"; {left} had not ended" if left > 0 else ""),
             soft_wrap=True,
         )
-        console.print(f"Record: {self._run.path}", markup=False, soft_wrap=True)
-        if self._all_failed and len(self._same) == 1:
+        print_line(f"Record: {self._run.path}")
+        if self._all_failed and len(self._failures) == 1:
             return  # `refuse_if_all_failed` says what to do
         for boundary, hint in sorted(
             {(e.failure.boundary, hint_of(e.failure, self._workflow)) for e in self.episodes if e.failure}
         ):
-            console.print(f"hint ({boundary}): {hint}", markup=False, soft_wrap=True)
+            print_line(f"hint ({boundary}): {hint}")
         if self._all_failed:
             return
         if scored and not any(timeline.sampled for episode in self.episodes for timeline in episode.timelines):
             console.print("hint: no token could be trained: does the workflow call the model through its tuner?")
-        asked = [printed_task_hint(self.episodes)]
-        if self._workflow is not None:
-            asked.append(unasked_hint(self.episodes, self._workflow))
-        judged = next((episode for episode in self.episodes if episode.scored), None)
-        asked.append(shared_messages_hint(self.episodes, self._workflow))
-        hints = [hint for hint in asked if hint]
-        hints += comparison_hints(self._experiment, judged) if judged is not None else []
+        hints = list_hints(self._experiment, self.episodes, self._workflow)
         for hint in hints:
-            console.print(f"hint: {hint}", markup=False, soft_wrap=True)
-        self._verdict(pace, bool(hints))
+            print_line(f"hint: {hint}")
+        self._print_verdict(pace, bool(hints))
 
     @property
     def _all_failed(self) -> bool:
         return bool(self.episodes) and all(episode.failure for episode in self.episodes)
 
     def refuse_if_all_failed(self) -> None:
-        """Raise UserError if no episode ended well: where each failed alike with the reason and its cure."""
+        """Raise UserError if every episode failed; with the reason and its cure if all failed for one."""
         if not self._all_failed:
             return
-        again = command_for(self._experiment, "debug")
-        then = f", then: {again}" if again else ""
+        command = command_for(self._experiment, "debug")
+        then = f", then: {command}" if command else ""
         count = counted(len(self.episodes), "episode")
         failure = self.episodes[0].failure
-        if len(self._same) > 1 or failure is None:
+        if len(self._failures) > 1 or failure is None:
             raise UserError(
-                f"All {count} failed, for {len(self._same)} reasons.",
+                f"All {count} failed, for {len(self._failures)} reasons.",
                 do=f"correct what the hints above name{then}",
             )
-        own = frames_of(failure.traceback).own
-        said = printable(failure.message.partition("\n")[0])
+        own = parse_traceback(failure.traceback).own
+        text = printable(failure.message.partition("\n")[0])
         kind = "" if is_told_by_message(failure) else f"{failure.kind}: "
         raise UserError(
             f"All {count} failed, for one reason ({failure.boundary}): {kind}"
-            f"{said[:SHOWN_REASON]}{'…' if len(said) > SHOWN_REASON else ''}",
+            f"{text[:SHOWN_REASON]}{'…' if len(text) > SHOWN_REASON else ''}",
             where=f"{printable(own[-1].place)} {printable(own[-1].code)}".rstrip() if own else "",
             do=f"{hint_of(failure, self._workflow)}{then}",
         )
 
-    def _verdict(self, pace: EpisodePace, hinted: bool) -> None:
-        settings, groups = self._experiment.ajet, self._groups()
+    def _print_verdict(self, pace: EpisodePace, hinted: bool) -> None:
+        settings, groups = self._experiment.ajet, group_by_order(self.episodes)
         try:
             learns: Callable[[Group], bool] = algorithm_of(self._experiment).learns_from
         except UserError as refused:
-            console.print(f"Training would refuse this YAML: {refused.what}", markup=False, soft_wrap=True)
+            print_line(f"Training would refuse this YAML: {refused.what}")
             return
         teaching = sum(map(learns, groups))
         colour = "green" if teaching else "yellow"
-        told = f"{teaching} of {counted(len(groups), 'task')} can teach."
-        console.print(Text.assemble(("Verdict: ", "bold"), (told, f"bold {colour}")))
+        verdict = f"{teaching} of {counted(len(groups), 'task')} can teach."
+        console.print(Text.assemble(("Verdict: ", "bold"), (verdict, f"bold {colour}")))
         for line in describe_tasks(groups, learns):
-            console.print(printable(line), markup=False, soft_wrap=True)
+            print_line(printable(line))
         if cut := describe_cut(self.episodes):
-            console.print(f"{printable(cut)}.", style="yellow", markup=False, soft_wrap=True)
+            print_line(f"{printable(cut)}.", style="yellow")
         if settings.rollout.engine == "endpoint":
             console.print("An endpoint's replies cannot be trained on: train with rollout.engine: auto.", markup=False)
             return
         if pace.tokens:
             step = describe_step_time(pace, settings)
-            console.print(f"A step of training here: {step}.", markup=False, soft_wrap=True)
+            print_line(f"A step of training here: {step}.")
         needs = estimate_needs(self._experiment, train=0, validates=False)
         if needs is not None and needs.local is not None:
             memory = describe_memory(needs.local, needs.free)
-            console.print(f"Its memory: {memory}.", markup=False, soft_wrap=True)
+            print_line(f"Its memory: {memory}.")
         if not teaching:
-            told = "correct what the hint above names" if hinted else advise(groups, settings)
-            console.print(f"Before training: {told}.", markup=False, soft_wrap=True)
+            advice = "correct what the hint above names" if hinted else advise(groups, settings)
+            print_line(f"Before training: {advice}.")
         command = command_for(self._experiment, "local" if teaching else "debug")
         if command:
-            told = f"{'Train it' if teaching else 'Look again'}: {command}"
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
+            print_line(f"{'Train it' if teaching else 'Look again'}: {command}")
 
-    def _groups(self) -> list[Group]:
-        """The groups that closed, and the ended parts of the others."""
-        found: dict[int, Group] = {}
-        for episode in self.episodes:
-            found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
-        return [found[order] for order in sorted(found)]
-
-    def _pace(self, seconds: float) -> EpisodePace:
+    def _measure_pace(self, seconds: float) -> EpisodePace:
         at_once = min(self._experiment.ajet.debug.debug_max_parallel, self._expected)
         sampled = self._watch.sampled_tokens if self._watch is not None else 0
         longest = max(episode.ended - episode.started for episode in self.episodes)
         return EpisodePace(len(self.episodes), seconds, sampled, at_once, longest)
 
 
-def _signature(episode: Episode) -> Signature:
+def _sign_failure(episode: Episode) -> Signature:
     failure = episode.failure
     assert failure is not None
-    own = frames_of(failure.traceback).own
+    own = parse_traceback(failure.traceback).own
     place = f"{own[-1].file}:{own[-1].line}" if own else ""
     return failure.boundary, failure.kind, place, re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", failure.message)
 
@@ -301,7 +286,7 @@ def describe_cut(episodes: Sequence[Episode]) -> str:
 
 
 def advise(groups: Sequence[Group], settings: AjetConfig) -> str:
-    """Return what to change where none of the groups can teach."""
+    """Return what to change if none of the groups can teach."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for group in groups for episode in group.scored]
     failed = sum(episode.failure is not None for episode in episodes)

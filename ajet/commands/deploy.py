@@ -1,9 +1,9 @@
-"""`ajet deploy RUN`: the model that a run has tuned, behind an address, for any client.
+"""`ajet deploy RUN`: the model that a run has tuned, behind an address for any client.
 
-Invariant: weights, renderer and engine are those of the run, and a reply is drawn as the run's validation was unless
-its request says otherwise; nothing is trained and nothing that is said is kept: what the gateway remembers of a session
-goes with it but for the newest Responses, and sessions are replaced as they fill. The key comes from the environment or
-a .env file, or is shown once.
+Invariants: weights, renderer and engine are those of the run, and replies are sampled as in its validation unless a
+request says otherwise. Nothing is trained and no message is stored: the gateway forgets a session except its newest
+Responses, and sessions are replaced when they are full. The key comes from the environment or a .env file, or is random
+and shown once.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from loguru import logger
 from rich.text import Text
 
 from ajet.commands.export import checkpoint_of, model_folder, run_of
+from ajet.commands.http_server import read_key, serve_until_ended
 from ajet.commands.model_card import write_card
-from ajet.commands.own_key import own_key
-from ajet.commands.recorded_agent import recorded_settings
-from ajet.commands.recorded_model import recorded_model
-from ajet.commands.service_end import until_ended
+from ajet.commands.recorded_run import find_recorded_model, load_recorded_settings
 from ajet.engine.adapters import FOLDER, Adapter, Adapters, folder_of
 from ajet.gateway.dialects.responses.kept import kept_responses
 from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
-from ajet.record.console import console
+from ajet.record.console import console, print_line
 from ajet.rollout.components import open_gateway, split_sampling
 from ajet.schema.errors import UserError
 from ajet.train.interrupts import Interrupts
@@ -43,69 +41,69 @@ if TYPE_CHECKING:
     from ajet.record.checkpoint import Checkpoint
 
 KEY = "AJET_API_KEY"
-"""Environment variable with the key that clients bear."""
+"""Environment variable with the key that clients must send."""
 MOST_CALLS = 256
-"""Calls after which a session is replaced; its Responses are found for so many calls more."""
+"""Calls after which a session is replaced; its Responses are kept for so many calls more."""
 LOOK_S = 1.0
 BASE = "base"
 """Name of the model without its adapters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Deployment:
-    """The options of a deployment. `checkpoint`: latest, best or step-N."""
+class DeployOptions:
+    """Flags of `ajet deploy`. `checkpoint`: latest, best or step-N."""
 
     run: str
     root: Path
     checkpoint: str = "latest"
     engine: str | None = None
-    """transformers or vllm; None: the one that the run sampled with."""
+    """transformers or vllm; None: the engine of the run."""
     host: str | None = None
     port: int = 0
     name: str | None = None
-    """Of the model; None: the run's."""
+    """Name of the model; None: the run's."""
     with_base: bool = False
-    """Whether the model that the run began with answers, too, as `base`: of a run with one adapter."""
+    """True to serve the model without adapter, too, as `base`, for a run with one adapter."""
     fetch: bool = False
-    """Whether that one may be downloaded or converted without being asked for."""
+    """True if that model may be downloaded or converted without a question."""
 
 
 @dataclass(slots=True)
-class Deployed:
-    """A model that answers."""
+class ModelServer:
+    """Serves a model: owns its gateway, and replaces full sessions."""
 
     gateway: Gateway
     key: str
     name: str
     experiment: Experiment
     models: dict[str, str | None] = field(default_factory=dict)
-    """Names that clients ask for, and the adapter that answers to each; empty: any name is the model's."""
-    _now: Session | None = None
-    _before: list[Session] = field(default_factory=list)
+    """Adapter of each name that clients may use; empty: any name is the model's."""
+    _session: Session | None = None
+    _earlier: list[Session] = field(default_factory=list)
 
-    def open(self) -> Deployed:
-        """Let clients in."""
-        self._renew()
+    def open(self) -> ModelServer:
+        """Let clients in, and return this server."""
+        self._open_session()
         return self
 
-    def tend(self) -> None:
-        """Let go of the sessions before this one that nobody uses, and replace it if it is full."""
-        if self._before:
-            self.gateway.on_loop(self._let_go)  # there who has found a session is counted with it
-        if self._now is None or self._now.calls >= MOST_CALLS:
-            self._renew()
+    def renew_sessions(self) -> None:
+        """Close earlier sessions without open requests, and replace the present one if it is full."""
+        if self._earlier:
+            self.gateway.on_loop(self._close_idle)  # there a request is counted once it has found its session
+        if self._session is None or self._session.calls >= MOST_CALLS:
+            self._open_session()
 
     @property
     def idle(self) -> bool:
-        """Nobody is being answered."""
-        return all(each.idle for each in (*self._before, self._now) if each)
+        """True if no request is open."""
+        return all(each.idle for each in (*self._earlier, self._session) if each)
 
-    def _let_go(self) -> None:
-        for session in [each for each in self._before if each.idle]:
+    def _close_idle(self) -> None:
+        for session in [each for each in self._earlier if each.idle]:
             session.close()
-            self._before.remove(session)
+            self._earlier.remove(session)
 
-    def _renew(self) -> None:
+    def _open_session(self) -> None:
         session = self.gateway.open(
             secrets.token_hex(8),
             key=(self.experiment.ajet.seed, 0, time.time_ns() & 0x7FFFFFFF),
@@ -114,46 +112,50 @@ class Deployed:
             model_name=self.name,
             models=self.models,
         )
-        if self._now is not None:
-            session.kept = self._now.kept
+        if self._session is not None:
+            session.kept = self._session.kept
             self.gateway.loop.call_soon_threadsafe(kept_responses(session.kept).keep_newest, MOST_CALLS)
-            self._before.append(self._now)
-        self._now = session
+            self._earlier.append(self._session)
+        self._session = session
         self.gateway.admit(self.key, session)
 
 
-def deploy(wanted: Deployment) -> int:
-    """Serve until Ctrl-C, or until SIGTERM, after which what is being answered is finished: exit code 0. Raises
-    UserError, KeyboardInterrupt or a bug."""
-    with deployed(wanted) as model:
-        _say(model)
+def deploy(wanted: DeployOptions) -> int:
+    """Serve until Ctrl-C or SIGTERM; after SIGTERM finish open requests and return the exit code 0.
+
+    Raises:
+        UserError: the run cannot be served.
+        KeyboardInterrupt: at Ctrl-C.
+    """
+    with serve_model(wanted) as model:
+        _print_address(model)
 
         def look() -> None:
             time.sleep(LOOK_S)
-            model.tend()
+            model.renew_sessions()
 
         with Interrupts().installed() as interrupts:
-            until_ended(interrupts, look, lambda: model.idle)
+            serve_until_ended(interrupts, look, lambda: model.idle)
     return 0
 
 
 @contextmanager
-def deployed(wanted: Deployment) -> Iterator[Deployed]:
-    """The model answers within the block. Raises UserError."""
+def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
+    """Serve the model within the block. Raises UserError."""
     from ajet.backbone import open_backbone
     from ajet.config.dotenv import load_project_dotenv
 
     folder = run_of(wanted.run, wanted.root)
     load_project_dotenv(record=folder)
-    key = _key()
+    key = read_key(KEY, do="leave it out: a random one is made and shown") or f"ajet-{secrets.token_hex(16)}"
     require_free(wanted.host, wanted.port, name="deployment", where="--host, --port")
-    checkpoint = named(folder, wanted.checkpoint)
-    experiment = recorded_settings(folder)
+    checkpoint = find_checkpoint(folder, wanted.checkpoint)
+    experiment = load_recorded_settings(folder)
     settings = experiment.ajet
     settings.gateway.host, settings.gateway.port = wanted.host, wanted.port
     if wanted.engine is not None:
         settings.rollout.engine = "vllm" if wanted.engine == "vllm" else "transformers"
-    with _weights(wanted, folder, checkpoint, experiment) as model:
+    with _open_weights(wanted, folder, checkpoint, experiment) as model:
         settings.model.path = str(model.absolute())
         try:
             logger.info("{}; its card: {}", model, write_card(folder, checkpoint))
@@ -163,8 +165,11 @@ def deployed(wanted: Deployment) -> Iterator[Deployed]:
         gateway = None
         try:
             gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer)
-            models = _models(backbone.adapters, wanted.name or folder.name)
-            yield Deployed(gateway, key, next(iter(models), wanted.name or folder.name), experiment, models).open()
+            name = wanted.name or folder.name
+            # several adapters have their own names, the only one has the run's; None is the model alone
+            models: dict[str, str | None] = {name if each == TUNED else each: each for each in backbone.adapters.names}
+            models |= {BASE: None} if backbone.adapters else {}
+            yield ModelServer(gateway, key, next(iter(models), name), experiment, models).open()
         finally:
             if gateway is not None:
                 gateway.close()
@@ -172,8 +177,10 @@ def deployed(wanted: Deployment) -> Iterator[Deployed]:
 
 
 @contextmanager
-def _weights(wanted: Deployment, folder: Path, checkpoint: Checkpoint, experiment: Experiment) -> Iterator[Path]:
-    """The folder of the model that is served. Raises UserError."""
+def _open_weights(
+    wanted: DeployOptions, folder: Path, checkpoint: Checkpoint, experiment: Experiment
+) -> Iterator[Path]:
+    """Yield the folder of the model that is served. Raises UserError."""
     model = model_folder(folder, checkpoint)
     if not wanted.with_base or Adapters.saved(model):
         yield model
@@ -183,13 +190,13 @@ def _weights(wanted: Deployment, folder: Path, checkpoint: Checkpoint, experimen
     require_adapter(model)
     began = experiment.ajet.model.path
     assert began is not None, "a run that has trained had a model"
-    base = recorded_model(began, base=experiment.base, record=folder, fetch=wanted.fetch)
-    with beside_base(model, base) as both:
+    base = find_recorded_model(began, base=experiment.base, record=folder, fetch=wanted.fetch)
+    with join_adapter(model, base) as both:
         yield both
 
 
-def named(folder: Path, checkpoint: str) -> Checkpoint:
-    """The named checkpoint of the run in `folder`. Raises UserError."""
+def find_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
+    """Return the named checkpoint of the run in `folder`. Raises UserError."""
     known = checkpoints_of(folder)
     if checkpoint == "best":
         return known.best() or checkpoint_of(known, None)
@@ -203,44 +210,30 @@ def named(folder: Path, checkpoint: str) -> Checkpoint:
     return checkpoint_of(known, int(step))
 
 
-def _models(adapters: Adapters, name: str) -> dict[str, str | None]:
-    """What adapters are served as: each of several by its own name, the only one by the run's, and the model without
-    them."""
-    return {**{name if each == TUNED else each: each for each in adapters.names}, BASE: None} if adapters else {}
-
-
-def _key() -> str:
-    given = own_key(KEY, do="leave it out: a random one is made and shown")
-    return "ajet-" + secrets.token_hex(16) if given is None else given
-
-
-def _say(model: Deployed) -> None:
+def _print_address(model: ModelServer) -> None:
     base = model.gateway.base_url
     names = ", ".join(model.models) or model.name
     answers = f" answer{'s' if len(model.models) < 2 else ''} on "
     console.print(Text.assemble((names, "bold"), answers, (base, "bold")), soft_wrap=True)
     if KEY not in os.environ:
         console.print(f"API key (shown once; {KEY} sets one of your own):", markup=False)
-        console.print(model.key, markup=False, highlight=False, soft_wrap=True)
+        print_line(model.key)
     root = base.removesuffix("/v1")
-    console.print(
-        f"OpenAI (Chat Completions, Completions, Responses): base_url={base}\n"
-        f"Anthropic: base_url={root}\nCtrl-C ends it.",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    print_line(f"OpenAI (Chat Completions, Completions, Responses): base_url={base}\n"
+        f"Anthropic: base_url={root}\nCtrl-C ends it.")  # fmt: skip
 
 
 TUNED = "tuned"
-"""Name of the adapter, of whatever run: a run's own may be one that peft could not tell from the model's parts."""
+"""Name of the adapter in the folder: peft could mistake a run's own name for a part of the model."""
 _ALONE = "adapter"
-"""Where a checkpoint or an export has its one adapter, in peft's layout."""
+"""Folder of the one adapter of a checkpoint or an export, in peft's layout."""
 
 
 @contextmanager
-def beside_base(model: Path, base: Path) -> Iterator[Path]:
+def join_adapter(model: Path, base: Path) -> Iterator[Path]:
     """Yield a folder with the model `base` and the one adapter of the checkpoint or export in `model`.
 
-    An engine that loads it answers as both, from one copy of the weights. Run and model are only read: the folder holds
+    An engine that loads it serves both from one copy of the weights. Run and model are only read: the folder holds
     links, the adapter's files and a table, and is removed afterwards. Raises UserError if `model` has no adapter.
     """
     adapter = require_adapter(model)
@@ -255,7 +248,7 @@ def beside_base(model: Path, base: Path) -> Iterator[Path]:
 
 
 def require_adapter(model: Path) -> Path:
-    """The one adapter of a checkpoint or export. Raises UserError."""
+    """Return the folder of the one adapter of a checkpoint or export. Raises UserError."""
     adapter = model / _ALONE
     if not (adapter / "adapter_config.json").is_file():
         raise UserError(

@@ -1,7 +1,7 @@
-"""`ajet doctor`: look at the machine, and at a model, before a run finds out.
+"""`ajet doctor`: check the machine, the packages, the network and a model before a run.
 
-Invariant: nothing is changed, no weights are loaded, no process is left. A finding is data: only a `problem`, which
-would stop a run or teach it wrong tokens, makes the verdict bad.
+Invariants: nothing is changed, no weights are loaded, no process is left. Only a finding of state `problem`, which
+would stop a run or make it train on wrong tokens, makes the verdict bad.
 """
 
 from __future__ import annotations
@@ -33,61 +33,51 @@ class Checkup:
 
     @property
     def healthy(self) -> bool:
-        """No problem anywhere."""
+        """True if no finding is a problem."""
         return all(each.state != "problem" for found in self.sections.values() for each in found)
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the checkup as JSON values."""
         sections = {title: [asdict(each) for each in found] for title, found in self.sections.items()}
         return {"healthy": self.healthy, "seconds": round(self.seconds, 2), "sections": sections}
 
 
 def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) -> Checkup:
-    """Make all checks; those of a model where `model` or the experiment names one."""
-    from ajet.commands.checkup.machine import machine
-    from ajet.commands.checkup.network import network
-    from ajet.commands.checkup.packages import packages
+    """Make all checks; those of a model if `model` or the experiment names one."""
+    from ajet.commands.doctor_checks import check_machine, check_model, check_network, check_packages
     from ajet.commands.runner import runner_of
 
     started = time.perf_counter()
     config = experiment.ajet if experiment is not None else None
     folder = experiment.root if experiment is not None else exp_dir
-    sections = {
-        "machine": machine(folder),
-        "packages": packages(_extras(experiment) if experiment is not None else []),
-    }
+    extras = []
+    if experiment is not None:
+        extras = [experiment.backbone.extra, _EXTRA_OF_ENGINE.get(experiment.ajet.rollout.engine)]
+    sections = {"machine": check_machine(folder), "packages": check_packages([extra for extra in extras if extra])}
     chosen = experiment.backbone if experiment is not None else None
     for backbone in dict.fromkeys(each.name for each in (*shipped().values(), *([chosen] if chosen else []))):
         each = described(backbone)
         if found := runner_of(each).checkup(config, needed=each is chosen):
             sections[backbone] = found
-    sections["network"] = network(config)
+    sections["network"] = check_network(config)
     for title, check in find_doctor_checks().items():
         if found := _run_check(title, check, experiment, model):
             sections[title] = found
     if experiment is not None:
-        sections["experiment"] = [_readiness(experiment)]
+        sections["experiment"] = [_check_experiment(experiment)]
     if model is None and experiment is not None and experiment.ajet.rollout.engine != "endpoint":
         model = experiment.ajet.model.path
     if model is not None:
-        from ajet.commands.checkup.model import model as look
-
-        sections["model"] = look(model, experiment.base if experiment is not None else None, config)
+        sections["model"] = check_model(model, experiment.base if experiment is not None else None, config)
     return Checkup(sections, time.perf_counter() - started)
 
 
 def examine_store(address: str) -> Checkup:
-    """A look at the store at this address alone. Raises UserError for what is no address."""
+    """Check only the store at an address. Raises UserError for a text that is no address."""
     from ajet.store.opening import survey
 
     started = time.perf_counter()
     return Checkup({"store": survey(address, base=Path.cwd())}, time.perf_counter() - started)
-
-
-def _extras(experiment: Experiment) -> list[str]:
-    config = experiment.ajet
-    chosen = (experiment.backbone.extra, _EXTRA_OF_ENGINE.get(config.rollout.engine, ""))
-    return [extra for extra in chosen if extra]
 
 
 def _run_check(title: str, check: str, experiment: Experiment | None, model: str | None) -> list[Finding]:
@@ -99,7 +89,7 @@ def _run_check(title: str, check: str, experiment: Experiment | None, model: str
     return found
 
 
-def _readiness(experiment: Experiment) -> Finding:
+def _check_experiment(experiment: Experiment) -> Finding:
     try:
         experiment.require_ready(looking=True)
     except ConfigError as error:
@@ -108,7 +98,7 @@ def _readiness(experiment: Experiment) -> Finding:
 
 
 def table(checkup: Checkup) -> RenderableType:
-    """The findings for a person, a section under another."""
+    """Return the findings for a terminal, section by section."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -130,5 +120,5 @@ def table(checkup: Checkup) -> RenderableType:
     states = [each.state for found in checkup.sections.values() for each in found]
     problems, warnings = states.count("problem"), states.count("warning")
     verdict = "No problem" if not problems else f"{problems} problem{'s' * (problems > 1)}"
-    told = f"{verdict}, {warnings} warning{'s' * (warnings != 1)} ({checkup.seconds:.1f} s)"
-    return Group(*parts, Text(told, "bold green" if checkup.healthy else "bold red"))
+    summary = f"{verdict}, {warnings} warning{'s' * (warnings != 1)} ({checkup.seconds:.1f} s)"
+    return Group(*parts, Text(summary, "bold green" if checkup.healthy else "bold red"))

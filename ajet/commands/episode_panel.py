@@ -1,21 +1,24 @@
-"""An episode as a person reads it in a terminal: what was said, with which tools, what came of it and why.
+"""An episode on a terminal: messages, tools, outcome and reason.
 
-Invariant: a failed episode is shown with the boundary it failed at and the person's own lines that led there; frames of
-others are counted, not shown. What a model wrote reaches the terminal without the control characters that it would
-obey.
+Invariants: a failed episode is shown with the boundary it failed at and the user's own lines of the traceback; frames
+of packages are counted, not shown. A frame is the user's own if its file is not in an installed package, Python or
+ajet. A model's text reaches the terminal without control characters.
 """
 
 from __future__ import annotations
 
 import re
+import sysconfig
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.panel import Panel
 from rich.text import Text
 
-from ajet.commands.own_frames import Frames, frames_of
-from ajet.config.plugins import find_failure_hint
+from ajet.config.plugins import find_failure_hint, list_package_roots
 from ajet.record.console import console, counted, label, printable
 from ajet.record.plain_json import strict_json
 from ajet.schema.commands import installs, program
@@ -26,16 +29,17 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Failure
     from ajet.schema.tool_use import ToolUse
 
+
 SHOWN = 2000
-"""Characters of one message that are shown; the record has all of it."""
+"""Characters of a message that are shown; the record has all."""
 SHOWN_FRAME_LINES = 6
-"""Lines of a traceback without any line of the person's own that are shown, the last ones."""
+"""Last lines that are shown of a traceback without a frame of the user's own."""
 IN_TITLE = 30
-"""Characters of a judge's reason that the title has room for; a longer one stands below the answer."""
+"""Longest reason of a judge in the title; a longer one is shown below the answer."""
 IN_LINE = 120
 """Characters of a tool's arguments that are shown."""
 SHOWN_OWN = 5
-"""The person's own frames that are shown, the last ones."""
+"""Last frames of the user's own that are shown."""
 
 HINTS = {
     "engine": "the engine failed: see the log in the run directory",
@@ -47,24 +51,23 @@ HINTS = {
     "sandbox": "what untrusted code runs in was lost: `{program} doctor` looks at what this machine has for it",
     "ajet": "this is a bug in ajet: please report it with the log",
 }
-"""What to do about a failure at each boundary, and about servers of the user's; the agent's own frames say it, or the
-failure's kind (`Plugin.failure_hints`)."""
+"""What to do about a failure at each boundary but the agent's, and about servers of the user's."""
 RETURN_OF_A_PAIR = (
     "return the answer, and leave the reward to the judge; with a reward of the agent's own, return "
     "WorkflowOutput(reward=1.0, metadata={'final_answer': answer})"
 )
 _ITS_OWN = "if its client is to ask the model that is tuned, give it `tuner.as_oai_baseurl_apikey()`"
 KIND_ADVICE = {"APIConnectionError": _ITS_OWN, "AuthenticationError": _ITS_OWN}
-"""The same for exceptions that most often mean one thing; with the line that raised it."""
+"""What to do about exceptions that most often have one cause, after the line that raised them."""
 
 
 def show_episode(episode: Episode) -> None:
     """Show a panel: turns, tool calls, reward and why, forks, tokens that training would use."""
     lines = Text()
-    for number, tools in enumerate(_tools(episode)):
+    for number, tools in enumerate(_list_tools(episode)):
         lines.append("tools: " if not number else "then: ", style="bold yellow")
         lines.append(f"{tools}\n", style="yellow")
-    for agent, indices, call in _transcript(episode):
+    for agent, indices, call in _order_messages(episode):
         if agent:
             lines.append(f"{printable(agent)} is asked\n", style="bold blue")
         for index in indices:
@@ -72,26 +75,26 @@ def show_episode(episode: Episode) -> None:
         if call.is_cut:
             lines.append(f"{_cut_mark(call)}\n", style="bold yellow")
     for use in episode.tool_uses:
-        lines.append(_use(use), style="red" if use.error else "magenta")
-    if judged := _judged(episode):
-        lines.append(f"{judged}\n", style="bold")
-    outcome, why = _outcome(episode)
+        lines.append(_describe_tool_use(use), style="red" if use.error else "magenta")
+    if answer := _describe_answer(episode):
+        lines.append(f"{answer}\n", style="bold")
+    outcome, why = _describe_outcome(episode)
     if episode.failure:
         _append_failure(lines, episode.failure)
     elif len(why) > IN_TITLE:
-        lines.append(f"{outcome}: {printable(why)}\n", style=_colour(episode))
+        lines.append(f"{outcome}: {printable(why)}\n", style=_outcome_colour(episode))
     lines.rstrip()
     title = f"{label(episode.task.task_id)} · attempt {episode.repeat} · "
     outcome += f" ({printable(why)})" if 0 < len(why) <= IN_TITLE else ""
-    told = Text.assemble(printable(title), (outcome, _colour(episode)))
-    console.print(Panel(lines, title=told, subtitle=Text(_footer(episode)), title_align="left"))
+    heading = Text.assemble(printable(title), (outcome, _outcome_colour(episode)))
+    console.print(Panel(lines, title=heading, subtitle=Text(_describe_footer(episode)), title_align="left"))
 
 
 _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 
 
 def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
-    """A hint on what to do about a failure of a workflow; for the person's own code, the line where it ended."""
+    """Return what to do about a failure; for the user's own code with the line that raised it."""
     if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
         return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
     if failure.boundary == "engine" and "://" in failure.message:
@@ -102,7 +105,7 @@ def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
         return "see why that line does not end; only if the judge needs longer, raise `rollout.episode_timeout`"
     if failure.boundary == "judge" and "KeyError: 'final_answer'" in failure.message:
         return f"the judge was given no metadata['final_answer']: {find_failure_hint('wrong_type')}"
-    own = frames_of(failure.traceback).own
+    own = parse_traceback(failure.traceback).own
     if failure.boundary == "judge" and own:
         return f"correct {printable(own[-1].place)}, where the judge raised"
     if failure.boundary != "agent":
@@ -118,32 +121,32 @@ def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
 
 
 def is_told_by_message(failure: Failure) -> bool:
-    """True if the message of a failure says all, and its kind and ajet's own frames nothing."""
+    """Return True if a failure's message is enough, without its kind and frames of ajet."""
     return failure.kind == "JudgeFailure" or bool(find_failure_hint(failure.kind))
 
 
 def _append_failure(lines: Text, failure: Failure) -> None:
     lines.append(f"✗ {failure.boundary}: {failure.kind}: {printable(failure.message)}\n", style="bold red")
-    frames = frames_of(failure.traceback)
+    frames = parse_traceback(failure.traceback)
     for frame in frames.own[-SHOWN_OWN:]:
         lines.append(f"  {printable(frame.place)} in {printable(frame.function)}\n", style="red")
         if frame.code:
             lines.append(f"    {printable(frame.code)}\n", style="bold")
     if frames.own:
-        lines.append(_others(frames), style="dim")
+        lines.append(_count_hidden_frames(frames), style="dim")
     elif not is_told_by_message(failure):
         lines.append("\n".join(_last_frames(failure)), style="red")
 
 
-def _others(frames: Frames) -> str:
-    """The frames that are not shown, in a line."""
+def _count_hidden_frames(frames: TracebackFrames) -> str:
+    """Return a line on the frames that are not shown."""
     hidden = max(0, len(frames.own) - SHOWN_OWN)
-    told = [counted(hidden, "earlier frame")] if hidden else []
-    told += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
-    return f"  (not shown: {', '.join(told)})\n" if told else ""
+    parts = [counted(hidden, "earlier frame")] if hidden else []
+    parts += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
+    return f"  (not shown: {', '.join(parts)})\n" if parts else ""
 
 
-def _colour(episode: Episode) -> str:
+def _outcome_colour(episode: Episode) -> str:
     if episode.status != "completed":
         return "bold red"
     if episode.reward is None:
@@ -151,35 +154,35 @@ def _colour(episode: Episode) -> str:
     return "bold green" if episode.reward > 0 else "bold"
 
 
-def _tools(episode: Episode) -> list[str]:
-    """Each list of tools that the agent passed, by names and arguments, in order of use."""
+def _list_tools(episode: Episode) -> list[str]:
+    """Return each list of tools that the agent passed, by names and arguments, in order of use."""
     used = dict.fromkeys(call.tools for call in episode.calls if call.tools is not None)
-    return [", ".join(_signature(tool) for tool in episode.tools[index]) or "none" for index in used]
+    return [", ".join(_tool_signature(tool) for tool in episode.tools[index]) or "none" for index in used]
 
 
-def _use(use: ToolUse) -> str:
-    """A line on a use of a tool: what was used, how long it took, how it failed."""
-    asked = printable(strict_json(use.arguments))
-    asked = asked if len(asked) <= IN_LINE else f"{asked[:IN_LINE]}…"
+def _describe_tool_use(use: ToolUse) -> str:
+    """Return a line on a use of a tool, with seconds and error."""
+    arguments = printable(strict_json(use.arguments))
+    arguments = arguments if len(arguments) <= IN_LINE else f"{arguments[:IN_LINE]}…"
     named = printable(f"{use.server}: {use.name}" if use.server else use.name)
-    return f"⚒ {named}({asked}) {use.ended - use.started:.2f} s{f' ✗ {use.error}' if use.error else ''}\n"
+    return f"⚒ {named}({arguments}) {use.ended - use.started:.2f} s{f' ✗ {use.error}' if use.error else ''}\n"
 
 
-def _signature(tool: dict[str, Any]) -> str:
-    """A tool as one calls it: name(argument: type, …)."""
+def _tool_signature(tool: dict[str, Any]) -> str:
+    """Return a tool as name(argument: type, …)."""
     inner = tool.get("function")
     function: dict[str, Any] = inner if isinstance(inner, dict) else tool
-    told = function.get("parameters") or function.get("input_schema") or {}
-    given = told.get("properties") if isinstance(told, dict) else None
+    schema = function.get("parameters") or function.get("input_schema") or {}
+    properties = schema.get("properties") if isinstance(schema, dict) else None
     arguments = [
         f"{name}: {kind}" if isinstance(about, dict) and isinstance(kind := about.get("type"), str) else str(name)
-        for name, about in (given.items() if isinstance(given, dict) else ())
+        for name, about in (properties.items() if isinstance(properties, dict) else ())
     ]
     return printable(f"{function.get('name', '?')}({', '.join(arguments)})")
 
 
 def _last_frames(failure: Failure) -> list[str]:
-    """The traceback's last lines, without the message that it ends with: it is shown above them."""
+    """Return the last lines of the traceback without its message, which is shown above them."""
     frames, message = printable(failure.traceback.strip()), printable(failure.message.strip())
     if message and frames.endswith(message):
         frames = frames[: -len(message)].rpartition("\n")[0]
@@ -187,8 +190,8 @@ def _last_frames(failure: Failure) -> list[str]:
     return lines if not lines or lines[0].strip(" ^~") else lines[1:]  # carets below a line that is cut off
 
 
-def _outcome(episode: Episode) -> tuple[str, str]:
-    """The outcome in two words, and the judge's reason."""
+def _describe_outcome(episode: Episode) -> tuple[str, str]:
+    """Return the outcome in two words, and the judge's reason."""
     if episode.status != "completed":
         return episode.status, ""
     if episode.verdict is None or episode.verdict.reward is None:
@@ -196,18 +199,18 @@ def _outcome(episode: Episode) -> tuple[str, str]:
     return f"reward {episode.verdict.reward:g}", episode.verdict.reason
 
 
-def _judged(episode: Episode) -> str:
-    """The answer that judges are given, where it is not what the model said last; "" otherwise."""
+def _describe_answer(episode: Episode) -> str:
+    """Return the answer that judges are given, unless it is the model's last reply; then ""."""
     answer = episode.metadata.get("final_answer")
     if answer is None:
         return ""
     replies = [call.reply for call in episode.calls if call.reply is not None and call.is_delivered]
-    said = episode.messages[replies[-1]].get("content") if replies else None
+    reply = episode.messages[replies[-1]].get("content") if replies else None
     words = text_of(answer)
-    return "" if words.split() == text_of(said).split() else f"final_answer: {_clipped(words) or '(empty)'}"
+    return "" if words.split() == text_of(reply).split() else f"final_answer: {_clip_text(words) or '(empty)'}"
 
 
-def _footer(episode: Episode) -> str:
+def _describe_footer(episode: Episode) -> str:
     trained = sum(timeline.sampled for timeline in episode.timelines)
     forks = Counter(call.fork for call in episode.calls if call.fork)
     parts = [
@@ -229,21 +232,23 @@ def _cut_mark(call: Call) -> str:
     return f"✂ the reply was cut{after}, by {limit}"
 
 
-def _transcript(episode: Episode) -> list[tuple[str, list[int], Call]]:
-    """Message indices in reading order: each call's messages that were not shown yet, then its reply. With them the
-    agent whose call it is, where it is another one than before ("" where there is one agent), and the call."""
+def _order_messages(episode: Episode) -> list[tuple[str, list[int], Call]]:
+    """Return for each call the agent, the indices of messages to show, and the call.
+
+    The messages are those that no earlier call has, then the reply. The agent is "" if it is the same as before.
+    """
     several = len({call.agent for call in episode.calls}) > 1
     shown: set[int] = set()
-    told: list[tuple[str, list[int], Call]] = []
+    ordered: list[tuple[str, list[int], Call]] = []
     before = ""
     for call in episode.calls:
         new = list(dict.fromkeys(index for index in call.messages if index not in shown))
         if call.reply is not None:
-            new.append(call.reply)  # also where another call had the same words for its reply
+            new.append(call.reply)  # even if another call had an equal reply
         shown.update(new)
-        told.append((call.agent if several and call.agent != before else "", new, call))
+        ordered.append((call.agent if several and call.agent != before else "", new, call))
         before = call.agent
-    return told
+    return ordered
 
 
 def _append_message(lines: Text, message: dict[str, Any]) -> None:
@@ -251,26 +256,94 @@ def _append_message(lines: Text, message: dict[str, Any]) -> None:
     style = {"assistant": "green", "tool": "magenta", "system": "dim"}.get(role, "cyan")
     lines.append(f"{role}: ", style=f"bold {style}")
     if message.get("reasoning_content"):
-        lines.append(f"(thinks) {_clipped(message['reasoning_content'])}\n", style="dim")
+        lines.append(f"(thinks) {_clip_text(message['reasoning_content'])}\n", style="dim")
     if message.get("content"):
-        lines.append(_clipped(_as_text(message["content"])))
+        lines.append(_clip_text(_content_text(message["content"])))
     elif role == "user":
         lines.append("(empty)", style="bold red")
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})
         lines.append(
-            f"\n  → {printable(str(function.get('name')))}({_clipped(function.get('arguments'))})", style="yellow"
+            f"\n  → {printable(str(function.get('name')))}({_clip_text(function.get('arguments'))})", style="yellow"
         )
     lines.append("\n")
 
 
-def _as_text(content: Any) -> str:
-    """A message's content; images by name only."""
+def _content_text(content: Any) -> str:
+    """Return a message's content as text; images by name only."""
     if isinstance(content, str):
         return content
     return " ".join(part.get("text") or f"[{part.get('type', 'part')}]" for part in content)
 
 
-def _clipped(content: Any) -> str:
+def _clip_text(content: Any) -> str:
     text = printable(content if isinstance(content, str) else str(content))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text) - SHOWN} more characters)"
+
+
+_FRAME = re.compile(r'^[ |+-]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<package>[^/\\.]+)")
+_PYTHON = re.compile(r"[/\\]lib[/\\]python3[^/\\]*[/\\]")
+_OURS = tuple(f"{root}/" for root in list_package_roots())
+_STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFrame:
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+    """Source line; "" if the traceback does not have it."""
+
+    @property
+    def place(self) -> str:
+        """file:line as editors open it, relative if it lies below the working directory."""
+        path = Path(self.file)
+        here = Path.cwd()
+        return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class TracebackFrames:
+    """The frames of a traceback."""
+
+    own: tuple[OwnFrame, ...]
+    """Frames of the user's code in order, each place once; the last one raised."""
+    others: Counter[str]
+    """TracebackFrames by package: the packages' names, "Python", "ajet"."""
+
+
+def parse_traceback(traceback: str) -> TracebackFrames:
+    """Return the frames of all exceptions of a chain."""
+    own: dict[tuple[str, int], OwnFrame] = {}
+    others = Counter[str]()
+    for frame in _parse_frames(traceback.splitlines()):
+        package = _find_package(frame.file)
+        if package:
+            others[package] += 1
+        else:
+            own[frame.file, frame.line] = frame
+    return TracebackFrames(tuple(own.values()), others)
+
+
+def _parse_frames(lines: list[str]) -> Iterator[OwnFrame]:
+    for at, line in enumerate(lines):
+        if (found := _FRAME.match(line)) is not None:
+            code = lines[at + 1].strip(" |") if at + 1 < len(lines) else ""
+            if _FRAME.match(lines[at + 1] if at + 1 < len(lines) else "") or not line.startswith(" "):
+                code = ""
+            yield OwnFrame(found["file"], int(found["line"]), found["function"] or "", code)
+
+
+def _find_package(file: str) -> str:
+    """Return the package that a file belongs to; "" for the user's own."""
+    if file.startswith(_OURS):
+        return "ajet"
+    if (installed := _INSTALLED.search(file)) is not None:
+        return installed["package"]
+    if file.startswith((_STANDARD, "<")) or _PYTHON.search(file):
+        return "Python"
+    return ""

@@ -1,6 +1,6 @@
 """`ajet export RUN`: a checkpoint as a model folder that transformers, vLLM and `model.path` load.
 
-Invariant: the run is only read; the folder appears whole or not at all, and none that is there is written into.
+Invariant: the run is only read. The folder appears complete or not at all, and no existing folder is changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.record.write_errors import explained, written
 from ajet.schema.errors import UserError
 
 _NOT_THE_MODEL = ("trainer", "state.json")
-"""What a checkpoint in Hugging Face layout holds beside the model."""
+"""Files of a checkpoint in Hugging Face layout that are not the model's."""
 
 
 def export(
@@ -34,12 +34,16 @@ def export(
     again: bool = False,
     merging: bool = False,
 ) -> Path:
-    """The folder with the model of `step`, or of the last checkpoint.
+    """Write the model of `step`, or of the last checkpoint, and return its folder.
 
-    out: a folder that does not exist yet; None is `exports/step-N` in the run's. merging: for a command that needs the
-    model there, and takes no other place. dtype: float32 or bfloat16, of a
-    checkpoint of verl; None keeps the one that was trained in. again: a folder that is there already is answered as it
-    is. Raises UserError.
+    Args:
+        out: a folder that does not exist yet; None: `exports/step-N` in the run's.
+        dtype: float32 or bfloat16, for a checkpoint of verl; None: the type that was trained in.
+        again: True to return an existing folder as it is.
+        merging: True for a command that needs the model there, and takes no other folder.
+
+    Raises:
+        UserError: the checkpoint or the folder cannot be used.
     """
     folder = run_of(run, root)
     checkpoint = checkpoint_of(checkpoints_of(folder), step)
@@ -48,44 +52,48 @@ def export(
         if again:
             return target
         raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
-    aside = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
+    partial = target.with_name(f".{target.name}.partial")
+    size = _format_size(checkpoint.path)
+    shutil.rmtree(partial, ignore_errors=True)
     with written(target, "the merged checkpoint" if merging else "--out"):
         if out is None:
             make_record_folder(target.parent)
-        aside.mkdir(parents=out is not None)
+        partial.mkdir(parents=out is not None)
     try:
         with explained(
             f"the model of step {checkpoint.step}",
             target.parent,
             kept="the checkpoint is as it was",
-            room=f"the model: {_gib(checkpoint.path)} are in its checkpoint, the optimizer's numbers among them",
+            room=f"the model: {size} are in its checkpoint, the optimizer's numbers among them",
             elsewhere="" if merging else ", or name a folder on another disk with --out",
         ):
-            _fill(aside, checkpoint, dtype)
-            write_card(folder, checkpoint, aside)
-            apply_umask(aside)
-            sync_tree(aside)
-            aside.rename(target)
+            _write_model(partial, checkpoint, dtype)
+            write_card(folder, checkpoint, partial)
+            apply_umask(partial)
+            sync_tree(partial)
+            partial.rename(target)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
     return target
 
 
-def _gib(folder: Path) -> str:
+def _format_size(folder: Path) -> str:
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def run_of(run: str, root: Path) -> Path:
-    """The folder of a training run. Raises UserError."""
+    """Return the folder of a training run. Raises UserError."""
     return known_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
 
 
 def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Where the model of a checkpoint of the run in `folder` can be loaded: the checkpoint itself, or, where it is in a
-    backbone's own form, what `export` makes of it, once. Raises UserError."""
+    """Return the folder from which a checkpoint's model is loaded; a backbone's own format is exported once.
+
+    Raises:
+        UserError: the checkpoint cannot be exported.
+    """
     if owner_of(checkpoint.state) is None:
         return checkpoint.path
     exported = folder / "exports" / f"step-{checkpoint.step}"
@@ -95,7 +103,7 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
-    """The checkpoint of `step`, or the last. Raises UserError where there is none, or it is not whole."""
+    """Return the checkpoint of `step`, or the last. Raises UserError if there is none, or it is incomplete."""
     known = checkpoints.all()
     if step is None:
         checkpoints.require_whole(above=known[-1].step if known else -1)
@@ -121,7 +129,7 @@ def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     )
 
 
-def _fill(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
+def _write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
     require_sound(checkpoint.path)
     if (owner := owner_of(checkpoint.state)) is not None:
         runner_of(owner).export(checkpoint, target, dtype)

@@ -1,8 +1,8 @@
-"""`ajet export --check`: held-out tasks replayed through the exported folder, loaded as a stranger loads it.
+"""`ajet export --check`: recorded calls compared with the exported folder, loaded without ajet's settings.
 
-Invariant: what the folder is held to is what the run recorded while it sampled with these very weights: prompts, ids
-and log-probabilities, not another computation from the same files. What could not be compared is said, and where
-nothing could, the check fails.
+Invariant: the folder is compared with prompts, ids and log-probabilities that the run recorded while it sampled with
+these weights, not with another computation from the same files. Parts that cannot be compared are named; if there are
+none to compare, the check fails.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from ajet.commands.export import checkpoint_of
 from ajet.record.checkpoints import checkpoints_of
-from ajet.record.console import console, counted
+from ajet.record.console import console, counted, print_line
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.evaluations import evaluations_of
 from ajet.record.progress import Progress
@@ -32,30 +32,30 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode
 
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
-"""Nats that one improbable token may lie apart by rounding, as `ajet prove` has it."""
+"""Largest gap of one token by rounding, in nats, as in `ajet prove`."""
 MEAN_TOLERANCE = {"float32": 0.001, "bfloat16": 0.03}
-"""Nats of the mean over all tokens: rounding goes both ways, another model does not."""
+"""Largest mean gap over all tokens, in nats: rounding averages out, another model does not."""
 
 
 @dataclass(slots=True)
-class Checked:
-    """The result of the check."""
+class ExportCheck:
+    """The result of the check of an exported folder."""
 
     source: str
-    """Which record the model was held to, in words."""
+    """Record that the folder is compared with, in words."""
     dtype: str = "float32"
-    """The coarser of the folder's number format and the one that was sampled in."""
+    """Coarser of the folder's number type and the type of the sampling."""
     calls: int = 0
     prompts: int = 0
     other_prompts: list[str] = field(default_factory=list)
-    """What the folder's template makes otherwise, in words."""
+    """Differences of the folder's chat template, in words."""
     gaps: list[float] = field(default_factory=list)
-    """Nats, of each sampled token."""
+    """Gap of each sampled token in nats."""
     replies: int = 0
-    """That were drawn greedily, and compared."""
+    """Number of greedy replies that were compared."""
     other_replies: list[str] = field(default_factory=list)
     endless: int = 0
-    """Replies that ended where the folder's own settings would go on."""
+    """Number of replies that ended where the folder's generation settings would continue."""
     tolerance: float = 0.0
     engine: str = "transformers"
     engine_gaps: list[float] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Checked:
 
     @property
     def problems(self) -> list[str]:
-        """Why the check fails; none for a folder that does what the run's model did."""
+        """Return why the check fails; none if the folder equals the run's model."""
         allowed = MEAN_TOLERANCE[self.dtype]
         found = [*self.other_prompts[:1], *self.other_replies[:1], *self.other_engine_replies[:1]]
         for engine, gaps in (("transformers", self.gaps), (self.engine, self.engine_gaps)):
@@ -79,15 +79,22 @@ class Checked:
 
 def check_export(
     exported: Path, run: Path, step: int, *, at_most: int = 16, tolerance: float | None = None, engine: str = ""
-) -> Checked:
-    """Hold the folder to what the run sampled after `step` steps. `at_most`: calls; `engine`: vllm, too. Raises
-    UserError where nothing was recorded with these weights, or the folder cannot be loaded."""
+) -> ExportCheck:
+    """Compare the folder with what the run sampled after `step` steps.
+
+    Args:
+        at_most: number of calls.
+        engine: "vllm" to compare vLLM's replies, too.
+
+    Raises:
+        UserError: nothing was recorded with these weights, or the folder cannot be loaded.
+    """
     from ajet.backbone import saved_dtype
     from ajet.config import recorded_experiment
     from ajet.engine.fresh import FreshModel
 
     checkpoint = checkpoint_of(checkpoints_of(run), step)
-    source, played_in, calls = _recorded(run, checkpoint, exported, at_most)
+    source, played_in, calls = _find_recorded_calls(run, checkpoint, exported, at_most)
     settings = recorded_experiment(played_in / "resolved.yaml").ajet
     try:
         fresh = FreshModel(exported)
@@ -98,42 +105,42 @@ def check_export(
     else:
         sampled_in = "bfloat16" if "verl" in checkpoint.state else saved_dtype(checkpoint.path)  # verl's servers' own
     coarse = "float32" if (fresh.dtype, sampled_in) == ("float32", "float32") else "bfloat16"
-    found = Checked(source, dtype=coarse, tolerance=TOLERANCE[coarse] if tolerance is None else tolerance)
+    found = ExportCheck(source, dtype=coarse, tolerance=TOLERANCE[coarse] if tolerance is None else tolerance)
     with Progress() as bars, bars.bar("check", len(calls), "calls") as bar:
         for episode, call in calls:
-            _hold(found, fresh, episode, call, settings.model.chat_template_kwargs)
+            _compare_call(found, fresh, episode, call, settings.model.chat_template_kwargs)
             bar.advance()
     if engine == "vllm":
-        _through_vllm(found, fresh, exported, settings, calls)
+        _check_vllm(found, fresh, exported, settings, calls)
     return found
 
 
-def show(found: Checked) -> None:
-    """A line a question, and whether the folder passes."""
+def show(found: ExportCheck) -> None:
+    """Print a line for each part, and whether the folder passes."""
     gaps = found.gaps
     console.print(f"Held to {found.source}: {counted(found.calls, 'call')}, {counted(len(gaps), 'sampled token')}.")
-    _line("template", f"{found.prompts - len(found.other_prompts)} of {found.prompts} prompts equal")
+    _print_row("template", f"{found.prompts - len(found.other_prompts)} of {found.prompts} prompts equal")
     if gaps:
-        _line("weights", f"largest gap {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({found.dtype})")
-    told = f"{found.replies - len(found.other_replies)} of {found.replies} greedy replies equal"
-    _line("replies", told if found.replies else "not compared: none was drawn greedily")
-    _line("ends", "as the folder's generation settings say" if not found.endless else f"{found.endless} go on")
+        _print_row("weights", f"largest gap {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({found.dtype})")
+    equal = f"{found.replies - len(found.other_replies)} of {found.replies} greedy replies equal"
+    _print_row("replies", equal if found.replies else "not compared: none was drawn greedily")
+    _print_row("ends", "as the folder's generation settings say" if not found.endless else f"{found.endless} go on")
     if found.engine_gaps:
         same = found.engine_replies - len(found.other_engine_replies)
-        _line(found.engine, f"{same} of {found.engine_replies} greedy replies as transformers', "
+        _print_row(found.engine, f"{same} of {found.engine_replies} greedy replies as transformers', "
               f"largest gap {max(found.engine_gaps):.2g} nats")  # fmt: skip
     for problem in found.problems:
-        console.print(f"✗ {problem}", style="red", markup=False, soft_wrap=True)
+        print_line(f"✗ {problem}", style="red")
     allowed = f"{found.tolerance:g} nats a token, {MEAN_TOLERANCE[found.dtype]:g} on average"
     if not found.problems:
-        console.print(f"The folder does what the run's model did (allowed: {allowed}).", markup=False, soft_wrap=True)
+        print_line(f"The folder does what the run's model did (allowed: {allowed}).")
 
 
-def _line(name: str, text: str) -> None:
-    console.print(f"  {name:<9} {text}", markup=False, soft_wrap=True)
+def _print_row(name: str, text: str) -> None:
+    print_line(f"  {name:<9} {text}")
 
 
-def _recorded(
+def _find_recorded_calls(
     run: Path, checkpoint: Checkpoint, exported: Path, at_most: int
 ) -> tuple[str, Path, list[tuple[Episode, Call]]]:
     """Return calls that these weights sampled, their source in words and the folder of its record.
@@ -142,14 +149,14 @@ def _recorded(
     """
     step, files = checkpoint.step, EpisodeFiles(run / "episodes")
     for played, split in ((step, "validation"), (step + 1, "train")):
-        calls = list(islice(_calls(files.read(played, split), step), at_most))
+        calls = list(islice(_first_calls(files.read(played, split), step), at_most))
         if calls:
             what = f"the validation after step {played}" if split == "validation" else f"what step {played} played"
             return what, run, calls
     for record in reversed(evaluations_of(run, checkpoint, exported)):
         files_there = EpisodeFiles(record.folder / "episodes")
         for played in (step, 0):  # 0: the model was named by its folder
-            calls = list(islice(_calls(files_there.read(played, "validation"), None), at_most))
+            calls = list(islice(_first_calls(files_there.read(played, "validation"), None), at_most))
             if calls:
                 return f"the evaluation {'/'.join(record.folder.parts[-3:])}", record.folder, calls
     raise UserError(
@@ -160,9 +167,8 @@ def _recorded(
     )
 
 
-def _calls(episodes: Sequence[Episode], version: int | None) -> Iterator[tuple[Episode, Call]]:
-    """Each episode's first call by the policy at this version (None: whatever it is called there); those with images
-    are left out."""
+def _first_calls(episodes: Sequence[Episode], version: int | None) -> Iterator[tuple[Episode, Call]]:
+    """Yield each episode's first call without images by the policy of a version; None: of any version."""
     for episode in episodes:
         for call in episode.calls:
             own = version is None or all(part.low == part.high == version for part in call.versions)
@@ -172,7 +178,7 @@ def _calls(episodes: Sequence[Episode], version: int | None) -> Iterator[tuple[E
                 break
 
 
-def _hold(found: Checked, fresh: FreshModel, episode: Episode, call: Call, options: dict[str, Any]) -> None:
+def _compare_call(found: ExportCheck, fresh: FreshModel, episode: Episode, call: Call, options: dict[str, Any]) -> None:
     prompt, reply = prompt_ids(episode.calls, call.index), call.response_ids
     name = f"task {episode.task.task_id}"
     messages = [episode.messages[index] for index in call.messages]
@@ -194,12 +200,12 @@ def _hold(found: Checked, fresh: FreshModel, episode: Episode, call: Call, optio
         found.endless += 1
     if call.temperature == 0:
         found.replies += 1
-        if (said := _other(read.greedy, read.margins, reply, found.tolerance, fresh)) is not None:
-            found.other_replies.append(f"{name}: {said}")
+        if (other := _find_other_token(read.greedy, read.margins, reply, found.tolerance, fresh)) is not None:
+            found.other_replies.append(f"{name}: {other}")
 
 
-def _other(greedy: Ids, margins: Any, reply: Ids, tolerance: float, fresh: FreshModel) -> str | None:
-    """Where the model would have said another token than `reply` has by more than rounding; None where nowhere."""
+def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, fresh: FreshModel) -> str | None:
+    """Return where the model prefers another token than the reply's by more than rounding; None: nowhere."""
     for at in np.flatnonzero(greedy != reply):
         if margins[at] > tolerance:
             now, was = (fresh.tokenizer.decode([int(ids[at])]) for ids in (greedy, reply))
@@ -213,10 +219,10 @@ def _first_difference(one: Ids, other: Ids) -> int:
     return int(apart[0]) if len(apart) else shared
 
 
-def _through_vllm(
-    found: Checked, fresh: FreshModel, exported: Path, settings: Any, calls: Sequence[tuple[Episode, Call]]
+def _check_vllm(
+    found: ExportCheck, fresh: FreshModel, exported: Path, settings: Any, calls: Sequence[tuple[Episode, Call]]
 ) -> None:
-    """vLLM's greedy replies to the same prompts, each token held to transformers' pass over them."""
+    """Compare each token of vLLM's greedy replies to the same prompts with transformers."""
     from ajet.engine.contract import DrawKey, Sampling, TokenRequest
     from ajet.engine.sampler import open_sampler
 
@@ -244,7 +250,7 @@ def _through_vllm(
             read = fresh.read(prompt, ids, call.terms.adapter)
             found.engine_gaps += np.abs(read.logprobs - logprobs).tolist()
             found.engine_replies += 1
-            if (said := _other(read.greedy, read.margins, ids, found.tolerance, fresh)) is not None:
-                found.other_engine_replies.append(f"vllm, task {episode.task.task_id}: {said}")
+            if (other := _find_other_token(read.greedy, read.margins, ids, found.tolerance, fresh)) is not None:
+                found.other_engine_replies.append(f"vllm, task {episode.task.task_id}: {other}")
     finally:
         engine.close()

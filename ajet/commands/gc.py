@@ -1,7 +1,7 @@
-"""`ajet gc RUN`: what of a run could go, and, once that was said, its going.
+"""`ajet gc RUN`: list what of a run can be removed, or remove it.
 
-Invariant: a run that is live is left alone (its lock), and applies its own bounds as it saves; without `yes` nothing is
-touched. What goes is what `ajet.record.retention` says may go, and what the run's store holds that is nobody's.
+Invariants: a live run is not changed (its lock); it applies its own bounds when it saves. Without `yes` nothing is
+removed. `ajet.record.retention` decides what may go; orphaned data in the run's store goes, too.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from ajet.schema.errors import UserError
 from ajet.store.opening import left_in_store
 
 STORE = "store"
-"""The kind of what killed puts left in a database."""
+"""Kind of the data that killed writes left in a database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """The files that go, or went."""
+    """The files that can be removed, or were."""
 
     run: Path
     found: Going
     bounds: Bounds
     checkpoints: int
-    """How many newest ones stay."""
+    """Number of newest checkpoints that stay."""
     sizes: dict[str, tuple[int, int]]
-    """By kind: how many files or folders, and bytes."""
+    """Number of files or folders, and bytes, by kind."""
     done: bool
     unasked: str = ""
-    """Why the store could not be looked at."""
+    """Why the store could not be checked; "" if it was."""
 
     def as_json(self) -> dict[str, object]:
-        """The collection as JSON values."""
+        """Return the collection as JSON values."""
         kinds = {kind: {"count": count, "bytes": size} for kind, (count, size) in self.sizes.items()}
         paths = {kind: [str(path) for path in self.found.paths[kind]] for kind in KINDS}
         return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths, "unasked": self.unasked}
 
     @property
     def any(self) -> bool:
-        """Whether there is or was something to go."""
+        """True if there is or was something to remove."""
         return any(count for count, _ in self.sizes.values())
 
 
@@ -58,8 +58,11 @@ def collect(
     checkpoints: int | None = None,
     yes: bool = False,
 ) -> Collected:
-    """Look at, or with `yes` remove, what lies beyond the bounds; those that are None are the run's own. Raises
-    UserError for a live run, and for one without a chain, of which nothing would say what was removed."""
+    """List, or with `yes` remove, what is beyond the bounds; None: the run's own bound.
+
+    Raises:
+        UserError: the run is live, or has no chain, which would record what was removed.
+    """
     from ajet.config import recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
 

@@ -34,8 +34,7 @@ GpuName = Literal["H200", "H100", "A100", "L40S", "4090"]
 class GpuType(NamedTuple):
     """The published peak numbers of a GPU."""
 
-    memory: float
-    """Bytes."""
+    memory: float  # bytes
     flops: float
     """Operations a second in bfloat16, without sparsity."""
     bandwidth: float
@@ -62,7 +61,7 @@ LOGIT_BYTES = 6
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Bytes on each GPU."""
+    """Bytes that each GPU holds in a step."""
 
     weights: float
     """The shard of the weights that are trained, in float32, and of the frozen ones below adapters."""
@@ -77,7 +76,7 @@ class GpuMemory:
     engine_weights: float
     cache: float
     resident: float
-    """The trainer's while sampling."""
+    """Bytes that the trainer keeps while the engine samples."""
     cache_tokens: int
     """Tokens whose keys and values fit into the caches of one engine; 0 if the architecture is not known."""
 

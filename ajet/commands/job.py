@@ -1,7 +1,7 @@
-"""AgentJetJob: the same launch from Python.
+"""AgentJetJob: a launch from Python, and its result.
 
 Invariant: a job is a YAML under construction; `tune()` runs exactly what `ajet --conf` would run on the file that
-`dump_job_as_yaml` writes.
+`dump_job_as_yaml` writes. The result is read from the run directory, so that an earlier run has the same one.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ajet.commands.job_arguments import KEYS, settings
-from ajet.commands.own_reference import reference_of
+from ajet.commands.job_arguments import KEYS, collect_reader_keys, collect_settings, list_paths, reference_of
 from ajet.commands.script_errors import brief_if_uncaught
-from ajet.commands.tuned import Tuned
-from ajet.config.plugins import find_all_parts, find_part
 from ajet.schema.errors import UserError
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -27,12 +25,13 @@ if TYPE_CHECKING:
     from ajet.config.view import View
     from ajet.workflow import Workflow
 
+
 DEFAULTS: Mapping[str, Any] = {
     "experiment_name": "ajet_job",
     "backbone": "local",
     "model.path": "embedded:smollm2-135m",
 }
-"""What a job is that begins with no YAML, where nobody says otherwise."""
+"""Settings of a job that begins with no YAML."""
 
 
 class AgentJetJob:
@@ -82,7 +81,7 @@ class AgentJetJob:
         swarm_mode: bool | None = None,
         swarm_mode_sample_collection_method: str | None = None,
     ) -> None:
-        given = settings(locals())  # the arguments by their names
+        given = collect_settings(locals())
         if algorithm is not None:
             given[KEYS["algorithm"]] = reference_of(algorithm)
         self._base = Path.cwd()
@@ -92,24 +91,24 @@ class AgentJetJob:
         if base_yaml_config is None:
             given = {**DEFAULTS, **given}
         else:
-            self._begin_with(Path(base_yaml_config))
-        self._set(given)
+            self._load_yaml(Path(base_yaml_config))
+        self._set_keys(given)
         if ensure_new_experiment:
-            self._set({"experiment_name": f"{self.experiment_name}_{time.strftime('%Y%m%d-%H%M%S')}"})
+            self._set_keys({"experiment_name": f"{self.experiment_name}_{time.strftime('%Y%m%d-%H%M%S')}"})
 
-    def _begin_with(self, path: Path) -> None:
-        """Take a YAML's content; what it names relative to itself is found from here, too."""
+    def _load_yaml(self, path: Path) -> None:
+        """Take the content of a YAML, with the folder that its relative paths start from."""
         from ajet.config import load_experiment
         from ajet.config.document import read_document
 
-        found = load_experiment(path)  # which says what is wrong with it, and where
+        found = load_experiment(path)  # checks the file
         self._under = read_document(found.yaml_path)
         self._own = deepcopy(self._under.tree)
         self._tree = self._own.pop("ajet", None) or {}
         self._tree |= {"experiment_name": found.name, "base_dir": str(found.base)}
 
     def __getattr__(self, name: str) -> Any:
-        """A setting by the name that the job takes it by, as it is by now. Raises ConfigError."""
+        """Return the present value of a setting, by the name of its argument. Raises ConfigError."""
         if name not in KEYS:
             raise AttributeError(f"a job has no {name!r}; `job.config.ajet` has every key")
         value: Any = self.config.ajet
@@ -119,24 +118,26 @@ class AgentJetJob:
 
     @property
     def config(self) -> View:
-        """What it is by now, defaults included, with attribute access (`job.config.ajet.rollout.num_repeat`). It is to
-        be read: `set` changes it. Raises ConfigError."""
+        """The present settings with defaults, for reading: `job.config.ajet.rollout.num_repeat`. Raises ConfigError."""
         return self.experiment().config
 
     @brief_if_uncaught
     def set_workflow(
         self, workflow: type[Workflow] | Callable[[Any, Any], Any] | str, ensure_reward_in_workflow: bool = False
     ) -> AgentJetJob:
-        """A Workflow class, a function `(task, tuner)`, or a reference to one. `ensure_reward_in_workflow`: no judge is
-        asked, also where one was set."""
+        """Set the agent: a Workflow class, a function `(task, tuner)`, or a reference to one.
+
+        Args:
+            ensure_reward_in_workflow: True to use no judge, even if one was set.
+        """
         if ensure_reward_in_workflow:
-            self._set({"task_judge.judge_protocol": None})
-        return self._set({"rollout.user_workflow": reference_of(workflow)})
+            self._set_keys({"task_judge.judge_protocol": None})
+        return self._set_keys({"rollout.user_workflow": reference_of(workflow)})
 
     @brief_if_uncaught
     def set_judge(self, judge: type[Any] | Callable[[Any, Any], Any] | str) -> AgentJetJob:
-        """A BaseJudge, a function `(task, output)`, or a reference to one."""
-        return self._set({"task_judge.judge_protocol": reference_of(judge)})
+        """Set the judge: a BaseJudge, a function `(task, output)`, or a reference to one."""
+        return self._set_keys({"task_judge.judge_protocol": reference_of(judge)})
 
     @brief_if_uncaught
     def set_data(
@@ -146,21 +147,27 @@ class AgentJetJob:
         training_split: str | None = None,
         validation_split: str | None = None,
     ) -> AgentJetJob:
-        """Tasks: `type` is a reader's name ("hf" or "huggingface", "jsonl" and "dummy" for short), `dataset_path` what
-        that reader reads: a data set of the hub, a file, a folder, traces, a service's address. Where each split is a
-        file, `validation_split` is the held-out one, and without it nothing is validated. Raises UserError for what
-        this reader has no place for."""
-        told = reader_keys(type, dataset_path, training_split, validation_split)
-        for key in [key for key, value in told.items() if value is None]:
-            self._forget(f"task_reader.{key}")
-        return self._set({f"task_reader.{key}": value for key, value in told.items() if value is not None})
+        """Set the tasks.
+
+        Args:
+            type: a reader's name; "hf", "huggingface", "jsonl" and "dummy" are short names.
+            dataset_path: what the reader reads: a data set of the hub, a file, a folder, traces, a service's address.
+            validation_split: the held-out split; a reader of files validates nothing without it.
+
+        Raises:
+            UserError: the reader has no key for one of them.
+        """
+        values = collect_reader_keys(type, dataset_path, training_split, validation_split)
+        for key in [key for key, value in values.items() if value is None]:
+            self._remove_key(f"task_reader.{key}")
+        return self._set_keys({f"task_reader.{key}": value for key, value in values.items() if value is not None})
 
     @brief_if_uncaught
     def set(self, **values: Any) -> AgentJetJob:
-        """Any other `ajet.*` key, dots as double underscores: `set(rollout__num_repeat=8)`."""
-        return self._set({path.replace("__", "."): value for path, value in values.items()})
+        """Set any key below `ajet`, with double underscores for dots: `set(rollout__num_repeat=8)`."""
+        return self._set_keys({path.replace("__", "."): value for path, value in values.items()})
 
-    def _set(self, values: Mapping[str, Any]) -> AgentJetJob:
+    def _set_keys(self, values: Mapping[str, Any]) -> AgentJetJob:
         for path, value in values.items():
             node = self._tree
             *parents, leaf = path.split(".")
@@ -173,7 +180,7 @@ class AgentJetJob:
             node[leaf] = value
         return self
 
-    def _forget(self, path: str) -> None:
+    def _remove_key(self, path: str) -> None:
         node: Any = self._tree
         *parents, leaf = path.split(".")
         for part in parents:
@@ -183,8 +190,11 @@ class AgentJetJob:
 
     @brief_if_uncaught
     def set_section(self, name: str, /, **values: Any) -> AgentJetJob:
-        """A section of your own beside `ajet`, which a workflow reads as `tuner.config.NAME`, or one of a backbone
-        (`verl`, `trinity`). Raises UserError for `ajet`, whose keys `set` sets."""
+        """Set a section beside `ajet`: a backbone's (`verl`, `trinity`), or your own, read as `tuner.config.NAME`.
+
+        Raises:
+            UserError: the section is `ajet`, whose keys `set` sets.
+        """
         if name == "ajet":
             raise UserError("`ajet` is no section of your own.", do="set its keys with `set(rollout__num_repeat=8)`")
         self._own[name] = {**(self._own.get(name) or {}), **values}
@@ -192,8 +202,7 @@ class AgentJetJob:
 
     @brief_if_uncaught
     def dump_job_as_yaml(self, path: str | Path) -> Path:
-        """Write the YAML that `ajet --conf` runs; its folder is made where there is none. Raises ConfigError for what
-        `tune()` would refuse."""
+        """Write the YAML that `ajet --conf` runs, and its folder. Raises ConfigError for what `tune()` would refuse."""
         from ajet.config.document import dump_yaml
 
         self.experiment()
@@ -218,9 +227,17 @@ class AgentJetJob:
         with_logview: bool = False,
         skip_check_avail_gpu: bool = False,
     ) -> Path:
-        """Run it in this process; answers the run directory. The arguments are the flags of `ajet --conf`: `backbone`
-        for this run only, `rehearsal=False` is `--no-rehearsal`, `debug` are the tags of `bp("TAG")`, `services` the
-        names of `--with-NAME`. Raises UserError for what the person can mend."""
+        """Run the job in this process and return the run directory. The arguments are the flags of `ajet --conf`.
+
+        Args:
+            backbone: for this run only.
+            rehearsal: False is `--no-rehearsal`.
+            debug: tags of `bp("TAG")`.
+            services: NAME of each `--with-NAME`.
+
+        Raises:
+            UserError: the user can correct the cause.
+        """
         flags = {"ray": with_ray, "ray-cluster": with_ray_cluster, "logview": with_logview}
         options = LaunchOptions(
             fresh=fresh,
@@ -232,22 +249,25 @@ class AgentJetJob:
             skip_check_avail_gpu=skip_check_avail_gpu,
             rehearsal=rehearsal,
         )
-        return _launched(self._with(backbone=backbone or self.backbone), options)
+        return self._launch_run(options, backbone=backbone or self.backbone)
 
     @brief_if_uncaught
     def debug(self, tags: str = "", *, services: Sequence[str] = ()) -> Path:
-        """Play a few tasks as training would and train nothing, as `ajet --backbone debug` does; answers the folder of
-        what was played. Raises UserError, also where no episode came to its end."""
+        """Play a few tasks and train nothing, as `ajet --backbone debug`; return the folder of the record.
+
+        Raises:
+            UserError: also if every episode failed.
+        """
         return self.tune(backbone="debug", debug=tags, services=services)
 
     @brief_if_uncaught
     def plan(self, *, backbone: str | None = None, services: Sequence[str] = ()) -> None:
-        """Check everything and print the plan, as `--dry-run` does; nothing is begun. Raises UserError."""
+        """Check everything and print the plan, as `--dry-run` does. Raises UserError."""
         from ajet.commands.plan import show_plan
-        from ajet.record.console import console
+        from ajet.record.console import print_line
 
-        said = show_plan(self._with(backbone=backbone or self.backbone), services)
-        console.print(f"{said}.", markup=False, soft_wrap=True)
+        started = show_plan(self._compose_experiment(backbone=backbone or self.backbone), services)
+        print_line(f"{started}.")
 
     @brief_if_uncaught
     def sft(
@@ -261,140 +281,76 @@ class AgentJetJob:
         fresh: bool = False,
         resume: str | None = None,
     ) -> Tuned:
-        """Learn from given replies, as `ajet sft` does: rows of JSON Lines files, or the best episodes of a recorded
-        run; `objective="dpo"`: of pairs, the chosen one. Answers what came of it: `model=` of another job is its
-        `checkpoint`. `name`: of this run (None: `NAME_sft`); the job itself stays as it is. Raises UserError."""
+        """Train on given replies, as `ajet sft` does; the job itself stays as it is.
+
+        Args:
+            data: JSON Lines files.
+            from_run: a recorded run, whose best episodes are learned.
+            objective: "sft", or "dpo" for pairs with a chosen and a rejected reply.
+            name: name of this run; None: `NAME_sft`.
+
+        Returns:
+            The result; `model=` of another job takes its `checkpoint`.
+
+        Raises:
+            UserError: the user can correct the cause.
+        """
         given = {
             "sft.objective": objective,
-            "sft.train_files": _files(data),
-            "sft.val_files": _files(validation),
+            "sft.train_files": list_paths(data),
+            "sft.val_files": list_paths(validation),
             "sft.from_run": None if from_run is None else str(from_run),
         }
-        told = {key: value for key, value in given.items() if value is not None}
-        told["experiment_name"] = name or f"{self.experiment_name}_sft"
+        values = {key: value for key, value in given.items() if value is not None}
+        values["experiment_name"] = name or f"{self.experiment_name}_sft"
         if "trains" not in self.experiment().backbone.can:
-            told["backbone"] = "local"
-        return Tuned.of(_launched(self._with(**told), LaunchOptions(fresh=fresh, resume=resume)))
+            values["backbone"] = "local"
+        return Tuned.of(self._launch_run(LaunchOptions(fresh=fresh, resume=resume), **values))
 
     @brief_if_uncaught
     def experiment(self) -> Experiment:
-        """The composed experiment that `tune()` runs. Raises ConfigError."""
+        """Return the composed experiment that `tune()` runs. Raises ConfigError."""
         from ajet.config import Experiment
 
         tree = {"ajet": self._tree, **self._own}
         return Experiment.from_dict(tree, base=self._base, in_python=True, under=self._under)
 
-    def _with(self, **values: Any) -> Experiment:
-        """The experiment with other values for one run. Raises ConfigError."""
+    def _compose_experiment(self, **values: Any) -> Experiment:
+        """Return the experiment with other values for one run. Raises ConfigError."""
         tree, self._tree = self._tree, deepcopy(self._tree)
         try:
-            return self._set(values).experiment()
+            return self._set_keys(values).experiment()
         finally:
             self._tree = tree
 
+    def _launch_run(self, options: LaunchOptions, **values: Any) -> Path:
+        """Run the experiment with other values, and return the run directory."""
+        from ajet.commands.launch import run_experiment
+        from ajet.record.log_sinks import shown_in_a_program
 
-def _launched(experiment: Experiment, options: LaunchOptions) -> Path:
-    from ajet.commands.launch import launched
-    from ajet.record.log_sinks import shown_in_a_program
-
-    with shown_in_a_program():
-        return launched(experiment, options)
-
-
-def _files(given: str | Path | Sequence[str | Path] | None) -> list[str] | None:
-    if given is None:
-        return None
-    return [str(each) for each in ([given] if isinstance(given, (str, Path)) else given)]
+        experiment = self._compose_experiment(**values)
+        with shown_in_a_program():
+            return run_experiment(experiment, options)
 
 
-SHORT = {
-    "hf": "huggingface_dat_repo",
-    "huggingface": "huggingface_dat_repo",
-    "jsonl": "jsonl_dataset_file",
-    "dataset_file": "jsonl_dataset_file",
-    "dummy": "random_dummy",
-}
-UNSAID = ("train", "test")
-_FILES = (".jsonl", ".json", ".parquet", ".csv")
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The result of a run: folder, model and rewards."""
 
+    path: Path
+    checkpoint: Path | None
+    """Folder of the best measured model, else the last, which `model=` and transformers load; None: none was saved."""
+    rewards: list[float]
+    """Mean reward of each training step that had one, in order, with the steps before a resume."""
 
-class Place(NamedTuple):
-    """The place in a reader's section of files and splits."""
+    @classmethod
+    def of(cls, folder: Path) -> Tuned:
+        """Return the result of the run in `folder`. Raises UserError if its checkpoint cannot be converted."""
+        from ajet.commands.export import model_folder
+        from ajet.record.checkpoints import checkpoints_of
+        from ajet.record.files import read_rows
 
-    path: str
-    splits: tuple[str, str] | None = None
-    """The keys of the names of both splits."""
-    held_out: str | None = None
-    """The key of the held-out file, where each split is a file."""
-    folders: bool = False
-    """Whether such a file may be FOLDER/SPLIT."""
-
-
-_HUB, _FILE = ("training_split", "validation_split"), ("training.file_path", None, "validation.file_path")
-_COPY = Place(*_FILE, folders=True)
-PLACES: Mapping[str, Place] = {
-    "huggingface_dat_repo": Place("dataset_path", _HUB),
-    "jsonl_dataset_file": Place(*_FILE),
-    "agentrl": Place(*_FILE),
-    "gsm8k": _COPY,
-    "math": _COPY,
-    "gaia": _COPY,
-    "hotpotqa": _COPY,
-    "env_service": Place("env_url", _HUB),
-}
-"""Readers with a path and splits. The path of any other is its required key, if it has one."""
-
-
-def reader_keys(kind: str, path: str, training: str | None, validation: str | None) -> dict[str, Any]:
-    """Return the keys below `task_reader` and their values, for the reader, path and splits of `set_data`.
-
-    A path or a split that is given is in the keys, or refused. `train` and `test` are AgentJet's defaults, and are no
-    splits where a reader has none. Raises UserError for what this reader has no place for.
-    """
-    kind = SHORT.get(kind, kind)
-    place = _find_place(kind)
-    if place is None:
-        if path:
-            raise _homeless("path", path, kind)
-        place = Place("")
-    told: dict[str, Any] = {place.path: path} if path else {}
-    if place.splits is not None:
-        told |= {key: split for key, split in zip(place.splits, (training, validation), strict=True) if split}
-    elif place.held_out is not None:
-        told[place.path] = _file(path, training, kind, "train", place) or path or None
-        told[place.held_out] = _file(path, validation, kind, "test", place)
-    else:
-        for split, unsaid in zip((training, validation), UNSAID, strict=True):
-            if split not in (None, unsaid):
-                raise _homeless("split", split, kind)
-    return {"type": kind, **{f"{kind}.{key}": value for key, value in told.items()}}
-
-
-def _find_place(kind: str) -> Place | None:
-    if kind in PLACES:
-        return PLACES[kind]
-    part = find_part("reader", kind)
-    return Place(part.first_key[0]) if part is not None and part.first_key is not None else None
-
-
-def _file(path: str, split: str | None, kind: str, unsaid: str, place: Place) -> str | None:
-    """The file of a split: itself where it is one, or that of this name in the folder `path`."""
-    if split is None or split.endswith(_FILES) or "/" in split:
-        return split
-    if place.folders and path and not path.endswith(_FILES):
-        return str(PurePath(path) / split)
-    if split != unsaid:
-        raise _homeless("split", split, kind)
-    return None
-
-
-def _homeless(what: str, value: str, kind: str) -> UserError:
-    names = ", ".join(name for name in find_all_parts("reader") if _find_place(name))
-    return UserError(
-        f"The reader {kind} has no place for the {what} {value!r}.",
-        where="set_data",
-        expected=f"a file for each split, of those that have {what}s: {names}"
-        if what == "split"
-        else f"a reader that has one: {names}",
-        do="leave it out, and set the reader's own keys with `set(task_reader__…)`",
-    )
+        checkpoints = checkpoints_of(folder)
+        found = checkpoints.best() or checkpoints.latest()
+        rows = [row["train/reward"] for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
+        return cls(folder, model_folder(folder, found) if found else None, [r for r in rows if r is not None])

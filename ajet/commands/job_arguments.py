@@ -1,14 +1,18 @@
-"""What AgentJetJob takes by name, and the key below `ajet` that each name stands for.
+"""Arguments of AgentJetJob and `ajet.tune`, translated to keys below `ajet` of a YAML.
 
-Invariant: the names are those of AgentJet's job, of 2026-01 and of the newest, and each is one key of a YAML, so that
-whatever becomes of the key there (a value, a place in an error, a sentence that it has no effect) becomes of the name.
+Invariants: the names are those of AgentJet's job, and each stands for one key, so that a check of the key also covers
+the name. A run that resolves a reference to a class or function finds the same object, or it is refused: code
+of a file is named by the file, code of the running program or notebook by `__main__`, which no other process can find.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
+from ajet.config.plugins import find_all_parts, find_part
 from ajet.schema.errors import UserError
 
 KEYS: Mapping[str, str] = {
@@ -42,21 +46,164 @@ KEYS: Mapping[str, str] = {
     "swarm_mode": "enable_swarm_mode",
     "swarm_mode_sample_collection_method": "swarm_mode_sample_collection_method",
 }
-"""`lora.load_format`, `lora.layered_summon` and those of swarm mode are keys that are accepted, and said to have no
-effect; `ppo_epochs` is one that is understood at 1."""
+"""`lora.load_format`, `lora.layered_summon` and the keys of swarm mode are accepted and reported to have no effect;
+`ppo_epochs` may only be 1."""
 
 
-def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys and values of what was given; None is nothing. Raises UserError for two names of a key that differ."""
-    told: dict[str, tuple[str, Any]] = {}
-    for name, value in given.items():
+def collect_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values by key; arguments that are None are left out.
+
+    Raises:
+        UserError: two names of one key have different values.
+    """
+    collected: dict[str, tuple[str, Any]] = {}
+    for name, value in arguments.items():
         if name not in KEYS or value is None:
             continue
-        other, before = told.setdefault(KEYS[name], (name, value))
-        if before != value:
+        other, earlier = collected.setdefault(KEYS[name], (name, value))
+        if earlier != value:
             raise UserError(
-                f"{other}={before!r} and {name}={value!r} are the same setting.",
+                f"{other}={earlier!r} and {name}={value!r} are the same setting.",
                 where=f"ajet.{KEYS[name]}, as given in Python",
                 do="give one of them",
             )
-    return {key: value for key, (_, value) in told.items()}
+    return {key: value for key, (_, value) in collected.items()}
+
+
+def reference_of(code: Any) -> str:
+    """Return a text as it is, or the reference to a class or function. Raises UserError."""
+    if isinstance(code, str):
+        return code
+    name = getattr(code, "__qualname__", repr(code))
+    module = sys.modules.get(getattr(code, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if file is None and module is sys.modules["__main__"]:  # a notebook
+        return str(live_reference(code))
+    if file is None or not name.isidentifier():
+        raise UserError(
+            f"{name} can't be named by a reference.",
+            expected="a class or function at the top level of a file",
+            do="move it there, or pass a reference such as workflow.py->MyWorkflow",
+        )
+    return f"{Path(file).resolve()}->{name}"
+
+
+def live_reference(code: Any) -> Any:
+    """Return a reference into the running program for code that it defines, since loading its file would run it again.
+
+    Code of any other module is returned as it is.
+
+    Raises:
+        UserError: the code has no name in the program, or the name means something else by now.
+    """
+    if getattr(code, "__module__", None) != "__main__":
+        return code
+    name = getattr(code, "__qualname__", repr(code))
+    if getattr(sys.modules["__main__"], name, None) is not code:
+        raise UserError(
+            f"{name} can't be named by a reference.",
+            expected="a class or function at the top level of the program or notebook, under its own name",
+            do="define it there with `def` or `class`",
+        )
+    return f"__main__->{name}"
+
+
+def list_paths(files: str | Path | Sequence[str | Path] | None) -> list[str] | None:
+    """Return the paths as text; None for None."""
+    if files is None:
+        return None
+    return [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
+
+
+SHORT_NAMES = {
+    "hf": "huggingface_dat_repo",
+    "huggingface": "huggingface_dat_repo",
+    "jsonl": "jsonl_dataset_file",
+    "dataset_file": "jsonl_dataset_file",
+    "dummy": "random_dummy",
+}
+DEFAULT_SPLITS = ("train", "test")
+"""AgentJet's default splits, which are no splits where a reader has none."""
+_FILE_ENDINGS = (".jsonl", ".json", ".parquet", ".csv")
+
+
+class ReaderFields(NamedTuple):
+    """The keys in a reader's section that hold files and splits."""
+
+    path: str
+    splits: tuple[str, str] | None = None
+    """Keys of the names of both splits."""
+    held_out: str | None = None
+    """Key of the held-out file, if each split is a file."""
+    folders: bool = False
+    """True if such a file may be FOLDER/SPLIT."""
+
+
+_HUB, _FILE = ("training_split", "validation_split"), ("training.file_path", None, "validation.file_path")
+_COPY = ReaderFields(*_FILE, folders=True)
+READER_FIELDS: Mapping[str, ReaderFields] = {
+    "huggingface_dat_repo": ReaderFields("dataset_path", _HUB),
+    "jsonl_dataset_file": ReaderFields(*_FILE),
+    "agentrl": ReaderFields(*_FILE),
+    "gsm8k": _COPY,
+    "math": _COPY,
+    "gaia": _COPY,
+    "hotpotqa": _COPY,
+    "env_service": ReaderFields("env_url", _HUB),
+}
+"""Readers with a path and splits. The path of any other is its required key, if it has one."""
+
+
+def collect_reader_keys(reader: str, path: str, training: str | None, validation: str | None) -> dict[str, Any]:
+    """Return the keys below `task_reader` and their values for the arguments of `set_data`.
+
+    Raises:
+        UserError: the reader has no key for the path or a split.
+    """
+    reader = SHORT_NAMES.get(reader, reader)
+    keys = _find_keys(reader)
+    if keys is None:
+        if path:
+            raise _refuse_value("path", path, reader)
+        keys = ReaderFields("")
+    values: dict[str, Any] = {keys.path: path} if path else {}
+    if keys.splits is not None:
+        values |= {key: split for key, split in zip(keys.splits, (training, validation), strict=True) if split}
+    elif keys.held_out is not None:
+        values[keys.path] = _find_file(path, training, reader, "train", keys) or path or None
+        values[keys.held_out] = _find_file(path, validation, reader, "test", keys)
+    else:
+        for split, default in zip((training, validation), DEFAULT_SPLITS, strict=True):
+            if split not in (None, default):
+                raise _refuse_value("split", split, reader)
+    return {"type": reader, **{f"{reader}.{key}": value for key, value in values.items()}}
+
+
+def _find_keys(reader: str) -> ReaderFields | None:
+    if reader in READER_FIELDS:
+        return READER_FIELDS[reader]
+    part = find_part("reader", reader)
+    return ReaderFields(part.first_key[0]) if part is not None and part.first_key is not None else None
+
+
+def _find_file(path: str, split: str | None, reader: str, default: str, keys: ReaderFields) -> str | None:
+    """Return the file of a split: `split` if it is one, or the file of this name in the folder `path`."""
+    if split is None or split.endswith(_FILE_ENDINGS) or "/" in split:
+        return split
+    if keys.folders and path and not path.endswith(_FILE_ENDINGS):
+        return str(PurePath(path) / split)
+    if split != default:
+        raise _refuse_value("split", split, reader)
+    return None
+
+
+def _refuse_value(what: str, value: str, reader: str) -> UserError:
+    names = ", ".join(name for name in find_all_parts("reader") if _find_keys(name))
+    return UserError(
+        f"The reader {reader} has no place for the {what} {value!r}.",
+        where="set_data",
+        expected=f"a file for each split, of those that have {what}s: {names}"
+        if what == "split"
+        else f"a reader that has one: {names}",
+        do="leave it out, and set the reader's own keys with `set(task_reader__…)`",
+    )

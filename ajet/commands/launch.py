@@ -1,4 +1,4 @@
-"""`ajet --conf x.yaml`: open the run directory, open the backbone, run the verb, close everything.
+"""`ajet --conf FILE.yaml`: open the run directory and the backbone, train or debug, and close everything.
 
 Invariant: the run directory is locked before anything costly starts, and its status says how the run ended, whatever
 ended it.
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.commands.launchable import require_launchable
+from ajet.commands.launch_checks import require_launchable
+from ajet.commands.runner import apply_sections, runner_of
 from ajet.config.plugins import find_launch_flags, handed_to_workers, try_load
 from ajet.schema.errors import RunFailed, Unreachable, UserError
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def launch(experiment: Experiment, options: LaunchOptions) -> int:
-    """Run `experiment` on its backbone. Answers the exit code 0; raises UserError, KeyboardInterrupt or a bug."""
+    """Run or plan the experiment, and return the exit code 0. Raises UserError, KeyboardInterrupt or a bug."""
     if options.dry_run:
         from ajet.commands.plan import dry_run
 
@@ -34,15 +35,15 @@ def launch(experiment: Experiment, options: LaunchOptions) -> int:
         on_cluster = any(known[name].remote for name in options.flags)
         dry_run(experiment, options.services, options.from_store, on_cluster=on_cluster)
     else:
-        launched(experiment, options)
+        run_experiment(experiment, options)
     return 0
 
 
-def launched(experiment: Experiment, options: LaunchOptions) -> Path:
-    """Run it; answers its folder, which another run's in the experiment's own may have kept it from. Raises as
-    `launch`."""
-    from ajet.commands.runner import apply_sections
+def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
+    """Run the experiment and return its folder, which differs from the experiment's own if another run has that one.
 
+    Raises as `launch`.
+    """
     experiment, overridden = apply_sections(experiment, options.from_store)
     experiment.require_ready()
     if options.debug_tags:
@@ -50,11 +51,11 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
 
         activate(options.debug_tags)
 
-    from ajet.commands.runner import runner_of
     from ajet.record import RunDirectory
 
+    trains = "trains" in experiment.backbone.can
     require_launchable(experiment, options.from_store, here=True)
-    if "trains" in experiment.backbone.can and experiment.ajet.sft.objective is None:
+    if trains and experiment.ajet.sft.objective is None:
         runner_of(experiment.backbone).require(experiment, options)
     if options.from_store is not None:
         from ajet.store import require_store
@@ -63,7 +64,7 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     run = RunDirectory.open(
         experiment,
         root=experiment.root,
-        kind="train" if "trains" in experiment.backbone.can else "debug",
+        kind="train" if trains else "debug",
         resume=options.resume or experiment.ajet.trainer_common.resume,
         fresh=options.fresh,
     )
@@ -77,30 +78,57 @@ def launched(experiment: Experiment, options: LaunchOptions) -> Path:
     interrupts = Interrupts()
     with (
         handed_to_workers(),
-        recorded(experiment, run),
+        record_run(experiment, run),
         interrupts.installed(),  # before anything is started that must be ended
         flags_around(run, options.flags),
         enter_run_hooks(experiment, run.path, options.services, options.prefix),
     ):
         if overridden:
             logger.warning("{}", overridden)
-        if "trains" in experiment.backbone.can:
+        if trains:
             from ajet.store import require_own_store
 
             require_own_store(experiment, run.path)
         require_services(experiment)
         require_tools_fit(experiment)
         prepare_judge(experiment, run)
-        _run(experiment, run, options, interrupts)
+        steps = experiment.ajet.trainer_common.total_training_steps if trains else None
+        run.status.set(phase="loading", step=0, steps=steps, pid=os.getpid())
+        if trains:
+            _train_run(experiment, run, options, interrupts)
+        else:
+            from ajet.commands.debug import debug_run
+
+            debug_run(experiment, run, interrupts)
     return run.path
+
+
+def _train_run(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
+    """Train, then print the summary of the run."""
+    from ajet.commands.progress import TrainingProgress
+    from ajet.commands.summary import print_summary
+    from ajet.train.sink import RunSink
+
+    progress = TrainingProgress(experiment, run)
+    sink = RunSink(experiment, run, progress.on_step, progress.on_episode)
+    try:
+        if experiment.ajet.sft.objective is not None:
+            from ajet.train.sources.replies import train_on_replies
+
+            train_on_replies(sink, interrupts)
+        else:
+            runner_of(experiment.backbone).train(experiment, run, options, interrupts, sink)
+    finally:
+        progress.close()
+    print_summary(run)
 
 
 @contextmanager
 def flags_around(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
-    """Within the block what the flags of plug-ins put around a run goes on.
+    """Enter the contexts that flags of plug-ins (`--with-NAME`) put around a run.
 
     Raises:
-        UserError: The code of one cannot be loaded.
+        UserError: the code of one cannot be loaded.
     """
     known = find_launch_flags()
     with ExitStack() as around:
@@ -114,13 +142,17 @@ def flags_around(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
 
 
 @contextmanager
-def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
-    """`closed_by_outcome`, with a word on what was set in vain. `serving`: in `ajet serve`."""
+def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = False) -> Iterator[None]:
+    """Warn of settings without effect, then enter `closed_by_outcome`.
+
+    Args:
+        serving: True in `ajet serve`.
+    """
     from ajet.config.idle import idle_lines
     from ajet.config.locations import explain_unwritable_cache
 
-    given = experiment.ajet.sft.objective is not None
-    place = "in ajet serve" if serving else "in ajet sft" if given else f"on the backbone {experiment.ajet.backbone}"
+    is_sft = experiment.ajet.sft.objective is not None
+    place = "in ajet serve" if serving else "in ajet sft" if is_sft else f"on the backbone {experiment.ajet.backbone}"
     if unwritable := explain_unwritable_cache():
         logger.warning("{}", unwritable)
     if idle := idle_lines(experiment.idle(serving=serving), place):
@@ -132,15 +164,17 @@ def recorded(experiment: Experiment, run: RunDirectory, *, serving: bool = False
 
 
 def warn_of_unconfined(experiment: Experiment) -> None:
-    """Warn that code of the model's would run as this user, before it does."""
+    """Warn if code of the model's would run as this user."""
     if experiment.ajet.environment.sandbox == "none":
         logger.warning("environment.sandbox is none: what `tuner.sandbox()` runs is not confined and runs as this user")
 
 
 @contextmanager
 def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
-    """Within the block the run goes on; however it ends, its record says how. A mistake of the person's that leaves no
-    episode leaves no record either, but of a run that can be continued."""
+    """Close the run after the block and record how it ended.
+
+    A user's mistake that leaves no episode leaves no record either, unless the run can be continued.
+    """
     outcome = "failed"
     try:
         yield
@@ -148,53 +182,15 @@ def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
     except KeyboardInterrupt:
         outcome = "interrupted"
         raise
-    except Unreachable as error:
-        outcome = "interrupted"
-        run.status.set(problem=problem_of(error))
-        raise
     except Exception as error:
-        run.status.set(problem=problem_of(error))
-        if isinstance(error, UserError) and not isinstance(error, RunFailed):
+        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        run.status.set(problem=text)
+        if isinstance(error, Unreachable):
+            outcome = "interrupted"
+        elif isinstance(error, UserError) and not isinstance(error, RunFailed):
             run.discard()  # another run's log may have that path by now
         else:
             vars(error)["log"] = run.log_file.path  # the command's boundary adds the traceback there and shows the path
         raise
     finally:
         run.close(outcome)
-
-
-def problem_of(error: Exception) -> str:
-    """The record's words for the error."""
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-
-
-def _run(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
-    trains = "trains" in experiment.backbone.can
-    steps = experiment.ajet.trainer_common.total_training_steps if trains else None
-    run.status.set(phase="loading", step=0, steps=steps, pid=os.getpid())
-    if trains:
-        _train(experiment, run, options, interrupts)
-    else:
-        from ajet.commands.debug import debug_run
-
-        debug_run(experiment, run, interrupts)
-
-
-def _train(experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts) -> None:
-    from ajet.commands.progress import TrainingProgress
-    from ajet.commands.runner import runner_of
-    from ajet.commands.summary import finish
-    from ajet.train.sink import RunSink
-
-    runner, progress = runner_of(experiment.backbone), TrainingProgress(experiment, run)
-    try:
-        if experiment.ajet.sft.objective is not None:
-            from ajet.train.sources.replies import train_on_replies
-
-            train_on_replies(experiment, run, interrupts, progress.on_step)
-        else:
-            sink = RunSink(experiment, run, progress.on_step, progress.on_episode)
-            runner.train(experiment, run, options, interrupts, sink)
-    finally:
-        progress.close()
-    finish(run)

@@ -1,7 +1,7 @@
-"""model_card.md: what a model was made of and how well it did, out of its run's record.
+"""The model card of a checkpoint: how the model was trained and how well it did, from its run's record.
 
-Invariant: every number is one of the record's, with where it is from; what the record does not have is said to be
-missing. Addresses and keys are in none of it.
+Invariant: every number is in the record, and the card says where; missing parts are named as missing. No address and no
+key is in the card.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config import recorded_experiment
+from ajet.config import AjetConfig, recorded_experiment
 from ajet.config.record_file import list_record_folder
 from ajet.record.bounded_json import read_json
 from ajet.record.console import printable
@@ -25,7 +25,6 @@ from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.config import AjetConfig
     from ajet.record.checkpoint import Checkpoint
 
 FILE = "model_card.md"
@@ -33,136 +32,145 @@ PACKAGES = ("ajet", "torch", "transformers", "peft", "vllm", "verl", "trinity-rf
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[^/\s]+/)+")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s'\"\])}>,]+")
 SHOWN = 12
-"""Points of a curve."""
+"""Points of a curve that a table shows."""
 
 
 def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None) -> Path:
-    """Write the card of a checkpoint of the run in `folder`, into `target` or the run's folder. Raises UserError,
-    OSError."""
+    """Write the card of a checkpoint of the run in `folder`, into `target` or the run's folder.
+
+    Raises:
+        UserError: the record cannot be read.
+        OSError: the card cannot be written.
+    """
     place = (target or folder) / FILE
-    write_atomically(place, SHAPES_ONLY(card(folder, checkpoint)))
+    write_atomically(place, SHAPES_ONLY(make_card(folder, checkpoint)))
     return place
 
 
-def card(folder: Path, checkpoint: Checkpoint) -> str:
-    """The model card, as Markdown. Raises UserError."""
+def make_card(folder: Path, checkpoint: Checkpoint) -> str:
+    """Return the model card as Markdown. Raises UserError."""
     if not os.path.lexists(folder / "resolved.yaml"):
-        title = f"# {_plain(folder.name)}, step {checkpoint.step}"
+        title = f"# {_plain_text(folder.name)}, step {checkpoint.step}"
         return f"{title}\n\nThe record has no resolved.yaml: what made it is not known.\n"
     settings = recorded_experiment(folder / "resolved.yaml").ajet
     metrics = folder / "metrics.jsonl"
     rows = list(read_rows(metrics))
     rows = [row for row in rows if row.get("step", 0) <= checkpoint.step]
-    base = _plain(settings.model.path)
+    base = _plain_text(settings.model.path)
     parts = [
         f"---\nbase_model: {json.dumps(base)}\nlibrary_name: transformers\ntags: [ajet]\n---",
-        f"# {_plain(folder.name)}, step {checkpoint.step}",
-        f"{base}, tuned by ajet: {_how(settings)}. Written {time.strftime('%Y-%m-%d')} from the record of the run; "
-        "every number is of that record.",
-        "## Data\n\n" + _data(settings, rows),
-        "## Rewards\n\n" + _rewards(settings),
-        "## Curve\n\n" + _curve(rows),
-        "## Evaluation\n\n" + _evaluation(folder, checkpoint, settings.model.path),
-        "## Versions\n\n" + _versions(folder),
+        f"# {_plain_text(folder.name)}, step {checkpoint.step}",
+        f"{base}, tuned by ajet: {_describe_training(settings)}. Written {time.strftime('%Y-%m-%d')} from the record "
+        "of the run; every number is of that record.",
+        "## Data\n\n" + _describe_data(settings, rows),
+        "## Rewards\n\n" + _describe_rewards(settings),
+        "## Curve\n\n" + _describe_curve(rows),
+        "## Evaluation\n\n" + _describe_evaluations(folder, checkpoint, settings.model.path),
+        "## Versions\n\n" + _list_versions(folder),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _how(settings: AjetConfig) -> str:
+def _describe_training(settings: AjetConfig) -> str:
     trainer = settings.trainer_common
     what = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
     rank = trainer.lora.rank
     adapters = f", LoRA of rank {rank} (merged; adapters alone in `adapter/`)" if rank else ", all weights"
-    if several := [f"{_plain(name)} (rank {trainer.lora.of(name).rank})" for name in trainer.lora.adapters]:
+    if several := [f"{_plain_text(name)} (rank {trainer.lora.of(name).rank})" for name in trainer.lora.adapters]:
         adapters = f", adapters {', '.join(several)}, each alone in `adapters/`; the weights are the base model's"
     return f"{what}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
 
 
-def _data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> str:
+def _describe_data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> str:
     if settings.sft.objective is not None:
         given = settings.sft.train_files or f"the run {settings.sft.from_run}"
-        named = ", ".join(map(_plain, given if isinstance(given, list) else [given]))
+        named = ", ".join(map(_plain_text, given if isinstance(given, list) else [given]))
         return f"Given replies: {named}."
     reader = settings.task_reader
     section = getattr(reader, str(reader.type), None)
-    told = section.model_dump(mode="json", exclude_none=True) if section is not None else {}
-    lines = [f"- {_plain(name)}: {_plain(value)}" for name, value in _leaves(told)]
+    values = section.model_dump(mode="json", exclude_none=True) if section is not None else {}
+    lines = [f"- {_plain_text(name)}: {_plain_text(value)}" for name, value in _list_leaves(values)]
     count = sum(len(row["tasks"]) for row in rows if isinstance(row.get("tasks"), list))
     return "\n".join(
-        [f"Task reader `{_plain(reader.type)}`; {count} tasks were trained on, repetitions counted.", *lines]
+        [f"Task reader `{_plain_text(reader.type)}`; {count} tasks were trained on, repetitions counted.", *lines]
     )
 
 
-def _rewards(settings: AjetConfig) -> str:
+def _describe_rewards(settings: AjetConfig) -> str:
     if settings.sft.objective is not None:
         return "None: replies were given."
-    named = [f"- {_plain(path[-1])}: `{_plain(value)}`" for path, value in settings.task_judge.named()]
+    named = [f"- {_plain_text(path[-1])}: `{_plain_text(value)}`" for path, value in settings.task_judge.named()]
     return "\n".join(named) or "The workflow's own, or the task reader's judge."
 
 
-def _curve(rows: Sequence[Mapping[str, Any]]) -> str:
-    tables = [_table(course) for course in (held_out_course(rows), training_course(rows)) if course.points]
+def _describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
+    tables = [_curve_table(course) for course in (held_out_course(rows), training_course(rows)) if course.points]
     return "\n\n".join(tables) or "The record has no metrics up to this step."
 
 
-def _table(course: Course) -> str:
+def _curve_table(course: Course) -> str:
     points = course.points
     values = [value for _, value in points]
     shown = sorted({round(at * (len(points) - 1) / (SHOWN - 1)) for at in range(SHOWN)}) if len(points) > 1 else [0]
     first, last, most, least = values[0], values[-1], max(values), min(values)
-    said = f"First {first:.4g}, last {last:.4g}, highest {most:.4g}, lowest {least:.4g}, of {len(points)} measurements."
+    summary = f"First {first:.4g}, last {last:.4g}, highest {most:.4g}, lowest {least:.4g}"
+    summary += f", of {len(points)} measurements."
     body = "\n".join(f"| {points[at][0]:g} | {points[at][1]:.4g} |" for at in shown)
-    return f"{said}\n\n| step | {course.label} |\n|---|---|\n{body}"
+    return f"{summary}\n\n| step | {course.label} |\n|---|---|\n{body}"
 
 
-def _evaluation(folder: Path, checkpoint: Checkpoint, base: str | None) -> str:
-    lines = [line for name in list_record_folder(folder / "eval") for line in _evaluated(folder / "eval" / name, name)]
+def _describe_evaluations(folder: Path, checkpoint: Checkpoint, base: str | None) -> str:
+    lines = [
+        line
+        for name in list_record_folder(folder / "eval")
+        for line in _describe_evaluation(folder / "eval" / name, name)
+    ]
     tuned = evaluations_of(folder, checkpoint)
     for each in (*base_evaluations_of(folder, tuned, base), *tuned):
         if each.folder.parent.parent.resolve() != folder.resolve():
-            lines += _evaluated(each.folder, "/".join(each.folder.parts[-3:]))
+            lines += _describe_evaluation(each.folder, "/".join(each.folder.parts[-3:]))
     return "\n".join(lines) or "None by `ajet eval`."
 
 
-def _evaluated(folder: Path, name: str) -> Iterator[str]:
+def _describe_evaluation(folder: Path, name: str) -> Iterator[str]:
     try:
         about = read_json(folder / "evaluation.json") or {}
         rows = list(read_rows(folder / "metrics.jsonl"))
     except (OSError, ValueError, UserError) as problem:
-        yield f"- {_plain(name)}: its record cannot be read ({type(problem).__name__})"
+        yield f"- {_plain_text(name)}: its record cannot be read ({type(problem).__name__})"
         return
     for row in rows:
         numbers = {key.removeprefix("validation/"): value for key, value in row.items() if key in _EVALUATED}
-        told = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if isinstance(value, (int, float)))
-        yield f"- {_plain(name)}, {_plain(about.get('label') or about.get('model') or 'a model')}: {told}"
+        values = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if isinstance(value, (int, float)))
+        yield f"- {_plain_text(name)}, {_plain_text(about.get('label') or about.get('model') or 'a model')}: {values}"
 
 
 _EVALUATED = ("validation/success_rate", "validation/reward", "validation/episodes", "validation/tasks")
 
 
-def _versions(folder: Path) -> str:
+def _list_versions(folder: Path) -> str:
     try:
         found = read_json(folder / "environment.json") or {}
     except (OSError, ValueError) as problem:
         return f"Not recorded ({type(problem).__name__})."
     packages, gpus = found.get("packages"), found.get("gpus")
     known = packages if isinstance(packages, dict) else {}
-    lines = [f"- {name} {_plain(known[name])}" for name in PACKAGES if name in known]
-    lines.append(f"- Python {_plain(found.get('python', '')).split(' ')[0]}")
-    lines += [f"- {_plain(each)}" for each in (gpus if isinstance(gpus, list) else ())]
+    lines = [f"- {name} {_plain_text(known[name])}" for name in PACKAGES if name in known]
+    lines.append(f"- Python {_plain_text(found.get('python', '')).split(' ')[0]}")
+    lines += [f"- {_plain_text(each)}" for each in (gpus if isinstance(gpus, list) else ())]
     return "\n".join(lines)
 
 
-def _leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _list_leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{before}{name}.")
+            yield from _list_leaves(value, f"{before}{name}.")
         elif value not in ([], "", False):
             yield f"{before}{name}", value
 
 
-def _plain(value: Any) -> str:
-    """One line that is plain text in Markdown, without addresses and the folders of this machine."""
+def _plain_text(value: Any) -> str:
+    """Return a value as a line of plain text in Markdown, without addresses and the folders of this machine."""
     line = _FOLDERS.sub("", _ADDRESS.sub("(an address)", " ".join(printable(str(value)).split())))[:300]
     # No table, code, HTML, image or link of the record's own.
     return line.replace("`", "'").replace("|", "\\|").replace("<", "\\<").replace("](", "] (")

@@ -1,7 +1,7 @@
-"""`ajet observe`: a deployed agent's calls, on their way to any endpoint, as episodes of a run folder.
+"""`ajet observe`: a proxy that records a deployed agent's calls to any endpoint as episodes of a run folder.
 
-Invariant: a session's file is deleted when its episode is on the disk, and not before; sessions that an earlier
-process of the same name left (it was killed) are gone on with.
+Invariant: a session's file is deleted only when its episode is on the disk; sessions that a killed process of the same
+name left are continued.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from urllib.parse import urlsplit
 from loguru import logger
 from rich.text import Text
 
+from ajet.commands.http_server import read_key, serve_until_ended
 from ajet.commands.launch import closed_by_outcome
-from ajet.commands.own_key import own_key
-from ajet.commands.recording import Recording
-from ajet.commands.service_end import until_ended
-from ajet.record.console import console, counted, printable
+from ajet.commands.recording import EpisodeRecording
+from ajet.record.console import console, counted, print_line, printable
 from ajet.record.status import read_status, recorded_processes
 from ajet.rollout.runtime import frozen_start
 from ajet.schema.addresses import require_key_or_loopback
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
 
 KEY = "AJET_ADMIN_KEY"
-"""Environment variable with the key that feedback must bear; needed where others than this machine can reach it."""
+"""Environment variable with the key for feedback; needed if other machines can reach the proxy."""
 LOOK_S = 1.0
 OPEN, LATE = "open", "feedback.jsonl"
-"""Of the run folder: the files of sessions that are open, and feedback on what had ended."""
+"""In the run folder: the folder of open sessions, and feedback on ended ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observing:
-    """The options of `ajet observe`."""
+class ObserveOptions:
+    """Flags of the command `ajet observe`, except those of the run."""
 
     endpoint: str
     host: str = "127.0.0.1"
@@ -49,15 +48,20 @@ class Observing:
     idle: float = 1800.0
     token_ids: bool = False
     timeout: float = 600.0
-    """Seconds for which the endpoint may send nothing."""
+    """Seconds without data after which a call to the endpoint fails."""
 
 
-def observe(experiment: Experiment, wanted: Observing) -> int:
-    """Record until Ctrl-C, or until SIGTERM, after which what is being answered is finished: exit code 0. Raises
-    UserError, KeyboardInterrupt or a bug."""
+def observe(experiment: Experiment, wanted: ObserveOptions) -> int:
+    """Record until Ctrl-C or SIGTERM; after SIGTERM finish open requests and return the exit code 0.
+
+    Raises:
+        UserError: the user can correct the cause.
+        KeyboardInterrupt: at Ctrl-C.
+    """
     from ajet.record import RunDirectory
 
-    endpoint, key = _endpoint(wanted.endpoint), _key()
+    endpoint = _parse_endpoint(wanted.endpoint)
+    key = read_key(KEY, do="leave it out where only this machine reaches the proxy", or_else="")
     require_key_or_loopback(
         wanted.host, keyed=key is not None, name="proxy", do=f"set {KEY}, which feedback must bear then"
     )
@@ -65,11 +69,13 @@ def observe(experiment: Experiment, wanted: Observing) -> int:
     with closed_by_outcome(run):
         interrupts = Interrupts()
         with interrupts.installed(), frozen_start():
-            _record(run, wanted, endpoint, key, interrupts)
+            _run_proxy(run, wanted, endpoint, key, interrupts)
     return 0
 
 
-def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None, interrupts: Interrupts) -> None:
+def _run_proxy(
+    run: RunDirectory, wanted: ObserveOptions, endpoint: str, key: str | None, interrupts: Interrupts
+) -> None:
     from ajet.gateway.listener import listen
     from ajet.gateway.observing import Proxy, Server, Sessions
 
@@ -91,41 +97,41 @@ def _record(run: RunDirectory, wanted: Observing, endpoint: str, key: str | None
     listening = listen(wanted.host, wanted.port, name="proxy", where="--host, --port")
     host = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
     address = f"http://{host}:{listening.getsockname()[1]}"
-    if adopted := sessions.adopt(_left(run.path)):
+    if adopted := sessions.adopt(_find_left_sessions(run.path)):
         logger.info("goes on with {} that an earlier process left", counted(adopted, "session"))
     proxy = Proxy(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
     server = Server(proxy, sessions, listening)
-    recording = Recording(run)
+    recording = EpisodeRecording(run)
     run.status.set(phase="serving", step=0, url=address)
-    _say(address, endpoint, run, key)
+    _print_address(address, endpoint, run, key)
 
     def keep_next() -> None:
         if waiting.acquire(timeout=LOOK_S):
             with interrupts.held():
-                _keep(*closed.popleft(), recording)
+                _record_episode(*closed.popleft(), recording)
 
     try:
-        until_ended(interrupts, keep_next, lambda: server.idle)
+        serve_until_ended(interrupts, keep_next, lambda: server.idle)
     finally:
         server.stop()
         while closed:
-            _keep(*closed.popleft(), recording)
-        recording.measure(last=True)
+            _record_episode(*closed.popleft(), recording)
+        recording.log_metrics(last=True)
 
 
-def _keep(episode: Episode, file: Path, recording: Recording) -> None:
+def _record_episode(episode: Episode, file: Path, recording: EpisodeRecording) -> None:
     if episode.calls:
-        recording.rest([episode])
-        recording.measure()
+        recording.record_missing([episode])
+        recording.log_metrics()
     file.unlink(missing_ok=True)
-    said = [counted(len(episode.calls), "call")]
-    said += [f"reward {episode.reward:g}"] if episode.reward is not None else []
-    said += [printable(episode.failure.message[:200])] if episode.failure else []
-    console.print(f"{printable(episode.task.task_id)}: {', '.join(said)}", markup=False, soft_wrap=True)
+    parts = [counted(len(episode.calls), "call")]
+    parts += [f"reward {episode.reward:g}"] if episode.reward is not None else []
+    parts += [printable(episode.failure.message[:200])] if episode.failure else []
+    print_line(f"{printable(episode.task.task_id)}: {', '.join(parts)}")
 
 
-def _left(folder: Path) -> list[Path]:
-    """Files of sessions that earlier processes of this name left, whose runs are over."""
+def _find_left_sessions(folder: Path) -> list[Path]:
+    """Return the files of sessions that earlier processes of this name left, whose runs are over."""
     found: list[Path] = []
     for other in sorted(folder.parent.iterdir()):
         files = sorted((other / OPEN).glob("*.jsonl")) if other != folder else []
@@ -134,13 +140,8 @@ def _left(folder: Path) -> list[Path]:
     return found
 
 
-def _key() -> str | None:
-    """The key that feedback must bear. Raises UserError for one that is no key."""
-    return own_key(KEY, do="leave it out where only this machine reaches the proxy", or_else="")
-
-
-def _endpoint(given: str) -> str:
-    """Up to /v1. Raises UserError."""
+def _parse_endpoint(given: str) -> str:
+    """Return the endpoint's URL up to /v1. Raises UserError."""
     secret = "@" in given or "?" in given  # a password or a key may stand there
     try:
         parts = urlsplit(given)
@@ -155,17 +156,17 @@ def _endpoint(given: str) -> str:
             expected="a URL such as http://127.0.0.1:8000/v1",
             do="" if secret or "://" in given else f"did you mean http://{given}?",
         )
-    whole = given.rstrip("/")
-    return whole if parts.path.strip("/") else f"{whole}/v1"
+    url = given.rstrip("/")
+    return url if parts.path.strip("/") else f"{url}/v1"
 
 
-def _say(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:
+def _print_address(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:
     bearer = f' -H "Authorization: Bearer ${KEY}"' if key is not None else ""
     goes = f" what goes to {endpoint} · recording in {run.path}"
-    console.print(Text.assemble("Observing on ", (f"{address}/v1", "bold"), goes), soft_wrap=True)
+    console.print(Text.assemble("ObserveOptions on ", (f"{address}/v1", "bold"), goes), soft_wrap=True)
     console.print(
         f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{bearer} "
         '-d \'{"session": "NAME", "liked": true}\'',
         "\nCtrl-C ends it.",
-        sep="", markup=False, highlight=False, soft_wrap=True,
+        sep="", markup=False, soft_wrap=True,
     )  # fmt: skip

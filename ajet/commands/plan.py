@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from ajet.commands.gpu_estimate import GpuName, describe_estimate, find_own_gpu
-from ajet.commands.launchable import require_launchable, require_rewards
-from ajet.commands.next_command import command_for
+from ajet.commands.launch_checks import require_launchable, require_rewards
 from ajet.commands.pace import describe_step_time, read_pace, read_step_seconds
-from ajet.commands.runner import algorithm_of, apply_sections
+from ajet.commands.runner import algorithm_of, apply_sections, command_for
 from ajet.config.idle import idle_lines
 from ajet.config.plugins import find_part
 from ajet.config.readiness import value_at
@@ -28,7 +27,7 @@ from ajet.config.schema.sft import OBJECTIVE
 from ajet.engine.dimensions import parse_size, read_size
 from ajet.engine.embedded import require_embedded
 from ajet.engine.model_source import HubUnreachableError, is_local, locate, refuse_hosted
-from ajet.record.console import console, counted, format_bytes, format_seconds
+from ajet.record.console import console, counted, format_bytes, format_seconds, print_line
 from ajet.rollout.components import renderer_of, require_gateway, workflow_of
 from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, look_at_own_store, look_at_store, store_address
@@ -69,7 +68,7 @@ def dry_run(
             expected="a folder that can be written to",
             do="name another with --exp-dir",
         )
-    console.print(f"{started} (--dry-run).", markup=False, soft_wrap=True)
+    print_line(f"{started} (--dry-run).")
 
 
 def show_plan(
@@ -143,9 +142,9 @@ def _print_plan(
     judge = open_judge(experiment, reader_judge=reader.judge)
     training = reader.tasks("train")
     validation = reader.tasks("validation") if reader.has("validation") else []
-    tokenizer, lacking = None, ""
+    tokenizer, no_tokenizer = None, ""
     if settings.rollout.engine != "endpoint":
-        tokenizer, lacking = _open_tokenizer(experiment, is_needed=needs_tokenizer)
+        tokenizer, no_tokenizer = _open_tokenizer(experiment, is_needed=needs_tokenizer)
     if tokenizer is not None:
         training = within_prompt_length(training, settings.data, tokenizer)
         validation = within_prompt_length(validation, settings.data, tokenizer) if validation else []
@@ -162,7 +161,7 @@ def _print_plan(
         "tasks": f"{len(training)} train{drawn}, {len(validation) or 'no'} validation",
         "first task": f"{task.task_id}: {task.main_query[:200]}",
     }
-    rows |= _describe_model(experiment, task, tokenizer, lacking)
+    rows |= _describe_model(experiment, task, tokenizer, no_tokenizer)
     rows |= services | _describe_steps(experiment, len(training), epoch)
     rows["record"] = str(experiment.root / experiment.name)
     if store is not None:
@@ -182,14 +181,14 @@ def _print_plan(
     )
     for text in (overridden, idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"), remarks):
         if text:
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print_line(text)
 
 
-def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, lacking: str) -> dict[str, str]:
-    """Return the rows on the model and the first task's prompt; `lacking` says why there is no tokenizer."""
+def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_tokenizer: str) -> dict[str, str]:
+    """Return the rows on the model and the first task's prompt; `no_tokenizer` says why there is no tokenizer."""
     path, endpoint = experiment.ajet.model.path, experiment.ajet.rollout.endpoint
-    if lacking:
-        return {"model": f"{path}\nno prompt is rendered or measured: {lacking}"}
+    if no_tokenizer:
+        return {"model": f"{path}\nno prompt is rendered or measured: {no_tokenizer}"}
     if tokenizer is None:
         return {"model": f"{endpoint.model} at {endpoint.base_url}"}
     if (found := render_with_tools(experiment, task, tokenizer, start=False)) is not None:
@@ -205,7 +204,7 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, lacking:
 def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
     """Return the rows on what is played in a step, and on the steps, of `train` tasks and `epoch` of them an epoch."""
     from ajet.algorithm.staleness import importance_weights
-    from ajet.commands.sampling.beside import threads_of_a_side
+    from ajet.commands.sampling.colocated import count_threads_per_side
     from ajet.engine.machine import device_kind
     from ajet.record.processors import cores
 
@@ -222,7 +221,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
     if trainer.mode == "async" and experiment.backbone.opens is not None:
         share = ", on one device"
         if device_kind(trainer.device) == "cpu":
-            share = f"; threads of each: {threads_of_a_side(trainer)}, of {counted(cores(), 'core')}"
+            share = f"; threads of each: {count_threads_per_side(trainer)}, of {counted(cores(), 'core')}"
         rows["both sides"] = f"a trainer and a sampler at once, a process each{share}"
     if trainer.mode != "sync":
         rows["stale tokens"] = importance_weights(trainer)

@@ -1,4 +1,4 @@
-"""The screen of `ajet plugins`."""
+"""`ajet plugins`: print each plug-in with the parts that it brings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from ajet.config.plugin import NAMED_KINDS, Plugin
 from ajet.config.plugins import LoadedPlugin, describe_broken_keys, list_added_keys, list_plugins
-from ajet.record.console import console
+from ajet.record.console import console, print_line
 from ajet.schema.commands import installs, installs_extra
 
 
@@ -19,12 +19,12 @@ def show_plugins() -> int:
     for each in loaded:
         name = each.plugin.name if each.plugin is not None else each.place
         console.print(f"[bold]{escape(name)}[/] [dim]{escape(f'({each.distribution})')}[/]")
-        for line in _describe(each):
-            console.print(f"  {line}", markup=False, soft_wrap=True)
+        for line in _describe_plugin(each):
+            print_line(f"  {line}")
     return int(any(each.problem or (each.plugin and describe_broken_keys(each.plugin)) for each in loaded))
 
 
-def _describe(loaded: LoadedPlugin) -> Iterator[str]:
+def _describe_plugin(loaded: LoadedPlugin) -> Iterator[str]:
     plugin = loaded.plugin
     if plugin is None:
         yield f"not loaded: {loaded.problem}"
@@ -43,7 +43,7 @@ def _describe(loaded: LoadedPlugin) -> Iterator[str]:
         yield f"key: {', '.join(keys)}"
     if problem := describe_broken_keys(plugin):
         yield f"not loaded: {problem}"
-    if missing := _find_missing(plugin):
+    if missing := [package for package in plugin.packages if find_spec(package) is None]:
         command = installs_extra(plugin.extra) if plugin.extra else installs(*missing)
         yield f"needs {', '.join(missing)}, not installed here: {command}"
 
@@ -52,7 +52,3 @@ def _list_keys(plugin: Plugin) -> Iterator[str]:
     for added in list_added_keys():
         if added.plugin == plugin.name:
             yield from (".".join(filter(None, ["ajet", added.path, key])) for key in added.model.model_fields)
-
-
-def _find_missing(plugin: Plugin) -> list[str]:
-    return [package for package in plugin.packages if find_spec(package) is None]

@@ -1,6 +1,6 @@
-"""What a person sees while a run trains: a bar of episodes, one line a step, and now and then an answer.
+"""The screen of a training: a bar of episodes, a line for each step, and a sample answer every few steps.
 
-Invariant: it only shows. It gets episodes and numbers that are recorded anyway, and changes none.
+Invariant: it only shows episodes and metrics that are recorded anyway.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY = 5
 """Training steps between two sample answers."""
-WORTH_SAYING_S = 5.0
-"""Seconds of a rollout from which on the time of a step is estimated on the screen."""
+SHOWN_FROM_S = 5.0
+"""Shortest rollout in seconds for which the screen estimates the time of a step."""
 DRAWN_EVERY_S = 2.0
-"""In a notebook, while episodes are played."""
+"""Seconds between two drawings of the curve in a notebook."""
 
 
 class TrainingProgress:
-    """Called by rollout for each episode (from its threads) and by the loop for each step."""
+    """Shows episodes and steps; called by the rollout, from its threads, and by the loop."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory) -> None:
         trainer, rollout = experiment.ajet.trainer_common, experiment.ajet.rollout
@@ -52,7 +52,7 @@ class TrainingProgress:
             self._curve = NotebookCurve(experiment.name, trainer.total_training_steps, rows, show)
 
     def on_episode(self, episode: Episode) -> None:
-        """An episode ended. Thread-safe."""
+        """Show an ended episode. Thread-safe."""
         with self._lock:
             validation = episode.split == "validation"
             if not validation and (self._sample is None or (episode.reward or 0) > (self._sample.reward or 0)):
@@ -71,7 +71,7 @@ class TrainingProgress:
                 self._curve.draw(f"{self._bar.title}: {counted(self._bar.done, 'episode')}")
 
     def on_step(self, step: int, total: int, metrics: dict[str, float]) -> None:
-        """A step or a validation ended: one line of its numbers."""
+        """Print a line of metrics for an ended step or validation."""
         with self._lock:
             if self._bar is not None:
                 self._bar.close()
@@ -81,8 +81,8 @@ class TrainingProgress:
         is_validation = "validation/rows" in metrics or "validation/tasks" in metrics
         self._step_began = time.monotonic() if is_validation and self._step_began is not None else None
         if is_validation:
-            told = keep_pairs(f"held out: {_validation(metrics)}")
-            console.print(f"step {step:>4}/{total}  [bold]{told}[/]", soft_wrap=True)
+            text = keep_pairs(f"held out: {_describe_validation(metrics)}")
+            console.print(f"step {step:>4}/{total}  [bold]{text}[/]", soft_wrap=True)
             return
         console.print(keep_pairs(step_line(step, total, metrics)), markup=False, soft_wrap=True)
         if (step == 1 or step % SAMPLE_EVERY == 0) and "train/rows" not in metrics:
@@ -90,7 +90,7 @@ class TrainingProgress:
         self._sample = None
 
     def close(self) -> None:
-        """Take the bars away. Idempotent."""
+        """Remove the bars from the screen. Idempotent."""
         self._bars.close()
 
     def _show_sample(self) -> None:
@@ -98,12 +98,12 @@ class TrainingProgress:
             return
         last = self._sample.calls[-1]
         reply = self._sample.messages[last.reply] if last.reply is not None else {}
-        said = " ".join(str(reply.get("content") or reply.get("tool_calls") or "").split())
+        text = " ".join(str(reply.get("content") or reply.get("tool_calls") or "").split())
         line = Text.assemble(
             ("            ", ""),
             (f"{printable(self._sample.task.main_query[:80])} ", "dim"),
             ("→ ", "dim"),
-            (printable(said[:160]), "italic"),
+            (printable(text[:160]), "italic"),
         )
         console.print(line, soft_wrap=True)
 
@@ -130,7 +130,7 @@ class StepEstimate:
             self._first = seconds
         later = (seconds - self._first) / max(self._ended - 1, 1)  # the first one waits for the engine to warm up
         rollout = self._first + later * (self._episodes - 1)
-        if self._ended != self._needed or rollout < WORTH_SAYING_S:
+        if self._ended != self._needed or rollout < SHOWN_FROM_S:
             return None
         return (
             f"A step takes about {format_seconds(2 * rollout)}: {format_seconds(rollout)} for "
@@ -139,17 +139,17 @@ class StepEstimate:
         )
 
 
-def _validation(metrics: dict[str, float]) -> str:
+def _describe_validation(metrics: dict[str, float]) -> str:
     if "validation/rows" in metrics:
         return f"loss {metrics['validation/loss']:.4f} ({counted(int(metrics['validation/rows']), 'row')})"
     return f"{words(metrics)} ({int(metrics['validation/tasks'])} tasks, {metrics.get('seconds/validation', 0):.1f} s)"
 
 
 def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
-    """One line for a training step, or for a validation; `total` 0: there is no last one."""
+    """Return the line of a training step or a validation; `total` 0: there is no last step."""
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
     if "validation/rows" in metrics or "validation/tasks" in metrics:
-        return f"{parts[0]}  held out: {_validation(metrics)}"
+        return f"{parts[0]}  held out: {_describe_validation(metrics)}"
     if "train/rows" in metrics:
         given = counted(int(metrics["train/rows"]), "pair" if "dpo/accuracy" in metrics else "row")
         parts.append(f"loss {metrics['loss']:.4f} over {given}")

@@ -1,7 +1,7 @@
-"""Recording: what `ajet serve` keeps where nothing is trained.
+"""The record of `ajet serve` without training, and of `ajet observe`.
 
-Invariant: an episode whose end was acknowledged is on the disk, once; one whose end came with the server's is written
-before the server has ended. `BLOCK` of them share a file and a row of metrics.
+Invariant: an episode whose end was acknowledged is on the disk, once; an episode that ended with the server is written
+before the server has ended. `BLOCK` episodes share a file and a row of metrics.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ BLOCK = 200
 """Episodes of one file and one row of metrics."""
 
 
-class Recording:
-    """The record of one run, as its rollout writes it."""
+class EpisodeRecording:
+    """Writes the episodes of one run and their metrics."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
@@ -34,27 +34,25 @@ class Recording:
         self._block: list[Episode] = []
         self._full: list[tuple[int, list[Episode]]] = []
         self._written: set[str] = set()
-        """Of those that `rest` has not seen."""
+        """Uuids of written episodes that `record_missing` has not seen."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
-        """Write one. Raises UserError or OSError; then it may be put again. Thread-safe."""
+        """Write an episode. Raises UserError or OSError; then it may be put again. Thread-safe."""
         with self._lock:
-            self._write(kept.episode)
+            self._write_episode(kept.episode)
             self._written.add(kept.episode.uuid)
 
-    def rest(self, episodes: Iterable[Episode]) -> None:
-        """Record the episodes that came out of the desk: what is not written yet, which is what ended with the server,
-        is now. Raises UserError or OSError."""
+    def record_missing(self, episodes: Iterable[Episode]) -> None:
+        """Write those of the ended episodes that `put` has not written. Raises UserError or OSError."""
         with self._lock:
             for episode in episodes:
                 if episode.uuid in self._written:
                     self._written.remove(episode.uuid)
                 else:
-                    self._write(episode)
+                    self._write_episode(episode)
 
-    def measure(self, *, last: bool = False) -> None:
-        """Write the metrics of the blocks that are full, with `last` of all. One that cannot be written is tried again
-        with the next."""
+    def log_metrics(self, *, last: bool = False) -> None:
+        """Write the metrics of full blocks, with `last` of all; failed ones are written with the next."""
         with self._lock:
             if last and self._block:
                 self._close_block()
@@ -67,7 +65,7 @@ class Recording:
                     logger.warning("the metrics of episodes {} cannot be written: {}", step, error)
                     return
 
-    def _write(self, episode: Episode) -> None:
+    def _write_episode(self, episode: Episode) -> None:
         self._run.episodes.write(self._number, "debug", [episode])
         self._block.append(episode)
         if len(self._block) >= BLOCK:

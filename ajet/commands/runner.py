@@ -1,17 +1,20 @@
-"""Runners for backbones that train in the run's own process, and how the runner of a backbone is found.
+"""Runners of backbones that train in the run's own process, and what depends on a backbone's runner.
 
-The contract is `ajet.train.runner`.
+`ajet.train.runner` has the contract.
 """
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loguru import logger
-
+from ajet.config.backbones import described
+from ajet.config.experiment import DEFAULT_ROOT
 from ajet.config.plugin import load_code
-from ajet.train.runner import Runner
+from ajet.schema.commands import command
+from ajet.train.runner import LaunchOptions, Runner
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
@@ -20,11 +23,9 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.store import Address
     from ajet.train.interrupts import Interrupts
-    from ajet.train.options import LaunchOptions
-    from ajet.train.parts import Parts
+    from ajet.train.parts import RunParts
     from ajet.train.sink import RunSink
     from ajet.train.sources.store import SamplerPool
-    from ajet.train.step import OnStep
 
 
 class InProcessRunner(Runner):
@@ -34,7 +35,7 @@ class InProcessRunner(Runner):
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
         """Train in this process, on episodes of its own or of a store."""
-        from ajet.commands.sampling.beside import half_of_the_cores, sampler_beside
+        from ajet.commands.sampling.colocated import run_colocated_sampler, share_cores
         from ajet.train.footprint import rehearse_update
         from ajet.train.parts import assemble, pins_of
         from ajet.train.sources.store import SamplerPool
@@ -42,20 +43,23 @@ class InProcessRunner(Runner):
         samplers = SamplerPool(options.from_store) if options.from_store is not None else None
         with ExitStack() as stack:
             if experiment.ajet.trainer_common.mode == "async" and samplers is None:
-                samplers = stack.enter_context(sampler_beside(experiment, run))  # first: both sides load at once
-                experiment = half_of_the_cores(experiment)
+                samplers = stack.enter_context(run_colocated_sampler(experiment, run))  # first: both load at once
+                experiment = sink.experiment = share_cores(experiment)
             parts = stack.enter_context(
                 assemble(experiment, run_id=run.run_id, on_episode=sink.on_episode, pins=pins_of(run))
             )
             if options.rehearsal:
                 rehearse_update(experiment, parts.backbone)
-            train_parts(parts, run, samplers, interrupts, sink.on_step)
+            train_parts(parts, sink, samplers, interrupts)
 
 
-def train_parts(
-    parts: Parts, run: RunDirectory, samplers: SamplerPool | None, interrupts: Interrupts, on_step: OnStep
-) -> None:
-    """Train with assembled parts. `samplers`: who plays; None: this process, in turns with the updates."""
+def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, interrupts: Interrupts) -> None:
+    """Train with assembled parts.
+
+    Args:
+        samplers: the samplers that play; None: this process plays, in turns with the updates.
+    """
+    from ajet.task_reader.contamination import overlap
     from ajet.train.loop import train
     from ajet.train.session import TrainingSession, open_store, read_resumed_frontier
     from ajet.train.sources.rollout import RolloutSource, make_task_order
@@ -64,32 +68,21 @@ def train_parts(
     tasks = make_task_order(parts.tasks("train"), parts.experiment.ajet)
     source: StoreSource | RolloutSource
     if samplers is None:
-        source, store = RolloutSource(parts), open_store(run, tasks)
+        source, store = RolloutSource(parts), open_store(sink.run, tasks)
     else:
         source = StoreSource(parts, samplers)
-        store = source.open_store(run, tasks, read_resumed_frontier(run, tasks))
-    session = TrainingSession(parts.experiment, parts.backbone, run, store, tasks, interrupts, on_step)
-    warn_of_plan(parts, session.algorithm, len(tasks), is_colocated=samplers is None or samplers.is_colocated)
-    train(session, source)
-
-
-def warn_of_plan(parts: Parts, algorithm: Algorithm, tasks: int, *, is_colocated: bool) -> None:
-    """Warn of what a training of so many tasks cannot do well. `is_colocated`: episodes are played on this machine."""
-    from ajet.task_reader.contamination import overlap
-    from ajet.train.remarks import describe_remarks
-
+        store = source.open_store(sink.run, tasks, read_resumed_frontier(sink.run, tasks))
+    session = TrainingSession(sink, parts.backbone, store, tasks, interrupts)
     validates = parts.reader.has("validation")
-    remarks = describe_remarks(
-        parts.experiment,
-        algorithm,
-        train=tasks,
+    sink.review(
+        session.algorithm,
+        train=len(tasks),
         validates=validates,
-        workflow=None if parts.judge.judges else parts.workflow,
         known=overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
-        beside=is_colocated,
+        workflow=None if parts.judge.judges else parts.workflow,
+        is_colocated=samplers is None or samplers.is_colocated,
     )
-    if remarks:
-        logger.warning("{}", remarks)
+    train(session, source)
 
 
 class LocalRunner(InProcessRunner):
@@ -99,9 +92,12 @@ class LocalRunner(InProcessRunner):
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
         from ajet.backbone.local.requirements import require_machine, require_trainable
-        from ajet.train.sft.settings import settled
 
-        settings = settled(experiment).ajet if experiment.ajet.sft.objective is not None else experiment.ajet
+        if experiment.ajet.sft.objective is not None:
+            from ajet.train.sources.replies import adapt_to_replies
+
+            experiment = adapt_to_replies(experiment)
+        settings = experiment.ajet
         require_trainable(settings, looking=looking)
         if here:
             require_machine(settings)
@@ -114,8 +110,11 @@ def runner_of(backbone: Descriptor) -> Runner:
 
 
 def apply_sections(experiment: Experiment, from_store: Address | None = None) -> tuple[Experiment, str]:
-    """Return the experiment as the backbone's own sections of the YAML leave it, and a line for each key below `ajet`
-    that they override. Raises UserError."""
+    """Return the experiment with the values of the backbone's own sections, and a line for each key that they override.
+
+    Raises:
+        UserError: the backbone refuses a section.
+    """
     if "trains" not in experiment.backbone.can:
         return experiment, ""
     runner = runner_of(experiment.backbone)
@@ -123,11 +122,42 @@ def apply_sections(experiment: Experiment, from_store: Address | None = None) ->
 
 
 def algorithm_of(experiment: Experiment) -> Algorithm:
-    """The algorithm that gives credit in a run of it: the one that the backbone's own keys name, if they do; for checks
-    before a run, which try a user's. Raises UserError, for whatever else the backbone would refuse, too."""
+    """Return the algorithm of a run, which the backbone's own keys may name, after trying it on a group.
+
+    Raises:
+        UserError: the algorithm fails, or the backbone refuses the settings.
+    """
     from ajet.algorithm import opened
     from ajet.algorithm.own_algorithm import try_group
 
     algorithm = opened(runner_of(experiment.backbone).settings(experiment), base=experiment.base)
     try_group(algorithm)
     return algorithm
+
+
+def command_for(experiment: Experiment, backbone: str) -> str:
+    """Return the command that runs the experiment on a backbone, to be pasted; "" for an experiment of no file.
+
+    It names the same YAML, folder of records and overrides.
+    """
+    if not experiment.yaml_path.is_file():
+        return ""
+    words = ["--conf", _shorten_path(experiment.yaml_path), "--backbone", backbone]
+    named = experiment.ajet.experiment_dir
+    if experiment.root != Path(DEFAULT_ROOT if named == "auto" else named).expanduser().absolute():
+        words += ["--exp-dir", _shorten_path(experiment.root)]
+    if "spreads" in described(backbone).can:
+        words.append("--with-ray-cluster" if os.environ.get("RAY_ADDRESS") else "--with-ray")
+    return command(*words, *(each for each in experiment.overrides if _has_effect(each, backbone)))
+
+
+def _has_effect(override: str, backbone: str) -> bool:
+    """Return False for an override that names the backbone, or that the backbone ignores."""
+    key = override.partition("=")[0].strip("+ ").removeprefix("ajet.")
+    return key != "backbone" and not (key.startswith("debug.") and "trains" in described(backbone).can)
+
+
+def _shorten_path(path: Path) -> str:
+    """Return the path relative to the working directory, if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,8 +1,8 @@
-"""What a script shows of an error or an interrupt from ajet that it does not catch: one screen, without frames of ajet.
+"""Errors and interrupts from ajet that a script does not catch: one screen, without frames of ajet.
 
-Invariant: the exception passes through the script as any other, so that `except` and `finally` run. Only where nothing
-catches it, `sys.excepthook`, set for this one exception as it leaves ajet, prints the screen and gives the exit code
-that the command has.
+Invariant: the exception passes through the script as any other, so that `except` and `finally` run. If nothing catches
+it, `sys.excepthook`, which is set for this exception as it leaves ajet, prints the screen and sets the command's exit
+code.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import ParamSpec, TypeVar
 
 from ajet.schema.errors import RunFailed, Unreachable, UserError
 
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 USER, FAILED, PREEMPTED, INTERRUPTED = 2, 1, 75, 130
 """The exit codes of `ajet.cli.exit`."""
 
 
-def brief_if_uncaught(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+def brief_if_uncaught(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Decorate an entry point for scripts: a UserError or interrupt that nothing catches is one screen."""
 
     @functools.wraps(function)
-    def called(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+    def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
         try:
             return function(*args, **kwargs)
         except (UserError, KeyboardInterrupt) as error:
@@ -51,11 +51,11 @@ class _BriefHook:
         if error is not self.error:
             self._earlier(kind, error, trace)
             return
-        sys.stderr.write(f"{_screen(error)}{_called_at(trace)}\n")
+        sys.stderr.write(f"{_render_screen(error)}{_called_at(trace)}\n")
         raise SystemExit(_exit_code(error))
 
 
-def _screen(error: BaseException) -> str:
+def _render_screen(error: BaseException) -> str:
     from ajet.record.console import harmless
     from ajet.record.secrets import Redactor
     from ajet.train.interrupts import explain_end
@@ -66,7 +66,7 @@ def _screen(error: BaseException) -> str:
 
 
 def _called_at(trace: TracebackType | None) -> str:
-    """The line of the person's own that called ajet, or "" where there is none."""
+    """Return the line of the user's code that called ajet; "" if there is none."""
     from ajet.config.references import is_library_file
 
     frames = [frame for frame in traceback.extract_tb(trace) if not is_library_file(frame.filename)]

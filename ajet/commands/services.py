@@ -1,7 +1,7 @@
-"""Whether all that a run stands on outside itself is there, before anything costly begins.
+"""Checks that the services of a run answer, before anything costly begins.
 
-Invariant: all are asked at once and the whole takes at most `WITHIN_S`, whatever they do; one that does not answer by
-then is down. What is down is one UserError that says of each what, where, what was expected and what to do.
+Invariant: all services are asked in parallel, for `WITHIN_S` at most; one that does not answer by then is down. One
+UserError says of each service that is down what, where, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 WITHIN_S = 10.0
 ASK_S = 8.0
-"""How long one may take to answer."""
+"""Seconds that one service may take to answer."""
 
 
-def services_of(experiment: Experiment) -> list[Service]:
-    """All services of the experiment, each once."""
+def list_services(experiment: Experiment) -> list[Service]:
+    """Return all services of the experiment, each once."""
     found: list[Service] = []
     for source in list_references("services"):
         named: Callable[[Experiment], Iterable[Service]] = load_code(source)
@@ -37,20 +37,20 @@ def services_of(experiment: Experiment) -> list[Service]:
 
 
 def require_services(experiment: Experiment) -> list[Service]:
-    """Ask them; answers those that are there. Raises UserError."""
-    return require_answers(services_of(experiment))
+    """Ask the experiment's services, and return them. Raises UserError if one is down."""
+    return require_answers(list_services(experiment))
 
 
 def require_answers(services: list[Service]) -> list[Service]:
-    """Ask these services and return them. Raises UserError where one is down."""
-    wrong = [(service, why) for service, why in asked(services) if why]
+    """Ask these services, and return them. Raises UserError if one is down."""
+    wrong = [(service, why) for service, why in ask_services(services) if why]
     if wrong:
-        raise _down(wrong)
+        raise _explain_down(wrong)
     return services
 
 
-def asked(services: list[Service], within: float = WITHIN_S) -> list[tuple[Service, str]]:
-    """Each with what is wrong with it, or an empty string."""
+def ask_services(services: list[Service], within: float = WITHIN_S) -> list[tuple[Service, str]]:
+    """Return each service with its problem, or an empty string."""
     answers: list[str | None] = [None] * len(services)
 
     def ask(index: int, service: Service) -> None:
@@ -58,7 +58,7 @@ def asked(services: list[Service], within: float = WITHIN_S) -> list[tuple[Servi
             answers[index] = service.ask(min(ASK_S, within))
         except Exception as problem:  # noqa: BLE001 - one check's failure is that one's answer
             why = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
-            answers[index] = f"it could not be asked: {why}"
+            answers[index] = f"it could not be ask_services: {why}"
 
     threads = [
         threading.Thread(target=ask, args=(index, service), name="ajet-ask", daemon=True)
@@ -73,7 +73,7 @@ def asked(services: list[Service], within: float = WITHIN_S) -> list[tuple[Servi
     return [(service, late if answer is None else answer) for service, answer in zip(services, answers, strict=True)]
 
 
-def _down(wrong: list[tuple[Service, str]]) -> UserError:
+def _explain_down(wrong: list[tuple[Service, str]]) -> UserError:
     (first, why), *others = wrong
     if not others:
         what = f"The {first.name} at {first.address} cannot be reached: {why}"

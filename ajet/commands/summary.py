@@ -1,7 +1,7 @@
-"""What a finished run says of itself: the curve, and one line that was counted, not assumed.
+"""The summary of a finished run: curve, validations, counts of tasks and episodes, and advice.
 
-Invariant: skipped and doubled tasks are read back from `metrics.jsonl`, the record of what was trained, not from the
-loop's own variables.
+Invariant: skipped and doubled tasks are counted in `metrics.jsonl`, the record of what was trained, not in variables of
+the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 from ajet.config.references import is_of_running_program
 from ajet.record.attempts import read_attempts
 from ajet.record.comparison import compare
-from ajet.record.console import console, counted
+from ajet.record.console import console, counted, print_line
 from ajet.record.curve import draw_curve
 from ajet.record.gamed import GAMED
 from ajet.record.held_out import FEWEST_TASKS, rows_of_last_judge, words
@@ -23,7 +23,7 @@ from ajet.record.learned import LEARNED_NOTHING, advise_given_answers, idle_step
 from ajet.record.scores import Scores, worth_of_failure
 from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
-from ajet.train.gaming import told
+from ajet.train.gaming import describe_alarm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,14 +33,16 @@ if TYPE_CHECKING:
 
 
 GIVEN_UP_SHOWN = 5
-"""Positions that are named when a run ends."""
+"""Positions that the summary names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts over a run's metric rows. Tasks are positions in the training order, over all epochs; those that the
-    newest step says are `waiting` (played ahead of it, or begun in it and not ended) are not skipped, and those that a
-    row says were `given_up`, and that no one has had since, are counted as that."""
+    """Counts over a run's rows of metrics.
+
+    Tasks are positions in the training order, over all epochs. Positions that are `waiting` at the newest step are not
+    skipped; positions that were `given_up`, and not played since, are counted as that.
+    """
 
     trained: int
     skipped: int
@@ -48,15 +50,15 @@ class Tally:
     failed: int
     forked: int
     held_out_failed: int = 0
-    """Failed attempts of all validations."""
+    """Number of failed attempts of all validations."""
     unit: str = "task"
-    """What a position holds: a row, where replies are given."""
+    """What a position is: a task, or a row of given replies."""
     given_up: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    """Positions that samplers failed at again and again, with what went wrong each time."""
+    """Positions that samplers gave up, with the reason of each failure."""
 
     @classmethod
     def of(cls, rows: Iterable[dict[str, Any]]) -> Tally:
-        """The tally of the rows of `metrics.jsonl`."""
+        """Count the rows of `metrics.jsonl`."""
         seen = Counter[int]()
         unused: set[int] = set()
         ahead: set[int] = set()
@@ -87,7 +89,7 @@ class Tally:
         )
 
     def line(self) -> str:
-        """A line for the person."""
+        """Return the counts as a line."""
         given_up = f", {len(self.given_up)} given up" if self.given_up else ""
         line = (
             f"{counted(self.trained, self.unit)} trained, {self.skipped} skipped, {self.doubled} doubled{given_up}; "
@@ -98,11 +100,14 @@ class Tally:
 
 
 def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
-    """Which held-out tasks the validation after one step solved and that after another did not, in short; None where
-    either recorded no episode, or nothing was scored."""
+    """Return how many held-out tasks were solved after one step and not after another, in words.
+
+    Returns:
+        None if one validation recorded no episode, or nothing was scored.
+    """
     try:
         first, last = (read_attempts(episodes.path(step, "validation")) for step in (before, after))
-    except UserError as damage:  # what was trained is whole
+    except UserError as damage:  # the training itself is complete
         return f"Which held-out tasks flipped is not known: {damage.what}"
     if all(attempt.reward is None for attempt in (*first, *last)):
         return None
@@ -129,13 +134,18 @@ def _show_finished(run: RunDirectory, step: int) -> None:
         "Begin anew: --fresh (in Python fresh=True); the old run is kept.",
         *([f"Checkpoint: {checkpoint.path}"] if checkpoint else []),
     ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(line)
 
 
-def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
-    """Draw the curve, print accuracy before and after, the tally, and what to try next; or that nothing was learned,
-    and why. `ends_idle`: the run ends after `stop_after_idle_steps`. Raises UserError where it did so and had learned
-    nothing at all."""
+def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
+    """Draw the curve; print accuracy before and after, the counts and what to try next, or why nothing was learned.
+
+    Args:
+        ends_idle: True if the run ends after `stop_after_idle_steps`.
+
+    Raises:
+        UserError: the run ended so, and had learned nothing at all.
+    """
     rows = run.metrics.rows()
     if run.resumed is not None and all(int(row.get("step", 0)) <= run.resumed.step for row in rows):
         _show_finished(run, run.resumed.step)
@@ -162,19 +172,19 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if cut := sum(int(row.get("train/cut_replies", 0)) for row in rows):
         calls = sum(int(row.get("train/calls", 0)) for row in rows)
         where = command("episodes", run_named(run.path, run.name))
-        console.print(f"{cut} of {calls} replies cut by a limit on tokens: see {where}", markup=False, soft_wrap=True)
+        print_line(f"{cut} of {calls} replies cut by a limit on tokens: see {where}")
     for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
         told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
-        console.print(f"Given up: position {order} ({told_once})", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"Given up: position {order} ({told_once})")
     if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
         console.print(f"and {counted(more, 'other position')} given up: see `given_up` in metrics.jsonl")
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     where = f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else "")
-    console.print(where, markup=False, soft_wrap=True)
+    print_line(where)
     named = run_named(run.path, run.name)
     if alarm := run.status.get(GAMED):
         console.print("[bold yellow]Are the rewards of this run gamed?[/]")
-        console.print("\n".join(told(alarm, named)), markup=False, highlight=False, soft_wrap=True)
+        print_line("\n".join(describe_alarm(alarm, named)))
     reason, idle = why_nothing(rows), idle_steps(rows)
     ended = ends_idle and 0 < run.experiment.ajet.trainer_common.stop_after_idle_steps <= idle
     advice = f"Before the next run: {advise_given_answers(run.experiment.ajet)}." if is_never_right(rows) else ""
@@ -183,7 +193,7 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.", soft_wrap=True)
         console.print("See what was played: ", command("episodes", named), sep="", markup=False, soft_wrap=True)
         if advice:
-            console.print(advice, markup=False, highlight=False, soft_wrap=True)
+            print_line(advice)
         if ended:
             raise UserError(
                 f"The run was ended: it learned nothing in {idle} steps.",
@@ -196,7 +206,7 @@ def finish(run: RunDirectory, *, ends_idle: bool = True) -> None:
         why = why_nothing([row for row in rows if "tasks" in row][-idle:])
         console.print(f"It ended early: the last {idle} steps had nothing to learn from ({why}).", soft_wrap=True)
         if advice:
-            console.print(advice, markup=False, highlight=False, soft_wrap=True)
+            print_line(advice)
     console.print(Text.assemble("Try the tuned model: ", (command("chat", named), "bold")), soft_wrap=True)
     if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
         measured = "best" if run.checkpoints.best() else "latest"

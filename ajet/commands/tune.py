@@ -1,27 +1,28 @@
-"""`ajet.tune`: an agent, a reward and tasks, as Python has them, tuned in one call.
+"""`ajet.tune`: tune an agent with a reward and tasks that are Python objects, in one call.
 
-Invariant: it is an AgentJetJob and nothing beside it. Tasks that are given as objects are written down before the run,
-so that it is recorded, resumed and proven as one from a file; a function of the running program or notebook is named as
-such (`__main__->agent`), and refused where another process would have to find it.
+Invariants: it builds and runs an AgentJetJob. Tasks that are objects are written to a file before the run, so that it
+is recorded, resumed and proven as a run of a file. A function of the running program or notebook is named as such
+(`__main__->agent`), and refused if another process must load it. An object whose elements are names of columns, lines
+or letters is refused with what to write; a table gives its rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from ajet.commands.job import AgentJetJob
-from ajet.commands.own_reference import live_reference
+from ajet.commands.job import AgentJetJob, Tuned
+from ajet.commands.job_arguments import live_reference
 from ajet.commands.script_errors import brief_if_uncaught
-from ajet.commands.task_objects import require_no_question, rows_of_objects, rows_of_table
-from ajet.commands.tuned import Tuned
-from ajet.schema.errors import UserError
+from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader.csv_format import require_no_spreadsheet
 from ajet.task_reader.jsonl import TABLES
+from ajet.task_reader.plain_values import BadRow, to_plain
+from ajet.task_reader.rows import row_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -47,7 +48,7 @@ def tune(
     fresh: bool = False,
     resume: str | Path | None = None,
 ) -> Tuned:
-    """Tune the model inside `agent` by its rewards, in this process, and say what came of it.
+    """Tune the model inside `agent` by its rewards, in this process, and return the result.
 
     `agent`: a function `(task, tuner)`, a Workflow class, or a reference to one. `reward`: a function
     `(task, output)`, a judge class, or a reference; None where the agent answers with the reward itself, or a reference
@@ -65,25 +66,28 @@ def tune(
         job.set_judge(live_reference(reward))
     given = {} if steps is None else {"trainer_common.total_training_steps": steps}
     given |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
-    experiment = _set(job, given).experiment()
+    experiment = _set_settings(job, given).experiment()
     root = experiment.root
-    as_rows = validation is not None and not _is_split(validation)
-    training = _place(tasks, root / f"{name}.tasks.jsonl", "tasks", as_rows)
-    held_out = None if validation is None else _place(validation, root / f"{name}.validation.jsonl", "validation", True)
-    told = _reader(training, held_out, given=validation)
-    job.set(**{f"task_reader__{key}": value for key, value in told.items()})
+    names_split = isinstance(validation, str) and not validation.lower().endswith((*TABLES, *_LINES))
+    as_rows = validation is not None and not names_split
+    training = _store_tasks(tasks, root / f"{name}.tasks.jsonl", "tasks", as_rows)
+    held_out = (
+        None if validation is None else _store_tasks(validation, root / f"{name}.validation.jsonl", "validation", True)
+    )
+    values = _reader_settings(training, held_out, given=validation)
+    job.set(**{f"task_reader__{key}": value for key, value in values.items()})
     if experiment.backbone.opens is not None:  # engine and optimizer are this process's
         count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
-        given = {**_defaults(experiment, given, count, steps, held_out is not None), **given}
-    _set(job, given)  # what is set wins
+        given = {**_fitting_defaults(experiment, given, count, steps, held_out is not None), **given}
+    _set_settings(job, given)  # what is set wins
     return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 
 
-def _set(job: AgentJetJob, given: Mapping[str, Any]) -> AgentJetJob:
+def _set_settings(job: AgentJetJob, given: Mapping[str, Any]) -> AgentJetJob:
     return job.set(**{key.replace(".", "__"): value for key, value in given.items()})
 
 
-def _defaults(
+def _fitting_defaults(
     experiment: Experiment, given: Mapping[str, Any], tasks: int | None, steps: int | None, has_validation: bool
 ) -> dict[str, Any]:
     """Return the settings that fit the model and this machine, without those in `given`."""
@@ -99,16 +103,14 @@ def _defaults(
     )  # fmt: skip
 
 
-def _is_split(validation: Tasks) -> bool:
-    """Return True for the name of a split: a text that is no file."""
-    return isinstance(validation, str) and not validation.lower().endswith((*TABLES, *_LINES))
+def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
+    """Return the place of the tasks, after writing objects to `file`. Raises TaskError.
 
-
-def _place(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
-    """Return where the tasks are; those that are given as objects are in `file` from now on. `as_rows`: those of a
-    table, too. Raises TaskError."""
+    Args:
+        as_rows: True to write the rows of a table, too.
+    """
     if isinstance(tasks, str):
-        require_no_question(tasks, name)
+        _refuse_question(tasks, name)
     if isinstance(tasks, str | Path) and Path(tasks).is_file():
         require_no_spreadsheet(Path(tasks))
     if isinstance(tasks, str | Path) and not (as_rows and str(tasks).lower().endswith(TABLES)):
@@ -117,14 +119,14 @@ def _place(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
     from ajet.record import write_errors
     from ajet.record.files import write_atomically
 
-    rows = rows_of_table(tasks, name) if isinstance(tasks, str | Path) else rows_of_objects(tasks, name)
+    rows = _parse_table(tasks, name) if isinstance(tasks, str | Path) else _parse_objects(tasks, name)
     with write_errors.explained("the tasks", file.parent, kept="nothing was begun"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, "".join(f"{json.dumps(row)}\n" for row in rows))
     return str(file)
 
 
-def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[str, Any]:
+def _reader_settings(training: str, held_out: str | None, given: Tasks | None) -> dict[str, Any]:
     from ajet.config.schema.choices import is_reference
 
     if training.lower().endswith(_LINES):
@@ -142,3 +144,105 @@ def _reader(training: str, held_out: str | None, given: Tasks | None) -> dict[st
     one_file = training.lower().endswith(TABLES)  # any split of it is all of its rows
     splits = {} if held_out is None and not one_file else {"validation_split": held_out}
     return {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": training, **splits}}
+
+
+ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".xlsx", ".xls", ".ods")
+LONGEST_PATH = 255
+"""Characters of the longest text that may be a path."""
+EXPECTED = "a list or generator of ajet.Task, of questions or of dicts; a DataFrame, a datasets.Dataset; a path"
+
+
+def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
+    """Return the rows of tasks that are objects. `name`: of the argument. Raises TaskError."""
+    rows = [_row_of(task, f"{name}[{index}]") for index, task in enumerate(_list_elements(tasks, name))]
+    if not rows:
+        raise TaskError("There is no task: the list is empty.", where=name, expected="one at least")
+    return rows
+
+
+def _parse_table(path: str | Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a CSV, TSV or Parquet file. Raises UserError, MissingExtra."""
+    from ajet.task_reader.hugging_face import load_rows, locate
+
+    return _parse_objects(load_rows(locate(str(path), None, Path.cwd()), "train"), name)
+
+
+def _refuse_question(text: str, name: str) -> None:
+    """Raise TaskError for a text that is a question, and no path, data set or reference."""
+    is_sentence = len(text.split()) > 1 and ("/" not in text or text.rstrip().endswith(("?", ".", "!", ":")))
+    is_file = len(text) <= LONGEST_PATH and Path(text).exists()
+    if is_sentence and "->" not in text and not text.lower().endswith(ENDINGS) and not is_file:
+        raise TaskError(
+            f"{name} is one text, {text[:80]!r}, and there is no file of that name.",
+            where=name,
+            expected=EXPECTED,
+            do=f"write a question as a list: {name}=[{text[:40]!r}]",
+        )
+
+
+def _list_elements(tasks: Any, name: str) -> Iterable[Any]:
+    """Return the elements that are tasks. Raises TaskError for an object that has none."""
+    kind = type(tasks).__name__
+    if hasattr(tasks, "notna") and hasattr(tasks, "columns"):  # pandas: an empty cell is NaN, which JSON has not
+        if not tasks.columns.is_unique:
+            raise _refuse_object("DataFrame with two columns of one name", name, "rename one")
+        return tasks.astype(object).where(tasks.notna(), None).to_dict("records")
+    for method in ("to_dicts", "to_pylist"):  # polars, pyarrow
+        if callable(getattr(tasks, method, None)):
+            return getattr(tasks, method)()
+    if isinstance(tasks, Mapping):
+        raise _refuse_mapping(tasks, name)
+    if hasattr(tasks, "features") and hasattr(tasks, "column_names"):
+        return _rows_of_dataset(tasks)
+    if hasattr(tasks, "read") or isinstance(tasks, bytes):
+        raise _refuse_object(kind, name, f'name the file: {name}="train.jsonl"')
+    if isinstance(tasks, Set):
+        raise _refuse_object(kind, name, f"give it an order, which every start repeats: {name}=sorted(…)")
+    if not isinstance(tasks, Iterable):
+        raise _refuse_object(kind, name, f"write {name}=[…]")
+    return tasks
+
+
+def _rows_of_dataset(dataset: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of a `datasets.Dataset` or an `IterableDataset`, images as URLs."""
+    from ajet.task_reader.image_columns import ImageColumns
+
+    if not hasattr(dataset, "select_columns") or not hasattr(dataset, "__len__"):
+        yield from dataset
+        return
+    images = ImageColumns(dataset.features)
+    yield from map(images.urls, images.rows(dataset.with_format(None)))
+
+
+def _refuse_mapping(tasks: Mapping[Any, Any], name: str) -> TaskError:
+    """Return the error for a mapping: splits by name, columns by name, or one row."""
+    kind = type(tasks).__name__
+    names = ", ".join(map(str, tasks))[:80]
+    first = next(iter(tasks), "train")
+    if any(hasattr(value, "column_names") or hasattr(value, "columns") for value in tasks.values()):
+        return _refuse_object(f"{kind} of {names}", name, f"name one split of it: {name}=data[{first!r}]")
+    if tasks and all(isinstance(value, list | tuple) for value in tasks.values()):
+        rows = f"{name}=[dict(zip(data, row)) for row in zip(*data.values())]"
+        return _refuse_object(f"{kind} of columns ({names})", name, f"write its rows: {rows}")
+    return _refuse_object(f"{kind} of {names}", name, f"one row is a list of one: {name}=[row]")
+
+
+def _refuse_object(kind: str, name: str, do: str) -> TaskError:
+    return TaskError(f"{name} is a {kind}, and no tasks.", where=name, expected=EXPECTED, do=do)
+
+
+def _row_of(task: Any, place: str) -> dict[str, Any]:
+    if isinstance(task, str):
+        return {"main_query": str(task)}
+    row = row_of(task) if isinstance(task, Task) else task
+    try:
+        if not isinstance(row, Mapping):
+            raise BadRow(f"it is a {type(task).__name__}")
+        plain: dict[str, Any] = to_plain({"" if key is None else key: value for key, value in row.items()})
+    except (BadRow, RecursionError) as problem:
+        raise TaskError(
+            f"A task cannot be written down: {problem or 'it is nested too deeply'}.",
+            where=place,
+            expected="an ajet.Task, a question, or a dict with a question, of texts, numbers, lists and dicts",
+        ) from None
+    return plain

@@ -131,7 +131,7 @@ class Plugin:
     run_hooks: tuple[str, ...] = ()
     """References to `ajet.commands.run_hooks.RunHook` functions: context managers around a run."""
     step_observers: tuple[str, ...] = ()
-    """References to classes of `ajet.train.step_observers.StepObserver`: numbers of each training step."""
+    """References to classes of `ajet.train.step.StepObserver`: numbers of each training step."""
     doctor_checks: Mapping[str, str] = field(default_factory=dict)
     """Sections of `ajet doctor`: functions `(experiment, model) -> list[Finding]`. `experiment` is None without a YAML,
     `model` is the one of the command line or None. Without findings a section is left out."""

@@ -127,6 +127,11 @@ console = Screen(highlight=False)
 """Standard output: results, tables, bars."""
 
 
+def print_line(text: str | Text, style: str | None = None) -> None:
+    """Print text without markup, in which only a terminal breaks lines."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
 def counted(count: int, thing: str) -> str:
     """Return so many things: "1 call", "2 calls", "2 replies"."""
     plural = re.sub(r"(?<=[^aeiou])y$", "ie", thing) + "s"

@@ -1,8 +1,8 @@
-"""Where every sampled token went, and the numbers of a step that people look at.
+"""Token accounting of a step, and the metrics of its episodes.
 
-Invariants: sampled = trained + the sum over the reasons, for every episode of every step; a difference is a bug in
-ajet and stops the run. A rate of success is over all attempts but those that ajet itself failed at: whoever fails where
-it would be wrong does not get better by it.
+Invariants: sampled = trained + the sum over the reasons, for every episode of every step; a difference is a bug in ajet
+and stops the run. A success rate is over all attempts except those that ajet itself failed at, so an agent does not get
+better by failing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import StatisticsError, correlation, fmean
+from typing import TYPE_CHECKING
 
+from loguru import logger
+
+from ajet.context_tracker import snaps
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
+from ajet.rollout.checks import wrong_toolcall
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
+
+if TYPE_CHECKING:
+    from ajet.config.schema.data import ContextTracker
 
 
 def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], trained: Mapping[str, int]) -> None:
-    """Raises AssertionError, naming the episode, when a sampled token is neither trained nor counted."""
+    """Raise AssertionError with the episode's name if a sampled token is neither trained nor counted."""
     for episode in episodes:
         counted = episode.untrained_with(outcomes.get(episode.uuid, NO_OUTCOME))
         own = trained.get(episode.uuid, 0)
@@ -29,8 +37,13 @@ def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], t
 def episode_metrics(
     episodes: Iterable[Episode], prefix: str, outcomes: Mapping[str, Outcome] | None = None
 ) -> dict[str, float]:
-    """Reward, success, failures by boundary, forks by reason, lengths of the episodes of one play. Success is over all
-    that count; the other averages are over the scored ones. `outcomes`, by uuid: what a step did with them."""
+    """Return reward, success, failures by boundary, forks by reason and lengths of episodes.
+
+    Success is over all episodes that are not left out; the other averages are over the scored ones.
+
+    Args:
+        outcomes: what a step did with the episodes, by uuid.
+    """
     episodes = list(episodes)
     scored = [episode for episode in episodes if episode.scored]
     calls = [call for episode in episodes for call in episode.calls]
@@ -51,7 +64,7 @@ def episode_metrics(
     counted = [episode for episode in episodes if not episode.left_out]
     if len(counted) < len(episodes):
         metrics[f"{prefix}/left_out"] = len(episodes) - len(counted)
-    if _tells_success(counted):
+    if _knows_success(counted):
         metrics[f"{prefix}/success_rate"] = fmean(episode.succeeded for episode in counted)
     for boundary, count in Counter(e.failure.boundary for e in episodes if e.failure).items():
         metrics[f"{prefix}/failed/{boundary}"] = count
@@ -65,16 +78,13 @@ def episode_metrics(
     for reason, count in sum(left, Counter[str]()).items():
         metrics[f"{prefix}/untrained/{reason}"] = count
     metrics.update(_scorer_metrics(episodes, prefix))
-    own: dict[str, list[float]] = {}
-    for episode in scored:
-        for name, value in episode.metrics.items():
-            own.setdefault(name, []).append(value)
+    own = _collect_values(episode.metrics for episode in scored)
     metrics.update({f"{prefix}/workflow/{name}": fmean(values) for name, values in own.items()})
     return metrics | judge_metrics(episodes, prefix)
 
 
 def _scorer_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
-    """How many episodes each choice of scorers had, and what each scorer gave, over those that it gave a score."""
+    """Return how many episodes each choice of scorers had, and the mean of each scorer's scores."""
     verdicts = [episode.verdict for episode in episodes if episode.verdict is not None and episode.verdict.scorer]
     metrics: dict[str, float] = {}
     for name, count in Counter(verdict.scorer for verdict in verdicts).items():
@@ -86,40 +96,44 @@ def _scorer_metrics(episodes: Sequence[Episode], prefix: str) -> dict[str, float
     return metrics
 
 
-def _tells_success(counted: Sequence[Episode]) -> bool:
-    """Whether success was judged anywhere, or nothing was left to judge."""
+def _knows_success(counted: Sequence[Episode]) -> bool:
+    """Return whether some episode was judged for success, or all failed."""
     judged = any(e.verdict is not None and e.verdict.success is not None for e in counted)
     return judged or (bool(counted) and all(e.failure is not None for e in counted))
 
 
 def pass_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
-    """pass@n (any attempt of a task succeeds) and all@n (every attempt does), over the tasks of which n attempts count:
-    of fewer, any succeeds less often and every one more often."""
-    rows = _whole(groups)
+    """Return pass@n (any attempt of a task succeeds) and all@n (each one does), over tasks with n counted attempts.
+
+    Tasks with fewer attempts are left out: any of fewer succeeds less often, and all of fewer more often.
+    """
+    rows = _list_successes(groups)
     n = len(rows[0]) if rows else 0
     if n < 2:
         return {}
     return {f"{prefix}/pass@{n}": fmean(map(any, rows)), f"{prefix}/all@{n}": fmean(map(all, rows))}
 
 
-def _whole(groups: Sequence[Group]) -> list[list[bool]]:
-    """The successes of the attempts that count, of each task of which there are as many as of any."""
+def _list_successes(groups: Sequence[Group]) -> list[list[bool]]:
+    """Return the successes of the counted attempts, for each task that has the most of them."""
     rows = [[e.succeeded for e in group.episodes if not e.left_out] for group in groups]
     most = max(map(len, rows), default=0)
     return [row for row in rows if len(row) == most > 0]
 
 
 def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
-    """95 % intervals of success rate, pass@n and reward. Attempts at one task are not independent: tasks are what is
-    counted, so that with several attempts a task the interval of the rate is on the safe side."""
+    """Return 95 % intervals of success rate, pass@n and reward.
+
+    Their sample size is the number of tasks: attempts at one task are not independent.
+    """
     metrics: dict[str, float] = {}
     counted = [e for e in episodes_of(groups) if not e.left_out]
     tasks = sum(any(not e.left_out for e in group.episodes) for group in groups)
-    if _tells_success(counted):
+    if _knows_success(counted):
         low, high = wilson(fmean(episode.succeeded for episode in counted), tasks)
         metrics[f"{prefix}/success_low"], metrics[f"{prefix}/success_high"] = low, high
     for name, rate in pass_metrics(groups, prefix).items():
-        metrics[f"{name}_low"], metrics[f"{name}_high"] = wilson(rate, len(_whole(groups)))
+        metrics[f"{name}_low"], metrics[f"{name}_high"] = wilson(rate, len(_list_successes(groups)))
     means = [fmean(e.reward or 0.0 for e in group.scored) for group in groups if group.scored]
     error = half_width(means)
     if error is not None:
@@ -127,8 +141,24 @@ def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     return metrics
 
 
+def group_by_order(episodes: Iterable[Episode]) -> list[Group]:
+    """Return the groups of episodes, by order."""
+    found: dict[int, Group] = {}
+    for episode in episodes:
+        found.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
+    return [found[order] for order in sorted(found)]
+
+
+def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return the metrics of a validation with one group a task."""
+    metrics = episode_metrics(episodes_of(groups), "validation") | pass_metrics(groups, "validation")
+    metrics |= interval_metrics(groups, "validation")
+    metrics["validation/tasks"] = len(groups)
+    return metrics
+
+
 def measurement_of(groups: Sequence[Group]) -> Measurement:
-    """The measurement of a validation, for the comparison with another one."""
+    """Return the measurement of a validation, for the comparison with another one."""
     attempts: dict[str, tuple[float | None, ...]] = {}
     for group in groups:
         rewards = [e.reward if e.scored else None for e in group.episodes if not e.left_out]
@@ -139,23 +169,19 @@ def measurement_of(groups: Sequence[Group]) -> Measurement:
 
 
 LEAST = 8
-"""Verdicts that a correlation is made of."""
+"""Verdicts that a correlation needs."""
 SUMMED = ("calls", "cost", "refused", "unreadable", "disagreed")
 
 
 def judge_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
-    """Return sums of what was spent and went wrong, means of all else that judges report, and biases.
+    """Return sums of costs and errors, means of all else that judges report, and biases.
 
-    A bias is a correlation over at least `LEAST` verdicts, and missing where there are fewer, or nothing to correlate
-    with.
+    A bias is a correlation over at least `LEAST` verdicts; it is missing if there are fewer, or nothing varies.
     """
     verdicts = [episode.verdict for episode in episodes if episode.verdict is not None]
-    told: dict[str, list[float]] = {}
-    for verdict in verdicts:
-        for name, value in verdict.metrics.items():
-            told.setdefault(name, []).append(value)
+    reported = _collect_values(verdict.metrics for verdict in verdicts)
     metrics = {
-        f"{prefix}/judge/{name}": sum(values) if name in SUMMED else fmean(values) for name, values in told.items()
+        f"{prefix}/judge/{name}": sum(values) if name in SUMMED else fmean(values) for name, values in reported.items()
     }
     lengths = [
         (float(verdict.details["answer_chars"]), verdict.reward)
@@ -169,18 +195,42 @@ def judge_metrics(episodes: Iterable[Episode], prefix: str) -> dict[str, float]:
         if isinstance(ranking, dict)
         for shown, place in zip(ranking.get("shown", ()), ranking.get("places", ()), strict=False)
     ]
-    if (bias := correlated(lengths)) is not None:
+    if (bias := correlate(lengths)) is not None:
         metrics[f"{prefix}/judge/length_bias"] = bias
-    if (bias := correlated(places)) is not None:
+    if (bias := correlate(places)) is not None:
         metrics[f"{prefix}/judge/position_bias"] = bias
     return metrics
 
 
-def correlated(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson's correlation; None for too few, and where one of them is always the same."""
+def _collect_values(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return values
+
+
+def correlate(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return Pearson's correlation; None for too few pairs, or if one side is constant."""
     if len(pairs) < LEAST:
         return None
     try:
         return correlation(*zip(*pairs, strict=True))
     except StatisticsError:
         return None
+
+
+def log_formats(episodes: Iterable[Episode], settings: ContextTracker) -> None:
+    """Warn of each cut (`detect_timeline_snap`) and each tool call of a wrong form (`log_tool_format_check`)."""
+    for episode in episodes:
+        name = f"task {episode.task.task_id}, attempt {episode.repeat}"
+        if settings.detect_timeline_snap:
+            for snap in snaps(episode.calls):
+                logger.warning("{}: {}", name, snap)
+        if settings.log_tool_format_check:
+            for call in episode.calls:
+                reply = episode.messages[call.reply] if call.reply is not None else {}
+                rules = wrong_toolcall(reply)
+                if rules:
+                    detail = f": {reply}" if settings.log_tool_format_error_detail else ""
+                    logger.warning("{}: the tool call in call {} is wrong ({}){}", name, call.index, rules, detail)

@@ -1,7 +1,6 @@
-"""Looks for gamed rewards while a run goes on: keeps a few words about the first and the last episodes, and says an
-alarm once, when it first fires, and again at the end.
+"""A watch for gamed rewards: compares the first and the last episodes of a run, and warns when an alarm fires.
 
-Invariant: it only looks; what it holds does not grow with the run. A resumed run reads what it needs from the record.
+Invariant: it changes nothing of the run, and its memory does not grow. A resumed run reads its past from the record.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
 
 EVERY = 5
-"""Steps between two looks."""
+"""Number of steps between two checks."""
 
 
 class GamingWatch:
@@ -30,13 +29,13 @@ class GamingWatch:
         self._run = run
         self._steps: dict[int, list[Glimpse]] = {}
         self._fired = False
-        for step in _ends([step for step in run.episodes.whole_steps() if step <= upto]):
-            self._steps[step] = _glimpses(run.episodes.read(step), step)
+        for step in _first_and_last([step for step in run.episodes.whole_steps() if step <= upto]):
+            self._steps[step] = _take_glimpses(run.episodes.read(step), step)
 
     def look(self, episodes: Iterable[Episode], step: int) -> None:
-        """A step is recorded."""
-        self._steps[step] = _glimpses(episodes, step)
-        kept = _ends(sorted(self._steps))
+        """Take in a recorded step, and check the run every few steps."""
+        self._steps[step] = _take_glimpses(episodes, step)
+        kept = _first_and_last(sorted(self._steps))
         self._steps = {each: self._steps[each] for each in kept}
         if step % EVERY:
             return
@@ -46,17 +45,17 @@ class GamingWatch:
         if found is not None and not self._fired:
             self._fired = True
             named = run_named(self._run.path, self._run.name)
-            logger.warning("Are the rewards of this run gamed? {}", "\n".join(told(as_status(found), named)))
+            logger.warning("Are the rewards of this run gamed? {}", "\n".join(describe_alarm(as_status(found), named)))
 
 
 def as_status(found: Alarm) -> dict[str, Any]:
-    """The alarm as it stands in `status.json`."""
+    """Return the alarm as it is in `status.json`."""
     suspects = [{"uuid": e.uuid, "step": e.step, "task": e.task, "repeat": e.repeat} for e in found.suspects]
     return {"step": found.step, "text": found.text, "episodes": suspects}
 
 
-def told(status: dict[str, Any], run: str) -> list[str]:
-    """For a person: what was seen, and how to look at the episodes that show it most."""
+def describe_alarm(status: dict[str, Any], run: str) -> list[str]:
+    """Return lines on the alarm, with commands that show the episodes."""
     lines = [f"After step {status['step']} {status['text']}. Look at these:"]
     for each in status["episodes"]:
         shown = command("episodes", run, "--episode", each["uuid"])
@@ -64,9 +63,9 @@ def told(status: dict[str, Any], run: str) -> list[str]:
     return lines
 
 
-def _ends(steps: list[int]) -> list[int]:
+def _first_and_last(steps: list[int]) -> list[int]:
     return steps if len(steps) <= 2 * WINDOW else [*steps[:WINDOW], *steps[-WINDOW:]]
 
 
-def _glimpses(episodes: Iterable[Episode], step: int) -> list[Glimpse]:
+def _take_glimpses(episodes: Iterable[Episode], step: int) -> list[Glimpse]:
     return [glimpse for episode in episodes if (glimpse := Glimpse.of(episode, step)) is not None]

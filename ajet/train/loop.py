@@ -1,11 +1,11 @@
 """The training loop: take the groups of a step, give credit, update the weights, commit the step.
 
-Every training whose optimizer is in this process runs here; what differs is the source of its groups (`sources`).
+Every training whose optimizer is in this process runs here; only the source of its groups differs (`sources`).
 
 Invariants: a task counts as trained in the same commit as the checkpoint that contains it, so a killed run continues
 from its last checkpoint with the same tasks in the same order. A first Ctrl-C ends the run between two steps and saves
-what was learned; a second one saves no step that is not complete. SIGTERM does the same, once the present step has
-ended or `trainer_common.grace` is over.
+the committed steps; a second one saves no partial step. SIGTERM does the same, once the present step has ended or
+`trainer_common.grace` is over.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ajet.train.sources.source import Source
 
 
 def train(session: TrainingSession, source: Source) -> None:
-    """Train until the last step, or until `stop_after_idle_steps` in a row had nothing to learn from.
+    """Train until the last step, or until `stop_after_idle_steps` steps in a row had nothing to learn from.
 
     Raises:
         KeyboardInterrupt: after saving, when interrupted.
-        UserError: for example if every episode of a step failed; after saving if the source says so and store and disk
-            can be reached.
+        UserError: for example if every episode of a step failed; after saving, if the source allows it and store and
+            disk can be reached.
     """
     interrupts = session.interrupts
     with source.running(session):
@@ -49,7 +49,7 @@ def train(session: TrainingSession, source: Source) -> None:
 def train_step(session: TrainingSession, source: Source) -> None:
     """Take the groups of one step, give credit, update the weights and commit the step.
 
-    From credit on, a first interrupt waits until the step is committed; a second one leaves the session torn.
+    From credit on, a first interrupt waits until the step is committed; a second one leaves the step partial.
     """
     groups = source.next_groups(session)
     session.run.status.set(phase="update", step=session.step + 1)

@@ -1,11 +1,13 @@
-"""The parts of a run, wired once: reader, judge, workflow, gateway and rollout around a backbone.
+"""The parts of a run: reader, judge, workflow, gateway and rollout around a backbone.
 
-Invariant (DESIGN decision 4): this wiring is the same on every backbone; what differs hides behind the backbone's
-contract. Whoever assembles closes; closing is idempotent and in reverse order of opening.
+Invariants (DESIGN decision 4): the parts are wired here, in the same way on every backbone. `assemble` closes what it
+opened, in reverse order; closing is idempotent.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,6 @@ from ajet.backbone.contract import Backbone
 from ajet.config import Experiment
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
-from ajet.train.uncollected import uncollected
 
 if TYPE_CHECKING:
     from ajet.environment.pinned import Pins
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Parts:
-    """The parts that a verb works with: experiment, model, reader, workflow, judge, rollout."""
+class RunParts:
+    """The parts that a command works with."""
 
     experiment: Experiment
     reader: OpenedReader
@@ -40,7 +41,7 @@ class Parts:
     rollout: Rollout
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """The split's tasks, without those whose prompt is too long (or an error that names the first)."""
+        """Return the split's tasks without those whose prompt is too long, or raise UserError if these are refused."""
         from ajet.task_reader.overlong import within_prompt_length
 
         tasks = self.reader.tasks(split)
@@ -58,13 +59,21 @@ def assemble(
     pins: Pins | None = None,
     reader: OpenedReader | None = None,
     opens: Callable[[Experiment], Backbone] | None = None,
-) -> Iterator[Parts]:
-    """Open all parts, the cheap ones first (a mistake in them costs a second, not a model load), and close them
-    whatever happens. `split`: the one whose tasks must be there. `pins`: the run's tools. `reader`: the experiment's,
-    if it is open already. `opens` the backbone; None: the one that the experiment names. Raises UserError."""
+) -> Iterator[RunParts]:
+    """Open all parts, and close them after the block. Cheap parts come first, so that their errors cost no model load.
+
+    Args:
+        split: the split whose tasks must be there.
+        pins: the run's tools.
+        reader: the experiment's reader, if it is open already.
+        opens: opens the backbone; None: the one that the experiment names.
+
+    Raises:
+        UserError: a part cannot be opened.
+    """
     backbone = gateway = rollout = teacher = None
     try:
-        with uncollected():
+        with paused_collection():
             from ajet.backbone import open_backbone, open_teacher
             from ajet.rollout import Rollout
             from ajet.rollout.components import open_gateway, require_gateway, workflow_of
@@ -83,7 +92,7 @@ def assemble(
             rollout = Rollout(
                 experiment, gateway, workflow, judge, run_id=run_id, on_episode=on_episode, pins=pins, teacher=teacher
             )
-        yield Parts(experiment, reader, judge, workflow, backbone, gateway, rollout)
+        yield RunParts(experiment, reader, judge, workflow, backbone, gateway, rollout)
     finally:
         for part in (rollout, teacher, gateway, backbone):
             if part is not None:
@@ -91,7 +100,41 @@ def assemble(
 
 
 def pins_of(run: RunDirectory) -> Pins:
-    """The run's tools, kept in its folder. Raises UserError where they are damaged."""
+    """Return the run's tools, as its folder has them. Raises UserError if they are damaged."""
     from ajet.environment.pinned import PinnedFile, Pins
 
     return Pins(PinnedFile(run.path, goes_on=run.goes_on).first, run.redact.tree)
+
+
+_is_paused = False
+"""True if a block of this process has turned collections off."""
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Within the block Python does not collect reference cycles by itself. Blocks may be nested.
+
+    Python searches all objects whenever their number has grown by a quarter. Importing torch, transformers and a model
+    makes half a million objects that stay: the searches took a sixth of the processor time of a start.
+    """
+    global _is_paused
+    before = gc.isenabled()
+    gc.disable()
+    _is_paused = _is_paused or before
+    try:
+        yield
+    finally:
+        if before:
+            _is_paused = False
+            gc.enable()
+
+
+def _resume_in_child() -> None:
+    """Turn collections on in a forked process (vLLM's core, on a CPU), which never reaches the end of the block."""
+    global _is_paused
+    if _is_paused:
+        _is_paused = False
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_resume_in_child)

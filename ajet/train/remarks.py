@@ -42,7 +42,7 @@ def describe_remarks(
     validates: bool,
     workflow: type[Any] | None = None,
     known: Overlap | None = None,
-    beside: bool = True,
+    is_colocated: bool = True,
 ) -> str:
     """Return all remarks on a plan whose tasks are known, for a screen or a log; "" for none.
 
@@ -51,13 +51,13 @@ def describe_remarks(
         validates: True if there are held-out tasks.
         workflow: the class that has to give the rewards; None if a judge does.
         known: held-out tasks that are trained on.
-        beside: True if, with `mode: async`, a sampler is on this machine, too.
+        is_colocated: True if, with `mode: async`, a sampler is on this machine, too.
     """
     remarks = [
         *review_settings(experiment.ajet, algorithm),
         *review_tasks(experiment, train=train, validates=validates, workflow=workflow),
         *review_overlap(experiment, known),
-        *review_machine(experiment, train=train, validates=validates, beside=beside),
+        *review_machine(experiment, train=train, validates=validates, is_colocated=is_colocated),
     ]
     return format_remarks(remarks, experiment)
 
@@ -173,7 +173,9 @@ def review_overlap(experiment: Experiment, known: Overlap | None) -> Iterator[Pl
     yield PlanRemark("task_reader", what, do)
 
 
-def review_machine(experiment: Experiment, *, train: int, validates: bool, beside: bool = True) -> Iterator[PlanRemark]:
+def review_machine(
+    experiment: Experiment, *, train: int, validates: bool, is_colocated: bool = True
+) -> Iterator[PlanRemark]:
     """Yield remarks on disk and memory of this machine; arguments as above."""
     disks = find_disks(experiment)
     for disk in disks:
@@ -200,7 +202,7 @@ def review_machine(experiment: Experiment, *, train: int, validates: bool, besid
             "a smaller model, trainer_common.lora.rank: 8, gradient_checkpointing: true, use_kl_loss: false, or a "
             "smaller micro_batch_tokens, max_model_len or max_num_seqs",
         )
-    elif beside and local.both > free:
+    elif is_colocated and local.both > free:
         yield PlanRemark(
             "trainer_common.mode",
             f"trainer and sampler together take about {format_bytes(local.both)}: the training {memory}",

@@ -1,12 +1,12 @@
-"""Runner: who lays out the processes of a training, and what it is handed for it.
+"""The contract of a runner, which lays out the processes of a training, and the options of a launch.
 
-Invariant: a runner decides where optimizer and engine live, and nothing else. What a step promises is kept where its
-`RunSink` is: each step that a runner trains, and each validation that it plays, ends in there, in the process that the
-person started.
+Invariant: a runner decides where optimizer and engine live, and nothing else. Each step that it trains and each
+validation that it plays ends in the `RunSink` that it is given, in the process that the user started.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from ajet.schema.errors import Finding
     from ajet.store import Address
     from ajet.train.interrupts import Interrupts
-    from ajet.train.options import LaunchOptions
     from ajet.train.sink import RunSink
 
 
 class Runner:
-    """Made without arguments. A backbone with processes of its own derives from it, and names the class in its
-    descriptor."""
+    """Base class of runners, made without arguments. The descriptor of a backbone names its runner."""
 
     def settings(self, experiment: Experiment) -> AjetConfig:
-        """The settings as they count once the backbone's own sections are laid over them. Raises UserError for whatever
-        it would refuse; loads neither torch nor the backbone's package."""
+        """Return the settings with the values of the backbone's own sections; loads neither torch nor its package.
+
+        Raises:
+            UserError: the backbone would refuse the settings.
+        """
         return experiment.ajet
 
     def apply_sections(self, experiment: Experiment, from_store: Address | None = None) -> Experiment:
@@ -59,10 +60,10 @@ class Runner:
         """
 
     def require(self, experiment: Experiment, options: LaunchOptions) -> None:
-        """Before a training has a folder. Raises UserError for settings and flags that do not go together."""
+        """Raise UserError for settings and flags that do not go together, before a training has a folder."""
 
     def shown(self, experiment: Experiment) -> str:
-        """The backbone's own configuration, as further YAML documents of `ajet config show`."""
+        """Return the backbone's own configuration, as further YAML documents of `ajet config show`."""
         return ""
 
     def name_accelerators(self) -> str | None:
@@ -71,7 +72,11 @@ class Runner:
         return ""
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
-        """What `ajet doctor` says of its packages, if anything. `needed`: an experiment will use it."""
+        """Return findings of `ajet doctor` about the backbone's packages.
+
+        Args:
+            needed: True if an experiment will use the backbone.
+        """
         return []
 
     def train(
@@ -81,7 +86,40 @@ class Runner:
         raise NotImplementedError(f"{type(self).__name__} does not say how it trains")
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
-        """Write its model into the folder `target` in Hugging Face layout, with numbers of type `dtype`, or of the one
-        that was trained in. Raises UserError. Asked of checkpoints whose state has an entry of the backbone's name: of
-        all others the files are the model's already."""
+        """Write the model of a checkpoint into the folder `target` in Hugging Face layout.
+
+        Called for checkpoints whose state has an entry of the backbone's name; others hold the model's files already.
+
+        Args:
+            dtype: number type of the files; None: the type that was trained in.
+
+        Raises:
+            UserError: the checkpoint cannot be exported.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say how its checkpoints become a model")
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Flags of `ajet --conf FILE.yaml`, except those of the experiment."""
+
+    fresh: bool = False
+    """Start a new run in the experiment's folder, whatever it holds."""
+    resume: str | None = None
+    """auto, never or a checkpoint's path; None: as `trainer_common.resume` says."""
+    flags: tuple[str, ...] = ()
+    """Names of `Plugin.launch_flags` that are set."""
+    debug_tags: str = ""
+    """Breakpoints to stop at, "TAG1|TAG2"."""
+    services: tuple[str, ...] = ()
+    """NAME of each `--with-NAME` flag."""
+    prefix: str = ""
+    """Prefix of the names of the services' logs."""
+    dry_run: bool = False
+    skip_check_avail_gpu: bool = False
+    rehearsal: bool = True
+    """Try an update of the longest samples before step 1 (local and serve)."""
+    from_store: Address | None = None
+    """Store that samplers fill; None: the run plays by itself."""
+    traceback: bool = False
+    """Show the traceback of a user error, too."""

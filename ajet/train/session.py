@@ -1,14 +1,13 @@
 """The state of a training: policy, store, task order and record, and the checkpoints that hold them together.
 
-Invariant: a checkpoint holds everything that a resumed run cannot find elsewhere, and is made at the end of a step:
-never while weights, store and record are not all at the same one (`torn`).
+Invariant: a checkpoint holds everything that a resumed run cannot find elsewhere. It is made between two steps only,
+never while weights, store and record are at different steps (`is_step_partial`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +18,14 @@ from ajet.backbone.contract import scored
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
 from ajet.rollout.components import renderer_of
-from ajet.schema.episode import advantages_of, episodes_of
-from ajet.store import is_shared
+from ajet.schema.episode import Group, Outcome, advantages_of, episodes_of
+from ajet.store import Store, is_shared
 from ajet.store import open_store as open_ledger
 from ajet.store.given_up import GivenUp, dead_of
 from ajet.task_reader import TaskOrder
-from ajet.train.gaming import GamingWatch
 from ajet.train.interrupts import Interrupts
-from ajet.train.step import OnStep, StepGroups, StepUpdate, Trained, UnusedGroups, conclude
-from ajet.train.step_observers import StepObservers
-from ajet.train.validation import conclude_held_out
+from ajet.train.sink import RunSink
+from ajet.train.step import StepGroups, StepUpdate, TrainedStep
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -37,8 +34,6 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample, TrainingBatch
     from ajet.schema.call import Floats
-    from ajet.schema.episode import Episode, Group, Outcome
-    from ajet.store import Lease, Store
 
 AssignCredit = Callable[["Sequence[Group]", int], "TrainingBatch"]
 """Makes the batch of a step from its groups and its number."""
@@ -48,24 +43,23 @@ AssignCredit = Callable[["Sequence[Group]", int], "TrainingBatch"]
 class TrainingSession:
     """One training of one run, from its begin or resume to its last step."""
 
-    experiment: Experiment
+    sink: RunSink
+    """Records the steps of the run."""
     backbone: Backbone
-    run: RunDirectory
     store: Store
     tasks: TaskOrder | None
     """None: clients bring all tasks."""
     interrupts: Interrupts
-    on_step: OnStep
     credit_rule: AssignCredit | None = None
     """How groups become a batch; None: by the algorithm of the experiment."""
     step: int = 0
     """Last step that is committed."""
-    torn: bool = False
-    """Weights, store or record may be ahead of `step`, and not all of them: nothing may be saved."""
+    is_step_partial: bool = False
+    """True if weights, store or record may be ahead of `step`, but not all of them: nothing may be saved."""
     saved_step: int = -1
     """Step of the last checkpoint; -1: there is none."""
     is_checkpoint_outdated: bool = False
-    """The checkpoint of the present step, if there is one, lacks something that happened since."""
+    """True if the checkpoint of the present step, if there is one, lacks something that happened since."""
     last_validation: dict[str, float] = field(default_factory=dict)
     validated_step: int = -1
     """Step after which the last validation ran; -1: none yet."""
@@ -75,17 +69,19 @@ class TrainingSession:
     """Number of steps of this process in a row, up to the present one, that had nothing to learn from."""
     leftover_orders: list[int] = field(default_factory=list)
     """Positions that were recorded as left over when a server ended, and are in no row of metrics."""
-    observers: StepObservers = field(init=False)
-    gaming: GamingWatch = field(init=False)
+    experiment: Experiment = field(init=False)
+    run: RunDirectory = field(init=False)
     algorithm: Algorithm = field(init=False)
     _given_up: GivenUp = field(init=False)
 
     def __post_init__(self) -> None:
         """Start from the checkpoint that the run resumes, at which `store` was opened, or from nothing."""
+        self.experiment, self.run = self.sink.experiment, self.sink.run
         settings, run, tokenizer = self.experiment.ajet, self.run, self.backbone.tokenizer
         self._given_up = GivenUp(self.store)
         self.algorithm = opened(settings, base=self.experiment.base)
-        self.observers = StepObservers(settings, renderer_of(settings, tokenizer) if tokenizer is not None else None)
+        renderer = renderer_of(settings, tokenizer) if tokenizer is not None else None
+        self.sink.begin(renderer, total=self.total_steps)
         if run.resumed is not None:
             self.backbone.load(run.resumed.path)
             self.step = self.saved_step = run.resumed.step
@@ -97,7 +93,6 @@ class TrainingSession:
             )
             logger.info("resumed after step {} from {}{}", self.step, run.resumed.path, counted)
         run.take_up()
-        self.gaming = GamingWatch(run, upto=self.step)
 
     @property
     def trainer(self) -> TrainerCommon:
@@ -139,27 +134,10 @@ class TrainingSession:
             self.last_validation, self.measured = dict(metrics), measured
         self.validated_step, self.is_checkpoint_outdated = self.step, True
 
-    def own_groups(
-        self,
-        began: float,
-        groups: Sequence[Group],
-        *,
-        unused: UnusedGroups | None = None,
-        unfinished: Sequence[Lease] = (),
-        single: Sequence[Episode] = (),
-        held_out: Sequence[Episode] = (),
-    ) -> StepGroups:
-        """Return the groups of a step that this process leased, with the tasks given up since the last step."""
-        return StepGroups(
-            began,
-            groups,
-            unused=unused or {},
-            unfinished=unfinished,
-            single=single,
-            held_out=held_out,
-            given_up=self._given_up.newly(self.tasks),
-            dead=self._given_up.count,
-        )
+    def add_given_up(self, taken: StepGroups) -> StepGroups:
+        """Return groups that this process leased with the positions that were given up since the last step."""
+        given_up = self._given_up.newly(self.tasks)
+        return replace(taken, given_up=given_up, dead=self._given_up.count)
 
     def assign_credit(self, taken: StepGroups) -> TrainingBatch:
         """Return the batch of a step, with the outcome of each episode of its groups."""
@@ -173,18 +151,18 @@ class TrainingSession:
     def update(self, batch: TrainingBatch, taken: StepGroups) -> StepUpdate:
         """Update the weights with a batch; without samples, only measure.
 
-        Afterwards the session is torn until `commit`. If the update raises, it is torn only if weights changed.
+        Afterwards the step is partial until `commit`. If the update raises, it is partial only if weights changed.
         """
         backbone, version = self.backbone, self.backbone.version
         metrics, fresh_gap = dict(batch.metrics), None
         if self.experiment.ajet.rollout.truncates or not batch.samples:
-            metrics |= self.observers.recomputed(episodes_of(taken.groups), self.step + 1, backbone)
-        self.torn = True
+            metrics |= self.sink.observers.recomputed(episodes_of(taken.groups), self.step + 1, backbone)
+        self.is_step_partial = True
         if batch.samples:
             try:
                 updated = backbone.update(batch)
             except BaseException:
-                self.torn = backbone.whole_version != version
+                self.is_step_partial = backbone.whole_version != version
                 raise
             metrics, fresh_gap = updated.metrics | metrics, updated.fresh_gap
             if taken.by_samplers and fresh_gap is not None:
@@ -192,13 +170,13 @@ class TrainingSession:
         return StepUpdate(version, metrics | {"version": backbone.version}, fresh_gap)
 
     def commit(self, taken: StepGroups, batch: TrainingBatch, update: StepUpdate) -> None:
-        """Tell the store, the task order and the record what the update took and what it left; the step is over."""
-        step, run, store = self.step + 1, self.run, self.store
+        """Record the step in the store, the task order and the run; the step is over."""
+        step, store = self.step + 1, self.store
         unused = [group for groups in taken.unused.values() for group in groups]
         outcomes = dict(batch.outcomes)
         for reason, groups in taken.unused.items():
             outcomes |= discarded(groups, reason)
-        self._use(taken, step, outcomes)
+        self._mark_used(taken, step, outcomes)
         if taken.reuse.worn:
             store.discard(taken.reuse.worn, step, "stale")
         for reason, groups in taken.unused.items():
@@ -207,16 +185,16 @@ class TrainingSession:
         waiting = store.begun()
         if self.tasks is not None:
             self.tasks.learned([*taken.groups, *unused], waiting)
-        trained = Trained(
+        trained = TrainedStep(
             step,
             update.version,
             taken.groups,
             outcomes,
             batch.trained_by_episode,
-            {**update.metrics, **_measure_seconds(taken)},
+            {**update.metrics, **taken.measure_seconds()},
             tasks=[group.order for group in taken.groups if group.order not in taken.reuse.before],
-            again=[group.order for group in taken.groups if group.order in taken.reuse.before],
-            aside=unused,
+            retrained=[group.order for group in taken.groups if group.order in taken.reuse.before],
+            unused=unused,
             discarded=[group.order for group in unused],
             waiting=waiting,
             given_up=taken.given_up,
@@ -224,27 +202,19 @@ class TrainingSession:
             quarantined=taken.quarantined,
         )
         if taken.single:
-            run.episodes.write(step, "debug", taken.single)
-        metrics = conclude(
-            trained,
-            self.experiment.ajet,
-            run,
-            observers=self.observers,
-            gaming=self.gaming,
-            on_step=self.on_step,
-            total=self.total_steps,
-        )
-        conclude_held_out(taken.held_out, run, step=step, on_step=self.on_step, total=self.total_steps)
+            self.run.episodes.write(step, "debug", taken.single)
+        metrics = self.sink.commit(trained)
+        self.sink.commit_held_out(taken.held_out, step)
         self.idle_steps = self.idle_steps + 1 if is_idle(metrics) else 0
-        self.step, self.torn = step, False
+        self.step, self.is_step_partial = step, False
 
     def show_depths(self, **more: int) -> None:
-        """Show in `ajet status` how many groups are begun and not over, and `more`."""
+        """Show in `ajet status` the number of unfinished groups, and `more`."""
         self.run.status.set(depths={"leased": len(self.store.begun()), **more})
 
     def save(self) -> None:
         """Save a checkpoint of the present step, atomically, unless there is one."""
-        assert not self.torn, "the state belongs to no step"
+        assert not self.is_step_partial, "the state belongs to no step"
         if self._is_saved:
             return
         state: dict[str, Any] = {
@@ -261,9 +231,9 @@ class TrainingSession:
         self.run.retain()
 
     def save_interrupted(self) -> None:
-        """Save a checkpoint after an interrupt, unless the step is torn."""
-        if self.torn:
-            self.warn_torn()
+        """Save a checkpoint after an interrupt, unless the step is partial."""
+        if self.is_step_partial:
+            self.warn_partial_step()
         elif self.step == 0:
             logger.warning("interrupted before the first step ended: nothing to save")
         elif self._is_saved:
@@ -278,13 +248,13 @@ class TrainingSession:
             logger.warning("step {} is saved; the same command goes on from it", self.step)
 
     def save_ended(self) -> None:
-        """Save a checkpoint when an error ends the run, unless the step is torn."""
-        if not self.torn and self.step > 0 and not self._is_saved:
+        """Save a checkpoint when an error ends the run, unless the step is partial."""
+        if not self.is_step_partial and self.step > 0 and not self._is_saved:
             logger.warning("the run ends: saving a checkpoint after step {}", self.step)
             self.save()
 
-    def warn_torn(self) -> None:
-        """Say that nothing can be saved, and what the run goes on from."""
+    def warn_partial_step(self) -> None:
+        """Warn that nothing can be saved, and from where the run goes on."""
         logger.warning(
             "interrupted in the middle of a step's update: nothing is saved of it; the run goes on {}",
             self._describe_latest(),
@@ -295,28 +265,44 @@ class TrainingSession:
         return self.saved_step == self.step and not self.is_checkpoint_outdated
 
     def _describe_latest(self) -> str:
-        """Return from where the run goes on."""
+        """Return from which checkpoint a resumed run starts."""
         latest = self.run.checkpoints.latest() or self.run.resumed
         if latest is None:
             return "from its beginning: it has no checkpoint"
         return f"from {latest.path}, after step {latest.step}"
 
     def _score_twice(self, samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
-        """Return the log-probabilities of samples under the policy and under the reference model."""
-        return self._score(samples, reference=False), self._score(samples, reference=True)
+        return score_twice(
+            self.backbone,
+            samples,
+            tokens=self.trainer.micro_batch_tokens,
+            temperature=self.experiment.ajet.rollout.temperature,
+        )
 
-    def _score(self, samples: list[Sample], *, reference: bool) -> list[Floats]:
-        tokens, temperature = self.trainer.micro_batch_tokens, self.experiment.ajet.rollout.temperature
-        with self.backbone.scorer(reference=reference) as scorer:
-            return scored(scorer, samples, tokens=tokens, temperature=temperature)
-
-    def _use(self, taken: StepGroups, step: int, outcomes: Mapping[str, Outcome]) -> None:
+    def _mark_used(self, taken: StepGroups, step: int, outcomes: Mapping[str, Outcome]) -> None:
+        """Tell the store which positions the step used, and which groups may be trained on again."""
         orders = [*(group.order for group in taken.groups), *(e.order for e in (*taken.single, *taken.held_out))]
         if is_shared(self.store):
             again: Collection[int] = taken.reuse.staying(taken.groups, outcomes)
             self.store.use(orders, step, again=again, advantages=advantages_of(outcomes))
         else:
             self.store.use(orders, step)
+
+
+def score_twice(
+    backbone: Backbone, samples: list[Sample], *, tokens: int, temperature: float
+) -> tuple[list[Floats], list[Floats]]:
+    """Return the log-probabilities of samples under the policy and under the reference model.
+
+    Args:
+        tokens: tokens of a forward pass, as `micro_batch_tokens` says.
+    """
+    found = []
+    for reference in (False, True):
+        with backbone.scorer(reference=reference) as scorer:
+            found.append(scored(scorer, samples, tokens=tokens, temperature=temperature))
+    policy, reference_model = found
+    return policy, reference_model
 
 
 def is_due(step: int, every: int) -> bool:
@@ -328,7 +314,7 @@ def open_store(run: RunDirectory, tasks: TaskOrder | None, folder: Path | None =
     """Open the run's store at the checkpoint that it resumes.
 
     Args:
-        folder: where finished episodes are kept that must outlive the process.
+        folder: where finished episodes are stored that must outlive the process.
 
     Raises:
         TaskError: the checkpoint was made over other tasks.
@@ -349,12 +335,3 @@ def read_resumed_frontier(run: RunDirectory, tasks: TaskOrder | None) -> dict[st
     if state is not None and tasks is not None:
         tasks.restore(state)
     return state
-
-
-def _measure_seconds(taken: StepGroups) -> dict[str, float]:
-    now = time.monotonic()
-    return {
-        "seconds/rollout": taken.ended - taken.began,
-        "seconds/update": now - taken.ended,
-        "seconds/step": now - taken.began,
-    }

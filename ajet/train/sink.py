@@ -1,84 +1,187 @@
-"""The record of steps and validations of a run that is trained in other processes.
+"""The record of a run's steps and validations: accounting, observers, files, metrics and screen.
 
-Invariant: they end as those of the local loop do, in `conclude` and `conclude_validation`, in the process that the
-person started.
+Invariant: every training ends a step in `commit` and a validation in `commit_validation`, in the process that the user
+started: the loop, and the backbones that train in processes of their own. Each sampled token was trained or is counted
+under a reason, the plug-ins' observers have seen the step, and episodes with their outcomes are on the disk before the
+row of metrics that counts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from ajet.algorithm.staleness import staleness_metrics
+from ajet.record.held_out import MOST_LEFT_OUT, Measurement
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, episodes_of
+from ajet.train.accounting import check_tokens, episode_metrics, log_formats, measurement_of, validation_metrics
 from ajet.train.gaming import GamingWatch
 from ajet.train.remarks import describe_remarks
-from ajet.train.step import conclude
-from ajet.train.step_observers import StepObservers
-from ajet.train.validation import conclude_validation
+from ajet.train.step import OnStep, StepObservers, TrainedStep
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.config import Experiment
     from ajet.record import RunDirectory
-    from ajet.record.held_out import Measurement
-    from ajet.schema.episode import Episode, Group
     from ajet.task_reader.contamination import Overlap
     from ajet.tokens import Renderer
-    from ajet.train.step import OnStep, Trained
+
+
+def _ignore_episode(episode: Episode) -> None: ...
 
 
 class RunSink:
-    """Takes the ended steps and validations of a training in other processes: accounting, record, screen."""
+    """Records the steps and validations of one run, and shows them."""
 
     def __init__(
-        self, experiment: Experiment, run: RunDirectory, on_step: OnStep, on_episode: Callable[[Episode], None]
+        self,
+        experiment: Experiment,
+        run: RunDirectory,
+        on_step: OnStep,
+        on_episode: Callable[[Episode], None] = _ignore_episode,
     ) -> None:
         """Record into `run`. `on_episode`: called when an episode has ended, from any thread."""
-        self._experiment, self._run = experiment, run
+        self.experiment, self.run = experiment, run
         self.on_step, self.on_episode = on_step, on_episode
         self._total = 0
         self._observers: StepObservers | None = None
         self._gaming: GamingWatch | None = None
 
-    def review(self, algorithm: Algorithm, *, train: int, validates: bool, known: Overlap | None) -> None:
-        """Warn of what a training of `train` tasks cannot do well."""
-        if said := describe_remarks(self._experiment, algorithm, train=train, validates=validates, known=known):
-            logger.warning("{}", said)
+    def review(self, algorithm: Algorithm, *, train: int, validates: bool, known: Overlap | None, **more: Any) -> None:
+        """Warn of settings with which a training of `train` tasks cannot work well; arguments of `describe_remarks`."""
+        if remarks := describe_remarks(
+            self.experiment, algorithm, train=train, validates=validates, known=known, **more
+        ):
+            logger.warning("{}", remarks)
 
-    def begin(self, words: Renderer | None, *, total: int) -> None:
+    def begin(self, renderer: Renderer | None, *, total: int) -> None:
         """Prepare the first step.
 
         Args:
-            words: the run's renderer; None for a model without tokens.
+            renderer: the run's renderer; None for a model without tokens.
             total: the last step.
         """
         self._total = total
-        self._observers = StepObservers(self._experiment.ajet, words)
-        self._gaming = GamingWatch(self._run, upto=self._run.resumed.step if self._run.resumed else 0)
+        self._observers = StepObservers(self.experiment.ajet, renderer)
+        self._gaming = GamingWatch(self.run, upto=self.run.resumed.step if self.run.resumed is not None else 0)
 
-    def conclude(self, trained: Trained) -> dict[str, float]:
+    @property
+    def observers(self) -> StepObservers:
+        """Observers of the run, which plug-ins register."""
+        assert self._observers is not None, "`begin` comes first"
+        return self._observers
+
+    def show(self, step: int, metrics: dict[str, float]) -> None:
+        """Show the metrics of a step or a validation."""
+        self.on_step(step, self._total, metrics)
+
+    def commit(self, trained: TrainedStep) -> dict[str, float]:
         """Record a step and return its metrics.
 
         Raises:
             AssertionError: a sampled token is neither trained nor counted.
             UserError: the record cannot be written.
         """
-        assert self._observers is not None and self._gaming is not None, "`begin` comes first"
-        return conclude(
-            trained,
-            self._experiment.ajet,
-            self._run,
-            observers=self._observers,
-            gaming=self._gaming,
-            on_step=self.on_step,
-            total=self._total,
-        )
+        run, settings, step, outcomes = self.run, self.experiment.ajet, trained.step, trained.outcomes
+        episodes, unused = episodes_of(trained.groups), episodes_of(trained.unused)
+        log_formats(episodes, settings.context_tracker)
+        check_tokens([*episodes, *unused], outcomes, trained.tokens)
+        metrics = episode_metrics(episodes, "train", outcomes)
+        taken = [each for each in episodes if outcomes.get(each.uuid, NO_OUTCOME).discarded is None]
+        metrics |= staleness_metrics(taken, trained.version)
+        metrics |= self.observers.metrics(episodes, step, trained.newest_version)
+        metrics["train/trained_tokens"] = sum(trained.tokens.values())
+        metrics |= trained.metrics
+        run.episodes.write(step, "train", [*episodes, *unused], outcomes)
+        self.show(step, metrics)
+        more: dict[str, Any] = {"waiting": sorted(trained.waiting)} if trained.waiting else {}
+        if trained.retrained:
+            more["again"] = sorted(trained.retrained)
+            metrics |= _count_retrained(trained)
+            algorithm = settings.trainer_common.algorithm
+            more["bounds"] = {name: getattr(algorithm, name) for name in ("max_trained_count", "retrained_interval")}
+        if trained.given_up:
+            more["given_up"] = {str(order): list(why) for order, why in sorted(trained.given_up.items())}
+        if trained.dead:
+            metrics["train/given_up"] = trained.dead
+        if trained.quarantined:
+            metrics["train/quarantined"] = sum(trained.quarantined.values())
+            metrics |= {f"train/quarantined/{kind}": count for kind, count in sorted(trained.quarantined.items())}
+        run.metrics.log(step, metrics, tasks=list(trained.tasks), discarded=list(trained.discarded), **more)
+        assert self._gaming is not None, "`begin` comes first"
+        self._gaming.look(episodes, step)
+        return metrics
 
-    def conclude_validation(
-        self, groups: Sequence[Group], *, step: int, seconds: float
+    def commit_validation(
+        self, groups: Sequence[Group], *, step: int, seconds: float, recorded: Collection[str] = ()
     ) -> tuple[dict[str, float], Measurement]:
-        """Record the held-out tasks' episodes after a step; return their metrics and what they measured."""
-        return conclude_validation(
-            groups, self._run, step=step, seconds=seconds, on_step=self.on_step, total=self._total
-        )
+        """Record the held-out tasks' episodes after a step; return their metrics and what they measured.
+
+        Args:
+            groups: one group a task.
+            recorded: uuids of attempts that an earlier process recorded.
+        """
+        run, episodes = self.run, episodes_of(groups)
+        new = [episode for episode in episodes if episode.uuid not in recorded]
+        if new:
+            run.episodes.write(step, "validation", new)
+        judge = run.metrics.judge
+        if recorded and run.judge_change == step:
+            judge += " and the one before"  # an earlier process was interrupted in this validation
+        metrics, measured = validation_metrics(groups), replace(measurement_of(groups), judge=judge)
+        metrics["seconds/validation"] = seconds
+        if measured.left_out > MOST_LEFT_OUT:
+            logger.warning(
+                "{:.1%} of this validation's attempts are left out (engine, judge, environment or ajet failed): above "
+                "{:.0%} no checkpoint is picked by it as the best",
+                measured.left_out,
+                MOST_LEFT_OUT,
+            )
+        self.show(step, metrics)
+        if failed := [episode.failure for episode in episodes if episode.failure and not episode.scored]:
+            often, count = Counter((each.boundary, each.kind, each.message) for each in failed).most_common(1)[0]
+            logger.warning("{} of {} held-out episodes failed at the {}: {}: {}", count, len(episodes), *often)
+        if new or not any(row["step"] == step and "validation/tasks" in row for row in run.metrics.rows()):
+            run.metrics.log(step, metrics, **({"judge": judge} if judge else {}))
+        return metrics, measured
+
+    def commit_held_out(self, episodes: Sequence[Episode], step: int) -> None:
+        """Record what clients played of held-out tasks since the step before, if anything.
+
+        No checkpoint is compared by it, since updates went on meanwhile.
+        """
+        if episodes:
+            self.commit_validation(group_by_task(episodes), step=step, seconds=measure_span(episodes))
+
+
+def _count_retrained(trained: TrainedStep) -> dict[str, float]:
+    """Return the part of the step's numbers that an earlier step has counted, too."""
+    before = {*trained.retrained}
+    counted = episode_metrics(episodes_of(each for each in trained.groups if each.order in before), "train", {})
+    metrics: dict[str, float] = {
+        "train/retrained": len(trained.retrained),
+        "train/retrained_failed": counted["train/failed"],
+        "train/retrained_forks": counted["train/forks"],
+    }
+    return {name: number for name, number in metrics.items() if number}
+
+
+def measure_span(episodes: Sequence[Episode]) -> float:
+    """Return the seconds from the start of the first episode to the end of the last; 0 for no episode."""
+    return max((each.ended for each in episodes), default=0.0) - min((each.started for each in episodes), default=0.0)
+
+
+def group_by_task(episodes: Sequence[Episode]) -> list[Group]:
+    """Return a group for each task of attempts that came one by one, in the order in which they came."""
+    found: list[Group] = []
+    for episode in episodes:
+        group = next((each for each in found if each.task == episode.task), None)
+        if group is None:
+            group = Group(episode.task, len(found), [])
+            found.append(group)
+        group.episodes.append(replace(episode, repeat=len(group.episodes)))
+    return found

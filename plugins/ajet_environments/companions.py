@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from loguru import logger
 
-from ajet.commands.kept_process import KeptProcess, list_variables
+from ajet.commands.supervised_process import SupervisedProcess, list_variables
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet_environments.config import Companion, choose_services
 from ajet_environments.restarts import Restarts
@@ -57,7 +57,7 @@ def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), pref
         yield [each.name for each in running if each.started]
 
 
-class RunningCompanion(KeptProcess):
+class RunningCompanion(SupervisedProcess):
     """A companion process that was started."""
 
     def __init__(self, name: str, companion: Companion, base: Path, log: Path) -> None:
@@ -131,17 +131,17 @@ class RunningCompanion(KeptProcess):
         until = time.monotonic() + self._companion.timeout
         while not self.is_ready():
             if self.is_over():
-                raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
+                raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
             if self._cell is not None and self._cell.taken:
-                raise self._failure(f"The port of the service {self.name} cannot be had: {self._cell.taken}.")
+                raise self._make_error(f"The port of the service {self.name} cannot be had: {self._cell.taken}.")
             if time.monotonic() > until:
-                raise self._failure(
+                raise self._make_error(
                     f"The service {self.name} was not ready within {self._companion.timeout:g} s.",
                     expected=f"{self._companion.ready} {'to answer' if self._by_address else 'to be printed'}",
                 )
             time.sleep(LOOK_S)
         if self.is_over():  # what answers is not this one
-            raise self._failure(f"The service {self.name} ended before it was ready{self._how()}.")
+            raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
 
     def close(self) -> None:
         """End it with all that it started. Idempotent."""

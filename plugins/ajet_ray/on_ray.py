@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.train.interrupts import Interrupts
-    from ajet.train.options import LaunchOptions
+    from ajet.train.runner import LaunchOptions
     from ajet_ray.record import Record
     from ajet_ray.tickets import Tickets
 

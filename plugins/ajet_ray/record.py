@@ -25,7 +25,7 @@ from ajet.record.learned import is_idle
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Group, episodes_of
 from ajet.schema.errors import UserError
-from ajet.train.step import Trained
+from ajet.train.step import TrainedStep
 from ajet_ray.mailbox import (
     Closed,
     Died,
@@ -152,7 +152,7 @@ class Record:
         credited = {each.uuid: each for each in letter.credited}
         taken = self._tickets.take(letter.step, credited)
         groups, stale = taken.over, taken.stale
-        trained = Trained(
+        trained = TrainedStep(
             letter.step,
             letter.step - 1,
             [*groups, *stale],
@@ -160,14 +160,14 @@ class Record:
             {uuid: each.trained for uuid, each in credited.items()},
             letter.metrics,
             tasks=sorted(group.order for group in groups if group.scored and group.order not in taken.again),
-            again=sorted(taken.again),
+            retrained=sorted(taken.again),
             discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
             waiting=self._tickets.waiting(),
             given_up=taken.given_up,
             dead=taken.dead,
             quarantined=taken.quarantined,
         )
-        metrics = self._sink.conclude(trained)
+        metrics = self._sink.commit(trained)
         self._idle = self._idle + 1 if is_idle(metrics) else 0
         self.step = letter.step
         if self._saved is not None:
@@ -190,7 +190,7 @@ class Record:
 
     def _validated(self, letter: Validated) -> None:
         groups, self._validating = sorted(self._validating, key=lambda group: group.order), []
-        self._validation, measured = self._sink.conclude_validation(groups, step=letter.step, seconds=letter.seconds)
+        self._validation, measured = self._sink.commit_validation(groups, step=letter.step, seconds=letter.seconds)
         self._measured = letter.step, measured
 
     def _commit(self, saved: Saved) -> None:

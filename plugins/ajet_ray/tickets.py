@@ -93,7 +93,7 @@ class Taken:
     again: Collection[int] = ()
     """Positions of the first ones that an earlier step trained, too."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """See `ajet.train.step.Trained`; so is the next."""
+    """See `ajet.train.step.TrainedStep`; so is the next."""
     dead: int = 0
     quarantined: Mapping[str, int] = field(default_factory=dict)
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.tokens import Renderer
     from ajet.train.interrupts import Interrupts
-    from ajet.train.options import LaunchOptions
+    from ajet.train.runner import LaunchOptions
     from ajet.train.sink import RunSink
     from ajet_ray.cluster.resources import Demand
 

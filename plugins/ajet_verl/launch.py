@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ajet.schema.errors import Finding
     from ajet.store import Address
     from ajet.train.interrupts import Interrupts
-    from ajet.train.options import LaunchOptions
+    from ajet.train.runner import LaunchOptions
     from ajet.train.sink import RunSink
 
 

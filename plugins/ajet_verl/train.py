@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ajet.store import Address
     from ajet.tokens import Renderer
     from ajet.train.interrupts import Interrupts
-    from ajet.train.options import LaunchOptions
+    from ajet.train.runner import LaunchOptions
     from ajet.train.sink import RunSink
 
 

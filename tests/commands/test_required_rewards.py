@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
-from ajet.commands.launchable import require_launchable
+from ajet.commands.launch_checks import require_launchable
 from ajet.config import load_experiment
 from ajet.schema.errors import ConfigError
 

@@ -35,7 +35,7 @@ from ajet.store import Address, look_at_store, note_elsewhere, open_reading, ope
 from ajet.store.opening import left_in_store
 from ajet.task_judge import open_judge
 from ajet.task_judge.registry import prepare_judge
-from ajet.train.step_observers import StepObservers
+from ajet.train.step import StepObservers
 from ajet.workflow.resources import Resources, opened_sandbox
 from ajet_environments.deployment import described, file_of
 from ajet_environments.deployment.description import prepare_families

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet.commands.deploy import Deployment, deployed
+from ajet.commands.deploy import DeployOptions, serve_model
 from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import ConfigError
@@ -71,7 +71,7 @@ def served(run: Path, engine: str, monkeypatch) -> dict[str, list[float]]:
     """What each model of a deployment says, as its tokens' log-probabilities."""
     monkeypatch.setenv("AJET_API_KEY", KEY)
     bearer = {"authorization": f"Bearer {KEY}"}
-    with deployed(Deployment(run.name, run.parent, engine=engine)) as model:
+    with serve_model(DeployOptions(run.name, run.parent, engine=engine)) as model:
         base, names = model.gateway.base_url, [*model.models]
         assert names == ["solver", "critic", "base"]
         assert [each["id"] for each in httpx.get(f"{base}/models", headers=bearer).json()["data"]] == names

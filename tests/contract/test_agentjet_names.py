@@ -17,7 +17,7 @@ from ajet.cli.launcher import FLAG_ALIASES, MISSING_FLAGS, UNNEEDED_FLAGS
 from ajet.config import load_experiment
 from ajet.config.references import resolve_reference
 from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReference, UserError
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
 from ajet_ray.on_ray import address_of

@@ -437,18 +437,18 @@ def test_tasks_that_teach_nothing_are_marked(project, server, capsys, monkeypatc
 
 
 def test_marks_by_rewards():
-    from ajet.commands.evaluation.marks import mark_of
+    from ajet.commands.evaluation.marks import mark_task
     from ajet.record.attempts import Attempt
 
     def attempt(reward, success=False, judged=True, failure=""):
         return Attempt("u", "t", 0, 0, "completed", reward, success, judged, False, failure)
 
-    assert mark_of([attempt(1.0, True)]) == "unknown"
-    assert mark_of([attempt(None), attempt(1.0, True)]) == "unknown"
-    assert mark_of([attempt(0.2), attempt(0.7)]) == "teaches"
-    assert mark_of([attempt(0.2), attempt(0.2)]) == "nobody"
-    assert mark_of([attempt(0.2, judged=False), attempt(0.2, judged=False)]) == "everybody"
-    assert mark_of([attempt(1.0, True), attempt(None, failure="agent: x: y")]) == "teaches"
+    assert mark_task([attempt(1.0, True)]) == "unknown"
+    assert mark_task([attempt(None), attempt(1.0, True)]) == "unknown"
+    assert mark_task([attempt(0.2), attempt(0.7)]) == "teaches"
+    assert mark_task([attempt(0.2), attempt(0.2)]) == "nobody"
+    assert mark_task([attempt(0.2, judged=False), attempt(0.2, judged=False)]) == "everybody"
+    assert mark_task([attempt(1.0, True), attempt(None, failure="agent: x: y")]) == "teaches"
 
 
 def test_a_model_that_is_no_model_is_told_by_its_flag(project, capsys):

@@ -18,6 +18,7 @@ WRITERS = [
     "train/accounting.py",
     "train/validation.py",
     "train/session.py",
+    "train/sink.py",
     "train/step.py",
     "train/sources/store.py",
     "../plugins/ajet_proof/recorded/each_step.py",
@@ -25,7 +26,7 @@ WRITERS = [
 ]
 WRITERS += ["algorithm/importance.py", "algorithm/staleness.py", "commands/pace.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
-WRITERS += ["algorithm/given_replies.py", "train/sft/weighing.py", "train/sources/replies.py"]
+WRITERS += ["algorithm/given_replies.py", "train/sources/replies.py"]
 WRITERS += ["../plugins/ajet_judges/model_judge/judge.py"]
 WRITERS += [f"../plugins/ajet_judges/model_judge/{name}.py" for name in ("panel", "ranking")]
 WRITERS += ["algorithm/token_credit.py", "backbone/local/value_head.py"]

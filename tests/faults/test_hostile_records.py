@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 import ajet.engine.embedded
 from ajet.cli.launcher import app
-from ajet.commands.deploy import Deployment, deployed
+from ajet.commands.deploy import DeployOptions, serve_model
 from ajet.record import EpisodeFiles, RunDirectory
 from ajet.schema.call import PromptReader
 from ajet.schema.episode import Outcome
@@ -370,7 +370,7 @@ def test_deploying_a_hostile_folder_reaches_nothing_outside(kind, run, home, mon
     monkeypatch.setenv("AJET_API_KEY", "a-key-of-my-own-0123456789")
     HOSTILE[kind](run, home)
     before = listing(home)
-    with limited(), suppress(UserError), deployed(Deployment("demo", run.parent)):
+    with limited(), suppress(UserError), serve_model(DeployOptions("demo", run.parent)):
         pass
     assert listing(home) == before
     assert not (run / "model_card.md").is_symlink() or kind != "guess_temporary_names"

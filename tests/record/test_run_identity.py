@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ajet.commands.evaluation.target import opened_target
-from ajet.commands.model_card import card
-from ajet.commands.summary import finish
+from ajet.commands.evaluation.models import open_target
+from ajet.commands.model_card import make_card
+from ajet.commands.summary import print_summary
 from ajet.config import Experiment, load_experiment
 from ajet.record import RunDirectory
 from ajet.record.curve import held_out_course, training_course
@@ -143,9 +143,9 @@ def test_another_project_of_that_name_is_refused(tmp_path: Path) -> None:
     told = str(refusal.value)
     assert str(one) in told and str(other) in told and "ajet.experiment_name" in refusal.value.do
     with pytest.raises(UserError) as unknown:
-        opened_target(None, other, ["latest"], exp_dir=root)
+        open_target(None, other, ["latest"], exp_dir=root)
     assert str(one) in str(unknown.value) and str(other) in str(unknown.value)
-    assert opened_target("m", other, ["latest"], exp_dir=root)[1], "the run was named"
+    assert open_target("m", other, ["latest"], exp_dir=root)[1], "the run was named"
     with start(other, root, "experiment_name=mine") as own:
         assert own.resumed is None and own.name == "mine"
     with start(other, root, resume=str(run.path)) as known:
@@ -206,10 +206,10 @@ def test_numbers_of_two_judges_are_never_compared(tmp_path: Path, capsys: pytest
     (yaml.parent / "judge.py").write_text("def reward(task, output): return -5\n")
     with start(yaml, root, resume=str(run.path)) as again:
         save(again, 3, reward=-5.0)
-        finish(again)
+        print_summary(again)
         ended = capsys.readouterr().out
         save(again, 4, reward=-4.5)
-        finish(again)
+        print_summary(again)
     assert "→" not in ended and "0.12" not in ended
     later = capsys.readouterr().out
     assert "reward -5.00 after step 3 → reward -4.50 after step 4" in later and "0.12" not in later
@@ -217,7 +217,7 @@ def test_numbers_of_two_judges_are_never_compared(tmp_path: Path, capsys: pytest
     for course in (held_out_course(rows), training_course(rows)):
         assert [step for step, _ in course.points] == [3, 4] and "after step 2" in course.label
     newest = again.checkpoints.latest()
-    assert newest is not None and "0.125" not in card(run.path, newest)
+    assert newest is not None and "0.125" not in make_card(run.path, newest)
     best = again.checkpoints.best()
     assert best is not None and best.step >= 3, "a higher score of the earlier judge is no better one"
     summary = Library(root).run("m")

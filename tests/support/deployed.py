@@ -15,7 +15,7 @@ import pytest
 
 from ajet.backbone import open_backbone
 from ajet.commands import deploy
-from ajet.commands.deploy import Deployed, Deployment, deployed
+from ajet.commands.deploy import DeployOptions, ModelServer, serve_model
 from ajet.config import Experiment
 from ajet.config.experiment import defaults_only
 from ajet.gateway import Session
@@ -54,7 +54,7 @@ class DeployedSession:
 class RunningDeployment:
     """A model that answers."""
 
-    def __init__(self, model: Deployed) -> None:
+    def __init__(self, model: ModelServer) -> None:
         self._model = model
 
     @property
@@ -75,23 +75,23 @@ class RunningDeployment:
     @property
     def session(self) -> DeployedSession:
         """The session that takes new requests."""
-        assert self._model._now is not None
-        return DeployedSession(self._model._now)
+        assert self._model._session is not None
+        return DeployedSession(self._model._session)
 
     @property
     def replaced_sessions(self) -> list[DeployedSession]:
         """Earlier sessions that somebody still uses, oldest first."""
-        return [DeployedSession(each) for each in self._model._before]
+        return [DeployedSession(each) for each in self._model._earlier]
 
     def tend(self) -> None:
         """Replace a full session and let go of unused ones, as the command does each second."""
-        self._model.tend()
+        self._model.renew_sessions()
 
 
 @contextmanager
 def start_deployment(run: str, root: Path, checkpoint: str = "latest", **options: Any) -> Iterator[RunningDeployment]:
     """Serve a run's model as `ajet deploy` does; `options` are the command's."""
-    with deployed(Deployment(run, root, checkpoint, **options)) as model:
+    with serve_model(DeployOptions(run, root, checkpoint, **options)) as model:
         yield RunningDeployment(model)
 
 
@@ -100,7 +100,7 @@ def start_scripted_deployment(folder: Path, key: str, **options: Any) -> Iterato
     """Serve a scripted engine, which always answers "Three.", behind a deployment's address."""
     experiment = defaults_only(backbone="debug", name="tool", exp_dir=folder)
     with start_gateway(["Three."] * 20, **options) as made:
-        yield RunningDeployment(Deployed(made.gateway, key, "tool", experiment).open())
+        yield RunningDeployment(ModelServer(made.gateway, key, "tool", experiment).open())
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def start_configured_deployment(settings: dict[str, Any], folder: Path, key: str
     backbone = open_backbone(experiment)
     gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer)
     try:
-        yield RunningDeployment(Deployed(gateway, key, "tiny", experiment).open())
+        yield RunningDeployment(ModelServer(gateway, key, "tiny", experiment).open())
     finally:
         gateway.close()
         backbone.close()

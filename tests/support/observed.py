@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.commands.observe import Observing, observe
+from ajet.commands.observe import ObserveOptions, observe
 from ajet.gateway.listener import listen
 from ajet.gateway.observing import Proxy, Server, Sessions, copied_reply, sessions
 from ajet.gateway.observing.proxy import ENDED
@@ -141,7 +141,7 @@ def take_up_sessions(files: Sequence[Path], folder: Path) -> tuple[int, list[Epi
 
 def run_observe(endpoint: str, **options: Any) -> int:
     """Run `ajet observe` in this process as far as its checks of address and key, which these tests end it at."""
-    return observe(None, Observing(endpoint, **options))  # type: ignore[arg-type]
+    return observe(None, ObserveOptions(endpoint, **options))  # type: ignore[arg-type]
 
 
 def count_traces(folder: Path) -> tuple[int, int]:

@@ -102,7 +102,7 @@ def begin_record(settings: dict[str, Any], folder: Path) -> None:
     from ajet.record.run_directory import RunDirectory
 
     experiment = Experiment.from_dict({"ajet": settings}, base=folder)
-    with launch.recorded(experiment, RunDirectory.open(experiment, root=folder, kind="debug")):
+    with launch.record_run(experiment, RunDirectory.open(experiment, root=folder, kind="debug")):
         pass
 
 
@@ -214,7 +214,7 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
     """
     from ajet.backbone.local.trainer import Trainer
     from ajet.store import RunStore
-    from ajet.train import session
+    from ajet.train.sink import RunSink
 
     with pytest.MonkeyPatch.context() as patch:
         if moment == "optimizer":
@@ -224,10 +224,10 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
         elif moment == "before the store":
             _run_at_call(patch, RunStore, "use", step, _interrupt_twice)
         elif moment == "after the store":
-            _run_at_call(patch, session, "conclude", step, _interrupt_twice)
+            _run_at_call(patch, RunSink, "commit", step, _interrupt_twice)
         else:
             assert moment == "after the record"
-            _run_at_call(patch, session, "conclude", step, after=_interrupt_twice)
+            _run_at_call(patch, RunSink, "commit", step, after=_interrupt_twice)
         yield
 
 
@@ -235,13 +235,13 @@ def interrupted_twice(moment: str, *, step: int) -> Iterator[None]:
 def record_refuses(step: int, reason: str) -> Iterator[None]:
     """The record takes nothing of the `step`th step, whose update has moved the weights."""
     from ajet.schema.errors import UserError
-    from ajet.train import session
+    from ajet.train.sink import RunSink
 
     def refuse() -> None:
         raise UserError(reason)
 
     with pytest.MonkeyPatch.context() as patch:
-        _run_at_call(patch, session, "conclude", step, refuse)
+        _run_at_call(patch, RunSink, "commit", step, refuse)
         yield
 
 
@@ -278,8 +278,8 @@ def killed_before_row() -> Iterator[None]:
 @contextmanager
 def killed_before_commit() -> Iterator[None]:
     """Within the block a run is killed after training its first step, before anything is saved of it."""
-    from ajet.train import session
+    from ajet.train.sink import RunSink
 
     with pytest.MonkeyPatch.context() as patch:
-        _run_at_call(patch, session, "conclude", 1, _kill)
+        _run_at_call(patch, RunSink, "commit", 1, _kill)
         yield

@@ -16,14 +16,14 @@ import pytest
 from ajet.backbone.decoupled.terms import _NAMES, OVER, Terms
 from ajet.commands.launch import launch
 from ajet.commands.sampling.sample import SampleOptions, sample
-from ajet.commands.sampling.sampler import Sampler
+from ajet.commands.sampling.sampler import GroupSampler
 from ajet.config import Experiment, load_experiment
 from ajet.engine import followed
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
 from ajet.store import Address, SharedStore, open_shared
 from ajet.task_reader import TaskOrder, open_reader
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 from tests.sample_fixtures import HELD_FROM, kept_of, project_in
 
 __all__ = [
@@ -96,12 +96,12 @@ def model_folder(model: str) -> Path:
 def samplers_meet_bug(problem: Exception, seen: Callable[[], None]) -> Iterator[None]:
     """Within the block a sampler calls `seen` and raises this exception when it takes in an episode."""
 
-    def breaks(self: Sampler, timeout: float) -> None:
+    def breaks(self: GroupSampler, timeout: float) -> None:
         seen()
         raise problem
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Sampler, "_take_in", breaks)
+        patch.setattr(GroupSampler, "_take_in", breaks)
         yield
 
 

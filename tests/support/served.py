@@ -140,9 +140,9 @@ class RunningServer:
 
     def sort_into_batch(self, result: Episode | Group) -> tuple[list[Episode], list[Episode]]:
         """Return (held out, alone) of a batch to which this result alone was added."""
-        from ajet.train.sources.served_batch import Batch
+        from ajet.train.sources.served_batch import ServedBatch
 
-        batch = Batch(1)
+        batch = ServedBatch(1)
         batch.add(result)
         return batch.held_out, batch.alone
 
@@ -361,17 +361,17 @@ class Recorder:
     """What records the ends of a server without a trainer, in a run's folder below `root`."""
 
     def __init__(self, yaml: Path, root: Path) -> None:
-        from ajet.commands.recording import Recording
+        from ajet.commands.recording import EpisodeRecording
         from ajet.config import load_experiment
         from ajet.record import RunDirectory
 
         run = RunDirectory.open(load_experiment(yaml), root=root, kind="serve", resume="never", fresh=False)
-        self.keeper = Recording(run)
+        self.keeper = EpisodeRecording(run)
         self.episodes = run.path / "episodes"
 
     def record_rest(self, results: list[Episode | Group]) -> None:
         """Record what the server handed over at its end."""
-        self.keeper.rest(one for one in results if isinstance(one, Episode))
+        self.keeper.record_missing(one for one in results if isinstance(one, Episode))
 
 
 def reply_types() -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from ajet.commands.recorded_agent import recorded_settings
+from ajet.commands.recorded_run import load_recorded_settings
 from ajet.config import load_experiment
 from ajet.config.plugins import find_parts
 from ajet.record import RunDirectory
@@ -63,5 +63,5 @@ def tracker_kinds(run: RunDirectory) -> list[str]:
 
 def recorded_loggers(run: Path) -> list[str]:
     """Return the trackers that whoever opens this record again would tell."""
-    logger = recorded_settings(run).ajet.trainer_common.logger
+    logger = load_recorded_settings(run).ajet.trainer_common.logger
     return [logger] if isinstance(logger, str) else list(logger)

@@ -125,4 +125,4 @@ def test_readers_of_known_files_find_them(tmp_path: Path, kind: str, row: Any, q
 def test_given_replies_are_found_likewise(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps({"\ufeffMessages ": [USER, REPLY]}) + "\n")
     (row,) = read_files("rows.jsonl", tmp_path, pairs=False, key="sft.train_files")
-    assert [message["role"] for message in row.talks[0].messages] == ["user", "assistant"]
+    assert [message["role"] for message in row.conversations[0].messages] == ["user", "assistant"]

@@ -20,7 +20,8 @@ from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.train.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.train.interrupts import Interrupts, Preempted
-from ajet.train.step import Trained, conclude
+from ajet.train.sink import RunSink
+from ajet.train.step import TrainedStep
 from ajet_proof.recorded.steps import HeldSteps
 
 
@@ -232,22 +233,21 @@ def test_given_replies_are_rows_in_the_last_line() -> None:
 def test_a_group_of_two_steps_is_counted_once_and_held_to_the_settings_of_its_step(tmp_path):
     """`max_trained_count` 2 when it was trained a second time; the run went on with 1."""
     tree = {"trainer_common": {"mode": "async", "algorithm": {"max_trained_count": 2}}}
-    settings = Experiment.from_dict({"ajet": tree}, base=tmp_path).ajet
+    experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
     lost = replace(
         an_episode(None, status="failed", failure=Failure("agent", "E", "")), uuid="a" * 36, group="g", order=0
     )
     rows = []
     run = Made(
-        episodes=Made(write=lambda *_: None),
+        resumed=None,
+        episodes=Made(write=lambda *_: None, whole_steps=list),
         metrics=Made(log=lambda step, metrics, **more: rows.append({"step": step, **metrics, **more})),
     )
     for step, again in ((1, []), (2, [0])):
         tasks = [] if again else [0]
-        conclude(
-            Trained(step, step - 1, [Group(lost.task, 0, [lost])], {}, {}, {}, tasks, again),
-            settings, run, observers=Made(metrics=lambda *_: {}), gaming=Made(look=lambda *_: None),
-            on_step=lambda *_: None, total=2,
-        )  # fmt: skip
+        sink = RunSink(experiment, run, lambda *_: None)
+        sink.begin(None, total=2)
+        sink.commit(TrainedStep(step, step - 1, [Group(lost.task, 0, [lost])], {}, {}, {}, tasks, again))
     assert (
         [row["train/failed"] for row in rows] == [1, 1] and Tally.of(rows).failed == 1 and Tally.of(rows).trained == 1
     )

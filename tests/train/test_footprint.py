@@ -13,7 +13,7 @@ import torch
 from ajet.algorithm import opened
 from ajet.backbone.local.checkpoint import write
 from ajet.backbone.local.trainer import Trainer
-from ajet.commands.sampling.beside import limit_sampler_cache
+from ajet.commands.sampling.colocated import limit_sampler_cache
 from ajet.config import Experiment
 from ajet.engine.dimensions import ModelSize, model_size, read_size
 from ajet.engine.embedded import kept_folder
@@ -190,7 +190,7 @@ def test_a_sampler_beside_the_trainer_is_part_of_the_plan(tmp_path: Path, monkey
     monkeypatch.setattr(remarks, "estimate_needs", lambda *_, **__: room._replace(free=room.local.both - 1))
     (finding,) = review_machine(both, train=8, validates=False)
     assert finding.key == "trainer_common.mode" and "trainer and sampler together" in finding.what
-    assert list(review_machine(both, train=8, validates=False, beside=False)) == [], "samplers are elsewhere"
+    assert list(review_machine(both, train=8, validates=False, is_colocated=False)) == [], "samplers are elsewhere"
     plain = experiment(tmp_path, trainer_common={"mode": "async"}, rollout={"engine": "vllm"})
 
     def cache_of_sampler(free: int) -> float | None:

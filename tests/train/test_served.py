@@ -30,9 +30,12 @@ class Session(TrainingSession):
         self.experiment = SimpleNamespace(ajet=config_of(**settings))  # type: ignore[assignment]
         self.step, self.validated_step, self.saved_step, self.is_checkpoint_outdated = step, validated, step, False
         self.last_validation = {"validation/reward": 0.5} if measured else {}
-        self.tasks, self.torn, self.idle_steps, self.interrupts = None, False, 0, Interrupts()
+        self.tasks, self.is_step_partial, self.idle_steps, self.interrupts = None, False, 0, Interrupts()
         self.leftover_orders = []
-        self.on_step = lambda *told: None
+        self.late: list[int] = []
+        self.sink = SimpleNamespace(  # type: ignore[assignment]
+            commit_held_out=lambda episodes, step: self.late.append(len(episodes))
+        )
         self.backbone = SimpleNamespace(version=step)  # type: ignore[assignment]
         self.did: list[str] = []
         self.used: list[tuple[list[int], int]] = []
@@ -55,14 +58,14 @@ class Session(TrainingSession):
     def save(self) -> None:
         self.did.append("save")
 
-    def warn_torn(self) -> None:
+    def warn_partial_step(self) -> None:
         self.did.append("warn")
 
     def assign_credit(self, taken: Any) -> Any: ...
 
     def update(self, batch: Any, taken: Any) -> Any:
         if self.fails is not None:
-            self.torn = True
+            self.is_step_partial = True
             raise self.fails
 
     def commit(self, taken: Any, batch: Any, update: Any) -> None:
@@ -122,18 +125,14 @@ def test_the_server_plays_when_a_launch_would_and_what_an_interruption_kept_from
 
 @pytest.mark.parametrize("rows", [[], [{"step": 3, "validation/episodes": 1}], [{"step": 2, "validation/episodes": 1}]])
 @pytest.mark.parametrize("own", [None, OWN])
-def test_attempts_that_came_too_late_make_no_second_row(
-    rows: list[dict[str, Any]], own: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    concluded: list[Any] = []
-    monkeypatch.setattr(module, "conclude_held_out", lambda episodes, run, **more: concluded.append(len(episodes)))
+def test_attempts_that_came_too_late_make_no_second_row(rows: list[dict[str, Any]], own: Any) -> None:
     session = Session(step=3, test_freq=3)
     session.rows = rows
     desk = desk_of(0)
     desk.results.put(replace(episode("late"), split="validation", order=-1))
     source_of(session, own, desk).finish(session)
     apart = own is not None or any(row["step"] == 3 for row in rows)  # the server's own is there, or is to come
-    assert concluded == [1] * (not apart) and session.written == [3] * apart
+    assert session.late == [1] * (not apart) and session.written == [3] * apart
     source_of(session, own, desk_of(0)).finish(session)
     assert len(session.written) == apart
 
@@ -145,7 +144,6 @@ def test_attempts_of_clients_wait_for_the_next_step_unless_the_server_validates_
     """They come in with the second step."""
     session = Session(step=0, test_freq=every, save_freq=0, total_training_steps=4, data__train_batch_size=1)
     note_played(monkeypatch)
-    monkeypatch.setattr(module, "conclude_held_out", lambda *told, **more: None)
     train(session, source_of(session, OWN, desk_of(4)))
     assert (session.written, session.learned) == (apart, counted)
     assert [each for each in session.used if each[0]] == [([-1], step) for step in apart], "else `commit` uses it"

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from ajet.algorithm import discarded
-from ajet.commands.serving.serve import _held_out
+from ajet.commands.serve import list_held_out
 from ajet.config import Experiment
 from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.train.accounting import check_tokens
-from ajet.train.sources.served_batch import Batch
+from ajet.train.sources.served_batch import ServedBatch
 from tests import record_fixtures
 
 pytestmark = pytest.mark.slow
@@ -27,9 +27,9 @@ def test_a_group_that_is_too_old_is_recorded_and_not_trained_on(most, taken):
     for episode in episodes:
         episode.untrained.clear()
     group = Group(episodes[0].task, 0, episodes)
-    batch = Batch(9)
+    batch = ServedBatch(9)
     batch.add(group, 8, most)
-    assert (batch.groups, batch.stale, batch.useless) == (([group], [], []) if taken else ([], [group], []))
+    assert (batch.groups, batch.stale, batch.unscored) == (([group], [], []) if taken else ([], [group], []))
     outcomes = discarded(batch.stale, "stale")
     if taken:
         assert outcomes == {}
@@ -47,7 +47,7 @@ def test_a_batch_is_whole_by_what_serve_says(by, most):
         {"ajet": {"data": {"train_batch_size": 2}, "rollout": {"num_repeat": 2}, "serve": {"batch_by": by}}},
         base=Path.cwd(),
     ).ajet
-    batch = Batch(1)
+    batch = ServedBatch(1)
     for number, name in enumerate(("a", "a", "b", "b")):
         assert not batch.whole(settings)
         task = record_fixtures.episode().task.model_copy(update={"task_id": name})
@@ -61,14 +61,14 @@ def test_a_batch_is_whole_when_its_time_is_over_and_something_is_there(monkeypat
     now = [100.0]
     monkeypatch.setattr("ajet.train.sources.served_batch.time.monotonic", lambda: now[0])
     tree = {"ajet": {"data": {"train_batch_size": 2}, "serve": {"batch_seconds": 30}}}
-    settings, batch = Experiment.from_dict(tree, base=Path.cwd()).ajet, Batch(1)
+    settings, batch = Experiment.from_dict(tree, base=Path.cwd()).ajet, ServedBatch(1)
     now[0] += 1000
-    assert not batch.whole(settings) and batch.patience(30) is None, "nothing can be trained on"
+    assert not batch.whole(settings) and batch.seconds_left(30) is None, "nothing can be trained on"
     batch.add(Group(record_fixtures.episode().task, 0, [record_fixtures.episode()]), 3)
     now[0] += 29
-    assert not batch.whole(settings) and batch.patience(30) == 1.0
+    assert not batch.whole(settings) and batch.seconds_left(30) == 1.0
     now[0] += 1
-    assert batch.whole(settings) and batch.patience(None) is None
+    assert batch.whole(settings) and batch.seconds_left(None) is None
 
 
 def test_a_server_whose_held_out_tasks_cannot_be_read_serves_the_others():
@@ -79,6 +79,6 @@ def test_a_server_whose_held_out_tasks_cannot_be_read_serves_the_others():
 
     experiment, backbone = Experiment.from_dict({"ajet": {}}, base=Path.cwd()), SimpleNamespace(tokenizer=None)
     reader = SimpleNamespace(has=lambda split: True, tasks=tasks)
-    assert _held_out(experiment, reader, backbone) == ()
+    assert list_held_out(experiment, reader, backbone) == ()
     reader.tasks = lambda split: [Task(main_query=split)]
-    assert [task.main_query for task in _held_out(experiment, reader, backbone)] == ["validation"]
+    assert [task.main_query for task in list_held_out(experiment, reader, backbone)] == ["validation"]

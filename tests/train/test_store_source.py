@@ -51,7 +51,8 @@ class Trainer:
         run = SimpleNamespace(status=SimpleNamespace(set=lambda **more: None), run_id="run")
         self.training: Any = SimpleNamespace(
             experiment=SimpleNamespace(ajet=config), trainer=config.trainer_common, backbone=self.backbone,
-            run=run, store=self.store, task_order=TASKS, interrupts=NOBODY, step=0, torn=False, total_steps=100,
+            run=run, store=self.store, task_order=TASKS, interrupts=NOBODY, step=0, is_step_partial=False,
+            total_steps=100,
             save_interrupted=lambda: None,
         )  # fmt: skip
         self.steps: list[dict[str, Any]] = []
@@ -319,7 +320,7 @@ def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_plac
     made.play(0)
     late = made.store.lease(1)  # a long one, which two steps overtake
     assert made.step()["groups"] == made.step()["groups"] == [0]
-    made.source._announce(made.training)
+    made.source._announce_policy(made.training)
     assert below == [2], "one under way is all that there may be"
     made.store.give_back(late)
     made.play(1)
@@ -336,18 +337,18 @@ def test_nothing_is_played_that_no_step_is_left_for(
     monkeypatch.setattr(made.source, "_probe", SimpleNamespace(told=dict), raising=False)
     monkeypatch.setattr(made.store, "announce", below.append)
     made.training.total_steps = 3
-    made.source._announce(made.training)
+    made.source._announce_policy(made.training)
     made.play(0)
     lost = made.store.lease(1)
     for _ in range(2):
         made.store.fail(lost[0], "its server is down")
         lost = lost if made.store.dead() else made.store.lease(1)
-    made.source._announce(made.training)
+    made.source._announce_policy(made.training)
     made.step()
-    made.source._announce(made.training)
+    made.source._announce_policy(made.training)
     assert below == [3, 4], "three steps of one group each; another in the place of the one that is given up"
     made.training.total_steps = 9
-    made.source._announce(made.training)
+    made.source._announce_policy(made.training)
     assert below == [3, 4, 8], "and on, where the run is made longer: six ahead"
 
 
@@ -437,8 +438,8 @@ def test_a_step_that_was_cut_apart_is_announced_to_no_sampler(torn: bool, traine
     made = trainer()
     made.source._samplers = replace(made.source._samplers, is_colocated=True)
     made.source._announced = 0
-    made.training.torn, made.training.save_interrupted = torn, lambda: did.append("save")
+    made.training.is_step_partial, made.training.save_interrupted = torn, lambda: did.append("save")
     made.training.interrupts = SimpleNamespace(held=NOBODY.held, heard=lambda: None, left=lambda seconds: 60.0)
-    made.source._announce = lambda session: did.append("announce")  # type: ignore[method-assign, misc, assignment]
+    made.source._announce_policy = lambda session: did.append("announce")  # type: ignore[method-assign, misc, assignment]
     made.source.stop(made.training, KeyboardInterrupt())
     assert did == (["save"] if torn else ["save", "announce"])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from ajet.commands.observe import Observing, observe
+from ajet.commands.observe import ObserveOptions, observe
 from ajet.gateway.server import _advertised
 from ajet.schema.addresses import is_loopback, own_address
 from ajet.schema.errors import UserError
@@ -41,7 +41,7 @@ def test_nobody_listens_for_other_machines_without_a_key(host, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     told = []
     for listens in (
-        lambda: observe(None, Observing("http://127.0.0.1:8000/v1", host=host)),
+        lambda: observe(None, ObserveOptions("http://127.0.0.1:8000/v1", host=host)),
         lambda: lifetime.up("none.yaml", host=host, token=False),
         lambda: lifetime.foreground("none.yaml", host=host, token=False),
         lambda: serving.serve("none", host=host, port=0, instances=1, idle_s=1.0, tasks=1, data=None),

@@ -11,8 +11,7 @@ from rich.console import Console
 
 import ajet
 import ajet.commands.episode_panel as panel
-from ajet.commands.episode_panel import hint_of, printable, show_episode
-from ajet.commands.own_frames import frames_of
+from ajet.commands.episode_panel import hint_of, parse_traceback, printable, show_episode
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.task import Task
@@ -153,7 +152,7 @@ CHAIN = (
 
 
 def test_own_frames_are_told_from_those_of_packages_python_and_ajet() -> None:
-    frames = frames_of(CHAIN)
+    frames = parse_traceback(CHAIN)
     assert [(frame.place, frame.function, frame.code) for frame in frames.own] == [
         ("/home/me/site/w.py:4", "execute", "await self.ask("),
         ("/home/me/site/w.py:6", "execute", "raise Lost from error"),

@@ -3,7 +3,7 @@
 import pytest
 
 from ajet.commands import deploy, model_card
-from ajet.commands.deploy import Deployment, deployed
+from ajet.commands.deploy import DeployOptions, serve_model
 from ajet.gateway import Refused
 from ajet.gateway.dialects.responses.kept import KeptResponses
 from ajet.schema.errors import UserError
@@ -33,7 +33,7 @@ def test_the_key_of_a_dotenv_file_is_the_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text(f"{deploy.KEY}=short\n")
     monkeypatch.setattr(deploy, "run_of", lambda *_: tmp_path / "record" / "run")
-    with pytest.raises(UserError, match="AJET_API_KEY is no key"), deployed(Deployment("run", tmp_path)):
+    with pytest.raises(UserError, match="AJET_API_KEY is no key"), serve_model(DeployOptions("run", tmp_path)):
         pass
 
 
@@ -46,10 +46,10 @@ def test_the_key_of_a_dotenv_file_is_the_one(tmp_path, monkeypatch):
     ],
 )
 def test_a_card_names_no_address_and_no_folder(value, told):
-    assert model_card._plain(value) == told
+    assert model_card._plain_text(value) == told
 
 
 def test_a_number_that_is_none_does_not_stop_a_card(tmp_path):
     (tmp_path / "evaluation.json").write_text('{"label": "m"}')
     (tmp_path / "metrics.jsonl").write_text('{"validation/reward": "NaN", "validation/success_rate": 0.5}\n')
-    assert list(model_card._evaluated(tmp_path, tmp_path.name)) == [f"- {tmp_path.name}, m: success_rate 0.5"]
+    assert list(model_card._describe_evaluation(tmp_path, tmp_path.name)) == [f"- {tmp_path.name}, m: success_rate 0.5"]

@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.algorithm import credit, opened
 from ajet.commands.launch import launch
-from ajet.commands.launchable import refuse_untrainable
+from ajet.commands.launch_checks import refuse_untrainable
 from ajet.config import Experiment
 from ajet.config.schema.algorithm import Teacher
 from ajet.engine.teacher_endpoint import TeacherEndpoint, probe_ids
@@ -27,7 +27,7 @@ from ajet.rollout.teacher import TeacherScorer
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import TeacherFailure, UserError
 from ajet.schema.task import Task
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 from tests.judge_fixtures import SECRET, JudgeServer
 from tests.local_fixtures import config_of, episode_of, group_of
 
@@ -305,7 +305,7 @@ def test_who_plays_elsewhere_is_refused(keys, why):
     experiment = Experiment.from_dict({"ajet": tree}, base=Path())
     refuse_untrainable(experiment)
     with pytest.raises(UserError, match=why):
-        refuse_untrainable(experiment, elsewhere=True)
+        refuse_untrainable(experiment, remote=True)
 
 
 @pytest.mark.parametrize(

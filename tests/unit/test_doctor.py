@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
-from ajet.commands.checkup.network import network
-from ajet.commands.checkup.packages import packages
+from ajet.commands.doctor_checks import check_network, check_packages
 from ajet.engine.dimensions import embedding_shapes
 from ajet.schema.commands import installs_extra
 from ajet.tokens import Renderer
@@ -121,11 +120,11 @@ def states_of(found) -> dict[str, str]:
 
 
 def test_an_extra_that_the_run_needs_and_lacks_is_a_problem():
-    missing = [each for each in packages() if "not installed" in each.text]
+    missing = [each for each in check_packages() if "not installed" in each.text]
     assert missing, "every extra is installed here"
     extra = missing[0].topic.strip("[]")
     assert missing[0].state == "note" and missing[0].do == installs_extra(extra)
-    assert states(packages([extra]))[f"[{extra}]"] == "problem"
+    assert states(check_packages([extra]))[f"[{extra}]"] == "problem"
 
 
 @pytest.fixture
@@ -192,19 +191,19 @@ def test_a_proxy_that_would_catch_loopback_requests_is_named(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    assert "proxy" not in states(network(None))
+    assert "proxy" not in states(check_network(None))
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-    assert states(network(None))["proxy"] == "warning" and states(network(None))["gateway"] == "ok"
+    assert states(check_network(None))["proxy"] == "warning" and states(check_network(None))["gateway"] == "ok"
     monkeypatch.setenv("NO_PROXY", "localhost,127.0.0.1")
-    assert "proxy" not in states(network(None))
+    assert "proxy" not in states(check_network(None))
 
 
 def test_an_address_of_ray_where_nothing_answers_is_named(monkeypatch):
     port = free_port()  # nobody else takes it when it is let go
     with socket.create_server(("127.0.0.1", port)):
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-        there = states(network(None))["ray"]
-    gone = states(network(None))["ray"]
+        there = states(check_network(None))["ray"]
+    gone = states(check_network(None))["ray"]
     try:
         from importlib.metadata import version
 

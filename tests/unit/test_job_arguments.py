@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ajet import AgentJetJob
-from ajet.commands.job import PLACES
-from ajet.commands.job_arguments import KEYS
+from ajet.commands.job_arguments import KEYS, READER_FIELDS
 from ajet.config import load_experiment
 from ajet.config.schema.accepted import ACCEPTED
 from ajet.config.schema.base import subsection
@@ -215,8 +214,8 @@ def test_a_path_or_a_split_without_a_place_is_refused(given, said):
 
 def test_every_reader_with_a_section_has_its_place():
     sections = {name for name, field in TaskReader.model_fields.items() if subsection(field) is not None}
-    assert sections - {"columns", "random_dummy", "reasoning_gym"} == set(PLACES)
-    for kind, place in PLACES.items():
+    assert sections - {"columns", "random_dummy", "reasoning_gym"} == set(READER_FIELDS)
+    for kind, place in READER_FIELDS.items():
         for key in (place.path, *(place.splits or ()), *([place.held_out] if place.held_out else [])):
             assert f"task_reader.{kind}.{key}" in composed(AgentJetJob())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet.commands.evaluation.models import _served_at
+from ajet.commands.evaluation.models import find_served_model
 from ajet.config import Experiment
 from ajet.config.other_models import key_in, other_server
 from ajet.engine.endpoint import EndpointEngine
@@ -26,7 +26,7 @@ WHO = {
         of({"engine": "endpoint", "endpoint": {"base_url": NOBODY, "model": "m", "api_key_env": "K"}}, path).ajet
     ),
     "vllm": lambda path: open_remote(of({"vllm": {"base_url": NOBODY, "api_key_env": "K"}}, path).ajet, vocabulary=9),
-    "eval": lambda path: _served_at(NOBODY, of({"endpoint": {"api_key_env": "K"}}, path)),
+    "eval": lambda path: find_served_model(NOBODY, of({"endpoint": {"api_key_env": "K"}}, path)),
     "judges": lambda path: configured(
         Experiment.from_dict(
             {"ajet": {"task_judge": {"judges": [{"model": "m", "base_url": NOBODY, "api_key_env": "K"}]}}}, base=path

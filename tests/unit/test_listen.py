@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from ajet.commands.sampling.sample import SampleOptions, sample
-from ajet.commands.serving.serve import assembled
+from ajet.commands.serve import assemble_server
 from ajet.config import load_experiment
 from ajet.gateway.listener import listen
 from ajet.schema.errors import UserError
@@ -39,7 +39,7 @@ def test_a_gateway_that_cannot_listen_is_said_before_a_model_is_opened(tmp_path,
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = [f"ajet.gateway.port={taken.getsockname()[1]}"]
         experiment = load_experiment(tmp_path / "x.yaml", backbone="debug", overrides=settings)
-        for opened in (assemble(experiment, run_id="r"), assembled(experiment, None)):  # type: ignore[arg-type]
+        for opened in (assemble(experiment, run_id="r"), assemble_server(experiment, None)):  # type: ignore[arg-type]
             with pytest.raises(UserError, match="gateway cannot listen .* already in use"), opened:
                 pass
         options = SampleOptions(Address(tmp_path / "store.db"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet.commands.checkup.machine import machine as checked
+from ajet.commands.doctor_checks import check_machine as checked
 from ajet.record import processors
 from ajet.record.processors import cores
 from ajet.rollout.isolation.loops import processes_of_this_machine

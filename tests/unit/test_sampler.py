@@ -16,7 +16,7 @@ import pytest
 from ajet.backbone import following
 from ajet.commands.sampling import sample as waiting
 from ajet.commands.sampling import sampler as module
-from ajet.commands.sampling.sampler import Played, Sampler, WentBack
+from ajet.commands.sampling.sampler import GroupSampler, PolicyWentBackError, SamplerCounts
 from ajet.engine import followed_server, served
 from ajet.engine.asked_server import ServerAway
 from ajet.engine.followed import server_of
@@ -69,28 +69,28 @@ def rollout() -> Rollout:
 
 
 @pytest.fixture
-def sampler(tmp_path: Path, rollout: Rollout, ledger: SharedStore) -> Iterator[Sampler]:
+def sampler(tmp_path: Path, rollout: Rollout, ledger: SharedStore) -> Iterator[GroupSampler]:
     settings = SimpleNamespace(ajet=config_of(rollout__num_repeat=2, rollout__max_env_worker=2))
     parts: Any = SimpleNamespace(experiment=settings, judge=SimpleNamespace(ranks=None), rollout=rollout)
     store, tasks, weights = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str), Weights()
-    yield Sampler(parts, weights, store, tasks, name="one", played=Played())  # type: ignore[arg-type]
+    yield GroupSampler(parts, weights, store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
     store.disconnect()
 
 
 def test_what_was_begun_under_a_lost_lease_ends_no_other(
-    sampler: Sampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_000_000.0]
     monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
-    sampler._look()
+    sampler._look_at_store()
     (_, first, first_group) = rollout.begun[0]
     now[0] += 1000.0  # its process was stopped meanwhile
     assert ledger.depths().waiting == 1
     first(episode("lost", order=0, repeat=0))
     sampler._take_in(0.0)
     sampler._looked = float("-inf")
-    sampler._look()
+    sampler._look_at_store()
     (over, second, second_group) = rollout.begun[1]
     assert sampler.played.lost == 1 and over == set()
     assert rollout.stopped == [first_group], "what nobody wants is not played on"
@@ -108,7 +108,7 @@ def test_what_was_begun_under_a_lost_lease_ends_no_other(
 
 
 def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
-    sampler: Sampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two looks the store is asked for positions only where there is room, and once where there are none."""
     asked: list[int] = []
@@ -120,9 +120,9 @@ def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
 
     monkeypatch.setattr(sampler._store, "lease", noted)
     ledger.announce(Policy("run", 0, "", below=2, told={"version": 0}))
-    sampler._look()
+    sampler._look_at_store()
     sampler._looked = float("inf")  # no other look
-    sampler._begin()
+    sampler._begin_groups()
     assert (len(rollout.begun), len(asked)) == (1, 1), "there is room for two attempts"
 
     def end(number: int) -> None:
@@ -131,36 +131,42 @@ def test_the_next_is_begun_as_one_ends_and_none_after_the_training(
             ended(episode(f"{number}-{repeat}", order=number, repeat=repeat))
         group.set_result(None)
         sampler._take_in(0.0)
-        sampler._begin()
+        sampler._begin_groups()
 
     end(0)
     assert (len(rollout.begun), len(asked)) == (2, 2)
     end(1)
-    sampler._begin()
+    sampler._begin_groups()
     assert (len(rollout.begun), len(asked)) == (2, 3)
     sampler._looked = float("-inf")
     ledger.announce(Policy("run", 0, "", below=9, told={"version": 0, "over": True}))
     sampler._gets_more = True
-    sampler._look()
-    sampler._begin()
+    sampler._look_at_store()
+    sampler._begin_groups()
     assert (len(rollout.begun), len(asked)) == (2, 3) and ledger.depths().next == 2
 
 
 @pytest.mark.parametrize("late", [0.0, 1.9], ids=["asked often", "asked seldom"])
 def test_no_more_is_begun_in_a_minute_than_its_rate(
-    late: float, sampler: Sampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+    late: float, sampler: GroupSampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of two, fifteen episodes a minute: one each eight seconds, though there is room for many."""
     now, begun = [1000.0], list[float]()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    paced = Sampler(
-        sampler._parts, sampler._backbone, sampler._store, sampler._tasks, name="two", played=Played(), per_minute=15.0
+    paced = GroupSampler(
+        sampler._parts,
+        sampler._backbone,
+        sampler._store,
+        sampler._tasks,
+        name="two",
+        played=SamplerCounts(),
+        per_minute=15.0,
     )
     paced._most = 1000
     ledger.announce(Policy("run", 0, "", below=100, told={"version": 0}))
     for _ in range(480):
-        paced._look()
-        paced._begin()
+        paced._look_at_store()
+        paced._begin_groups()
         begun += [now[0]] * (len(rollout.begun) - len(begun))
         now[0] += module.LOOK + late
     apart = [later - earlier for earlier, later in zip(begun, begun[1:], strict=False)]
@@ -184,7 +190,7 @@ def test_an_engine_of_ones_own_is_there_before_a_trainer_is_waited_for(
 
     monkeypatch.setattr(following, "FollowingBackbone", Backbone)
     experiment: Any = SimpleNamespace(ajet=config_of(rollout__engine=engine))
-    with waiting._warm(experiment) as opens:
+    with waiting.open_first_backbone(experiment) as opens:
         assert said == loaded
         opens(experiment)
         assert said == ["loads"], "the first is the one that was there"
@@ -192,7 +198,7 @@ def test_an_engine_of_ones_own_is_there_before_a_trainer_is_waited_for(
         assert said == ["loads", "loads"]
     assert said == ["loads", "loads"], "who took one closes it"
     said.clear()
-    with pytest.raises(KeyboardInterrupt), waiting._warm(experiment):
+    with pytest.raises(KeyboardInterrupt), waiting.open_first_backbone(experiment):
         raise KeyboardInterrupt
     assert said == loaded + ["closes" for _ in loaded], "nobody took it"
 
@@ -211,21 +217,17 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
             raise found
         return found if isinstance(found, str) else found(experiment.ajet, vocabulary=9)
 
+    experiment: Any = SimpleNamespace(ajet=settings)
+    options = waiting.SampleOptions(Address(Path("store.db")), name="one")
+
     def there() -> Any:
-        return waiting._once_there(
-            SimpleNamespace(ajet=settings),  # type: ignore[arg-type]
-            opens=opens,
-            store=ledger,
-            interrupts=Interrupts(),
-            options=waiting.SampleOptions(Address(Path("store.db"))),
-            name="one",
-        )
+        return waiting.SamplerProcess(experiment, options, ledger).open_backbone(opens)
 
     assert there() == "the engine"
     assert [(each.name, each.told) for each in ledger.members()] == [("one", {"server": "http://127.0.0.1:1"})]
     tries = iter([ServerAway("No server answers.")])
     ledger.announce(Policy("run", 3, "", told={"over": True}))
-    with pytest.raises(waiting._OverBefore):
+    with pytest.raises(waiting.EndedBeforeStartError):
         there()
     tries = iter([ServerAway("No server answers.")])
     monkeypatch.setattr(followed_server, "AWAY", -1.0)
@@ -244,7 +246,7 @@ def test_what_is_shown_in_a_log_of_the_run_is_in_no_other(tmp_path: Path, monkey
     for where, names in ((shown, []), (tmp_path / "mine.txt", ["run_sampler_my-host.log"])):
         with monkeypatch.context() as patch:
             patch.setattr(waiting.os, "fstat", lambda _, where=where: where.stat())
-            with waiting._logged(settings, "my/host", Played()):
+            with waiting.log_to_file(settings, "my/host", SamplerCounts()):
                 module.logger.info("it plays")
         assert [path.name for path in logs.iterdir() if path != shown] == names
     assert "it plays" in (logs / "run_sampler_my-host.log").read_text()
@@ -253,7 +255,7 @@ def test_what_is_shown_in_a_log_of_the_run_is_in_no_other(tmp_path: Path, monkey
 def test_a_disk_that_refuses_a_log_ends_no_sampler(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("no folder")
     settings: Any = SimpleNamespace(root=tmp_path, name="run", ajet=config_of(), sections={}, backbone_overrides={})
-    with waiting._logged(settings, "one", Played()):
+    with waiting.log_to_file(settings, "one", SamplerCounts()):
         pass
 
 
@@ -265,14 +267,14 @@ def test_an_address_that_is_none_is_not_waited_for(url: str, away: bool) -> None
 
 
 def test_nothing_is_begun_while_the_announced_weights_are_not_there(
-    sampler: Sampler, rollout: Rollout, ledger: SharedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, rollout: Rollout, ledger: SharedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MISSED", -1.0)
     said: list[str] = []
     sink = module.logger.add(lambda message: said.append(str(message)), level="WARNING")
     ledger.announce(Policy("run", 3, str(tmp_path / "elsewhere"), below=4, told={"version": 3}))
     try:
-        sampler._look()
+        sampler._look_at_store()
     finally:
         module.logger.remove(sink)
     assert not rollout.begun and ledger.depths().next == 0
@@ -280,48 +282,48 @@ def test_nothing_is_begun_while_the_announced_weights_are_not_there(
 
 
 def test_another_trainer_that_went_on_from_an_earlier_version_has_other_weights_of_the_same(
-    sampler: Sampler, ledger: SharedStore, tmp_path: Path
+    sampler: GroupSampler, ledger: SharedStore, tmp_path: Path
 ) -> None:
     """This one was stopped while the new trainer fell back and made that version anew."""
     sampler._backbone.version = 2  # type: ignore[misc]
     ledger.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": 0}))
-    sampler._look()
+    sampler._look_at_store()
     for began, expected in ((2, False), (1, True)):
         later = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
         later.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": began}))
         sampler._looked = float("-inf")
         if expected:
-            with pytest.raises(WentBack):
-                sampler._look()
+            with pytest.raises(PolicyWentBackError):
+                sampler._look_at_store()
         else:
-            sampler._look()
+            sampler._look_at_store()
         later.disconnect()
 
 
 def test_what_a_sign_of_life_finds_lost_is_not_played_on(
-    sampler: Sampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, rollout: Rollout, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_000_000.0]
     monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
     sampler._renew_every, sampler._most = -1.0, 4
     ledger.announce(Policy("run", 0, "", below=2, told={"version": 0}))
-    sampler._look()
+    sampler._look_at_store()
     first, second = (sampler._under_way[order].lease for order in (0, 1))
     now[0] += 100.0
     sampler._store.renew([second])
     now[0] += 100.0
     (taken,) = ledger.lease(1)
     assert taken.order == first.order, "its lease had ended"
-    sampler._renew()
+    sampler._renew_leases()
     assert rollout.stopped == [rollout.begun[0][2]] and list(sampler._under_way) == [second.order]
     assert sampler.played.lost == 1
 
 
 def test_after_an_error_what_was_leased_is_to_be_had_at_once(
-    sampler: Sampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
-    sampler._look()
+    sampler._look_at_store()
     assert ledger.depths().leased == 1
     give_back = sampler._store.give_back
 
@@ -337,11 +339,11 @@ def test_after_an_error_what_was_leased_is_to_be_had_at_once(
 
 
 def test_what_is_held_is_renewed_while_weights_are_loaded(
-    sampler: Sampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long that takes: here until it was."""
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
-    sampler._look()
+    sampler._look_at_store()
     renew, renewed, many = sampler._store.renew, list[list[int]](), threading.Event()
 
     def noted(leases: Any) -> None:
@@ -361,17 +363,17 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
     sampler._renew_every = 0.001
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
     sampler._looked, sampler._renewed = float("-inf"), float("inf")
-    sampler._look()
+    sampler._look_at_store()
     assert renewed[:3] == [[0]] * 3 and [each.name for each in ledger.members()] == ["one"]
     count = len(renewed)
     assert not [thread for thread in threading.enumerate() if thread.name == THREAD] and len(renewed) == count
 
 
 def test_a_load_that_hangs_holds_nothing_for_ever(
-    sampler: Sampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0}))
-    sampler._look()
+    sampler._look_at_store()
     renewed: list[Any] = []
 
     def take(folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
@@ -386,30 +388,30 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
     sampler._renew_every, sampler._renewed = 0.001, float("inf")
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
     sampler._looked = float("-inf")
-    sampler._look()
+    sampler._look_at_store()
     assert renewed == []
 
 
 def test_of_those_that_sample_from_one_server_the_first_that_is_not_silent_gives_it_weights(
-    sampler: Sampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_000_000.0]
     monkeypatch.setattr(sqlite_store.time, "time", lambda: now[0])
-    assert sampler._leads(), "its engine is its own"
+    assert sampler._is_leader(), "its engine is its own"
     sampler._server = "http://there:8000"
     with closing_stores(tmp_path, 3) as (earlier, mine, elsewhere):
         for store, name, server in ((elsewhere, "another", "http://other"), (earlier, "zero", sampler._server)):
             store.join("sampler", name, {module.SERVER: server})
             now[0] += 1.0
         mine.join("sampler", "one", {module.SERVER: sampler._server})
-        assert not sampler._leads()
+        assert not sampler._is_leader()
         now[0] += 1000.0
         mine.join("sampler", "one", {module.SERVER: sampler._server})
-        assert sampler._leads(), "the other one fell silent"
+        assert sampler._is_leader(), "the other one fell silent"
         earlier.join("sampler", "zero", {module.SERVER: sampler._server})
-        assert not sampler._leads()
+        assert not sampler._is_leader()
         earlier.leave()
-        assert sampler._leads()
+        assert sampler._is_leader()
 
 
 def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the_server(
@@ -436,9 +438,9 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
             return True
 
     store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
-    draining = Sampler(parts, Given(), store, tasks, name="one", played=Played())  # type: ignore[arg-type]
+    draining = GroupSampler(parts, Given(), store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
-    draining._look()
+    draining._look_at_store()
     assert len(rollout.begun) == 1 and [each.told[module.SERVER] for each in ledger.members()] == ["http://server"]
     ledger.announce(Policy("run", 1, "", below=1, told={"version": 1, "probe": TOLD_PROBE}))
     draining.drain(Interrupts(), 600.0)
@@ -473,11 +475,11 @@ def test_who_drains_ends_in_order_though_its_server_is_gone(
             group.set_result(None)
 
     store, tasks = open_shared(f"sqlite:{tmp_path}/store.db"), SimpleNamespace(task=str)
-    draining = Sampler(parts, Gone(), store, tasks, name="one", played=Played())  # type: ignore[arg-type]
+    draining = GroupSampler(parts, Gone(), store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
-    draining._look()
+    draining._look_at_store()
     ledger.announce(Policy("run", 1, "", below=1, told={"version": 1, "probe": TOLD_PROBE}))
-    monkeypatch.setattr(draining, "_renew", renewed)
+    monkeypatch.setattr(draining, "_renew_leases", renewed)
     draining.drain(Interrupts(), 600.0)
     assert asked == [1] and len(looks) >= 3, "a server that is gone is not asked again and again"
     assert (draining.played.groups, draining.played.given_back, ledger.depths().closed) == (1, 0, 1)
@@ -485,11 +487,11 @@ def test_who_drains_ends_in_order_though_its_server_is_gone(
 
 
 def test_who_drains_goes_on_with_no_trainer_that_forgot_what_it_plays_with(
-    sampler: Sampler, ledger: SharedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampler: GroupSampler, ledger: SharedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampler._backbone.version = 2  # type: ignore[misc]
     ledger.announce(Policy("run", 2, "", below=0, told={"version": 2, "began": 0}))
-    sampler._look()
+    sampler._look_at_store()
     taken: list[int] = []
 
     def take(folder: object, version: int, *about: object, leads: bool) -> bool:
@@ -513,8 +515,8 @@ def test_who_waits_for_a_trainer_says_that_it_lives(monkeypatch: pytest.MonkeyPa
     store: Any = SimpleNamespace(
         join=lambda *told: said.append(told), announced=lambda: "policy" if len(said) == 3 else None
     )
-    options = waiting.SampleOptions(Address(Path("store.db")), lease_seconds=0.0)
-    assert waiting._awaited(experiment, store, Interrupts(), options, "one") == "policy"
+    options = waiting.SampleOptions(Address(Path("store.db")), name="one", lease_seconds=0.0)
+    assert waiting.SamplerProcess(experiment, options, store).wait_for_policy() == "policy"
     assert said == [("sampler", "one", {module.SERVER: ""})] * 3
 
 

@@ -15,10 +15,10 @@ from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
 from ajet.commands import runner
-from ajet.commands.kept_process import KeptProcess
 from ajet.commands.runner import InProcessRunner
-from ajet.commands.sampling import beside as sampler_beside_module
-from ajet.commands.sampling.beside import STORE, sampler_beside, warn_of_no_waiting
+from ajet.commands.sampling import colocated as sampler_beside_module
+from ajet.commands.sampling.colocated import STORE, run_colocated_sampler, warn_of_no_waiting
+from ajet.commands.supervised_process import SupervisedProcess
 from ajet.schema.episode import Episode
 from ajet.store import Address, Policy, open_shared
 from ajet.train import parts
@@ -55,17 +55,17 @@ def test_a_run_that_had_ended_begins_its_sampler_once_it_has_announced(
     """Before, the last policy says that the training is over: a sampler would end at once, and the run with it."""
     events: list[str] = []
     for name in ("start", "require_running", "close"):
-        monkeypatch.setattr(KeptProcess, name, lambda self, name=name: events.append(name))
-    monkeypatch.setattr(KeptProcess, "started", property(lambda self: "start" in events))
+        monkeypatch.setattr(SupervisedProcess, name, lambda self, name=name: events.append(name))
+    monkeypatch.setattr(SupervisedProcess, "started", property(lambda self: "start" in events))
     run: Any = SimpleNamespace(path=tmp_path)
     experiment = of_folder(tmp_path)
-    with sampler_beside(experiment, run):
+    with run_colocated_sampler(experiment, run):
         assert events == ["start"]
     events.clear()
     store = open_shared(Address(tmp_path / STORE), rolls=True)
     store.announce(Policy("run", 1, "", told={OVER: True}))
     store.disconnect()
-    with sampler_beside(experiment, run) as samplers:
+    with run_colocated_sampler(experiment, run) as samplers:
         assert events == []
         samplers.watch()
         assert events == ["start", "require_running"]
@@ -77,18 +77,18 @@ def test_a_store_that_the_sampler_made_goes_where_no_trainer_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
 ) -> None:
     """Else a start that ended while the trainer loaded would be a run, which other settings cannot go on with."""
-    monkeypatch.setattr(KeptProcess, "start", lambda self: open_shared(Address(tmp_path / STORE)).disconnect())
-    monkeypatch.setattr(KeptProcess, "close", lambda self: None)
+    monkeypatch.setattr(SupervisedProcess, "start", lambda self: open_shared(Address(tmp_path / STORE)).disconnect())
+    monkeypatch.setattr(SupervisedProcess, "close", lambda self: None)
     run: Any = SimpleNamespace(path=tmp_path)
     experiment = of_folder(tmp_path)
-    with suppress(ZeroDivisionError), sampler_beside(experiment, run):
+    with suppress(ZeroDivisionError), run_colocated_sampler(experiment, run):
         if trains:
             store = open_shared(Address(tmp_path / STORE), rolls=True)
             store.join("trainer", "run")
             store.disconnect()
         raise ZeroDivisionError
     assert [each.name for each in tmp_path.iterdir() if each.name != "logs"] == ([STORE] if trains else [])
-    with sampler_beside(experiment, run):  # one that was there is never removed
+    with run_colocated_sampler(experiment, run):  # one that was there is never removed
         pass
     assert (tmp_path / STORE).exists() == trains
 
@@ -102,8 +102,8 @@ def test_the_sampler_loads_while_the_trainer_does(monkeypatch: pytest.MonkeyPatc
         yield name
         events.append(f"{name} ends")
 
-    monkeypatch.setattr(sampler_beside_module, "sampler_beside", lambda *given: noted("sampler"))
-    monkeypatch.setattr(sampler_beside_module, "half_of_the_cores", lambda experiment: experiment)
+    monkeypatch.setattr(sampler_beside_module, "run_colocated_sampler", lambda *given: noted("sampler"))
+    monkeypatch.setattr(sampler_beside_module, "share_cores", lambda experiment: experiment)
     monkeypatch.setattr(parts, "assemble", lambda *given, **more: noted("trainer"))
     monkeypatch.setattr(parts, "pins_of", lambda run: None)
     monkeypatch.setattr(runner, "train_parts", lambda given, run, samplers, *more: events.append(samplers))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ajet.commands.evaluation import report
-from ajet.commands.evaluation.models import Model
-from ajet.commands.evaluation.play import Evaluated, Result
+from ajet.commands.evaluation.models import EvaluatedModel
+from ajet.commands.evaluation.play import EvaluationResult, ModelScores
 from ajet.commands.summary import flips
 from ajet.record.attempts import Attempt
 from ajet.record.comparison import compare, noise_floor, paired_p
@@ -95,11 +95,13 @@ def test_scorers_that_stages_chose_are_scored_apart_and_shown_with_what_each_gav
                      for at, (name, reward, parts) in enumerate(given)])  # fmt: skip
     assert {name: each.reward for name, each in scores.by_scorer().items()} == {"exact": 0.5, "f1+exact": 0.5}
     assert scores.each_scorer() == {"exact": (0.5, 2, 3), "f1": (0.5, 1, 1)}
-    result = Result((Evaluated(Model("m"), Path("r"), scores, {}),), tasks=1, repeats=3, sampling="greedy", seed=0)
+    result = EvaluationResult(
+        (ModelScores(EvaluatedModel("m"), Path("r"), scores, {}),), tasks=1, repeats=3, sampling="greedy", seed=0
+    )
     report.show(result)
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert any(line.startswith("scorer f1+exact") for line in shown) and "m exact 0.500 2/3" in shown
-    assert json.loads(report.spelled(result))["models"][0]["scorers"]["exact"]["reward"] == 0.5
+    assert json.loads(report.dump_json(result))["models"][0]["scorers"]["exact"]["reward"] == 0.5
 
 
 def test_where_nobody_says_success_there_is_no_pass_rate_and_rewards_are_compared():

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ajet.commands.service_end import until_ended
+from ajet.commands.http_server import serve_until_ended
 from ajet.train.interrupts import Interrupts
 
 
@@ -16,7 +16,7 @@ def ended(look, idle, grace=60.0) -> float:
     """Seconds until it was."""
     began = time.monotonic()
     with Interrupts().installed() as interrupts:
-        until_ended(interrupts, look, idle, grace=grace)
+        serve_until_ended(interrupts, look, idle, grace=grace)
     return time.monotonic() - began
 
 

@@ -10,8 +10,8 @@ from ajet.config.schema import AjetConfig
 from ajet.schema.errors import TaskError, UserError
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TOOL, call, result
-from ajet.train.sft.lessons import lesson_of
-from ajet.train.sft.reading import require_same_words
+from ajet.train.sft.lessons import make_lesson
+from ajet.train.sft.reading import require_same_tokenizer
 from ajet.train.sft.rows import read_files
 from ajet_proof.recorded.prove import prove_episode
 from tests.published_templates import FAMILIES, family
@@ -35,7 +35,7 @@ REFUSED = {("thoughts", name) for name in ("hermes", "llama3", "llama3.2", "qwen
 def lessons(tmp_path, words, *rows, pairs=False):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [lesson_of(row, words) for row in read_files("rows.jsonl", tmp_path, pairs=pairs, key="sft.train_files")]
+    return [make_lesson(row, words) for row in read_files("rows.jsonl", tmp_path, pairs=pairs, key="sft.train_files")]
 
 
 def learned(episode, words):
@@ -52,7 +52,7 @@ def test_each_family_is_exact_or_refused(tmp_path, kind, name):
             lessons(tmp_path, words, TALKS[kind])
         return
     (lesson,) = lessons(tmp_path, words, TALKS[kind])
-    (episode,) = lesson.group("run", 1, 0).episodes
+    (episode,) = lesson.make_group("run", 1, 0).episodes
     proof = prove_episode(episode, AjetConfig(), words, newest=0)
     assert proof.ok, str(proof)
     assert proof.counts["sampled"].equal == sum(line.sampled for line in episode.timelines) == episode.sampled_tokens
@@ -62,7 +62,7 @@ def test_each_family_is_exact_or_refused(tmp_path, kind, name):
 def test_only_the_assistants_words_are_learned_with_the_end_of_each(tmp_path):
     words = Renderer(family("qwen2.5"))
     (lesson,) = lessons(tmp_path, words, TALKS["turns"])
-    (episode,) = lesson.group("run", 1, 0).episodes
+    (episode,) = lesson.make_group("run", 1, 0).episodes
     assert learned(episode, words) == ["It is a boat.<|im_end|>Yes.<|im_end|>"], "one timeline: the turns go on"
     (line,) = episode.timelines
     assert set(line.versions.tolist()) == {-1} and not line.logprobs.any(), "nobody sampled it"
@@ -73,7 +73,7 @@ def test_a_weight_of_0_and_a_prompt_are_context(tmp_path):
     skipped = {"messages": [USER, {**ANSWER, "weight": 0}, *MORE]}
     completed = {"prompt": [USER, ANSWER, MORE[0]], "completion": [MORE[1]]}
     for lesson in lessons(tmp_path, words, skipped, completed):
-        (episode,) = lesson.group("run", 1, 0).episodes
+        (episode,) = lesson.make_group("run", 1, 0).episodes
         assert learned(episode, words) == ["Yes.<|im_end|>"]
         trained = sum(line.sampled for line in episode.timelines)
         assert episode.sampled_tokens == trained + episode.untrained["not_trainable"] > trained
@@ -85,7 +85,7 @@ def test_a_pair_shares_its_prompt_and_differs_in_what_is_learned(tmp_path):
     explicit = {"prompt": [USER], "chosen": [ANSWER], "rejected": [other]}
     implicit = {"chosen": [USER, ANSWER], "rejected": [USER, other]}
     for lesson in lessons(tmp_path, words, explicit, implicit, pairs=True):
-        chosen, rejected = lesson.group("run", 1, 0).episodes
+        chosen, rejected = lesson.make_group("run", 1, 0).episodes
         assert learned(chosen, words) == ["It is a boat.<|im_end|>"]
         assert learned(rejected, words) == ["It is a whale.<|im_end|>"]
         assert (chosen.repeat, rejected.repeat) == (0, 1) and chosen.group == rejected.group
@@ -138,9 +138,9 @@ def test_files_of_one_name_are_two(tmp_path):
 def test_ids_of_another_tokenizer_are_refused(tmp_path):
     words, other = Renderer(family("qwen2.5")), Renderer(family("llama3.2"))
     taken = lessons(tmp_path, words, TALKS["turns"])
-    require_same_words(taken, words, "run")
+    require_same_tokenizer(taken, words, "run")
     with pytest.raises(UserError, match="another tokenizer made them"):
-        require_same_words(taken, other, "run")
+        require_same_tokenizer(taken, other, "run")
 
 
 def test_where_a_line_lacks_its_end_is_said_by_its_own_columns(tmp_path):

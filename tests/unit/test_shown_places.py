@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.commands.stop import stop
-from ajet.commands.summary import finish
+from ajet.commands.summary import print_summary
 from ajet.config import Experiment
 from ajet.record import RunDirectory
 
@@ -30,7 +30,7 @@ def test_a_run_says_where_its_record_is(root: Path, capsys: pytest.CaptureFixtur
         run.metrics.log(1, {"train/reward": 0.5, "train/trained_tokens": 3}, tasks=[0])
         saved = run.checkpoints.save(1, lambda folder: (folder / "model").write_bytes(b"w"), {})
         capsys.readouterr()
-        finish(run)
+        print_summary(run)
     said = capsys.readouterr().out.splitlines()
     assert f"Record: {root / NAME}" in said and f"Checkpoint: {saved}" in said
     assert stop(NAME, root) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
-from ajet.commands.status_screen import lines
+from ajet.commands.status import lines
 from ajet.record import RunDirectory
 from ajet.record.live_status import live_status, prometheus
 from ajet.schema.episode import Outcome

@@ -35,7 +35,7 @@ def composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., E
         raise Stopped(experiment)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch, "launched", stop)
+    monkeypatch.setattr(launch, "run_experiment", stop)
 
     def made(**arguments: Any) -> Experiment:
         with pytest.raises(Stopped) as stopped:

@@ -1,6 +1,6 @@
-"""`ajet eval`: models over held-out tasks, by the path of training, and what lies between them.
+"""`ajet eval`: play held-out tasks with several models on the path of training, and compare their scores.
 
-What enters: an experiment and the models to play. What leaves: a record a model, which viewer and proof read, and their
-scores. Invariant (DESIGN decision 14): gateway, workflow, judge and record are those of training; what is played is the
-attempts that no record of the same evaluation has.
+Input: an experiment and models. Output: a record for each model, which viewer and proof read, and the scores.
+Invariant (DESIGN decision 14): gateway, workflow, judge and record are those of training; attempts that a record of the
+same evaluation has are not played again.
 """

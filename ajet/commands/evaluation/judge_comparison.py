@@ -1,69 +1,67 @@
-"""Judges of the same episodes beside each other: how far they agree, where they differ most, what each takes.
+"""The comparison of judges on the same episodes: agreement, largest differences, cost.
 
-Invariant: agreement, kappa and correlation are over what both decided, and say over how many of how many; no score is
-no verdict of either kind. That two judges agree says of neither that it is right.
+Invariant: agreement, kappa and correlation are over the episodes that both judges decided, and their number is shown;
+no score is no verdict. Agreement of two judges does not mean that either is right.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, median
-from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from ajet.record.attempts import Attempt
-from ajet.record.console import counted, printable
+from ajet.record.console import console, counted, print_line, printable
 from ajet.record.intervals import kappa, kappa_interval
-from ajet.train.accounting import correlated
+from ajet.train.accounting import correlate
 
-APART = 5
-"""Episodes on the screen that two judges see most differently."""
+DIFFERENCES_SHOWN = 5
+"""Episodes with the largest differences that the screen shows."""
 PLAYED = "as played"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """One judge's verdicts, and what they took."""
+class JudgeSummary:
+    """The verdicts of one judge, and their cost."""
 
     judge: str
     decided: int
     episodes: int
     reward: float | None
-    """Mean over the decided."""
+    """Mean over the decided episodes."""
     calls: float
     cost: float
     seconds: float | None
-    """Of a verdict, the median; None where it was not asked now and kept no time."""
+    """Median seconds of a verdict; None if they are not known."""
     failure: str = ""
-    """How most often it failed; "" where it did not."""
+    """Most frequent failure; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Two judges."""
+class JudgePair:
+    """The comparison of two judges."""
 
     one: str
     other: str
     both: int
-    """Episodes that both decided."""
+    """Number of episodes that both decided."""
     agreement: float | None
-    """Share of them with the same success (a reward of at least 0.5 where none is said)."""
+    """Share of them with the same success; without a verdict on success, a reward of at least 0.5 is one."""
     kappa: float | None
     kappa_low: float | None
     kappa_high: float | None
     correlation: float | None
-    """Of the rewards; None for too few, and where one is always the same."""
-    apart: tuple[Apart, ...]
+    """Correlation of the rewards; None for too few, or if one side is constant."""
+    apart: tuple[JudgeDifference, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
-    """An episode that two judges see differently."""
+class JudgeDifference:
+    """An episode to which two judges gave different rewards."""
 
     uuid: str
     task: str
@@ -75,31 +73,30 @@ class Apart:
 class JudgeComparison:
     """The comparison of all judges."""
 
-    judges: tuple[Taken, ...]
-    pairs: tuple[Pair, ...]
+    judges: tuple[JudgeSummary, ...]
+    pairs: tuple[JudgePair, ...]
 
-    def undecided(self) -> list[Taken]:
-        """The judges that decided nothing, the play's own verdicts aside."""
+    def undecided(self) -> list[JudgeSummary]:
+        """Return the judges that decided nothing, except the judge of the play."""
         return [each for each in self.judges if not each.decided and each.judge != PLAYED]
 
 
-def compared(by_judge: Mapping[str, Sequence[Attempt]]) -> JudgeComparison:
-    """Compare the same attempts, in the same order, as each judge has them. What has failed in play is nobody's to
-    judge."""
+def compare_judges(by_judge: Mapping[str, Sequence[Attempt]]) -> JudgeComparison:
+    """Compare the verdicts of judges on the same attempts, in the same order, without attempts that failed in play."""
     every = list(zip(*by_judge.values(), strict=True))
     kept = [each for each in every if not all(attempt.failure for attempt in each)]
     columns = dict(zip(by_judge, zip(*kept, strict=True), strict=True)) if kept else dict.fromkeys(by_judge, ())
     return JudgeComparison(
-        tuple(_taken(name, attempts) for name, attempts in columns.items()),
-        tuple(_pair(one, other, columns[one], columns[other]) for one, other in combinations(columns, 2)),
+        tuple(_summarize_judge(name, attempts) for name, attempts in columns.items()),
+        tuple(_compare_pair(one, other, columns[one], columns[other]) for one, other in combinations(columns, 2)),
     )
 
 
-def _taken(name: str, attempts: Sequence[Attempt]) -> Taken:
+def _summarize_judge(name: str, attempts: Sequence[Attempt]) -> JudgeSummary:
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     spent = [attempt.spent for attempt in attempts]
     times = [time for each in spent if (time := each.get("waited", each.get("seconds"))) is not None]
-    return Taken(
+    return JudgeSummary(
         name,
         len(rewards),
         len(attempts),
@@ -111,80 +108,76 @@ def _taken(name: str, attempts: Sequence[Attempt]) -> Taken:
     )
 
 
-def _pair(one: str, other: str, first: Sequence[Attempt], second: Sequence[Attempt]) -> Pair:
+def _compare_pair(one: str, other: str, first: Sequence[Attempt], second: Sequence[Attempt]) -> JudgePair:
     both = [
         (a, b, a.reward, b.reward)
         for a, b in zip(first, second, strict=True)
         if a.reward is not None and b.reward is not None
     ]
-    said = [(_says(a), _says(b)) for a, b, _, _ in both]
-    cells = tuple(said.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))
+    successes = [(_is_success(a), _is_success(b)) for a, b, _, _ in both]
+    cells = tuple(successes.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))
     low, high = kappa_interval(cells) if both else (None, None)
     apart = sorted((each for each in both if each[2] != each[3]), key=lambda each: abs(each[2] - each[3]), reverse=True)
-    return Pair(
+    return JudgePair(
         one, other, len(both),
-        sum(a == b for a, b in said) / len(said) if said else None,
+        sum(a == b for a, b in successes) / len(successes) if successes else None,
         kappa(cells) if both else None, low, high,
-        correlated([(x, y) for _, _, x, y in both]),
-        tuple(Apart(a.uuid, a.task, (x, y), (a.reason, b.reason)) for a, b, x, y in apart),
+        correlate([(x, y) for _, _, x, y in both]),
+        tuple(JudgeDifference(a.uuid, a.task, (x, y), (a.reason, b.reason)) for a, b, x, y in apart),
     )  # fmt: skip
 
 
-def _says(attempt: Attempt) -> bool:
+def _is_success(attempt: Attempt) -> bool:
     return attempt.success if attempt.judged else (attempt.reward or 0.0) >= 0.5
 
 
-def as_json(found: JudgeComparison) -> dict[str, Any]:
-    """The comparison as JSON values."""
-    return asdict(found)
-
-
-def show(found: JudgeComparison, console: Console) -> None:
-    """Show what each took; the pairs; where they differ most."""
-    table = _table("judge", "decided", "mean reward", "calls", "cost", "a verdict")
+def show(found: JudgeComparison) -> None:
+    """Print a table of judges, one of pairs, and the largest differences."""
+    table = make_table("judge", "decided", "mean reward", "calls", "cost", "a verdict")
     for each in found.judges:
         table.add_row(
-            printable(each.judge), f"{each.decided}/{each.episodes}", _figure(each.reward), f"{each.calls:.0f}",
-            f"{each.cost:.4g}", "–" if each.seconds is None else _time(each.seconds),
+            printable(each.judge), f"{each.decided}/{each.episodes}", _format_number(each.reward), f"{each.calls:.0f}",
+            f"{each.cost:.4g}", "–" if each.seconds is None else _format_time(each.seconds),
         )  # fmt: skip
     console.print(table)
     for each in found.undecided():
         why = f": {printable(each.failure)[:300]}" if each.failure else ""
-        told = f"{printable(each.judge)}: nothing is known of it: it decided no episode (exit code 1){why}"
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
-    table = _table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
+        line = f"{printable(each.judge)}: nothing is known of it: it decided no episode (exit code 1){why}"
+        print_line(line)
+    table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in found.pairs:
         agree = "–" if pair.agreement is None else f"{pair.agreement:.1%}"
         ends = f" ({pair.kappa_low:.2f} to {pair.kappa_high:.2f})" if pair.kappa_low is not None else ""
         table.add_row(
             printable(f"{pair.one}, {pair.other}"), str(pair.both),
-            agree, f"{_figure(pair.kappa)}{ends}", _figure(pair.correlation),
+            agree, f"{_format_number(pair.kappa)}{ends}", _format_number(pair.correlation),
         )  # fmt: skip
     console.print(table)
     for pair in found.pairs:
         if not pair.apart:
             continue
         title = f"{pair.one} and {pair.other} differ at {counted(len(pair.apart), 'episode')}, most at"
-        console.print(title, markup=False, highlight=False, soft_wrap=True)
-        for seen in pair.apart[:APART]:
-            said = (
+        print_line(title)
+        for seen in pair.apart[:DIFFERENCES_SHOWN]:
+            verdicts = (
                 f"{reward:g}" + (f" ({reason[:60]})" if reason else "")
                 for reward, reason in zip(seen.rewards, seen.reasons, strict=True)
             )
-            told = f"  {seen.uuid[:12]}  {seen.task[:24]}  {', '.join(said)}"
-            console.print(printable(told), markup=False, highlight=False, soft_wrap=True)
+            line = f"  {seen.uuid[:12]}  {seen.task[:24]}  {', '.join(verdicts)}"
+            print_line(printable(line))
 
 
-def _table(*names: str) -> Table:
+def make_table(*names: str, texts: int = 1) -> Table:
+    """Return a table whose first `texts` columns are text, and the others numbers."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for at, name in enumerate(names):
-        table.add_column(name, justify="right" if at else "left", overflow="fold")
+        table.add_column(name, justify="right" if at >= texts else "left", overflow="fold")
     return table
 
 
-def _figure(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"

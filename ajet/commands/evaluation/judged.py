@@ -1,8 +1,8 @@
-"""Recorded attempts judged once more, by other judges than the one they were played with.
+"""Recorded attempts judged again, by other judges than the one of the play.
 
-Invariant: nothing is played: a judge is told what it would have been told then, as the record has it: the task, what
-the workflow returned, what tools answered. An attempt that failed has failed under every judge, but one at which only
-its judge failed is asked about like any other; one at which a judge fails counts as failed under that judge.
+Invariants: nothing is played: a judge gets the task, the workflow's output and the tools' results of the record. An
+attempt that failed in play has failed under every judge, unless only its judge failed; an attempt at which a judge
+fails counts as failed under that judge.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 AT_ONCE = 16
-"""Attempts that a judge is asked about at the same time."""
+"""Attempts that a judge is asked about in parallel."""
 YAML = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """An attempt as another judge has it."""
+class RejudgedAttempt:
+    """An attempt with the verdict of another judge."""
 
     attempt: Attempt
     verdict: Verdict | None = None
-    """None: it was not asked, or it failed."""
+    """None: the judge was not asked, or it failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """An attempt that is to be compared with others."""
+class JudgeInput:
+    """The task and output that a judge is asked about."""
 
     task: WorkflowTask
     output: WorkflowOutput
 
 
 OPTION = "--judge"
-"""By which every command is told one."""
+"""Flag of every command that takes a judge."""
 
 
 def open_judges(experiment: Experiment, references: Sequence[str]) -> dict[str, Judge]:
-    """Judges by reference, by a scorer's name, or that of a YAML. Raises UserError for one that is no judge."""
-    return {reference: _opened(experiment, reference) for reference in references}
+    """Open judges by reference, scorer's name or YAML. Raises UserError for a name that is no judge."""
+    return {reference: _open_judge(experiment, reference) for reference in references}
 
 
-def _opened(experiment: Experiment, reference: str) -> Judge:
+def _open_judge(experiment: Experiment, reference: str) -> Judge:
     from ajet.config import load_experiment
 
     if reference.endswith(YAML):
@@ -72,72 +72,74 @@ def _opened(experiment: Experiment, reference: str) -> Judge:
     try:
         return open_judge(replace(experiment, ajet=settings))
     except UserError as error:
-        written = re.compile(rf"\b(ajet\.)?task_judge\.{key}\b")  # by nobody
-        what, where = (written.sub(OPTION, said) for said in (error.what, error.where))
+        written = re.compile(rf"\b(ajet\.)?task_judge\.{key}\b")  # a key that the user has not written
+        what, where = (written.sub(OPTION, text) for text in (error.what, error.where))
         raise UserError(what, where=where, expected=error.expected, do=error.do) from error
 
 
 def scores_by_judge(
     judges: Mapping[str, Judge], attempts: Sequence[Attempt], tasks: Mapping[int, Task]
 ) -> dict[str, Scores]:
-    """The attempts' scores under each judge; `tasks` by order."""
+    """Return the attempts' scores under each judge; `tasks` by order."""
     found = {}
     for reference, judge in judges.items():
-        again = asyncio.run(judged_again(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
+        again = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
         judge.let_go()
         after = [each.attempt for each in again]
         found[reference] = Scores(after, worth_of_failure(after))
     return found
 
 
-async def judged_again(judge: Judge, played: Sequence[tuple[Attempt, Task]]) -> list[Again]:
-    """Attempts, each with its task, each by itself."""
+async def rejudge_attempts(judge: Judge, played: Sequence[tuple[Attempt, Task]]) -> list[RejudgedAttempt]:
+    """Judge attempts one by one."""
     free = asyncio.Semaphore(AT_ONCE)
 
-    async def one(attempt: Attempt, task: Task) -> Again:
-        if not judgeable(attempt):
-            return Again(attempt)
-        arrived = as_told(judge, attempt, task)
+    async def one(attempt: Attempt, task: Task) -> RejudgedAttempt:
+        if not is_judgeable(attempt):
+            return RejudgedAttempt(attempt)
+        arrived = make_judge_input(judge, attempt, task)
         async with free:
             began = time.monotonic()
             try:
                 verdict = await judge.verdict(arrived.task, arrived.output)
             except BoundaryError as problem:
-                return failed(attempt, problem)
-        return decided(attempt, verdict, time.monotonic() - began)
+                return record_failure(attempt, problem)
+        return record_verdict(attempt, verdict, time.monotonic() - began)
 
     with rare_collections():
         return list(await asyncio.gather(*(one(*each) for each in played)))
 
 
-async def ranked_again(judge: Judge, group: Sequence[tuple[Attempt, Task]], seed: int) -> list[Again]:
-    """The attempts of one group beside each other, in the order in which they were shown then; `seed`: the run's."""
-    asked = {at: as_told(judge, *each) for at, each in enumerate(group) if judgeable(each[0])}
-    if not asked:
-        return [Again(attempt) for attempt, _ in group]
-    by_repeat = {group[at][0].repeat: at for at in asked}
+async def rejudge_group(judge: Judge, group: Sequence[tuple[Attempt, Task]], seed: int) -> list[RejudgedAttempt]:
+    """Rank the attempts of one group, shown in the order of the play; `seed`: the run's."""
+    inputs = {at: make_judge_input(judge, *each) for at, each in enumerate(group) if is_judgeable(each[0])}
+    if not inputs:
+        return [RejudgedAttempt(attempt) for attempt, _ in group]
+    by_repeat = {group[at][0].repeat: at for at in inputs}
     began = time.monotonic()
     try:
-        places = {repeat: asked[at] for repeat, at in by_repeat.items()}
+        places = {repeat: inputs[at] for repeat, at in by_repeat.items()}
         verdicts = await judge.compare(places, f"{seed}/{group[0][0].order}")
     except BoundaryError as problem:
-        return [failed(attempt, problem) if at in asked else Again(attempt) for at, (attempt, _) in enumerate(group)]
+        return [
+            record_failure(attempt, problem) if at in inputs else RejudgedAttempt(attempt)
+            for at, (attempt, _) in enumerate(group)
+        ]
     seconds = time.monotonic() - began
     return [
-        decided(attempt, verdicts[attempt.repeat], seconds) if at in asked else Again(attempt)
+        record_verdict(attempt, verdicts[attempt.repeat], seconds) if at in inputs else RejudgedAttempt(attempt)
         for at, (attempt, _) in enumerate(group)
     ]
 
 
-def judgeable(attempt: Attempt) -> bool:
-    """Whether it came to something that a judge can be asked about."""
+def is_judgeable(attempt: Attempt) -> bool:
+    """Return whether the attempt has an output that a judge can be asked about."""
     return attempt.lacks_verdict or (not attempt.failure and attempt.status == "completed")
 
 
-def as_told(judge: Judge, attempt: Attempt, of: Task) -> Arrived:
-    """The output as the judge is told it: where models rank, what the model said last is the answer of a workflow that
-    states none."""
-    told = WorkflowTask(
+def make_judge_input(judge: Judge, attempt: Attempt, of: Task) -> JudgeInput:
+    """Return what the judge is asked; a judge that ranks takes the last reply if the workflow states no answer."""
+    task = WorkflowTask(
         task=of,
         episode_uuid=attempt.uuid,
         task_id=attempt.task,
@@ -149,18 +151,18 @@ def as_told(judge: Judge, attempt: Attempt, of: Task) -> Arrived:
     output = dict(attempt.output)
     if judge.ranks is not None and attempt.said is not None:
         output.setdefault("final_answer", attempt.said)
-    return Arrived(told, WorkflowOutput(metadata=output))
+    return JudgeInput(task, WorkflowOutput(metadata=output))
 
 
-def failed(attempt: Attempt, problem: BoundaryError) -> Again:
-    """At which the judge failed."""
+def record_failure(attempt: Attempt, problem: BoundaryError) -> RejudgedAttempt:
+    """Return the attempt as one at which the judge failed."""
     side = "judge" if isinstance(problem, JudgeFailure) else problem.boundary
     nothing: dict[str, Any] = {"reward": None, "success": False, "reason": "", "scorer": "", "parts": {}, "spent": {}}
-    return Again(replace(attempt, judged=True, failure=f"{side}: {problem}", left_out=problem.own, **nothing))
+    return RejudgedAttempt(replace(attempt, judged=True, failure=f"{side}: {problem}", left_out=problem.own, **nothing))
 
 
-def decided(attempt: Attempt, verdict: Verdict, seconds: float) -> Again:
-    """The attempt with this verdict, which took so long."""
+def record_verdict(attempt: Attempt, verdict: Verdict, seconds: float) -> RejudgedAttempt:
+    """Return the attempt with a verdict that took so many seconds."""
     after = replace(
         attempt,
         reward=verdict.reward,
@@ -174,4 +176,4 @@ def decided(attempt: Attempt, verdict: Verdict, seconds: float) -> Again:
         failure="",
         left_out=False,
     )
-    return Again(after, verdict)
+    return RejudgedAttempt(after, verdict)

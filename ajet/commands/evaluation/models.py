@@ -1,7 +1,8 @@
-"""The models that `--model` names.
+"""What `ajet eval` is asked about: a run or a YAML, and the models that `--model` names.
 
-Invariant: each is one that a run could begin with (`model.path`), or an endpoint that answers in messages; what it is
-is told by its files, so that a record is never taken for another model's.
+Invariants: a model is one that a run could begin with (`model.path`), or an endpoint for messages. Its identity comes
+from its files, so that a record is never taken for another model's. A run's record gives settings only: its code must
+be the user's own (`require_own_code`), and a model that it names is fetched only with the user's permission.
 """
 
 from __future__ import annotations
@@ -13,48 +14,50 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.commands.export import checkpoint_of, model_folder
+from ajet.commands.export import checkpoint_of, model_folder, run_of
 from ajet.config.other_models import key_in
 from ajet.record.checkpoint import NAME, STATE, Checkpoint, look_at, refusal
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.evaluations import state_digest
 from ajet.schema.bounded_json import load_json
+from ajet.schema.commands import command, lists_runs, short_path
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
+
 BASE = ("base", "start")
-"""What the run began with."""
+"""Names of the model that the run began with."""
 OF_RUN = ("best", "latest", "last")
 EXPECTED = (
     "base, best, latest, step-N, a run's name, a checkpoint or model folder, a Hugging Face name, embedded:NAME, or "
     "NAME@http://HOST:PORT/v1"
 )
 ASK_S = 20.0
-"""Seconds in which an endpoint must say which models it has."""
+"""Seconds in which an endpoint must list its models."""
 _STEP = re.compile(r"(?:step-)?(\d+)")
 _ENDPOINT = re.compile(r"(?:(?P<model>[^\s]+)@)?(?P<url>https?://[^\s]+)")
 _DESCRIBING = ("*.safetensors", "*.gguf", "*.json", "*.jinja", "*.model")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class EvaluatedModel:
     """A model that is evaluated."""
 
     label: str
-    """As the person called it."""
+    """Name that the user gave."""
     path: str | None = None
-    """As `model.path` takes it; None for an endpoint."""
+    """Value of `model.path`; None for an endpoint."""
     url: str | None = None
-    """Of an endpoint, up to /v1."""
+    """URL of an endpoint, up to /v1."""
     name: str = ""
-    """Of the model there."""
+    """Name of the model at the endpoint."""
     step: int = 0
-    """The training step after which it was saved."""
+    """Training step after which the model was saved."""
 
     def of(self, experiment: Experiment) -> Experiment:
-        """The experiment with this model in place of its own."""
+        """Return the experiment with this model in place of its own."""
         settings = experiment.ajet.model_copy(deep=True)
         if self.url is not None:
             settings.rollout.engine = "endpoint"
@@ -67,8 +70,10 @@ class Model:
         return replace(experiment, ajet=settings)
 
     def identity(self, base: Path) -> dict[str, Any]:
-        """What tells it from every other model, as JSON values: of a folder, a checkpoint's own digest, or names, sizes
-        and times of its files."""
+        """Return what identifies the model, as JSON values.
+
+        For a folder this is a checkpoint's digest, or names, sizes and times of its files.
+        """
         if self.url is not None:
             return {"url": self.url, "name": self.name}
         assert self.path is not None
@@ -78,20 +83,27 @@ class Model:
         if (place / STATE).is_file():
             return {"path": str(place.resolve()), "state": state_digest(place)}
         files = [place] if place.is_file() else sorted({p for kind in _DESCRIBING for p in place.glob(kind)})
-        told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        return {"path": str(place.resolve()), "files": _digest(repr(told).encode())}
+        listed = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        digest = hashlib.blake2b(repr(listed).encode(), digest_size=16).hexdigest()
+        return {"path": str(place.resolve()), "files": digest}
 
 
-def chosen_models(named: Sequence[str], experiment: Experiment, run: Path | None) -> list[Model]:
-    """The models, each once. `run`: the folder of the run that is evaluated; None: there is none yet. Without a name
-    it is the run's tuned model, else what the YAML names. Raises UserError."""
+def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None) -> list[EvaluatedModel]:
+    """Return the named models, each once; without a name the run's tuned model, else the YAML's.
+
+    Args:
+        run: the folder of the run that is evaluated; None: there is none yet.
+
+    Raises:
+        UserError: a name is unknown, or two names are the same model.
+    """
     if not named:
         tuned = run is not None and checkpoints_of(run).all()
-        return [_tuned(run) if tuned and run is not None else _base(experiment, BASE[0])]
-    found: list[Model] = []
+        return [_find_tuned(run) if tuned and run is not None else _base_model(experiment, BASE[0])]
+    found: list[EvaluatedModel] = []
     identities: list[dict[str, Any]] = []
     for each in named:
-        model = _model(each, experiment, run)
+        model = _parse_model(each, experiment, run)
         if (identity := model.identity(experiment.base)) in identities:
             raise UserError(
                 f"--model {each} is the same model as {found[identities.index(identity)].label}.",
@@ -107,12 +119,12 @@ def needs_run(named: Sequence[str]) -> bool:
     return not named or any(each in OF_RUN or _STEP.fullmatch(each) for each in named)
 
 
-def _model(named: str, experiment: Experiment, run: Path | None) -> Model:
+def _parse_model(named: str, experiment: Experiment, run: Path | None) -> EvaluatedModel:
     if match := _ENDPOINT.fullmatch(named):
         url = match["url"].rstrip("/")
-        return Model(named, url=url, name=match["model"] or _served_at(url, experiment))
+        return EvaluatedModel(named, url=url, name=match["model"] or find_served_model(url, experiment))
     if named in BASE:
-        return _base(experiment, named)
+        return _base_model(experiment, named)
     place, step = Path(named).expanduser(), _STEP.fullmatch(named)
     if named in OF_RUN or (step and not place.exists()):
         if run is None:
@@ -134,28 +146,28 @@ def _model(named: str, experiment: Experiment, run: Path | None) -> Model:
         return _of_checkpoint(named, place.absolute().parent.parent, found)
     for folder in (place, experiment.root / named):
         if (folder / "run.json").is_file():
-            return replace(_tuned(folder), label=named)
-    return Model(named, path=named)
+            return replace(_find_tuned(folder), label=named)
+    return EvaluatedModel(named, path=named)
 
 
-def _base(experiment: Experiment, label: str) -> Model:
+def _base_model(experiment: Experiment, label: str) -> EvaluatedModel:
     rollout = experiment.ajet.rollout
     if rollout.engine == "endpoint":
         assert rollout.endpoint.base_url is not None and rollout.endpoint.model is not None, "require_ready asks for it"
-        return Model(rollout.endpoint.model, url=rollout.endpoint.base_url, name=rollout.endpoint.model)
+        return EvaluatedModel(rollout.endpoint.model, url=rollout.endpoint.base_url, name=rollout.endpoint.model)
     assert experiment.ajet.model.path is not None, "require_ready asks for it"
-    return Model(label, path=experiment.ajet.model.path)
+    return EvaluatedModel(label, path=experiment.ajet.model.path)
 
 
-def _tuned(run: Path) -> Model:
-    """The best that was measured, else the last."""
+def _find_tuned(run: Path) -> EvaluatedModel:
+    """Return the best measured model of a run, else the last."""
     checkpoints = checkpoints_of(run)
     checkpoints.require_whole()
     found = checkpoints.best() or checkpoint_of(checkpoints, None)
     return _of_checkpoint(f"step-{found.step}", run, found)
 
 
-def _of_checkpoint(label: str, run: Path, checkpoint: Checkpoint | None) -> Model:
+def _of_checkpoint(label: str, run: Path, checkpoint: Checkpoint | None) -> EvaluatedModel:
     if checkpoint is None:
         raise UserError(
             "No checkpoint of this run was measured, so none is known as the best.",
@@ -163,11 +175,11 @@ def _of_checkpoint(label: str, run: Path, checkpoint: Checkpoint | None) -> Mode
             expected="latest, or step-N",
             do="play it with --model latest; trainer_common.test_freq measures while it trains",
         )
-    return Model(label, path=str(model_folder(run, checkpoint).absolute()), step=checkpoint.step)
+    return EvaluatedModel(label, path=str(model_folder(run, checkpoint).absolute()), step=checkpoint.step)
 
 
-def _served_at(url: str, experiment: Experiment) -> str:
-    """The only model that the server has. Raises UserError."""
+def find_served_model(url: str, experiment: Experiment) -> str:
+    """Return the name of the only model of a server. Raises UserError."""
     import httpx
 
     key = key_in(experiment.ajet.rollout.endpoint.api_key_env)
@@ -194,5 +206,77 @@ def _served_at(url: str, experiment: Experiment) -> str:
     return names[0]
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+YAML = (".yaml", ".yml")
+
+
+def open_target(
+    target: str | None,
+    conf: Path | None,
+    models: Sequence[str],
+    *,
+    overrides: Sequence[str] = (),
+    exp_dir: Path | None = None,
+    fetch: bool = False,
+) -> tuple[Experiment, list[EvaluatedModel]]:
+    """Return the experiment and the models to play. Raises UserError."""
+    from ajet.config import load_experiment
+    from ajet.config.experiment import DEFAULT_ROOT
+
+    if conf is None and target is not None and target.endswith(YAML):
+        conf, target = Path(target), None
+    if conf is not None:
+        experiment = load_experiment(conf, backbone="debug", overrides=overrides, exp_dir=exp_dir)
+        folder = experiment.root / experiment.name if target is None else run_of(target, experiment.root)
+        run = folder if (folder / "run.json").is_file() else None
+        if run is not None and target is None and needs_run(models):
+            _require_own_project(experiment, run, conf)
+        return experiment, choose_models(models, experiment, run)
+    if target is None:
+        raise UserError(
+            "There is nothing to evaluate.",
+            expected=f"{command('eval', 'RUN')}, or {command('eval', 'FILE.yaml')}",
+            do=f"`{lists_runs(Path(exp_dir or DEFAULT_ROOT))}` lists the runs",
+        )
+    if overrides:
+        raise UserError(
+            f"{overrides[0]} changes nothing of a recorded run.",
+            where=target,
+            expected="a YAML beside settings",
+            do=command("eval", target, "--conf", "FILE.yaml", *overrides),
+        )
+    return _open_recorded(target, models, (exp_dir or Path(DEFAULT_ROOT)).absolute(), fetch=fetch)
+
+
+def _open_recorded(
+    target: str, models: Sequence[str], root: Path, *, fetch: bool
+) -> tuple[Experiment, list[EvaluatedModel]]:
+    from ajet.commands.recorded_run import find_recorded_model, load_recorded_settings, require_own_code
+    from ajet.config.dotenv import load_project_dotenv
+
+    folder = run_of(target, root)
+    load_project_dotenv(record=folder)
+    experiment = load_recorded_settings(folder)
+    require_own_code(experiment, folder, judged=True, otherwise=command("eval", target, "--conf", "FILE.yaml"))
+    chosen = []
+    for model in choose_models(models, experiment, folder):
+        if model.label in BASE and model.path is not None:
+            found = find_recorded_model(model.path, base=experiment.base, record=folder, fetch=fetch)
+            model = replace(model, path=str(found))
+        chosen.append(model)
+    return experiment, chosen
+
+
+def _require_own_project(experiment: Experiment, run: Path, conf: Path) -> None:
+    """Raise UserError if the run of this name belongs to a YAML of another project."""
+    from ajet.record.resume import RunIdentity, yaml_path_of
+
+    identity, yaml = RunIdentity.read(run), yaml_path_of(experiment, run)
+    if identity is None or not identity.is_of_other_yaml(yaml, run) or not Path(str(identity.yaml)).exists():
+        return
+    raise UserError(
+        f'Two projects use the run name "{experiment.name}": the run in {short_path(run)} is of '
+        f"{short_path(str(identity.yaml))}, and you named {short_path(str(yaml))}.",
+        where=short_path(run),
+        expected="another ajet.experiment_name for each project",
+        do=f"{command('eval', experiment.name, '--conf', str(conf))} evaluates that run by this YAML",
+    )

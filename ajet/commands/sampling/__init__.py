@@ -1,1 +1,1 @@
-"""Playing and training apart: `ajet sample`, samplers beside a trainer, and the trainer that takes their groups."""
+"""Sampler processes: `ajet sample`, and the colocated sampler of `trainer_common.mode: async`."""

@@ -1,8 +1,8 @@
-"""`ajet sample`: a process that plays for a trainer somewhere else, and may come and go as it likes.
+"""`ajet sample`: a process that plays for a trainer in another process, and may start and end at any time.
 
-Invariant: it shares nothing with the trainer but the store, in which positions, episodes and the present policy are,
-and the folders with that policy's weights. It writes no record; in the run's folder of its machine are its log,
-`logs/RUN_sampler_NAME.log`, and in `samplers/NAME` what services beside it print.
+Invariant: it shares nothing with the trainer but the store, which has positions, episodes and the present policy, and
+the folders with that policy's weights. It writes no record; in the run's folder of its machine are its log,
+`logs/RUN_sampler_NAME.log`, and in `samplers/NAME` the output of services that it starts.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER, SERVER, Terms
 from ajet.commands.launch import warn_of_unconfined
-from ajet.commands.launchable import refuse_untrainable
+from ajet.commands.launch_checks import refuse_untrainable
 from ajet.commands.run_hooks import enter_run_hooks
-from ajet.commands.sampling.sampler import LOOK, Played, Sampler, WentBack
+from ajet.commands.sampling.sampler import LOOK, GroupSampler, PolicyWentBackError, SamplerCounts
 from ajet.commands.services import require_services
 from ajet.engine.followed import server_of
-from ajet.record.console import console, counted
+from ajet.record.console import counted, print_line
 from ajet.rollout.components import require_gateway
 from ajet.schema.errors import AjetError, ConfigError, UserError
-from ajet.store import CANNOT_NOW, Address, open_shared
+from ajet.store import CANNOT_NOW, Address, Announced, SharedStore, open_shared
 from ajet.store.shared import LEASE_SECONDS
 from ajet.task_reader import TaskOrder
 from ajet.train.interrupts import Interrupts
@@ -40,119 +39,194 @@ if TYPE_CHECKING:
 
     from ajet.backbone.following import FollowingBackbone
     from ajet.config import Experiment
-    from ajet.store import Announced, SharedStore
 
 
 @dataclass(frozen=True, slots=True)
 class SampleOptions:
-    """Flags of `ajet sample`."""
+    """Flags of the command `ajet sample`, except those of the experiment."""
 
     store: Address
     name: str = ""
-    """Of this sampler; "": made of host and process."""
+    """Name of this sampler; "": made of host and process."""
     per_minute: float | None = None
     """Episodes begun in a minute, at most; None: any number."""
     grace: float = 60.0
-    """Seconds in which what is under way may end once this process is asked to end."""
+    """Seconds in which groups in flight may end once this process is asked to end."""
     lease_seconds: float = LEASE_SECONDS
-    """After so many seconds without a sign of life others play on."""
+    """Seconds without a sign of life after which other samplers take over."""
     services: bool = True
-    """Whether it starts those of `ajet.services`; False: who started it did."""
+    """True to start the services of `ajet.services`; False if the caller has started them."""
 
 
 def sample(experiment: Experiment, options: SampleOptions) -> int:
-    """Play until the trainer says that the training is over. Answers the exit code 0; raises UserError,
-    KeyboardInterrupt (after what is under way has ended or been given back) or a bug."""
+    """Play until the trainer announces the end of the training, and return the exit code 0.
+
+    Raises:
+        UserError: the user can correct the cause.
+        KeyboardInterrupt: after groups in flight have ended or were given back.
+    """
     from ajet.record.run_directory import redactor_of
 
     experiment.require_ready()
-    refuse_untrainable(experiment, elsewhere=True)
-    _refuse_in_turns(experiment)
+    refuse_untrainable(experiment, remote=True)
+    if experiment.ajet.rollout.deterministic:
+        raise ConfigError(
+            "Samplers play side by side: their rollout cannot be deterministic.",
+            where="ajet.rollout.deterministic",
+            expected="false with ajet sample",
+        )
     warn_of_unconfined(experiment)
     require_gateway(experiment.ajet)
-    name = options.name or f"{socket.gethostname()}-{os.getpid()}"
     store = open_shared(
         options.store,
         lease_seconds=options.lease_seconds,
         unreachable_timeout=experiment.ajet.store.unreachable_timeout,
         redact=redactor_of(experiment),
     )
-    interrupts, played = Interrupts(), Played()
+    process = SamplerProcess(experiment, options, store)
     try:
-        with _logged(experiment, name, played), interrupts.installed(), _warm(experiment) as opens:
-            announced: Announced | None = _awaited(experiment, store, interrupts, options, name)
-            with (
-                enter_run_hooks(experiment, experiment.root / experiment.name / "samplers" / name)
-                if options.services
-                else nullcontext()
-            ):
-                require_services(experiment)
-                about: Any = {"store": store, "interrupts": interrupts, "options": options, "name": name}
-                there = partial(_once_there, opens=opens, **about)
-                with suppress(_OverBefore):
-                    while announced is not None and not announced.policy.told.get(OVER):
-                        announced = _played(experiment, store, announced, interrupts, options, name, played, there)
+        process.run()
     finally:
-        console.print(_said(name, played), markup=False, soft_wrap=True)
-        with suppress(*CANNOT_NOW):  # a sampler that is silent is taken out by its age
+        print_line(describe_counts(process.name, process.counts))
+        with suppress(*CANNOT_NOW):  # a silent sampler is removed by its age
             store.leave()
         store.disconnect()
     return 0
 
 
-def _played(
-    experiment: Experiment,
-    store: SharedStore,
-    announced: Announced,
-    interrupts: Interrupts,
-    options: SampleOptions,
-    name: str,
-    played: Played,
-    opens: Callable[[Experiment], FollowingBackbone],
-) -> Announced | None:
-    """Play with one engine. Answers the policy to go on with, where another engine is needed for it."""
-    run = announced.policy.run
-    with assemble(experiment, run_id=run, opens=opens) as parts, ExitStack() as given_back:
-        tasks = TaskOrder(parts.tasks("train"), seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
-        Terms.of(experiment, parts.backbone.tokenizer, tasks).require_same(announced.policy, options.store.shown)
-        sampler = Sampler(
-            parts,
-            cast("FollowingBackbone", parts.backbone),
-            store,
-            tasks,
-            name=name,
-            played=played,
-            per_minute=options.per_minute,
-            renew_every=options.lease_seconds / 4,
-        )
-        logger.info("{} plays for run {} in {}", name, run[:8], options.store.shown)
-        grace = options.grace
-        given_back.callback(sampler.release)  # after drain there is nothing left to
-        try:
-            sampler.play(interrupts)
-            grace = 0.0  # what the trainer no longer wants
-        except WentBack:
-            logger.warning("the trainer went on from an earlier policy: the engine is opened anew")
-            grace = 0.0
-        except KeyboardInterrupt:
-            interrupts.heard()
-            sampler.drain(interrupts, grace)
-            raise
-        sampler.drain(interrupts, grace)
-    return store.announced()
+class EndedBeforeStartError(AjetError):
+    """The training has ended before this process had an engine."""
+
+
+class SamplerProcess:
+    """The process of one sampler, from waiting for a policy until the training has ended."""
+
+    def __init__(self, experiment: Experiment, options: SampleOptions, store: SharedStore) -> None:
+        self._experiment, self._options, self._store = experiment, options, store
+        self._interrupts = Interrupts()
+        self.name = options.name or f"{socket.gethostname()}-{os.getpid()}"
+        self.counts = SamplerCounts()
+
+    def run(self) -> None:
+        """Play until the trainer announces the end. Raises as `sample`."""
+        experiment, folder = self._experiment, self._experiment.root / self._experiment.name / "samplers" / self.name
+        with (
+            log_to_file(experiment, self.name, self.counts),
+            self._interrupts.installed(),
+            open_first_backbone(experiment) as opens,
+        ):
+            announced: Announced | None = self.wait_for_policy()
+            with enter_run_hooks(experiment, folder) if self._options.services else nullcontext():
+                require_services(experiment)
+                with suppress(EndedBeforeStartError):
+                    while announced is not None and not announced.policy.told.get(OVER):
+                        announced = self._play_with_engine(announced, opens)
+
+    def wait_for_policy(self) -> Announced:
+        """Return the policy that the trainer announced, waiting for it."""
+        is_waiting, shown = False, -math.inf
+        while True:
+            with self._interrupts.held():
+                shown = self._show_life(shown)
+                if (announced := self._store.announced()) is not None:
+                    return announced
+                if not is_waiting:
+                    is_waiting = True
+                    logger.info(
+                        "no trainer has announced a policy in {} yet: waiting for one", self._options.store.shown
+                    )
+                time.sleep(LOOK)
+
+    def open_backbone(self, opens: Callable[[Experiment], FollowingBackbone]) -> FollowingBackbone:
+        """Return the backbone of `opens`, waiting for a remote server that is away.
+
+        Raises:
+            UserError: the server stays away, or the backbone cannot be opened.
+            EndedBeforeStartError: the training has ended meanwhile.
+        """
+        from ajet.engine.asked_server import ServerAway
+        from ajet.engine.followed_server import AWAY
+
+        since, shown = time.monotonic(), -math.inf
+        while True:
+            try:
+                return opens(self._experiment)
+            except ServerAway as away:
+                if time.monotonic() - since > AWAY:
+                    raise
+                if shown == -math.inf:
+                    logger.warning("{} It is waited for, up to {:g} s ({})", away.what, AWAY, away.where)
+            with self._interrupts.held():
+                shown = self._show_life(shown)
+                announced = self._store.announced()
+                if announced is not None and announced.policy.told.get(OVER):
+                    raise EndedBeforeStartError
+                time.sleep(LOOK)
+
+    def _show_life(self, shown: float) -> float:
+        """Show other samplers of the same server that this one lives, if due; return the time of the last sign."""
+        if time.monotonic() - shown <= self._options.lease_seconds / 4:
+            return shown
+        self._store.join("sampler", self.name, {SERVER: server_of(self._experiment.ajet)})
+        return time.monotonic()
+
+    def _play_with_engine(
+        self, announced: Announced, opens: Callable[[Experiment], FollowingBackbone]
+    ) -> Announced | None:
+        """Play with one engine, and return the policy for which another engine is needed."""
+        experiment, options, run = self._experiment, self._options, announced.policy.run
+        with (
+            assemble(experiment, run_id=run, opens=lambda _: self.open_backbone(opens)) as parts,
+            ExitStack() as given_back,
+        ):
+            tasks = TaskOrder(parts.tasks("train"), seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
+            Terms.of(experiment, parts.backbone.tokenizer, tasks).require_same(announced.policy, options.store.shown)
+            sampler = GroupSampler(
+                parts,
+                cast("FollowingBackbone", parts.backbone),
+                self._store,
+                tasks,
+                name=self.name,
+                played=self.counts,
+                per_minute=options.per_minute,
+                renew_every=options.lease_seconds / 4,
+            )
+            logger.info("{} plays for run {} in {}", self.name, run[:8], options.store.shown)
+            given_back.callback(sampler.release)  # after drain there is nothing left to
+            try:
+                sampler.play(self._interrupts)
+            except PolicyWentBackError:
+                logger.warning("the trainer went on from an earlier policy: the engine is opened anew")
+            except KeyboardInterrupt:
+                self._interrupts.heard()
+                sampler.drain(self._interrupts, options.grace)
+                raise
+            sampler.drain(self._interrupts, 0.0)  # the trainer needs these groups no longer
+        return self._store.announced()
+
+
+def describe_counts(name: str, counts: SamplerCounts) -> str:
+    """Return the counts of a sampler as a line."""
+    parts = [f"{name}: {counted(counts.groups, 'group')}, {counted(counts.episodes, 'episode')}"]
+    parts.append(counted(counts.tokens, "token"))
+    parts += [f"{counts.given_back} given back"] if counts.given_back else []
+    parts += [f"{counts.lost} lost to others"] if counts.lost else []
+    return ", ".join(parts)
 
 
 @contextmanager
-def _logged(experiment: Experiment, name: str, played: Played) -> Iterator[None]:
-    """Within the block a file has all that is logged, and at its end what was played; none where what is shown is kept
-    among the run's logs anyway (by a script, or a trainer that starts a sampler), and none where the disk refuses it:
-    to play it is not needed."""
+def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Iterator[None]:
+    """Write the log to a file within the block, and the counts at its end.
+
+    There is no file if standard output is in the run's logs already (a script or a trainer started the sampler), or if
+    the disk refuses it: a sampler can play without a log.
+    """
     from ajet.record.logs import LogFile, log_name
     from ajet.record.run_directory import redactor_of
 
     run = experiment.root / experiment.name
     file = run / "logs" / log_name(run, "sampler", name)
-    if _shown_in(file.parent):
+    if _is_output_in(file.parent):
         yield
         return
     try:
@@ -169,24 +243,26 @@ def _logged(experiment: Experiment, name: str, played: Played) -> Iterator[None]
         logger.debug("ended by {}: {}", type(error).__name__, error)
         raise
     finally:
-        logger.debug(_said(name, played))
+        logger.debug(describe_counts(name, counts))
         log.close()
 
 
-def _shown_in(folder: Path) -> bool:
-    """Whether standard output is one of the files there."""
+def _is_output_in(folder: Path) -> bool:
+    """Return whether standard output is a sampler's log in the folder."""
     try:
-        shown = os.fstat(1)
+        output = os.fstat(1)
     except OSError:  # it is closed
         return False
-    return any(os.path.samestat(shown, each.stat()) for each in folder.glob("*_sampler_*.log"))
+    return any(os.path.samestat(output, each.stat()) for each in folder.glob("*_sampler_*.log"))
 
 
 @contextmanager
-def _warm(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBackbone]]:
-    """Opens a backbone each time that it is asked. The first is there by the time that a trainer is waited for, which
-    loads meanwhile; a vLLM is not: it measures the memory that a trainer at the same device leaves it, and a server
-    elsewhere may begin later than this process. Raises UserError."""
+def open_first_backbone(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBackbone]]:
+    """Open a backbone while the trainer loads, and yield a function that returns it first, then new ones.
+
+    A vLLM is opened later: it measures the memory that a trainer at the same device leaves, and a remote server may
+    start later than this process.
+    """
     from ajet.backbone.following import FollowingBackbone
 
     first = [FollowingBackbone(experiment)] if experiment.ajet.rollout.engine != "vllm" else []
@@ -195,75 +271,3 @@ def _warm(experiment: Experiment) -> Iterator[Callable[[Experiment], FollowingBa
     finally:
         for unused in first:
             unused.close()
-
-
-class _OverBefore(AjetError):
-    """The training is, and this process had no engine yet."""
-
-
-def _once_there(
-    experiment: Experiment,
-    *,
-    opens: Callable[[Experiment], FollowingBackbone],
-    store: SharedStore,
-    interrupts: Interrupts,
-    options: SampleOptions,
-    name: str,
-) -> FollowingBackbone:
-    """What `opens` opens. A server elsewhere that is away is waited for as one is that goes away later. Raises
-    UserError, _OverBefore."""
-    from ajet.engine.asked_server import ServerAway
-    from ajet.engine.followed_server import AWAY
-
-    since, told = time.monotonic(), -math.inf
-    while True:
-        try:
-            return opens(experiment)
-        except ServerAway as away:
-            if time.monotonic() - since > AWAY:
-                raise
-            if told == -math.inf:
-                logger.warning("{} It is waited for, up to {:g} s ({})", away.what, AWAY, away.where)
-        with interrupts.held():
-            if time.monotonic() - told > options.lease_seconds / 4:
-                told = time.monotonic()
-                store.join("sampler", name, {SERVER: server_of(experiment.ajet)})
-            announced = store.announced()
-            if announced is not None and announced.policy.told.get(OVER):
-                raise _OverBefore
-            time.sleep(LOOK)
-
-
-def _awaited(
-    experiment: Experiment, store: SharedStore, interrupts: Interrupts, options: SampleOptions, name: str
-) -> Announced:
-    """The policy that the trainer announced, once it has. Meanwhile others at the same server see this one live."""
-    waits, told = False, -math.inf
-    while True:
-        with interrupts.held():
-            if time.monotonic() - told > options.lease_seconds / 4:
-                told = time.monotonic()
-                store.join("sampler", name, {SERVER: server_of(experiment.ajet)})
-            if (announced := store.announced()) is not None:
-                return announced
-            if not waits:
-                waits = True
-                logger.info("no trainer has announced a policy in {} yet: waiting for one", options.store.shown)
-            time.sleep(LOOK)
-
-
-def _refuse_in_turns(experiment: Experiment) -> None:
-    if experiment.ajet.rollout.deterministic:
-        raise ConfigError(
-            "Samplers play side by side: their rollout cannot be deterministic.",
-            where="ajet.rollout.deterministic",
-            expected="false with ajet sample",
-        )
-
-
-def _said(name: str, played: Played) -> str:
-    parts = [f"{name}: {counted(played.groups, 'group')}, {counted(played.episodes, 'episode')}"]
-    parts.append(counted(played.tokens, "token"))
-    parts += [f"{played.given_back} given back"] if played.given_back else []
-    parts += [f"{played.lost} lost to others"] if played.lost else []
-    return ", ".join(parts)

@@ -1,10 +1,10 @@
-"""Sampler: leases positions of a shared store, plays their groups, keeps each attempt as it ends, closes what is whole.
+"""A sampler: leases positions of a shared store, plays their groups, stores each attempt as it ends, closes groups.
 
-Invariants: an attempt that has ended by itself is put before anything else is done with it, and none that was cut
-short ever is; a group is closed once all its attempts are put; what is not finished is given back with what was put of
-it, whatever ended the sampler, or, where this process is killed, ends with its lease: either way another sampler plays
-the rest. What was lost to another is not played on. Nothing is leased that the trainer does not want yet
-(`Policy.below`), so how old a group can get is bounded before it is begun.
+Invariants: an attempt that ended by itself is stored before anything else is done with it; one that was cut short is
+not stored. A group is closed once all its attempts are stored. An unfinished group is given back with its stored
+attempts when the sampler ends, or ends with its lease when the process is killed; another sampler plays the rest. A
+group whose lease was lost is not played on. Nothing is leased that the trainer does not want yet (`Policy.below`), so
+the age of a group is bounded before it is begun.
 """
 
 from __future__ import annotations
@@ -35,66 +35,71 @@ if TYPE_CHECKING:
     from ajet.store.shared import Announced, Policy, SharedStore
     from ajet.task_reader import TaskOrder
     from ajet.train.interrupts import Interrupts
-    from ajet.train.parts import Parts
+    from ajet.train.parts import RunParts
 
 LOOK = 0.25
-"""Seconds between two looks at the store for a newer policy and for positions."""
+"""Seconds between two checks of the store for a newer policy and for positions."""
 LONGEST_LOAD = 3600.0
-"""Seconds of loading weights after which a sampler is taken to hang: what it holds ends with its leases."""
+"""Seconds of loading weights after which a sampler is taken to hang: its groups end with their leases."""
 SILENT = 4
-"""Times as long as between two signs of life: who said nothing for so long leads no other."""
+"""Missed signs of life after which a sampler leads no other."""
 MISSED = 10.0
 """Seconds between two warnings that announced weights are not there."""
 
 
-class WentBack(AjetError):
+class PolicyWentBackError(AjetError):
     """The trainer went on from an earlier policy than the one that is sampled with."""
 
 
 @dataclass(slots=True)
-class UnderWay:
+class InflightGroup:
     """A group that is being played."""
 
     lease: Lease
     left: int
-    """Attempts that have not ended."""
+    """Number of attempts that have not ended."""
     playing: Future[Group] | None = None
-    """None: all of it was played before."""
+    """None: all attempts were played before."""
     held: list[Kept] = field(default_factory=list)
-    """Attempts that are put with the group, since they are compared with each other."""
+    """Attempts that are stored with the group, since a judge compares them."""
 
 
 @dataclass(slots=True)
-class Played:
-    """The counts of what a sampler has done."""
+class SamplerCounts:
+    """What a sampler has played so far."""
 
     groups: int = 0
     episodes: int = 0
     tokens: int = 0
     given_back: int = 0
     lost: int = 0
-    """Groups whose lease ended under it."""
+    """Groups whose lease ended while they were played."""
     began: float = field(default_factory=time.monotonic)
-    """When, by `time.monotonic`."""
+    """Start, by the monotonic clock in seconds."""
 
 
-class Sampler:
+class GroupSampler:
     """Plays groups of a shared store, in this process; not thread-safe."""
 
     def __init__(
         self,
-        parts: Parts,
+        parts: RunParts,
         backbone: FollowingBackbone,
         store: SharedStore,
         tasks: TaskOrder,
         *,
         name: str,
-        played: Played,
+        played: SamplerCounts,
         per_minute: float | None = None,
         renew_every: float = 30.0,
     ) -> None:
-        """`played` is counted up. `per_minute`: episodes that are begun in a minute, at most. `renew_every`: seconds
-        between two signs of life."""
+        """Play with assembled parts.
+
+        Args:
+            played: counts, which are increased.
+            per_minute: episodes begun in a minute, at most.
+            renew_every: seconds between two signs of life.
+        """
         self._parts, self._backbone, self._store, self._tasks = parts, backbone, store, tasks
         rollout = parts.experiment.ajet.rollout
         self._name, self._repeats, self._most = name, rollout.num_repeat, rollout.max_env_worker
@@ -102,45 +107,54 @@ class Sampler:
         self._renew_every = renew_every
         self._server = server_of(parts.experiment.ajet)
         self._draining = False
-        """Then it leads nobody, and takes what others give the server."""
+        """True while it only finishes its groups: it gives the server no weights, but uses those of others."""
         self._compares = parts.judge.ranks is not None
         self._events: queue.SimpleQueue[tuple[Lease, Episode | Future[Group]]] = queue.SimpleQueue()
-        """Of the lease under which it was begun: a position may be lost, and leased here again."""
-        self._under_way: dict[int, UnderWay] = {}
+        """Ended attempts and groups with their lease: a lost position may be leased here again."""
+        self._under_way: dict[int, InflightGroup] = {}
         self._policy: Policy | None = None
         self._trainer = 0
-        """Who announced it, by number; 0: nobody yet."""
+        """Number of the trainer that announced the policy; 0: none has."""
         self._looked = self._renewed = self._begun = -math.inf
         self._gets_more = False
-        """Whether the last look found weights to play with, and nobody since found that there are no positions."""
+        """True if the last check found weights to play with, and no lease since failed for lack of positions."""
         self._missed = 0.0
-        """Since when, or since which warning, announced weights are not to be found; 0: they are."""
+        """Time since which, or of the last warning that, announced weights are missing; 0: they are there."""
         self.played = played
 
     def play(self, interrupts: Interrupts) -> None:
-        """Until the trainer says that it is over. Raises WentBack; KeyboardInterrupt between two looks. Whatever ends
-        it, `drain` comes next."""
-        while not self._over():
+        """Play until the trainer announces the end; `drain` comes next, whatever ends this.
+
+        Raises:
+            PolicyWentBackError: the engine must be opened anew.
+            KeyboardInterrupt: between two checks.
+        """
+        while not self._is_over():
             with interrupts.held():
-                self._look()
+                self._look_at_store()
                 self._take_in(LOOK)
-                self._begin()
+                self._begin_groups()
 
     def drain(self, interrupts: Interrupts, grace: float) -> None:
-        """Begin nothing new, take in what ends within `grace` seconds, give the rest back. Raises KeyboardInterrupt
-        after that, where a further one cut it short. Others at the same server need not wait for this one: it gives the
-        server no more weights, and goes on with those that they give it. A server that is gone, or has none of the
-        announced weights, is no error by now: what waits for it is given back."""
+        """Begin nothing new, store what ends within `grace` seconds, and give the rest back.
+
+        Other samplers of the same server do not wait for this one: it gives the server no more weights, and continues
+        with those that they give it. A server that is gone, or lacks the announced weights, is no error by now: the
+        groups that wait for it are given back.
+
+        Raises:
+            KeyboardInterrupt: after that, if a further one cut it short.
+        """
         until, follows = time.monotonic() + grace, bool(self._server)
         self._draining = True
         if self._under_way and grace > 0:
             logger.info("waiting up to {:g} s for {} under way", grace, counted(len(self._under_way), "group"))
             if self._server:
-                self._live()
+                self._join_store()
         try:
             while self._under_way and (left := until - time.monotonic()) > 0:
                 with interrupts.held():
-                    self._renew()
+                    self._renew_leases()
                     if follows:
                         follows = self._follow_on(until)
                     self._take_in(min(LOOK, left))
@@ -149,29 +163,34 @@ class Sampler:
             self._give_back()
 
     def _follow_on(self, until: float) -> bool:
-        """What others gave the server is what this one's calls go on with; until then they wait. False: the server
-        can't be followed any more."""
+        """Continue with the weights that others gave the server; calls wait until then.
+
+        Returns:
+            False if the server can't be followed any more.
+        """
 
         def waits() -> None:
-            self._renew()
+            self._renew_leases()
             if time.monotonic() > until:
                 raise TimeoutError
 
         announced = self._store.announced()
         if announced is None or announced.policy.told.get(OVER):
             return True
-        with suppress(WentBack, TimeoutError):  # then what waits for it is given back
+        with suppress(PolicyWentBackError, TimeoutError):  # then what waits for it is given back
             self._require_known(announced)
             try:
-                self._follow(announced.policy, waits)
+                self._follow_policy(announced.policy, waits)
             except UserError as problem:
                 logger.warning("the server is not followed any more while what is under way ends: {}", problem.what)
                 return False
         return True
 
     def release(self) -> None:
-        """After an error: give back at once what is under way, so that nobody waits until its leases end. A store that
-        cannot be asked, which may be the error itself, is no further one."""
+        """Give back groups in flight after an error, so that no sampler waits until their leases end.
+
+        A store that is out of reach, which may be the error itself, is only logged.
+        """
         try:
             self._give_back()
         except CANNOT_NOW as problem:
@@ -184,11 +203,11 @@ class Sampler:
                 del self._under_way[order]
                 self.played.given_back += 1
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         return self._policy is not None and bool(self._policy.told.get(OVER))
 
-    def _look(self) -> None:
-        """Once in a while: the newest policy, a sign of life, and as many groups as there is room for."""
+    def _look_at_store(self) -> None:
+        """Read the newest policy, renew leases and begin groups, if a check is due."""
         if time.monotonic() - self._looked < LOOK:
             return
         self._looked, self._gets_more = time.monotonic(), False
@@ -196,36 +215,44 @@ class Sampler:
         if announced is None:
             return
         self._policy = announced.policy
-        if self._over():
+        if self._is_over():
             return
         self._require_known(announced)
         self._trainer = announced.trainer
-        self._gets_more = self._follow(announced.policy) and announced.policy.below != 0  # what was given back, too
-        self._renew()
-        self._begin()
+        self._gets_more = (
+            self._follow_policy(announced.policy) and announced.policy.below != 0
+        )  # what was given back, too
+        self._renew_leases()
+        self._begin_groups()
 
     def _require_known(self, announced: Announced) -> None:
-        """Require that the trainer is the one that was followed, or knows what it had announced. Raises WentBack:
-        another one forgot what this version was, and may have another of that number."""
+        """Require that the trainer knows the policy version of the engine.
+
+        Raises:
+            PolicyWentBackError: another trainer resumed from an earlier policy, and may reuse the version's number.
+        """
         another = self._trainer not in (0, announced.trainer)
         if another and int(announced.policy.told[BEGAN]) < self._backbone.version:
-            raise WentBack
+            raise PolicyWentBackError
 
-    def _follow(self, policy: Policy, waits: Callable[[], None] | None = None) -> bool:
-        """Whether the weights are the announced ones, or the engine's own may be sampled with all the same. Raises
-        UserError where they are too old and stay so."""
+    def _follow_policy(self, policy: Policy, waits: Callable[[], None] | None = None) -> bool:
+        """Return whether the engine has weights to sample with: the announced ones, or older ones that are allowed.
+
+        Raises:
+            UserError: the engine's weights are too old and cannot be replaced.
+        """
         version = int(policy.told["version"])
         if version == self._backbone.version:
             return True
         if version < self._backbone.version:
-            raise WentBack
+            raise PolicyWentBackError
         folder = Path(policy.weights) if policy.weights else None
         try:
             with self._renewed_meanwhile():
-                probe, leads = Probe.of(policy.told.get(PROBE)), self._leads()
+                probe, leads = Probe.of(policy.told.get(PROBE)), self._is_leader()
                 if probe is None and self._server:
                     raise FileNotFoundError("the trainer has yet to say by what a server that has them is known")
-                taken = self._backbone.take(folder, version, probe, waits or self._renew, leads=leads)
+                taken = self._backbone.take(folder, version, probe, waits or self._renew_leases, leads=leads)
         except FileNotFoundError as problem:  # a newer one is announced by now, or about to be
             now = time.monotonic()
             self._missed = self._missed or now
@@ -244,10 +271,11 @@ class Sampler:
         logger.info("sampling with policy {} (step {})", version, policy.step)
         return True
 
-    def _leads(self) -> bool:
-        """Whether it is this process that gives a server elsewhere its weights: the one that has been there longest of
-        those that sample from it and are not silent. Two that each think so, since one was stopped and goes on, are
-        noticed by the server's name for its weights."""
+    def _is_leader(self) -> bool:
+        """Return whether this process gives a remote server its weights: it has been there longest of those that live.
+
+        If one was stopped and continues, two may lead; the server's name for its weights shows that.
+        """
         if not self._server:
             return True
         if self._draining:
@@ -262,57 +290,59 @@ class Sampler:
         first = max(there, key=lambda each: (each.joined, each.name), default=None)
         return first is None or first.name == self._name
 
-    def _renew(self) -> None:
+    def _renew_leases(self) -> None:
         if time.monotonic() - self._renewed < self._renew_every:
             return
         self._renewed = time.monotonic()
-        self._live()
+        self._join_store()
         try:
             self._store.renew([each.lease for each in self._under_way.values()])
         except LeaseLost:
-            for order in list(self._under_way):  # which of them, and what is played of those for nobody
+            for order in list(self._under_way):  # find out which
                 with self._unless_lost(order):
                     self._store.renew([self._under_way[order].lease])
 
-    def _live(self) -> None:
-        """A sign of life. Thread-safe."""
+    def _join_store(self) -> None:
+        """Send a sign of life to the store. Thread-safe."""
         played = self.played
         told: dict[str, float] = {"version": self._backbone.version, "episodes": played.episodes}
         told |= {"tokens": played.tokens, "seconds": round(time.monotonic() - played.began, 3)}
         self._store.join("sampler", self._name, {**told, SERVER: "" if self._draining else self._server})
 
     def _renewed_meanwhile(self) -> AbstractContextManager[None]:
-        """Within the block a thread says that this process lives, and renews what is held: to load weights may take
-        longer than a lease is long. A load that hangs holds nothing for ever."""
+        """Renew leases from a thread within the block: loading weights may take longer than a lease lasts.
+
+        A load that hangs renews nothing any more after `LONGEST_LOAD`.
+        """
         leases = [each.lease for each in self._under_way.values()]
 
         def renew() -> None:
-            self._live()
+            self._join_store()
             self._store.renew(leases)
 
         silent = f"weights are being loaded for {LONGEST_LOAD:g} s: others play on"
         return signs_of_life(renew, self._renew_every, longest=LONGEST_LOAD, silent=silent)
 
-    def _begin(self) -> None:
+    def _begin_groups(self) -> None:
         """Begin as many groups as there is room for."""
         while self._gets_more and sum(each.left for each in self._under_way.values()) < self._most:
             if time.monotonic() - self._begun < self._pause:
                 return
-            assert self._policy is not None, "`_look` found one"
+            assert self._policy is not None, "`_look_at_store` found one"
             leases = self._store.lease(1, below=self._policy.below)
             if not leases:
                 self._gets_more = False
                 return
             self._begun = time.monotonic()
-            self._play(leases[0])
+            self._play_lease(leases[0])
 
-    def _play(self, lease: Lease) -> None:
+    def _play_lease(self, lease: Lease) -> None:
         kept = [each.episode for each in lease.kept]
         over = {episode.repeat for episode in kept}
         order, step = lease.order, kept[0].step if kept else self._backbone.version + 1
-        self._under_way[order] = UnderWay(lease, self._repeats - len(over))
-        if len(over) == self._repeats:  # all was put, and then it was killed
-            self._close(order)
+        self._under_way[order] = InflightGroup(lease, self._repeats - len(over))
+        if len(over) == self._repeats:  # a sampler stored all, and was killed before it closed the group
+            self._close_group(order)
             return
         group = self._parts.rollout.play_group(
             order,
@@ -327,16 +357,16 @@ class Sampler:
         group.add_done_callback(lambda group: self._events.put((lease, group)))
 
     def _take_in(self, timeout: float) -> None:
-        """Take in what has ended, waiting for the first of it."""
+        """Store what has ended, waiting up to `timeout` seconds for the first event."""
         try:
             lease, ended = self._events.get(timeout=timeout) if timeout else self._events.get_nowait()
             while True:
-                self._ended(lease, ended)
+                self._take_event(lease, ended)
                 lease, ended = self._events.get_nowait()
         except queue.Empty:
             return
 
-    def _ended(self, lease: Lease, ended: Episode | Future[Group]) -> None:
+    def _take_event(self, lease: Lease, ended: Episode | Future[Group]) -> None:
         order = lease.order
         each = self._under_way.get(order)
         if each is None or each.lease.fence != lease.fence:  # its lease was lost
@@ -349,7 +379,7 @@ class Sampler:
                     return
                 if each.held:
                     self._store.put(each.lease, *each.held)
-                self._close(order)
+                self._close_group(order)
                 return
             each.left -= 1
             self.played.episodes += 1
@@ -360,7 +390,7 @@ class Sampler:
             else:
                 self._store.put(each.lease, kept)
 
-    def _close(self, order: int) -> None:
+    def _close_group(self, order: int) -> None:
         with self._unless_lost(order):
             self._store.close(self._under_way[order].lease)
             del self._under_way[order]
@@ -379,8 +409,7 @@ class Sampler:
 
 
 def _require_young(version: int, announced: int, most: int | None) -> None:
-    """Require that weights which stay what they are are not too old. Raises UserError where nothing that they sample
-    would be trained on."""
+    """Raise UserError if weights that cannot be replaced are so old that no sample of them would be trained on."""
     if most is not None and announced - version > most:
         raise UserError(
             f"The server keeps policy {version}, and the trainer is at {announced}: what it samples would be too old.",

@@ -1,6 +1,6 @@
-"""`ajet sft`: learning from replies that are given: rows of a file, or what a recorded run said best.
+"""`ajet sft`: training on given replies, which are rows of a file or the best episodes of a recorded run.
 
-In: an experiment whose `sft.objective` says what is learned. Out: the run folder, checkpoints and curve of a training.
-Invariant: what is given becomes lessons (`lessons`), episodes whose tokens nobody of this run sampled; the ledger, the
-optimizer, the record and the proof are those of a training (`ajet.train.loop`): a killed run goes on bit for bit.
+Input: an experiment with `sft.objective`. Output: the run folder, checkpoints and curve of a training.
+Invariant: given replies become lessons (`lessons`), episodes whose tokens this run did not sample. Store, optimizer,
+record and proof are those of a training (`ajet.train.loop`), so a killed run resumes bit for bit.
 """

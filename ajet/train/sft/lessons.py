@@ -1,9 +1,8 @@
-"""Lessons: what is given to learn from, as calls with exact tokens, and as the episodes that a step records.
+"""Lessons: given conversations as calls with exact tokens, and as the episodes that a step records.
 
-Invariants: a written reply stands in the context in which the model would be shown it, as an episode's would: a turn
-goes on from the one before where the template allows that, and forks where it does not. Of a recorded run the tokens
-are those of its record. Either way the calls say that nobody sampled them (`Terms.written`), and `ajet prove` derives
-them a second time.
+Invariants: a written reply has the context in which the model would see it, as in an episode: a turn extends the turn
+before if the template allows that, and forks otherwise. The tokens of a recorded run are those of its record. In both
+cases the calls are marked as not sampled (`Terms.written`), and `ajet prove` derives them a second time.
 """
 
 from __future__ import annotations
@@ -16,65 +15,67 @@ from typing import Any
 import numpy as np
 
 from ajet.context_tracker.timeline_making import timelines
-from ajet.gateway.recorder import Capture, Recorder
+from ajet.gateway.recorder import Recorder
 from ajet.rollout.attempt import Identity
-from ajet.schema.call import Call, Ids, Terms
+from ajet.schema.call import Call, Terms
 from ajet.schema.episode import Episode, Group, Split, Verdict, utc_offset
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered, Renderer, TemplateRefused
 from ajet.tokens.written import written_reply
-from ajet.train.sft.rows import Row, Talk
+from ajet.train.sft.rows import LessonRow, RowConversation
 
 AGENT = "given"
-"""Who speaks in a file's rows."""
+"""Agent of a file's rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """One conversation, tokenized."""
+class LessonConversation:
+    """A conversation with the exact tokens of each call."""
 
     calls: list[Call]
     messages: list[dict[str, Any]]
     tools: list[list[dict[str, Any]]]
     at: float
-    """Seconds since the epoch: when it was said, or its file written."""
+    """Time of the conversation, or of the last change of its file, in seconds since the epoch."""
     verdict: Verdict | None = None
     tool_uses: list[ToolUse] = field(default_factory=list)
     source: str = ""
-    """The episode that it is of; "" of none."""
+    """Recorded episode of the conversation; "" for a file's."""
     utc_offset: int = 0
-    """Of its day; see `Episode`."""
+    """Offset of its day in seconds; see `Episode`."""
 
     @property
     def tokens(self) -> int:
-        """The tokens of its longest call."""
+        """Number of tokens of the longest call."""
         return max(call.prefix + call.suffix_ids.size + call.response_ids.size for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One place of the training order: a conversation, or the chosen and the rejected one of a pair."""
+    """One position of the training order: a conversation, or the chosen and the rejected one of a pair."""
 
     task: Task
-    given: tuple[Given, ...]
+    conversations: tuple[LessonConversation, ...]
     where: str
 
-    def group(self, run: str, step: int, order: int, split: Split = "train", *, ignore_tools: bool = True) -> Group:
-        """The group that a step records of the lesson."""
+    def make_group(
+        self, run: str, step: int, order: int, split: Split = "train", *, ignore_tools: bool = True
+    ) -> Group:
+        """Return the group that a step records of the lesson."""
         episodes = [
-            _episode(each, Identity(run, split, step, self.task, order, 0, repeat), ignore_tools)
-            for repeat, each in enumerate(self.given)
+            _make_episode(each, Identity(run, split, step, self.task, order, 0, repeat), ignore_tools)
+            for repeat, each in enumerate(self.conversations)
         ]
         return Group(self.task, order, episodes)
 
 
-def lesson_of(row: Row, words: Renderer) -> Lesson:
-    """A file's row. Raises TaskError where the model's template leaves open which tokens a reply has."""
-    on_its_day = words.on_day(date.fromtimestamp(row.written))
+def make_lesson(row: LessonRow, renderer: Renderer) -> Lesson:
+    """Return the lesson of a file's row. Raises TaskError if the template does not determine the tokens of a reply."""
+    on_its_day = renderer.on_day(date.fromtimestamp(row.written))
     try:
-        given = tuple(_given(talk, on_its_day, row.written) for talk in row.talks)
+        conversations = tuple(_tokenize_conversation(talk, on_its_day, row.written) for talk in row.conversations)
     except (UserError, TemplateRefused) as problem:
         what = problem.what if isinstance(problem, UserError) else str(problem)
         raise TaskError(
@@ -83,14 +84,13 @@ def lesson_of(row: Row, words: Renderer) -> Lesson:
             expected="replies that the model's chat template shows as they are written, token by token",
             do="leave the row out, or write the reply as the model would: docs/sft.md says what templates leave open",
         ) from None
-    return Lesson(row.task, given, row.where)
+    return Lesson(row.task, conversations, row.where)
 
 
-def of_record(episode: Episode) -> Given:
-    """A recorded episode, whose tokens another run's policy sampled."""
-    calls = [_unsampled(call) for call in episode.calls]
-    return Given(
-        calls,
+def use_record(episode: Episode) -> LessonConversation:
+    """Return the conversation of a recorded episode, whose tokens another run's policy sampled."""
+    return LessonConversation(
+        [_mark_written(call) for call in episode.calls],
         episode.messages,
         episode.tools,
         episode.started,
@@ -101,13 +101,13 @@ def of_record(episode: Episode) -> Given:
     )
 
 
-def _unsampled(call: Call) -> Call:
+def _mark_written(call: Call) -> Call:
     zeros = np.zeros(call.response_ids.size, np.float32)
     written = replace(call.terms, written=True)
     return replace(call, logprobs=zeros, logprobs_unit=zeros, versions=(), terms=written)
 
 
-def _episode(given: Given, identity: Identity, ignore_tools: bool) -> Episode:
+def _make_episode(given: LessonConversation, identity: Identity, ignore_tools: bool) -> Episode:
     lines, untrained = timelines(given.calls, ignore_tools=ignore_tools)
     return Episode(
         identity.uuid,
@@ -132,45 +132,45 @@ def _episode(given: Given, identity: Identity, ignore_tools: bool) -> Episode:
     )
 
 
-def _given(talk: Talk, words: Renderer, at: float) -> Given:
+def _tokenize_conversation(talk: RowConversation, renderer: Renderer, at: float) -> LessonConversation:
     recorder = Recorder()
     messages = list(talk.messages)
     tools = list(talk.tools) or None
     for index, message in enumerate(talk.messages):
         if message["role"] == "assistant":
-            messages[index] = _enter(recorder, messages[:index], message, tools, words, index in talk.learned, at)
-    captured: Capture = recorder.capture
-    return Given(captured.calls, captured.messages, captured.tools, at, utc_offset=utc_offset(at))
+            call, messages[index] = _record_reply(recorder, messages[:index], message, tools, renderer)
+            call.trained = index in talk.learned
+            call.started = call.ended = at
+    captured = recorder.capture
+    return LessonConversation(captured.calls, captured.messages, captured.tools, at, utc_offset=utc_offset(at))
 
 
-def _enter(
+def _record_reply(
     recorder: Recorder,
     history: Sequence[dict[str, Any]],
     reply: dict[str, Any],
     tools: list[dict[str, Any]] | None,
-    words: Renderer,
-    learned: bool,
-    at: float,
-) -> dict[str, Any]:
-    """Record one reply as a call; answers the message that its tokens say."""
+    renderer: Renderer,
+) -> tuple[Call, dict[str, Any]]:
+    """Record one reply as a call, and return the call with the message that its tokens encode."""
     match = recorder.conversations.match(AGENT, history)
-    told = recorder.restore_replies(history, match.extends)
+    messages = recorder.restore_replies(history, match.extends)
     before: Rendered | None = None
     prompt: Rendered | None = None
     fork = match.reason
     if match.extends is not None:
         earlier = recorder.capture.calls[match.extends]
         before = recorder.build_prompt(match.extends)
-        prompt = words.extend(before, earlier.response_ids, earlier.finish, told, tools)
+        prompt = renderer.extend(before, earlier.response_ids, earlier.finish, messages, tools)
         if prompt is None:
             before, fork = None, "template"
     if prompt is None:
-        prompt = words.render(told, tools)
-    ids, said = written_reply(words, prompt, told, reply, tools)
+        prompt = renderer.render(messages, tools)
+    ids, written = written_reply(renderer, prompt, messages, reply, tools)
     call = recorder.add(
         agent=AGENT,
         target=AGENT,
-        trained=learned,
+        trained=True,
         messages=history,
         tools=tools,
         match=match,
@@ -179,17 +179,13 @@ def _enter(
         before=before,
         fork=fork,
     )
-    _write(call, ids)
-    for tool_call, original in zip(said.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
-        if original.get("id"):
-            tool_call["id"] = original["id"]
-    finish = "tool_calls" if said.get("tool_calls") else "stop"
-    recorder.settle(call, finish, message=said, reply_text=words.decode(ids, after=prompt.ids))  # type: ignore[arg-type]
-    call.started = call.ended = at
-    return said
-
-
-def _write(call: Call, ids: Ids) -> None:
     call.response_ids = ids.astype(np.int32)
     call.logprobs = call.logprobs_unit = np.zeros(ids.size, np.float32)
     call.terms = Terms(written=True)
+    for tool_call, original in zip(written.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
+        if original.get("id"):
+            tool_call["id"] = original["id"]
+    finish = "tool_calls" if written.get("tool_calls") else "stop"
+    text = renderer.decode(ids, after=prompt.ids)
+    recorder.settle(call, finish, message=written, reply_text=text)  # type: ignore[arg-type]
+    return call, written

@@ -1,7 +1,7 @@
-"""Rows of a file -> conversations to learn from.
+"""Rows of JSON Lines files, parsed to conversations to learn from.
 
-Invariant: no row is lost silently, and none is mended by a guess: one that cannot be read as a conversation with a
-reply in it stops the reading and is named by file and line. No two rows have one name, also where two files do.
+Invariant: a row that is no conversation with a reply of the assistant is an error with file and line; no row is skipped
+or repaired. No two rows have the same task id, even if two files have the same name.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 COLUMNS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")
 TEXTS = ("name", "tool_call_id", "reasoning_content")
-"""What else of a message is text, where it is there."""
+"""Optional fields of a message that are text."""
 WEIGHT = "weight"
-"""Of an assistant message: 0 is context, 1 is learned (as fine-tuning services have it)."""
+"""Key of an assistant message: 0 is context, 1 is learned, as in the files of fine-tuning services."""
 PLAIN = "one JSON object a line with `messages` (and `tools`), or with `prompt` and `completion`"
 PAIR = "one JSON object a line with `prompt`, `chosen` and `rejected`, each a list of messages (and `tools`)"
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class RowConversation:
     """A conversation. `learned`: the indices of the assistant messages that are learned."""
 
     messages: tuple[Message, ...]
@@ -45,14 +45,14 @@ class Talk:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What one line gives to learn: one conversation, or the chosen and the rejected one of a pair."""
+class LessonRow:
+    """One line of a file: a conversation, or the chosen and the rejected one of a pair."""
 
     task: Task
-    talks: tuple[Talk, ...]
+    conversations: tuple[RowConversation, ...]
     where: str
     written: float
-    """When its file was, in seconds since the epoch: the day that a template may write into a prompt."""
+    """Last change of the file, in seconds since the epoch; a template may write this day into a prompt."""
 
 
 def find_files(files: str | Sequence[str], base: Path, *, key: str) -> list[Path]:
@@ -61,21 +61,21 @@ def find_files(files: str | Sequence[str], base: Path, *, key: str) -> list[Path
     return [find_file(name, base, key=key, what="file of rows") for name in names]
 
 
-def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str) -> list[Row]:
-    """The rows of all files. Raises TaskError."""
-    found: list[Row] = []
+def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str) -> list[LessonRow]:
+    """Return the rows of all files. Raises TaskError."""
+    found: list[LessonRow] = []
     titles: Counter[str] = Counter()
     for file in find_files(files, base, key=key):
         titles[file.name] += 1
         again = f"({titles[file.name]})" if titles[file.name] > 1 else ""
-        found += _read(file, pairs, f"{file.name}{again}")
+        found += _read_file(file, pairs, f"{file.name}{again}")
     if not found:
         where = files if isinstance(files, str) else ", ".join(files)
         raise TaskError("There is nothing to learn from.", where=where, expected=PAIR if pairs else PLAIN)
     return found
 
 
-def _read(file: Path, pairs: bool, title: str) -> Iterator[Row]:
+def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
     written = file.stat().st_mtime
     for number, row in line_rows(file):
         where = f"{file}:{number}"
@@ -84,63 +84,65 @@ def _read(file: Path, pairs: bool, title: str) -> Iterator[Row]:
                 raise row
             check_json(row)
             row = RowColumns(row).rename(COLUMNS)
-            talks = _pair(row) if pairs else (_plain(row),)
+            conversations = _parse_pair(row) if pairs else (_parse_conversation(row),)
         except BadRow as problem:
             raise TaskError(
                 f"A row cannot be learned from: {problem}.", where=where, expected=PAIR if pairs else PLAIN
             ) from None
-        asked = next((text_of(each) for each in talks[0].messages if each["role"] == "user"), "")
+        question = next((text_of(each) for each in conversations[0].messages if each["role"] == "user"), "")
         digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=16).hexdigest()
-        task = Task(main_query=asked, task_id=f"{title}:{number}", metadata={"content": digest})
-        yield Row(task, talks, where, written)
+        task = Task(main_query=question, task_id=f"{title}:{number}", metadata={"content": digest})
+        yield LessonRow(task, conversations, where, written)
 
 
-def _plain(row: Mapping[str, Any]) -> Talk:
+def _parse_conversation(row: Mapping[str, Any]) -> RowConversation:
     if "messages" in row:
-        return _talk(_messages(row, "messages"), _tools(row), 0)
+        return _mark_learned(_parse_messages(row, "messages"), _parse_tools(row), 0)
     if "prompt" in row and "completion" in row:
-        prompt = _messages(row, "prompt")
-        return _talk([*prompt, *_messages(row, "completion")], _tools(row), len(prompt))
+        prompt = _parse_messages(row, "prompt")
+        return _mark_learned([*prompt, *_parse_messages(row, "completion")], _parse_tools(row), len(prompt))
     raise BadRow(f"it has {', '.join(row) or 'nothing'}, and no `messages`")
 
 
-def _pair(row: Mapping[str, Any]) -> tuple[Talk, Talk]:
+def _parse_pair(row: Mapping[str, Any]) -> tuple[RowConversation, RowConversation]:
     lacking = [name for name in ("chosen", "rejected") if name not in row]
     if lacking:
         raise BadRow(f"it has no `{lacking[0]}`")
-    chosen, rejected = _messages(row, "chosen"), _messages(row, "rejected")
-    prompt = _messages(row, "prompt") if "prompt" in row else _common(chosen, rejected)
+    chosen, rejected = _parse_messages(row, "chosen"), _parse_messages(row, "rejected")
+    prompt = _parse_messages(row, "prompt") if "prompt" in row else _common_prefix(chosen, rejected)
     if "prompt" not in row:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     if chosen == rejected:
         raise BadRow("`chosen` and `rejected` are the same")
-    tools = _tools(row)
-    return _talk([*prompt, *chosen], tools, len(prompt)), _talk([*prompt, *rejected], tools, len(prompt))
+    tools = _parse_tools(row)
+    return _mark_learned([*prompt, *chosen], tools, len(prompt)), _mark_learned(
+        [*prompt, *rejected], tools, len(prompt)
+    )
 
 
-def _common(one: list[Message], other: list[Message]) -> list[Message]:
+def _common_prefix(one: list[Message], other: list[Message]) -> list[Message]:
     size = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:size]
 
 
-def _talk(messages: list[Message], tools: tuple[Message, ...], first: int) -> Talk:
-    """`first`: the index of the first message that may be learned."""
+def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: int) -> RowConversation:
+    """Return the conversation up to its last learned reply; replies before index `first` are context."""
     learned = {at for at, each in enumerate(messages) if each["role"] == "assistant" and at >= first}
     learned -= {at for at in learned if not messages[at].get(WEIGHT, 1)}
     if not learned:
         raise BadRow("it holds no reply of the assistant to learn")
-    told = tuple({name: value for name, value in each.items() if name != WEIGHT} for each in messages)
-    return Talk(told[: max(learned) + 1], tools, frozenset(learned))
+    plain = tuple({name: value for name, value in each.items() if name != WEIGHT} for each in messages)
+    return RowConversation(plain[: max(learned) + 1], tools, frozenset(learned))
 
 
-def _messages(row: Mapping[str, Any], name: str) -> list[Message]:
+def _parse_messages(row: Mapping[str, Any], name: str) -> list[Message]:
     listed = row[name]
     if not isinstance(listed, list) or not listed:
         raise BadRow(f"`{name}` is {kind_of(listed)}, expected a list of messages")
-    return [_message(each, f"{name}[{at}]") for at, each in enumerate(listed)]
+    return [_parse_message(each, f"{name}[{at}]") for at, each in enumerate(listed)]
 
 
-def _message(message: Any, place: str) -> Message:
+def _parse_message(message: Any, place: str) -> Message:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else message
         raise BadRow(f"{place} has the role {role!r:.60}, expected one of {', '.join(ROLES)}")
@@ -166,11 +168,11 @@ def _message(message: Any, place: str) -> Message:
         if not isinstance(call.get("id"), str | None):
             raise BadRow(f"{place}.tool_calls[{at}].id is {kind_of(call['id'])}, expected text")
         check_json(arguments_of(call), f"{place}.tool_calls[{at}].function.arguments")
-    told = {name: value for name, value in message.items() if value is not None}
-    return {**told, "content": content if content is not None else ""}
+    known = {name: value for name, value in message.items() if value is not None}
+    return {**known, "content": content if content is not None else ""}
 
 
-def _tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
+def _parse_tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
     tools = row.get("tools") or []
     if isinstance(tools, str):  # a table has a column of one type
         try:

@@ -1,37 +1,49 @@
-"""Replies from a data set, not sampled: the lessons of `ajet sft`, in the order of the seed.
+"""Groups of given replies, for `ajet sft`: lessons of a data set or a recorded run, in the order of the seed.
 
-Invariant: a lesson counts as learned in the same commit as the checkpoint that contains it, and a resumed run takes the
-lessons that an uninterrupted one would, in its order.
+Invariants: a lesson counts as learned in the same commit as the checkpoint that contains it, so a resumed run takes the
+lessons that an uninterrupted one would. Log-probabilities come from the trainer's own forward pass, packed as in an
+update, at temperature 1.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from ajet.algorithm.given_replies import TEMPERATURE, likelihood_batch, pairs_batch, samples_of
+from ajet.backbone.contract import scored
+from ajet.config.schema.algorithm import Algorithm
 from ajet.rollout.components import renderer_of
 from ajet.task_reader import TaskOrder
-from ajet.train.session import TrainingSession, open_store
+from ajet.train.session import TrainingSession, open_store, score_twice
 from ajet.train.sft.lessons import Lesson
-from ajet.train.sft.reading import held_out, lessons_of, tell
-from ajet.train.sft.settings import settled
-from ajet.train.sft.weighing import Weighing
+from ajet.train.sft.reading import log_lessons, read_held_out_lessons, read_lessons
 from ajet.train.sources.source import Source
+from ajet.train.step import StepGroups
 
 if TYPE_CHECKING:
-    from ajet.config import Experiment
-    from ajet.record import RunDirectory
+    from ajet.backbone.contract import Backbone
+    from ajet.config import AjetConfig, Experiment
+    from ajet.schema.batch import Sample, TrainingBatch
+    from ajet.schema.call import Floats
+    from ajet.schema.episode import Group
     from ajet.train.interrupts import Interrupts
-    from ajet.train.step import OnStep, StepGroups
+    from ajet.train.sink import RunSink
+
+PAIR_METRICS = ("loss", "dpo/accuracy", "dpo/margin")
+"""Metrics of a validation with held-out pairs."""
 
 
 class RepliesSource(Source):
     """Makes a group of each lesson; a validation measures the loss of held-out lessons."""
 
-    def __init__(self, lessons: Sequence[Lesson], validation: Sequence[Lesson], weighing: Weighing) -> None:
+    def __init__(self, lessons: Sequence[Lesson], validation: Sequence[Lesson], objective: LessonObjective) -> None:
         self._lessons = {lesson.task.task_id: lesson for lesson in lessons}
-        self._validation, self._weighing = validation, weighing
+        self._validation, self._objective = validation, objective
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Take the lessons of the next step."""
@@ -39,13 +51,13 @@ class RepliesSource(Source):
         settings, step = session.experiment.ajet, session.step + 1
         ignores = settings.context_tracker.timeline_merging_policy.ignore_tools
         groups = [
-            self._lessons[tasks.task(lease.order).task_id].group(
+            self._lessons[tasks.task(lease.order).task_id].make_group(
                 session.run.run_id, step, lease.order, ignore_tools=ignores
             )
             for lease in session.store.lease(settings.data.train_batch_size)
         ]
         groups.sort(key=lambda group: group.order)
-        return session.own_groups(began, groups)
+        return session.add_given_up(StepGroups(began, groups))
 
     def validate_if_due(self, session: TrainingSession) -> None:
         """Record the loss of the held-out lessons."""
@@ -53,33 +65,81 @@ class RepliesSource(Source):
             return
         began, run, step = time.monotonic(), session.run, session.step
         run.status.set(phase="validation", step=step)
-        groups = [lesson.group(run.run_id, step, at, "validation") for at, lesson in enumerate(self._validation)]
-        metrics = {f"validation/{name}": value for name, value in self._weighing.measured(groups).items()}
+        groups = [lesson.make_group(run.run_id, step, at, "validation") for at, lesson in enumerate(self._validation)]
+        metrics = {f"validation/{name}": value for name, value in self._objective.measure_loss(groups).items()}
         metrics |= {"validation/rows": len(groups), "seconds/validation": time.monotonic() - began}
-        session.on_step(step, session.total_steps, metrics)
+        session.sink.show(step, metrics)
         run.metrics.log(step, metrics)
         session.note_validation()
 
 
-def train_on_replies(experiment: Experiment, run: RunDirectory, interrupts: Interrupts, on_step: OnStep) -> None:
-    """Train on given replies. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
+class LessonObjective:
+    """The objective of `ajet sft`: makes the batch of a step, and measures the loss of held-out lessons."""
+
+    def __init__(self, settings: AjetConfig, backbone: Backbone) -> None:
+        self._settings, self._backbone = settings, backbone
+        self._is_dpo = settings.sft.objective == "dpo"
+
+    def make_batch(self, groups: Sequence[Group], step: int) -> TrainingBatch:
+        """Return the batch that an update trains on; its metrics count the lessons."""
+        if self._is_dpo:
+            batch = pairs_batch(groups, self._settings, self._score_twice, step=step)
+        else:
+            batch = likelihood_batch(groups, self._settings, step=step)
+        batch.metrics["train/rows"] = len(groups)
+        return batch
+
+    def measure_loss(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Return the loss of an update on all groups, per token or per pair, without an update."""
+        if self._is_dpo:
+            found = self.make_batch(groups, step=0).metrics
+            return {name: found[name] for name in PAIR_METRICS}
+        samples = samples_of(groups)
+        masks = [sample.timeline.mask for sample in samples]
+        tokens = self._settings.trainer_common.micro_batch_tokens
+        with self._backbone.scorer() as scorer:
+            rows = scored(scorer, samples, tokens=tokens, temperature=TEMPERATURE)
+        total = sum(-float(row[mask].sum(dtype=np.float64)) for row, mask in zip(rows, masks, strict=True))
+        return {"loss": total / max(1, sum(int(mask.sum()) for mask in masks))}
+
+    def _score_twice(self, samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
+        tokens = self._settings.trainer_common.micro_batch_tokens
+        return score_twice(self._backbone, samples, tokens=tokens, temperature=TEMPERATURE)
+
+
+def train_on_replies(sink: RunSink, interrupts: Interrupts) -> None:
+    """Train a run on given replies. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
     from ajet.backbone import open_backbone
     from ajet.engine.model_source import locate
     from ajet.engine.models import load_tokenizer
     from ajet.train.loop import train
 
-    settings = experiment.ajet
+    experiment, settings = sink.experiment, sink.experiment.ajet
     assert settings.model.path is not None, "a run does not begin without"
     model = locate(settings.model.path, base=experiment.base, weights=False)
-    words = renderer_of(settings, load_tokenizer(model))
-    lessons, validation = lessons_of(experiment, words), held_out(experiment, words)
-    backbone = open_backbone(settled(experiment))
+    renderer = renderer_of(settings, load_tokenizer(model))
+    lessons, validation = read_lessons(experiment, renderer), read_held_out_lessons(experiment, renderer)
+    backbone = open_backbone(adapt_to_replies(experiment))
     try:
-        weighing = Weighing(settings, backbone)
+        objective = LessonObjective(settings, backbone)
         tasks = TaskOrder([lesson.task for lesson in lessons], seed=settings.seed, shuffle=settings.data.shuffle)
-        store = open_store(run, tasks)
-        session = TrainingSession(experiment, backbone, run, store, tasks, interrupts, on_step, weighing.batch)
-        tell(settings, lessons, validation, session.total_steps)
-        train(session, RepliesSource(lessons, validation, weighing))
+        store = open_store(sink.run, tasks)
+        session = TrainingSession(sink, backbone, store, tasks, interrupts, objective.make_batch)
+        log_lessons(settings, lessons, validation, session.total_steps)
+        train(session, RepliesSource(lessons, validation, objective))
     finally:
         backbone.close()
+
+
+def adapt_to_replies(experiment: Experiment) -> Experiment:
+    """Return the experiment with which the backbone is opened; the record keeps the user's settings.
+
+    It makes one optimizer step a batch, with a loss without ratio, and opens the engine that costs least, since nothing
+    is sampled.
+    """
+    settings = experiment.ajet.model_copy(deep=True)
+    trainer, rollout = settings.trainer_common, settings.rollout
+    trainer.algorithm = Algorithm(policy_loss="sft")
+    trainer.use_kl_loss, trainer.mini_batch_num, trainer.mode, trainer.canary = False, 1, "sync", None
+    rollout.engine, rollout.temperature, rollout.top_p, rollout.top_k = "transformers", 1.0, 1.0, -1
+    return replace(experiment, ajet=settings)

@@ -46,7 +46,7 @@ class RolloutSource(TaskReaderSource):
                 session.show_depths(closed=len(kept) + len(oversampled))
         kept.sort(key=lambda group: group.order)
         refuse_if_all_failed(episodes_of(kept), step)
-        return session.own_groups(began, kept, unused={"oversampled": oversampled}, unfinished=returned)
+        return session.add_given_up(StepGroups(began, kept, unused={"oversampled": oversampled}, unfinished=returned))
 
 
 def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
@@ -58,7 +58,7 @@ def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
 
 
 def _count_tasks(settings: AjetConfig) -> int:
-    """Return how many tasks a step starts; with oversampling more than its batch takes, and the first are kept."""
+    """Return how many tasks a step starts: with oversampling more than its batch takes, which are the first to end."""
     rollout = settings.rollout
     factor = rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0
     return math.ceil(settings.data.train_batch_size * factor)

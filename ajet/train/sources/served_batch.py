@@ -1,6 +1,6 @@
-"""Batch: what clients of `ajet serve` brought for the next step, and when it is enough.
+"""The batch of the next step of `ajet serve`, collected from the episodes that clients finish.
 
-Invariant: every result of the desk's is in it once: to be trained on, or with the reason why not, or recorded only.
+Invariant: every result is in the batch once: to be trained on, with the reason why not, or to be recorded only.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Batch:
-    """The episodes that came in for a step."""
+class ServedBatch:
+    """The groups and episodes that clients finished for a step."""
 
     step: int
     groups: list[Group] = field(default_factory=list)
-    """With something to train on."""
-    useless: list[Group] = field(default_factory=list)
-    """Without any scored episode."""
+    """Groups with a scored episode."""
+    unscored: list[Group] = field(default_factory=list)
+    """Groups without a scored episode."""
     stale: list[Group] = field(default_factory=list)
-    """Too old."""
+    """Groups that are too old to be trained on."""
     alone: list[Episode] = field(default_factory=list)
-    """Recorded only, as their clients wished."""
+    """Episodes of no group, which are recorded only."""
     held_out: list[Episode] = field(default_factory=list)
-    """The same, at held-out tasks."""
+    """Attempts at held-out tasks, which are recorded only."""
     began: float | None = None
-    """When its first group came in, by the monotonic clock."""
+    """Arrival of the first group, by the monotonic clock in seconds; None: none has come."""
 
     def whole(self, settings: AjetConfig) -> bool:
-        """Whether a step is to be made of it, as `serve` says."""
+        """Return whether the batch has enough for a step, or has waited long enough (`ajet.serve`)."""
         size, serve = settings.data.train_batch_size, settings.serve
-        if self.began is not None and self.patience(serve.batch_seconds) == 0.0:
+        if self.seconds_left(serve.batch_seconds) == 0.0:
             return True
         if serve.batch_by == "tasks":
             return len({group.task.task_id for group in self.groups}) >= size
@@ -51,8 +51,8 @@ class Batch:
             return scored >= size * settings.rollout.num_repeat
         return len(self.groups) >= size
 
-    def patience(self, seconds: float | None) -> float | None:
-        """The seconds that it may wait still; None: for ever."""
+    def seconds_left(self, seconds: float | None) -> float | None:
+        """Return how many of so many seconds the batch may still wait; None: any number."""
         if seconds is None or self.began is None:
             return None
         return max(0.0, self.began + seconds - time.monotonic())
@@ -60,15 +60,15 @@ class Batch:
     @property
     def results(self) -> list[Group | Episode]:
         """All groups and episodes of the batch."""
-        return [*self.groups, *self.useless, *self.stale, *self.alone, *self.held_out]
+        return [*self.groups, *self.unscored, *self.stale, *self.alone, *self.held_out]
 
     @property
     def unused(self) -> UnusedGroups:
-        """The groups that no batch takes, by the reason."""
-        return {"no_score": self.useless, "stale": self.stale}
+        """The groups that no step trains on, by reason."""
+        return {"no_score": self.unscored, "stale": self.stale}
 
     def add(self, result: Group | Episode, version: int = 0, max_staleness: int | None = None) -> None:
-        """Take in one result of the desk's, for an update of the policy's `version`."""
+        """Add a finished group or episode, for an update of the policy's `version`."""
         if isinstance(result, Episode):
             (self.held_out if result.split == "validation" else self.alone).append(result)
             return
@@ -80,13 +80,13 @@ class Batch:
                 result.task.task_id,
                 oldest,
             )
-        (self.stale if stale else self.groups if result.scored else self.useless).append(result)
+        (self.stale if stale else self.groups if result.scored else self.unscored).append(result)
         if self.groups and self.began is None:
             self.began = time.monotonic()
 
 
 def take_results(desk: EpisodeRegistry) -> list[Group | Episode]:
-    """Return the groups and episodes that are there already."""
+    """Return the groups and episodes that clients have finished by now."""
     found: list[Group | Episode] = []
     while True:
         try:

@@ -12,15 +12,15 @@ from ajet.train.session import TrainingSession, is_due
 from ajet.train.validation import play_validation
 
 if TYPE_CHECKING:
-    from ajet.train.parts import Parts
+    from ajet.train.parts import RunParts
     from ajet.train.step import StepGroups, StepUpdate
 
 
 class Source:
-    """Brings the groups of each step."""
+    """Brings the groups of each step, and decides when a training validates, saves and ends."""
 
     saves_before_error: ClassVar[bool] = True
-    """A run that ends by a user error saves the steps that are committed."""
+    """True if a run that a user error ends saves its committed steps first."""
 
     def next_groups(self, session: TrainingSession) -> StepGroups:
         """Return the groups of the next step, waiting for them. Raises UserError."""
@@ -31,7 +31,7 @@ class Source:
         return nullcontext()
 
     def start(self, session: TrainingSession) -> None:
-        """Prepare the first step: the weights are loaded, and a validation that was due has run."""
+        """Prepare the first step, after the weights are loaded and a validation that was due has run."""
 
     def is_finished(self, session: TrainingSession) -> bool:
         """Return whether no further step is to be made."""
@@ -42,10 +42,10 @@ class Source:
         return True
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
-        """Look at a step that is committed, before it is saved. Raises UserError."""
+        """Check a committed step before it is saved. Raises UserError."""
 
     def validate_if_due(self, session: TrainingSession) -> None:
-        """Measure the policy after the present step, if this is due and was not done."""
+        """Validate the policy after the present step, if a validation is due and has not run."""
 
     def save_if_due(self, session: TrainingSession) -> None:
         """Save a checkpoint of the present step, if one is due."""
@@ -66,7 +66,7 @@ class Source:
 class TaskReaderSource(Source):
     """A source of a launched run, which plays the task reader's held-out tasks itself."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: RunParts) -> None:
         self.parts = parts
 
     def validate_if_due(self, session: TrainingSession) -> None:
@@ -75,9 +75,6 @@ class TaskReaderSource(Source):
             validate(session, self.parts)
 
 
-def validate(session: TrainingSession, parts: Parts) -> None:
-    """Play the held-out tasks after the present step."""
-    metrics, measured = play_validation(
-        parts, session.run, step=session.step, on_step=session.on_step, total=session.total_steps
-    )
-    session.note_validation(metrics, measured)
+def validate(session: TrainingSession, parts: RunParts) -> None:
+    """Play the held-out tasks after the present step, and note the result in the session."""
+    session.note_validation(*play_validation(parts, session.sink, step=session.step))

@@ -1,11 +1,10 @@
 """Groups that samplers in other processes play, taken from a shared store.
 
-Invariants: a policy is announced only once its checkpoint, with the store's commit, is on the disk: no sampler ever
-plays with weights that a killed trainer forgets, and the next trainer starts from what was announced last. No step
-trains on a group older than `trainer_common.max_staleness`, and no position is given out that could only become one if
-all goes in order (`Announcer`). Asked to end (SIGTERM), the trainer waits only for a batch that closed groups and
-groups in play can fill; samplers that end with this process begin nothing new from then on, and what they play may end
-and be kept, within `trainer_common.grace` in all.
+Invariants: a policy is announced only once its checkpoint, with the store's commit, is on the disk. So no sampler plays
+with weights that a killed trainer forgets, and the next trainer starts from the policy that was announced last. No step
+trains on a group older than `trainer_common.max_staleness`, and no position is leased whose group would become too old
+(`Announcer`). After SIGTERM the trainer waits only for a batch that closed groups and groups in flight can complete;
+colocated samplers begin nothing new, and their groups in flight may end within `trainer_common.grace`.
 """
 
 from __future__ import annotations
@@ -26,24 +25,22 @@ from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_train
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready, samplers_of
 from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
 from ajet.backbone.decoupled.terms import PROBE, Terms
-from ajet.config.schema.trainer_common import CANARY_ROUNDED
+from ajet.config.schema.trainer_common import CANARY_ROUNDED, TrainerCommon
 from ajet.engine.probe import Probe, tokens_of
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.batch import Sample
 from ajet.schema.commands import command
 from ajet.schema.episode import Episode, episodes_of
 from ajet.schema.timeline import Timeline
-from ajet.store import is_shared
+from ajet.store import Address, SharedStore, is_shared
 from ajet.train.sources.source import TaskReaderSource
 from ajet.train.step import StepGroups, StepUpdate
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
-    from ajet.config.schema.trainer_common import TrainerCommon
     from ajet.record import RunDirectory
-    from ajet.store import Address, SharedStore
     from ajet.task_reader import TaskOrder
-    from ajet.train.parts import Parts
+    from ajet.train.parts import RunParts
     from ajet.train.session import TrainingSession
 
 POLL_S = 0.25
@@ -55,14 +52,13 @@ def _do_nothing(*_: object) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class SamplerPool:
-    """Who plays the groups of a store."""
+    """The samplers that play the groups of a store."""
 
     address: Address
-    """The store."""
     is_colocated: bool = False
-    """They run on this machine, and end with this process."""
+    """True if they run on this machine and end with this process."""
     watch: Callable[[], None] = _do_nothing
-    """Called while groups are waited for; may raise."""
+    """Called while the trainer waits for groups; may raise."""
     on_first_batch: Callable[[Sequence[Episode]], None] = _do_nothing
     """Called with the episodes of the first batch."""
 
@@ -70,13 +66,13 @@ class SamplerPool:
 class StoreSource(TaskReaderSource):
     """Takes closed groups from a store, and announces each policy to the samplers that fill it."""
 
-    saves_before_error: ClassVar[bool] = False  # each step is saved already, but one that the canary refused
+    saves_before_error: ClassVar[bool] = False  # each step is saved already, except one that the canary refused
     _announcer: Announcer
     _closed: ClosedGroups
     _canary: Canary
     _probe: Probe
 
-    def __init__(self, parts: Parts, samplers: SamplerPool) -> None:
+    def __init__(self, parts: RunParts, samplers: SamplerPool) -> None:
         super().__init__(parts)
         self._samplers = samplers
         self._may_complete = True
@@ -103,16 +99,16 @@ class StoreSource(TaskReaderSource):
         return store
 
     def running(self, session: TrainingSession) -> AbstractContextManager[None]:
-        """Renew the trainer's membership in the store and show what samplers do, until the training ends."""
+        """Renew the trainer's membership in the store and show the samplers' state, until the training ends."""
         return self._announcer.alive(lambda: session.step)
 
     def start(self, session: TrainingSession) -> None:
-        """Announce the weights that the run starts from, with which samplers play."""
+        """Announce the weights that the run starts from."""
         backbone = session.backbone
         self._first_version = backbone.version
         rounded = is_rounded(backbone)
         self._canary = Canary(session.trainer.canary, rounded=rounded)
-        earlier = _shared(session).announced()
+        earlier = _shared_store(session).announced()
         known = Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None
         self._probe = start_probe(backbone, session.trainer, known, rounded=rounded)
         self.save_if_due(session)
@@ -129,7 +125,7 @@ class StoreSource(TaskReaderSource):
                 ready = self._closed.ready(version, step)
                 self._stale = len(ready.stale)
                 if len(ready.groups) < size:
-                    self._wait(session, len(ready.groups), size)
+                    self._wait_for_groups(session, len(ready.groups), size)
         groups = sorted(ready.groups[:size], key=lambda group: group.order)
         reuse, self._stale = self._closed.take(groups, ready.stale, ready.worn), 0
         if not self._is_first_taken:
@@ -148,64 +144,69 @@ class StoreSource(TaskReaderSource):
         )
 
     def may_complete(self) -> bool:
-        """Return whether waiting may complete a step, as of the first look after this process was asked to end."""
+        """Return whether waiting may complete a step, as of the first look after SIGTERM."""
         return self._may_complete
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
-        """Compare what samplers say they sampled with what the trainer computes, before the step is saved and announced
-        to other samplers. Raises UserError."""
+        """Compare the samplers' log-probabilities with the trainer's, before the step is saved and announced.
+
+        Raises:
+            UserError: they differ too much.
+        """
         if update.fresh_gap is not None:
             samplers = samplers_of(groups.groups, update.version)
             self._canary.judge(update.fresh_gap, version=update.version, samplers=samplers)
 
     def save_if_due(self, session: TrainingSession) -> None:
-        """Save every step, and announce what is saved. Raises Fenced if another process trains by now."""
+        """Save every step and announce it. Raises Fenced if another process trains by now."""
         if session.step:
             session.save()
         most = session.trainer.max_staleness
         self._probe = extend_probe(self._probe, session.backbone, keep=BACKLOG if most is None else most + 1)
         self._announcer.changed()
-        self._announce(session)
+        self._announce_policy(session)
 
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
-        """End before the last step; what samplers of this process play may end first, in the time that is left."""
+        """End before the last step; groups of colocated samplers may end first, in the time that is left."""
         super().stop(session, interrupt)
         grace, interrupts = session.trainer.grace, session.interrupts
-        if session.torn or not self._samplers.is_colocated or self._announced is None or not interrupts.left(grace):
+        if session.is_step_partial or not self._samplers.is_colocated:
+            return
+        if self._announced is None or not interrupts.left(grace):
             return
         self._announcer.hold()
         if self._announced != session.backbone.version:
             self.save_if_due(session)
         while interrupts.left(grace):
             with interrupts.held():
-                self._announce(session)
+                self._announce_policy(session)
                 if not self._announcer.leased:
                     break
                 time.sleep(POLL_S)
 
     def finish(self, session: TrainingSession) -> None:
-        """End after the last step, and tell samplers."""
+        """End after the last step, and announce the end to samplers."""
         super().finish(session)
-        self._announce(session, over=True)
-        _shared(session).leave()
+        self._announce_policy(session, over=True)
+        _shared_store(session).leave()
 
-    def _wait(self, session: TrainingSession, closed: int, size: int) -> None:
+    def _wait_for_groups(self, session: TrainingSession, closed: int, size: int) -> None:
         is_ending = session.interrupts.left(session.trainer.grace) is not None
         if is_ending and self._samplers.is_colocated:
             self._announcer.hold()
         earlier = self._announcer.leased
-        self._announce(session)
-        in_flight = max(earlier, self._announcer.leased)  # what closed between the two looks is not in `closed` yet
+        self._announce_policy(session)
+        in_flight = max(earlier, self._announcer.leased)  # a group that closed since is not in `closed` yet
         self._may_complete = (
             not is_ending or closed + in_flight >= size or (self._samplers.is_colocated and in_flight > 0)
         )
-        if not is_ending:  # then samplers may have been asked, too
+        if not is_ending:  # else samplers may be ending, too
             self._samplers.watch()
         self._announcer.wait(session.step + 1, closed, size, self._stale)
         time.sleep(POLL_S)
 
-    def _announce(self, session: TrainingSession, *, over: bool = False) -> None:
-        """Announce the present policy, if what may be played has changed with it or with positions that are over."""
+    def _announce_policy(self, session: TrainingSession, *, over: bool = False) -> None:
+        """Announce the present policy, if it or the positions to be played have changed."""
         self._announced = session.backbone.version
         size = session.experiment.ajet.data.train_batch_size
         self._announcer.announce(
@@ -253,7 +254,7 @@ def is_rounded(backbone: Backbone) -> bool:
         return scorer.dtype != "float32"
 
 
-def _shared(session: TrainingSession) -> SharedStore:
+def _shared_store(session: TrainingSession) -> SharedStore:
     assert is_shared(session.store), "`open_store` opened it"
     return session.store
 

@@ -90,7 +90,7 @@ class RunProcessor(TrainerProcessor):
     def train(self) -> None:
         """Run it in this process. Raises UserError for what the person can mend."""
         from ajet.commands.launch import launch
-        from ajet.train.options import LaunchOptions
+        from ajet.train.runner import LaunchOptions
 
         launch(self.experiment(), LaunchOptions(flags=("ray",) if self.with_ray else ()))
 

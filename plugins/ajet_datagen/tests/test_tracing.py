@@ -193,9 +193,9 @@ def test_observed_runs_become_tasks_rows_and_pairs(tmp_path):
         "tasks.validation.jsonl": 0, "rows.validation.jsonl": 0, "pairs.validation.jsonl": 0,
     }  # fmt: skip
     rows = read_files("rows.train.jsonl", tmp_path / "out", pairs=False, key="")  # as `ajet sft` reads them
-    assert [row.talks[0].messages[-1]["content"] for row in rows] == ["Three.", "Paris.", "Goethe."]
+    assert [row.conversations[0].messages[-1]["content"] for row in rows] == ["Three.", "Paris.", "Goethe."]
     both = read_files("pairs.train.jsonl", tmp_path / "out", pairs=True, key="")
-    assert [[talk.messages[-1]["content"] for talk in row.talks] for row in both] == [
+    assert [[talk.messages[-1]["content"] for talk in row.conversations] for row in both] == [
         ["Paris.", "Lyon."], ["Three.", "Five."],
     ]  # fmt: skip
     only = reader(tmp_path, sources="run", validation_share=0.0, only="liked")
@@ -239,7 +239,7 @@ def test_a_rated_reply_in_the_middle_is_learned_alone(tmp_path):
     assert len(made.traces("train")) == 1  # the first call is part of the second
     made.write(tmp_path / "out")
     [row] = read_files("rows.train.jsonl", tmp_path / "out", pairs=False, key="")
-    assert row.talks[0].learned == {3}
+    assert row.conversations[0].learned == {3}
     [task] = made.tasks("train")
     assert task.main_query == "And 2 + 2?" and [each["role"] for each in task.init_messages] == [
         "user",

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ajet.commands import kept_process
+from ajet.commands import supervised_process as kept_process
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, UserError
 from ajet_environments.companions import RunningCompanion, beside, why_not
@@ -503,7 +503,7 @@ def test_what_a_run_stands_on_is_asked_at_once_and_what_is_down_is_named(
     clock = iter([0.0, 0.0, 60.0, 60.0, 60.0])  # a minute passes once the first has answered
     with monkeypatch.context() as patch:
         patch.setattr(services, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        assert [why for _, why in services.asked(some, within=60)] == ["", *["no answer within 60 s"] * 3]
+        assert [why for _, why in services.ask_services(some, within=60)] == ["", *["no answer within 60 s"] * 3]
     over.set()
     tree = {
         "task_reader": {"type": "env_service", "env_service": {"env_url": "http://127.0.0.1:9"}},

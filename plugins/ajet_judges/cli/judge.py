@@ -122,16 +122,16 @@ def compare(
     Cohen's kappa, correlation, where they differ most, what each takes. Nothing is played. Exit code 1 where one of
     them decides nothing."""
     import json
+    from dataclasses import asdict
 
     from ajet.cli.screen import show_logs
     from ajet.commands.evaluation import judge_comparison
-    from ajet.record.console import console
     from ajet_judges.judging.rejudge import judges_compared
 
     show_logs("ERROR" if as_json else "WARNING")
     found = judges_compared(run, exp_dir.absolute(), list(dict.fromkeys(judge)))
     if as_json:
-        typer.echo(json.dumps(judge_comparison.as_json(found), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
-        judge_comparison.show(found, console)
+        judge_comparison.show(found)
     return NOT_SO if found.undecided() else OK

@@ -22,7 +22,7 @@ from ajet.schema.errors import BoundaryError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
 from ajet.task_reader.plain_values import BadRow, read_json
-from ajet.train.accounting import correlated
+from ajet.train.accounting import correlate
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -180,7 +180,7 @@ def _biases(found: Checked) -> list[tuple[str, str]]:
         obeyed = sum(said != example.label for example, said in orders)
         rows.append(("orders", f"{obeyed} of {len(orders)} obeyed: the judge is told what to say in what it judges"))
     errors = [(float(len(example.answer)), float(said) - float(example.label)) for example, said in found.decided]
-    if (length := correlated(errors)) is not None:
+    if (length := correlate(errors)) is not None:
         rows.append(("length", f"{length:+.2f}: correlation of an answer's length with being judged too well"))
     names = {vote["model"] for each in found.verdicts for vote in each.details.get("votes", ())}
     own = [float(said) - example.label for example, said in found.decided if example.model in names]

@@ -17,8 +17,14 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ajet.commands.evaluation.judge_comparison import PLAYED, JudgeComparison, compared
-from ajet.commands.evaluation.judged import Again, failed, judged_again, open_judges, ranked_again
+from ajet.commands.evaluation.judge_comparison import PLAYED, JudgeComparison, compare_judges
+from ajet.commands.evaluation.judged import (
+    RejudgedAttempt,
+    open_judges,
+    record_failure,
+    rejudge_attempts,
+    rejudge_group,
+)
 from ajet.config import Experiment, load_experiment, recorded_experiment
 from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import list_record_folder
@@ -109,10 +115,12 @@ def judges_compared(named: str, root: Path, references: Sequence[str]) -> JudgeC
     )
 
     async def all_of_them() -> dict[str, list[Attempt]]:
-        return {name: [each.attempt for each in await judged_again(judge, played)] for name, judge in judges.items()}
+        return {
+            name: [each.attempt for each in await rejudge_attempts(judge, played)] for name, judge in judges.items()
+        }
 
     try:
-        return compared({PLAYED: [attempt for attempt, _ in played]} | asyncio.run(all_of_them()))
+        return compare_judges({PLAYED: [attempt for attempt, _ in played]} | asyncio.run(all_of_them()))
     finally:
         for judge in judges.values():
             judge.let_go()
@@ -147,7 +155,7 @@ async def _rejudged(folder: Path, own: Experiment, judge: Judge) -> Rejudged:
     what_if = WhatIf(own)
     episodes: list[Judged] = []
     steps = []
-    told: dict[str, tuple[Attempt, Again]] = {}
+    told: dict[str, tuple[Attempt, RejudgedAttempt]] = {}
     """As each was played and as it was judged again: once, however many steps trained on it."""
     for step, split, path in episode_files(folder):
         recorded, attempts = _read(path)
@@ -163,7 +171,7 @@ async def _rejudged(folder: Path, own: Experiment, judge: Judge) -> Rejudged:
             try:
                 judged.append(with_verdict(episode, what_if.tied(episode, again.verdict)))
             except JudgeFailure as problem:
-                told[episode.uuid] = before, failed(before, problem)
+                told[episode.uuid] = before, record_failure(before, problem)
                 judged.append(with_verdict(episode, None))
         curve, advantages = what_if.step(step, split, recorded, judged)
         steps.append(curve)
@@ -181,17 +189,17 @@ async def _again(
     recorded: Sequence[tuple[Episode, Outcome]],
     attempts: Sequence[tuple[Attempt, Task]],
     seed: int,
-) -> list[Again]:
+) -> list[RejudgedAttempt]:
     groups: dict[str, list[int]] = {}
     for at, (episode, _) in enumerate(recorded):
         groups.setdefault(episode.group or episode.uuid, []).append(at)
     if judge.ranks is None or split == "validation":
-        return await judged_again(judge, attempts)
-    found: dict[int, Again] = {}
+        return await rejudge_attempts(judge, attempts)
+    found: dict[int, RejudgedAttempt] = {}
     alone = [members[0] for members in groups.values() if len(members) < 2]
-    found |= zip(alone, await judged_again(judge, [attempts[at] for at in alone]), strict=True)
+    found |= zip(alone, await rejudge_attempts(judge, [attempts[at] for at in alone]), strict=True)
     ranked = [members for members in groups.values() if len(members) > 1]
-    told = await asyncio.gather(*(ranked_again(judge, [attempts[at] for at in each], seed) for each in ranked))
+    told = await asyncio.gather(*(rejudge_group(judge, [attempts[at] for at in each], seed) for each in ranked))
     for members, verdicts in zip(ranked, told, strict=True):
         found |= zip(members, verdicts, strict=True)
     return [found[at] for at in range(len(attempts))]

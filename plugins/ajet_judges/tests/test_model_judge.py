@@ -17,8 +17,8 @@ import yaml
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.commands.services import asked as asked_services
-from ajet.commands.services import services_of
+from ajet.commands.services import ask_services as asked_services
+from ajet.commands.services import list_services
 from ajet.config import Experiment
 from ajet.record.intervals import kappa, kappa_interval
 from ajet.schema.episode import Episode, Verdict
@@ -449,8 +449,8 @@ def test_a_launch_asks_whether_a_judge_is_there_first(server, tmp_path):
         return Experiment.from_dict({"ajet": {"task_judge": {"judges": judges}}}, base=tmp_path)
 
     down = "http://127.0.0.1:9/v1"
-    ((service, why),) = asked_services(services_of(told(down, server.url)))
+    ((service, why),) = asked_services(list_services(told(down, server.url)))
     assert why == "" and service.address == f"127.0.0.1:9 or {server.url[7:-3]}" and not server.seen
-    ((service, why),) = asked_services(services_of(told(down)))
+    ((service, why),) = asked_services(list_services(told(down)))
     assert "127.0.0.1:9" in why and service.key == "ajet.task_judge.judges"
-    assert services_of(told()) == []
+    assert list_services(told()) == []

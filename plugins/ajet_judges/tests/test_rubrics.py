@@ -18,7 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.commands.services import services_of
+from ajet.commands.services import list_services
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, JudgeFailure, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -385,7 +385,7 @@ def test_the_model_is_the_sections_where_no_judges_are_named(made, server, tmp_p
     made()
     with pytest.raises(UserError, match="the environment names no server"):
         open_judge(told())
-    (service,) = services_of(told(base_url=server.url, model_name="own", api_key="sk-own-4711"))
+    (service,) = list_services(told(base_url=server.url, model_name="own", api_key="sk-own-4711"))
     assert service.key == "ajet.task_judge.rubrics_auto_grader" and service.ask(2.0) == ""
     judge = open_judge(told(base_url=server.url, model_name="own", api_key="sk-own-4711"))
     assert ", by own: to be made" in str(judge)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ajet.commands.services import asked as asked_services
-from ajet.commands.services import services_of
+from ajet.commands.services import ask_services as asked_services
+from ajet.commands.services import list_services
 from ajet.config import Experiment
 from ajet.config.view import View
 from ajet.schema.errors import ConfigError
@@ -207,10 +207,10 @@ def test_what_cannot_be_used_is_said_and_shows_no_key(tmp_path, monkeypatch, tex
 def test_models_and_tool_servers_are_among_what_a_run_stands_on(chat, tmp_path):
     models = [{"base_url": address, "model": "good", "api_key": SECRET} for address in ("http://127.0.0.1:9", chat.url)]
     text = yaml.safe_dump({"browse_agent": {"models": models}})
-    found = services_of(Experiment.from_dict(tree(tmp_path, text, use="http://127.0.0.1:9/mcp"), base=tmp_path))
+    found = list_services(Experiment.from_dict(tree(tmp_path, text, use="http://127.0.0.1:9/mcp"), base=tmp_path))
     assert [each.name for each in found] == ["MCP server", "model of the browse agent"]
     (server, down), (_, fine) = asked_services(found)
     assert "cannot be reached" in down and server.address == "http://127.0.0.1:9/mcp" and fine == ""
     text = yaml.safe_dump({"browse_agent": {"models": models[:1]}})
-    [(service, down)] = asked_services(services_of(Experiment.from_dict(tree(tmp_path, text), base=tmp_path)))
+    [(service, down)] = asked_services(list_services(Experiment.from_dict(tree(tmp_path, text), base=tmp_path)))
     assert "good at 127.0.0.1:9: ConnectError" in down and SECRET not in down + str(service)

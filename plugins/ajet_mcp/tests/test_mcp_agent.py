@@ -16,7 +16,7 @@ from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_judge.extraction import form_of
 from ajet.tokens import Renderer
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 from ajet_mcp.agent import McpAgentWorkflow
 from ajet_proof.tokens.proof_uses import prove_uses
 from tests.config_reads import KEYS, recorded_reads

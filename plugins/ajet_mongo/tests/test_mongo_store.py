@@ -25,8 +25,9 @@ from ajet.store import Address, Kept, Policy, look_at_store, open_reading, open_
 from ajet.store.contract import Lease, LeaseLost
 from ajet.store.opening import PASSWORD, USER, Left, left_in_store, note_elsewhere
 from ajet.store.shared import COUNT
-from ajet.train import session
 from ajet.train.interrupts import Interrupts
+from ajet.train.session import TrainingSession
+from ajet.train.sink import RunSink
 from ajet.train.step import StepGroups, StepUpdate
 from ajet_mongo import changes, connection, documents, leftovers, positions, records, schema
 from ajet_mongo.documents import documents_of, kept_of
@@ -642,8 +643,8 @@ def test_the_second_half_of_a_step_tells_what_it_gave(
     experiment = Experiment.from_dict({"ajet": {}}, base=tmp_path)
     run: Any = SimpleNamespace(resumed=None, take_up=lambda: None, episodes=SimpleNamespace(whole_steps=list))
     backbone: Any = SimpleNamespace(tokenizer=None)
-    monkeypatch.setattr(session, "conclude", lambda *given, **more: {})
-    training = session.TrainingSession(experiment, backbone, run, store, None, Interrupts(), lambda *given: None)
+    monkeypatch.setattr(RunSink, "commit", lambda *given: {})
+    training = TrainingSession(RunSink(experiment, run, lambda *given: None), backbone, store, None, Interrupts())
     training.commit(StepGroups(0.0, [group], by_samplers=True), batch, StepUpdate(0, {}))
     with MongoClient(mongod.uri) as client:
         (record,) = client["ajet"].Record.find()

@@ -195,14 +195,16 @@ def prove_recorded(
 def _model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetch: bool) -> Path:
     """The folder of the run's model; where no weights are needed and it is not here, a checkpoint's, whose tokenizer is
     the same."""
-    from ajet.commands.recorded_model import recorded_model
+    from ajet.commands.recorded_run import find_recorded_model
     from ajet.engine.model_source import at_hand
 
     lacking = not weights and at_hand(named, base=experiment.base, weights=False) is None
     if lacking and (saved := tokenizer_in(_checkpoints(run, experiment))) is not None:
         return saved
     otherwise = "--ids-only needs no weights" if weights else ""
-    return recorded_model(named, base=experiment.base, record=run, fetch=fetch, weights=weights, otherwise=otherwise)
+    return find_recorded_model(
+        named, base=experiment.base, record=run, fetch=fetch, weights=weights, otherwise=otherwise
+    )
 
 
 def tokenizer_in(checkpoints: Checkpoints) -> Path | None:

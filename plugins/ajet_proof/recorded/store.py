@@ -254,7 +254,7 @@ class _Proving:
         return read
 
     def _model(self, *, weights: bool, fetch: bool) -> Path:
-        from ajet.commands.recorded_model import recorded_model
+        from ajet.commands.recorded_run import find_recorded_model
         from ajet.engine.model_source import at_hand
 
         base = self._experiment.base
@@ -263,7 +263,9 @@ class _Proving:
             return saved
         otherwise = "--ids-only needs no weights" if weights else ""
         where = Path(self._address.shown)
-        return recorded_model(self._named, base=base, record=where, fetch=fetch, weights=weights, otherwise=otherwise)
+        return find_recorded_model(
+            self._named, base=base, record=where, fetch=fetch, weights=weights, otherwise=otherwise
+        )
 
 
 def _checkpoints_of(policy: Policy | None) -> Checkpoints | None:

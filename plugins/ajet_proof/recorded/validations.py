@@ -77,14 +77,14 @@ def _own_groups(episodes: Sequence[Episode]) -> list[Group]:
 
 
 def _client_groups(episodes: Sequence[Episode], row: Mapping[str, Any]) -> list[Group]:
-    from ajet.train.validation import groups_by_task
+    from ajet.train.sink import group_by_task
 
     count = row.get("validation/episodes")
-    return groups_by_task(episodes[:count] if isinstance(count, int) else episodes)
+    return group_by_task(episodes[:count] if isinstance(count, int) else episodes)
 
 
 def _compare(row: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[str]:
-    from ajet.train.validation import validation_metrics
+    from ajet.train.accounting import validation_metrics
 
     again = validation_metrics(groups)
     said = {name: value for name, value in row.items() if name.startswith(PREFIX)}

@@ -16,7 +16,7 @@ import yaml
 from ajet.commands.launch import launch
 from ajet.config import load_experiment
 from ajet.record import EpisodeFiles
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 from ajet_proof.recorded.draws import NOT_ALL
 from ajet_proof.recorded.losses import OTHERS, SEVERAL
 from ajet_proof.recorded.prove import Report, prove_recorded

@@ -12,7 +12,7 @@ from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.train.options import LaunchOptions
+    from ajet.train.runner import LaunchOptions
 
 
 def require_gateways(

@@ -10,7 +10,7 @@ import pytest
 
 from ajet.config import load_experiment
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 from ajet_trinity.config import demand_of, refuse, trinity_config
 from ajet_trinity.launch import TrinityRunner
 from ajet_trinity.package import ASIDE, require_trinity

@@ -19,7 +19,7 @@ import pytest
 from ajet.config import Experiment, load_experiment
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.schema.episode import Episode, Group
-from ajet.train.parts import Parts, assemble
+from ajet.train.parts import RunParts, assemble
 from tests.ajet_command import ajet
 from tests.judge_fixtures import judge_server
 from tests.verl_fixtures import without_verl
@@ -63,7 +63,7 @@ def parts(tmp_path_factory):
         yield made
 
 
-def host(parts: Parts, experiment: Experiment, posted: list[Group]) -> Any:
+def host(parts: RunParts, experiment: Experiment, posted: list[Group]) -> Any:
     """Ticket k is for task k."""
     from ajet_ray.host import Host
     from ajet_ray.mailbox import Closed, Grant

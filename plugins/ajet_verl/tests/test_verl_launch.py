@@ -19,7 +19,7 @@ from ajet.commands.launch import launch
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, RunFailed, UserError
 from ajet.train.interrupts import Interrupts
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 from ajet.train.sink import RunSink
 from ajet_ray.mailbox import Died, Phase, Stepped
 from ajet_verl import cpu

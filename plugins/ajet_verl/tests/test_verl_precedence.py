@@ -11,7 +11,7 @@ from ajet.cli import launcher
 from ajet.commands.launch import launch
 from ajet.config import Experiment, load_experiment
 from ajet.config.readiness import value_at
-from ajet.train.options import LaunchOptions
+from ajet.train.runner import LaunchOptions
 from ajet_verl.config.precedence import apply_sections, find_overridden, overridden_lines
 from tests.verl_fixtures import experiment, without_verl
 
@@ -66,7 +66,7 @@ def test_a_launch_says_it_and_trains_with_verls_values(tmp_path: Path, monkeypat
     (tmp_path / "agent.py").write_text("async def agent(task, tuner):\n    return 1.0\n")
     trained: list[Experiment] = []
     monkeypatch.setattr("ajet_verl.train.train_on_verl", lambda given, *_: trained.append(given))
-    monkeypatch.setattr("ajet.commands.summary.finish", lambda run: None)
+    monkeypatch.setattr("ajet.commands.summary.print_summary", lambda run: None)
     told: list[str] = []
     sink = logger.add(told.append, format="{message}")
     try:

@@ -18,7 +18,7 @@ _RESULTS = {
     "Sandbox": "ajet.schema.sandbox:Sandbox",
     "GymEnv": "ajet.environment.services.gym_env:GymEnv",
     "Verdict": "ajet.schema.episode:Verdict",
-    "Tuned": "ajet.commands.tuned:Tuned",
+    "Tuned": "ajet.commands.job:Tuned",
     "RecordedEpisode": "ajet.schema.episode:Episode",
 }
 """What public functions return and take and no package exports: how these lines call it, and where it is defined."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.commands.recorded_agent import require_own
+from ajet.commands.recorded_run import require_own_code
 from ajet.config import load_experiment
 from ajet.schema.errors import UserError
 
@@ -30,8 +30,8 @@ def test_a_record_may_name_code_that_ships(
     )
     experiment = load_experiment(tmp_path / "x.yaml", exp_dir=tmp_path)
     if is_own:
-        require_own(experiment, tmp_path / "record", otherwise="ajet eval x.yaml")
+        require_own_code(experiment, tmp_path / "record", otherwise="ajet eval x.yaml")
     else:
         with pytest.raises(UserError) as error:
-            require_own(experiment, tmp_path / "record", otherwise="ajet eval x.yaml")
+            require_own_code(experiment, tmp_path / "record", otherwise="ajet eval x.yaml")
         assert workflow in error.value.what

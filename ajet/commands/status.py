@@ -1,6 +1,6 @@
-"""`ajet status` on a screen: once, or again and again on a terminal.
+"""`ajet status`: print the status of a run once, or redraw it on a terminal.
 
-Invariant: what is shown is a `LiveStatus` and nothing else; a terminal is redrawn until the run has ended, or Ctrl-C.
+Invariant: only a `LiveStatus` is shown; a terminal is redrawn until the run has ended, or Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,40 +24,42 @@ BAR = 24
 
 
 def show(folder: Path, console: Console, *, once: bool) -> None:
-    """Print it; on a terminal without `once`, again and again. Raises UserError."""
+    """Print the status; on a terminal without `once`, redraw it every second. Raises UserError."""
     checkpoints = checkpoints_of(folder)
     found = live_status(folder, checkpoints)
     if once or not console.is_terminal or found.state != "running":
-        console.print(_text(found), soft_wrap=True)
+        console.print(_render_status(found), soft_wrap=True)
         return
-    with live_screen(between_words(_text(found), console.width), console) as live:
+    with live_screen(between_words(_render_status(found), console.width), console) as live:
         while found.state == "running":
             time.sleep(EVERY_S)
             found = live_status(folder, checkpoints)
-            live.update(between_words(_text(found), console.width), refresh=True)
+            live.update(between_words(_render_status(found), console.width), refresh=True)
 
 
-def _text(found: LiveStatus) -> Text:
+def _render_status(found: LiveStatus) -> Text:
     return Text(printable("\n".join(lines(found))))
 
 
 def lines(found: LiveStatus) -> Iterator[str]:
-    """The lines of the screen."""
+    """Yield the lines of the screen."""
     of = f" of {found.steps}" if found.steps else ""
     over = found.state == found.phase
-    phase = f" {_time(found.phase_age)} ago" if over else f", {found.phase} for {_time(found.phase_age)}"
+    phase = f" {_format_age(found.phase_age)} ago" if over else f", {found.phase} for {_format_age(found.phase_age)}"
     yield f"{found.run}: {found.state}{phase}, step {found.step}{of}"
     if found.problem:
         yield f"problem  {found.problem.splitlines()[0]}"
     if found.updated_age is not None and not over:
         processes = f"{found.processes} process{'' if found.processes == 1 else 'es'}"
-        yield f"said     {_time(found.updated_age)} ago, {processes}"
+        yield f"said     {_format_age(found.updated_age)} ago, {processes}"
     if found.depths:
         yield "depths   " + ", ".join(f"{name} {count}" for name, count in found.depths.items())
     if found.oldest:
-        yield "oldest   " + ", ".join(f"{name.replace('_', ' ')} {_time(age)}" for name, age in found.oldest.items())
+        yield "oldest   " + ", ".join(
+            f"{name.replace('_', ' ')} {_format_age(age)}" for name, age in found.oldest.items()
+        )
     for each in found.samplers:
-        yield f"sampler  {_sampler(each)}"
+        yield f"sampler  {_describe_sampler(each)}"
     if found.rates:
         yield "rates    " + ", ".join(f"{value:.3g} {name.replace('_', ' ')}" for name, value in found.rates.items())
     if found.waits and not over:
@@ -73,14 +75,14 @@ def lines(found: LiveStatus) -> Iterator[str]:
             yield f"{steps:>12} {'█' * max(1, BAR * count // most)} {count}"
 
 
-def _sampler(each: dict[str, Any]) -> str:
+def _describe_sampler(each: dict[str, Any]) -> str:
     parts = [f"{each['name']}: {counted(each['leases'], 'lease')}"]
     parts += [f"policy {each['version']}"] if "version" in each else []
     parts += [f"{each['episodes_per_second']:.3g} episodes per second"] if "episodes_per_second" in each else []
-    return ", ".join([*parts, f"heard {_time(each['age'])} ago"])
+    return ", ".join([*parts, f"heard {_format_age(each['age'])} ago"])
 
 
-def _time(seconds: float | None) -> str:
+def _format_age(seconds: float | None) -> str:
     if seconds is None:
         return "some time"
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):

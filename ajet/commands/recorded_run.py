@@ -1,24 +1,31 @@
-"""The agent that a record tells of, for those who play it again.
+"""What a recorded run gives to commands that play it again: settings, agent and model.
 
-Invariant: the record gives settings, as data: code comes from the person's own project, and addresses and the
-environment from no record.
+Invariants: the record gives settings only: code comes from the user's own project, and addresses and environment from
+no record. A model that a record names is fetched or converted only with the user's permission, by an answer on the
+terminal or by --fetch.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.record.console import console
+from ajet.engine.model_source import at_hand, how_it_comes, locate
+from ajet.engine.models import folder_of
+from ajet.record.console import console, print_line
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-def recorded_settings(folder: Path) -> Experiment:
-    """The run's settings on the debug backbone, but for what no record decides: an address to send to or to listen
-    on, which variable holds a key, and services and code that are told of it. Raises ConfigError."""
+def load_recorded_settings(folder: Path) -> Experiment:
+    """Return the run's settings on the debug backbone.
+
+    Addresses, variables with keys, and trackers of plug-ins or services have their defaults, since no record decides
+    them. Raises ConfigError.
+    """
     from ajet.config import recorded_experiment
     from ajet.config.plugins import find_parts
     from ajet.config.schema.rollout import RemoteEndpoint
@@ -38,10 +45,18 @@ def recorded_settings(folder: Path) -> Experiment:
     return experiment
 
 
-def require_own(experiment: Experiment, folder: Path, *, otherwise: str, judged: bool = False) -> None:
-    """Raises UserError unless all code that the agent needs is the project's own (below the working directory and not
-    in the record, or a tutorial of ajet's), and nothing is needed from the environment or a network; says which code
-    it is. `judged`: the judge's, too. `otherwise`: the command that takes a YAML in place of the record."""
+def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, judged: bool = False) -> None:
+    """Require that the agent's code is the user's own, and that it needs nothing from environment or network.
+
+    Own code lies below the working directory and not in the record, or is a tutorial of ajet's. Its files are printed.
+
+    Args:
+        otherwise: the command that takes a YAML in place of the record.
+        judged: True to check the judge's code, too.
+
+    Raises:
+        UserError: the agent needs something else.
+    """
     from ajet.config.plugins import find_part, list_packages
     from ajet.config.recorded import from_elsewhere
     from ajet.config.references import code_file
@@ -49,7 +64,7 @@ def require_own(experiment: Experiment, folder: Path, *, otherwise: str, judged:
 
     reader = experiment.ajet.task_reader
     named = {"ajet.rollout.user_workflow": str(experiment.ajet.rollout.user_workflow)}
-    why = [] if _own(experiment.base, folder) else [f"ajet.base_dir is {experiment.base}"]
+    why = [] if _is_own(experiment.base, folder) else [f"ajet.base_dir is {experiment.base}"]
     if is_reference(experiment.ajet.rollout.isolation):
         named["ajet.rollout.isolation"] = experiment.ajet.rollout.isolation
     if is_reference(reader.type):
@@ -67,10 +82,10 @@ def require_own(experiment: Experiment, folder: Path, *, otherwise: str, judged:
         file = code_file(reference, experiment.base) if is_reference(reference) else None
         if file is None and (find_part("workflow", reference) or reference.partition(".")[0] in list_packages()):
             continue
-        if file is None or not _own(file, folder):
+        if file is None or not _is_own(file, folder):
             why.append(f"{key} is {reference!r}")
         else:
-            console.print(f"{key}, as the record says: {str(file)!r}", style="dim", markup=False, soft_wrap=True)
+            print_line(f"{key}, as the record says: {str(file)!r}", style="dim")
     unknown = from_elsewhere(experiment)
     if unknown:
         why.append(f"{', '.join(unknown[:5])} came from the environment")
@@ -83,10 +98,48 @@ def require_own(experiment: Experiment, folder: Path, *, otherwise: str, judged:
         )
 
 
-def _own(place: Path, record: Path) -> bool:
-    """Whether a file or folder is the project's own or ajet's, and not of a record."""
+def _is_own(place: Path, record: Path) -> bool:
+    """Return whether a file or folder is the project's own or a tutorial, and not in the record."""
     from ajet.config.locations import shipped_tutorials
 
     place = place.resolve()
     roots = (Path.cwd().resolve(), shipped_tutorials().resolve())
     return any(place.is_relative_to(root) for root in roots) and not place.is_relative_to(record.resolve())
+
+
+def find_recorded_model(
+    path: str, *, base: Path, record: Path, fetch: bool, weights: bool = True, otherwise: str = ""
+) -> Path:
+    """Return the folder of the model `path` that the run in `record` names.
+
+    Args:
+        fetch: True if the model may be fetched without a question.
+        weights: True if its weights are needed.
+        otherwise: what can be done without the model.
+
+    Raises:
+        UserError: the model is not here and may not be fetched.
+    """
+    found = at_hand(path, base=base, weights=weights)
+    if found is not None:
+        return found
+    how = how_it_comes(path, base=base)
+    if not fetch and not _ask_to_fetch(path, how):
+        raise UserError(
+            f"The record names the model {path!r}, which is not on this machine: {how}.",
+            where=str(record),
+            expected="a model that is here, or your word",
+            do="--fetch gets it, if you trust where the record comes from" + (f"; {otherwise}" if otherwise else ""),
+        )
+    return folder_of(locate(path, base=base, weights=weights))
+
+
+def _ask_to_fetch(path: str, how: str) -> bool:
+    """Return the user's answer; False without a terminal."""
+    if not (sys.stdin.isatty() and console.is_terminal):
+        return False
+    print_line(f"The record names the model {path!r}, which is not here: {how}.")
+    try:
+        return console.input("Fetch it? [y/N] ", markup=False).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False

@@ -1,19 +1,17 @@
-"""`trainer_common.mode: async` in one command: a sampler as a child of the trainer, over a store in its run folder.
+"""`trainer_common.mode: async` in one command: a sampler as a child of the trainer, with a store in the run folder.
 
-Invariant: both sides are those of `ajet train --from-store` and `ajet sample`, and nothing else; the child ends with
-the trainer, however that ends. It begins before the trainer loads anything, so that both load at once; a store that it
-made for a trainer that never came goes with it, and the folder is one of which nothing came. On a CPU the cores are
-dealt out by plan, half to each side, so that neither slows the other down: the engine's copy of the weights is what
-that costs in memory (`ajet plan` says how much), and where both take theirs of one device's, a vLLM gets what the
-trainer's plan leaves. Its own grace is none: a trainer that is asked to end has it begin nothing new, and waits for
-what it plays (`StoreSource`).
+Invariants: both sides are those of `ajet train --from-store` and `ajet sample`. The child ends with the trainer. It
+starts before the trainer loads anything, so that both load at once; a store that no trainer opened is removed with it.
+On a CPU each side gets half of the cores, so that neither slows the other down; on one GPU a vLLM gets the memory that
+the trainer's estimate leaves. The child has no grace of its own: a trainer that is asked to end has it begin nothing
+new, and waits for its groups in flight (`StoreSource`).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean
@@ -22,34 +20,32 @@ from typing import TYPE_CHECKING, Literal
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
-from ajet.commands.kept_process import KeptProcess
+from ajet.commands.supervised_process import SupervisedProcess
 from ajet.record.processors import cores
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
 from ajet.train.sources.store import SamplerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ajet.config import Experiment
     from ajet.config.schema.trainer_common import TrainerCommon
     from ajet.record import RunDirectory
     from ajet.schema.episode import Episode
 
 LEAST = 16
-"""A sampler gets at least one part in so many of the cache that it wants; with less it samples next to nothing."""
+"""A sampler gets at least this fraction (1/LEAST) of the cache that it wants; with less it can hardly sample."""
 STORE = "store.db"
-"""In the run's folder."""
+"""File in the run's folder."""
 LITTLE = 0.1
-"""Part of an agent's time that it must spend outside of the model for two sides to be worth while."""
+"""Part of their time that agents must spend outside of the model for the mode to pay off."""
 
 
-def half_of_the_cores(experiment: Experiment) -> Experiment:
-    """The settings with torch's threads of one side, where the machine's cores are to be shared and nobody said how."""
+def share_cores(experiment: Experiment) -> Experiment:
+    """Return the experiment with torch's threads for one side, if both share a CPU and no setting says how."""
     from ajet.backbone.local.machine import choose_device
 
     trainer = experiment.ajet.trainer_common
-    threads = threads_of_a_side(trainer)
+    threads = count_threads_per_side(trainer)
     if threads == trainer.threads or choose_device(trainer.device).type != "cpu":
         return experiment
     return experiment.with_defaults({"ajet.trainer_common.threads": threads})
@@ -75,28 +71,28 @@ def limit_sampler_cache(experiment: Experiment) -> list[str]:
     return [f"ajet.rollout.vllm.cache_gib={max(left, wanted // LEAST) / GIB:.6f}"]
 
 
-def threads_of_a_side(trainer: TrainerCommon) -> int | Literal["auto"]:
-    """If it computes on a CPU."""
+def count_threads_per_side(trainer: TrainerCommon) -> int | Literal["auto"]:
+    """Return torch's threads of trainer and sampler each, on a CPU."""
     if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS"):
         return trainer.threads
     return max(1, cores() // 2)
 
 
 @contextmanager
-def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[SamplerPool]:
-    """Within the block a sampler plays for a trainer of its store. Raises UserError."""
+def run_colocated_sampler(experiment: Experiment, run: RunDirectory) -> Iterator[SamplerPool]:
+    """Run a sampler for the run's store within the block, and yield it. Raises UserError."""
     store = Address.of(f"sqlite:{run.path / STORE}")
     command = [sys.executable, "-m", "ajet.cli.launcher", "sample", "--conf", str(run.path / "resolved.yaml")]
     command += ["--store", store.shown, "--name", "sampler", "--no-services", "--grace", "0"]
-    command += [f"ajet.trainer_common.threads={threads_of_a_side(experiment.ajet.trainer_common)}"]
+    command += [f"ajet.trainer_common.threads={count_threads_per_side(experiment.ajet.trainer_common)}"]
     command += limit_sampler_cache(experiment)
     log = run.path / "logs" / f"{run.path.name}_sampler_0.log"
-    child = KeptProcess("sampler", command, experiment.base.resolve(), log)
+    child = SupervisedProcess("sampler", command, experiment.base.resolve(), log)
     anew = not (run.path / STORE).exists()
     if not _is_over(run.path / STORE):
         child.start()
 
-    def watch() -> None:  # while groups are waited for: the policy of this run is announced
+    def watch() -> None:  # called when the policy of this run is announced
         if not child.started:
             child.start()
         child.require_running()
@@ -110,7 +106,7 @@ def sampler_beside(experiment: Experiment, run: RunDirectory) -> Iterator[Sample
 
 
 def _remove_if_untrained(path: Path) -> None:
-    """A store that no trainer has opened. What cannot be opened stays: why the run ends is told, and not this."""
+    """Remove a store that no trainer has opened; one that cannot be read stays, since the run reports why it ends."""
     if not path.exists():
         return
     with suppress(UserError):
@@ -125,8 +121,7 @@ def _remove_if_untrained(path: Path) -> None:
 
 
 def _is_over(path: Path) -> bool:
-    """Whether the last that samplers were told is that the training has ended: one that begins before this trainer says
-    otherwise would end at once."""
+    """Return whether the store announces the end of a training, at which a sampler would end at once."""
     if not path.exists():
         return False
     store = open_shared(Address(path))
@@ -138,7 +133,7 @@ def _is_over(path: Path) -> bool:
 
 
 def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
-    """Warn where the agents of a step waited for nothing but the model."""
+    """Warn if the agents of a step waited for nothing but the model."""
     shares = [
         max(0.0, 1.0 - sum(call.ended - call.started for call in each.calls) / (each.ended - each.started))
         for each in episodes

@@ -1,7 +1,7 @@
-"""A child process that is ended with all that it started, whatever ends this process.
+"""A child process that ends with all its children, whatever ends this process.
 
-Invariant: a keeper (`ajet.workflow.keeper`) stands between this process and the child; it ends the child's tree
-when this process is gone, a kill included. What the child prints is in its log.
+Invariant: a keeper process (`ajet.workflow.keeper`) is the child's parent; it ends the child's tree when this process
+is gone, even if it was killed. The child's output goes to its log.
 """
 
 from __future__ import annotations
@@ -26,39 +26,38 @@ from ajet.workflow import keeper
 GRACE_S = 5.0
 """Seconds between asking a child to end and ending it."""
 SHOWN = 15
-"""Lines of a log that an error shows."""
+"""Last lines of a log that an error shows."""
 READ = 1 << 16
-"""Bytes at its end in which they are looked for."""
+"""Bytes at the end of a log that are searched for them."""
 
 
-class KeptProcess:
-    """A program that this process starts and ends. Errors call it a service."""
+class SupervisedProcess:
+    """A program that this process starts and ends; errors call it a service."""
 
     def __init__(self, name: str, command: Sequence[str], folder: Path, log: Path) -> None:
         self.name, self._command, self._folder, self._log = name, list(command), folder, log
         self._keeper: subprocess.Popen[bytes] | None = None
         self._report: int | None = None
-        """Where its keeper reports; None: nothing is to be read."""
+        """Pipe with the keeper's report; None: it was read, or there is none."""
         self._ended: dict[str, Any] = {}
-        """What it reported."""
 
     def start(self) -> None:
-        """Begin. Raises OSError."""
+        """Start the program. Raises OSError."""
         self._start_keeper(self._command, str(self._folder), list_variables({}), anew=True)
         self._log_start(self._command)
 
     def require_running(self) -> None:
-        """Raises UserError where it is over."""
+        """Raise UserError if the program has ended."""
         if self.is_over():
-            raise self._failure(f"The service {self.name} ended{self._how()}.")
+            raise self._make_error(f"The service {self.name} ended{self._read_end()}.")
 
     @property
     def started(self) -> bool:
-        """Whether it was started."""
+        """True if the program was started."""
         return self._keeper is not None
 
     def close(self) -> None:
-        """End it with all that it started. Idempotent."""
+        """End the program with all its children. Idempotent."""
         if self._keeper is None or self._keeper.stdin is None or self._keeper.stdin.closed:
             return
         with suppress(BrokenPipeError):
@@ -67,26 +66,26 @@ class KeptProcess:
             self._keeper.wait(GRACE_S + 15)
         except subprocess.TimeoutExpired:
             logger.warning("the service {} does not end", self.name)
-        else:  # a keeper that was killed is gone before what it kept is
+        else:  # a keeper that was killed ends before the program does
             if self._report is not None:
-                _readable(self._report, GRACE_S + 15)
-        self._how()
+                _is_readable(self._report, GRACE_S + 15)
+        self._read_end()
 
     def is_over(self) -> bool:
-        """Whether what was started has ended, all of it: its keeper's report is then there, or will never be."""
+        """Return whether the program and its children have ended, so that the report is there or will never come."""
         if self._keeper is None or self._keeper.poll() is None:
             return False
-        return self._report is None or _readable(self._report, 0)
+        return self._report is None or _is_readable(self._report, 0)
 
     def ended_well(self) -> bool:
-        """Whether it had done what it was to do. Of one that is over."""
-        self._how()
+        """Return whether a program that has ended had the exit code 0."""
+        self._read_end()
         return self._ended.get("code") == 0
 
     def how(self) -> str:
-        """The end of one that is over, as a sentence goes on: " with code 3"; and its last line."""
+        """Return how a program ended, as the end of a sentence: " with code 3", and its last line."""
         last = next((line.strip() for line in reversed(self._last_lines()) if line.strip()), "")
-        return f"{self._how()}{f' ({last[:200]})' if last else ''}"
+        return f"{self._read_end()}{f' ({last[:200]})' if last else ''}"
 
     def _start_keeper(
         self,
@@ -98,13 +97,13 @@ class KeptProcess:
         descriptors: Sequence[int] = (),
         user: int | None = None,
     ) -> None:
-        """Start a program with its keeper, as `user` if one is given. `anew`: what the log held is removed first."""
+        """Start a program with its keeper, as `user` if one is given. `anew`: clear the log first."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         report, theirs = os.pipe()
         try:
             if anew:
                 self._log.write_bytes(b"")
-            with self._log.open("ab") as log:  # so that whoever shortens it does not leave a hole
+            with self._log.open("ab") as log:  # append, so that a truncated log has no hole
                 self._keeper = subprocess.Popen(
                     [sys.executable, "-I", "-S", keeper.__file__, str(theirs)],
                     stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, pass_fds=(theirs, *descriptors),
@@ -134,28 +133,28 @@ class KeptProcess:
     def _log_start(self, command: Sequence[str]) -> None:
         logger.info("starting the service {}: {}", self.name, shlex.join(command))
 
-    def _how(self) -> str:
+    def _read_end(self) -> str:
         if self._report is not None and self.is_over():
-            said, report, self._report = b"", self._report, None  # read once: another file gets its number
+            data, report, self._report = b"", self._report, None  # read once: another file gets its number
             with suppress(BlockingIOError):
-                said = os.read(report, 1 << 16)
+                data = os.read(report, 1 << 16)
             os.close(report)
-            self._ended = json.loads(said or b'{"code": null}')
+            self._ended = json.loads(data or b'{"code": null}')
         if self._ended.get("problem"):
             return f": {self._ended['problem']}"
         return f" with code {self._ended['code']}" if self._ended.get("code") is not None else ""
 
     def _last_lines(self) -> list[str]:
-        """The last lines of its log, which may be long by now."""
+        """Return the last lines of the log."""
         with self._log.open("rb") as log:
             return read_tail(log, READ).decode(errors="replace").splitlines()
 
-    def _failure(self, what: str, expected: str = "") -> UserError:
+    def _make_error(self, what: str, expected: str = "") -> UserError:
         lines = self._last_lines()[-SHOWN:]
-        told = "".join(f"\n    {line[:300]}" for line in lines)
+        shown = "".join(f"\n    {line[:300]}" for line in lines)
         return UserError(
             what,
-            where=f"ajet.services.{self.name}{told}",
+            where=f"ajet.services.{self.name}{shown}",
             expected=expected,
             do="run its command by hand in its folder, and look at what it prints",
         )
@@ -167,9 +166,8 @@ def list_variables(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PATH": paths, "PYTHONUNBUFFERED": "1", **more}
 
 
-def _readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, or its end, within that time; the descriptor may be any number, as that of
-    one that is started again in a busy run is."""
-    asked = select.poll()
-    asked.register(descriptor, select.POLLIN)
-    return bool(asked.poll(seconds * 1000))
+def _is_readable(descriptor: int, seconds: float) -> bool:
+    """Return whether there is data or the end of file within so many seconds. The descriptor may be above 1023."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

@@ -1,4 +1,4 @@
-"""What a launch refuses without a model, a run folder or a port, and dry runs, plans and `config validate` with it."""
+"""Checks of a launch that need no model, run folder or port; plans and `config validate` make them, too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def require_launchable(experiment: Experiment, from_store: Address | None = None
     Args:
         here: True if the run is to be on this machine.
     """
-    refuse_untrainable(experiment, elsewhere=from_store is not None)
+    refuse_untrainable(experiment, remote=from_store is not None)
     if "trains" in experiment.backbone.can:
         runner_of(experiment.backbone).check(experiment, from_store=from_store, here=here)
         if experiment.ajet.sft.objective is None:
@@ -35,19 +35,22 @@ def require_launchable(experiment: Experiment, from_store: Address | None = None
         require_rewards(experiment)
 
 
-def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> None:
-    """Raises UserError for an algorithm that cannot be had, or an engine whose replies cannot be trained on, unless
-    nothing is trained. `elsewhere`: attempts are played by other processes, which ask no teacher."""
+def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
+    """Raise UserError for an algorithm or an engine that cannot train, unless nothing is trained.
+
+    Args:
+        remote: True if other processes play the attempts; they ask no teacher.
+    """
     if "trains" not in experiment.backbone.can:
         return
     algorithm = algorithm_of(experiment)
-    if elsewhere and "teacher" in algorithm.needs:
+    if remote and "teacher" in algorithm.needs:
         raise UserError(
             f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
             where="ajet.trainer_common.algorithm.adv_estimator",
             do=f"train with `{command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
         )
-    if (elsewhere or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
+    if (remote or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
         raise UserError(
             "A curriculum chooses tasks by what came of earlier ones, and those who play elsewhere choose before.",
             where="ajet.data.curriculum.prefer",
@@ -63,7 +66,7 @@ def refuse_untrainable(experiment: Experiment, *, elsewhere: bool = False) -> No
 
 
 def require_teacher(experiment: Experiment) -> None:
-    """Raises UserError where the teacher beside the policy is not there: the policy need not be loaded to tell that."""
+    """Raise UserError if the model of the teacher is not there; no policy is loaded for this."""
     needed = "teacher" in algorithm_of(experiment).needs
     if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
         from ajet.backbone.local.requirements import teacher_source
@@ -78,14 +81,14 @@ def _is_shipped(workflow: str) -> bool:
 
 
 def require_rewards(experiment: Experiment) -> None:
-    """Raise ConfigError for a workflow of ajet's that sets no reward where no judge, scorer or teacher gives one."""
+    """Raise ConfigError if a workflow of ajet sets no reward, and no judge, scorer or teacher gives one."""
     from ajet.rollout.components import workflow_of
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
     judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
     if workflow is None or not (find_part("workflow", workflow) or _is_shipped(workflow)):
-        return  # a user's own code says by itself what it returns
+        return  # a user's own code decides what it returns
     own_types = judge.judge_type != "customized_protocol"
     if own_types or judge.judge_protocol or judge.scorer or judge.scorers or judge.stages:
         return

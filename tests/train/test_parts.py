@@ -10,14 +10,13 @@ import pytest
 
 from ajet.config import load_experiment
 from ajet.schema.errors import UserError
-from ajet.train.parts import assemble
-from ajet.train.uncollected import uncollected
+from ajet.train.parts import assemble, paused_collection
 
 
 def test_collections_stop_within_and_are_as_before_after_it_even_when_it_fails():
     assert gc.isenabled()
-    with pytest.raises(ValueError), uncollected():
-        with uncollected():
+    with pytest.raises(ValueError), paused_collection():
+        with paused_collection():
             assert not gc.isenabled()
         assert not gc.isenabled(), "the outer block is not over"
         raise ValueError
@@ -27,7 +26,7 @@ def test_collections_stop_within_and_are_as_before_after_it_even_when_it_fails()
 def test_who_runs_without_collections_keeps_it_so():
     gc.disable()
     try:
-        with uncollected():
+        with paused_collection():
             pass
         assert not gc.isenabled()
     finally:
@@ -37,10 +36,10 @@ def test_who_runs_without_collections_keeps_it_so():
 def test_a_process_that_is_forked_within_collects():
     script = (
         "import gc, os, sys\n"
-        "from ajet.train.uncollected import uncollected\n"
+        "from ajet.train.parts import paused_collection\n"
         "for enabled in (True, False):\n"
         "    (gc.enable if enabled else gc.disable)()\n"
-        "    with uncollected():\n"
+        "    with paused_collection():\n"
         "        if (child := os.fork()) == 0:\n"
         "            os._exit(gc.isenabled() is not enabled)\n"
         "        if os.waitpid(child, 0)[1] or gc.isenabled():\n"

@@ -1,0 +1,315 @@
+"""Hints of a debug run on mistakes in an agent or a judge.
+
+An agent may never send the task's question, send the whole task with its answer, or share messages between attempts; a
+judge may compare values of different kinds. Invariant: a hint follows from what was sent in an episode, or from code
+whose values an episode shows; a comparison is reported only if the kinds of both sides are known.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet.commands.episode_panel import OwnFrame
+from ajet.config.plugins import list_packages
+from ajet.config.references import resolve_reference
+from ajet.config.schema.choices import is_reference
+from ajet.record.console import counted
+from ajet.schema.episode import Episode
+from ajet.schema.messages import text_of
+
+if TYPE_CHECKING:
+    from ajet.config import Experiment
+
+
+_FIELD = "main_query"
+
+
+def list_hints(experiment: Experiment, episodes: Sequence[Episode], workflow: type[object] | None) -> list[str]:
+    """Return all hints on the episodes of a debug run."""
+    hints = [
+        printed_task_hint(episodes),
+        unasked_hint(episodes, workflow) if workflow is not None else "",
+        shared_messages_hint(episodes, workflow),
+    ]
+    scored = next((episode for episode in episodes if episode.scored), None)
+    if scored is not None:
+        hints += comparison_hints(experiment, scored)
+    return [hint for hint in hints if hint]
+
+
+def unasked_hint(episodes: Sequence[Episode], workflow: type[object]) -> str:
+    """Return a hint if the agent uses the empty `main_query` of tasks; "" if each question was sent."""
+    unasked = [episode for episode in episodes if is_unasked(episode)]
+    if not unasked:
+        return ""
+    task = unasked[0].task
+    cure = (
+        "the question is in `task.init_messages`: pass `messages=task.init_messages` to the model, or name a column of "
+        "text in ajet.task_reader.columns.main_query"
+        if task.init_messages
+        else f"the row's columns are in `task.metadata` ({', '.join(task.metadata) or 'none'})"
+    )
+    place = _find_field_use(workflow)
+    read = f" (read at {place})" if place else ""
+    count = f"{len(unasked)} of {counted(len(episodes), 'episode')}"
+    return f"{count} did not ask the task's question: `task.{_FIELD}` is empty{read}; {cure}"
+
+
+def printed_task_hint(episodes: Sequence[Episode]) -> str:
+    """Return a hint if the agent put a whole task into a prompt, with its answer; "" if not."""
+    printed = [episode for episode in episodes if _is_printed(episode)]
+    if not printed:
+        return ""
+    return (
+        f"{len(printed)} of {counted(len(episodes), 'episode')} put the whole task into a prompt, with its metadata "
+        f"(the answer is there, too): write `task.{_FIELD}` for the question"
+    )
+
+
+def _is_printed(episode: Episode) -> bool:
+    start = f"{_FIELD}={episode.task.main_query!r}"
+    sent = {index for call in episode.calls for index in call.messages}
+    texts = [text_of(episode.messages[index]) for index in sent]
+    return any(start in text and "init_messages=[" in text for text in texts)
+
+
+def is_unasked(episode: Episode) -> bool:
+    """Return True if the task has no `main_query`, and no message that was sent holds what it has instead."""
+    task = episode.task
+    if task.main_query.strip() or task.env_type != "no_env" or not episode.calls:
+        return False
+    sent = [episode.messages[index] for call in episode.calls for index in call.messages]
+    words = [_normalize_space(text_of(message)) for message in sent]
+    if not task.init_messages:
+        questions_sent = [text for message, text in zip(sent, words, strict=True) if message.get("role") == "user"]
+        return not any(questions_sent)
+    questions = [_normalize_space(text_of(message)) for message in task.init_messages if message.get("role") == "user"]
+    questions = [question for question in questions if question]
+    return bool(questions) and not any(question in text for question in questions for text in words)
+
+
+def source_file(workflow: type[object]) -> Path:
+    """Return the file of the workflow's module; an empty path for one without a file."""
+    return Path(getattr(sys.modules.get(workflow.__module__), "__file__", None) or "")
+
+
+def _normalize_space(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _find_field_use(workflow: type[object]) -> str:
+    """Return file:line of the first line that reads the field, in the file of the workflow; "" if there is none."""
+    file = source_file(workflow)
+    if not file.is_file() or workflow.__module__.partition(".")[0] in list_packages():
+        return ""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = next((number for number, line in enumerate(lines, 1) if f".{_FIELD}" in line), None)
+    return "" if found is None else OwnFrame(str(file), found, "", "").place
+
+
+LEAST = 8
+"""Fewest characters of a question that is hardly found by chance."""
+
+
+def shared_messages_hint(episodes: Sequence[Episode], workflow: type[object] | None) -> str:
+    """Return a hint if a request has another task's question, or its own one twice; "" if none has.
+
+    A question that the task itself contains, for example as a worked example, does not count.
+    """
+    prompts = [_remove_question(episode) for episode in episodes if episode.calls]
+    if all(prompt == prompts[0] for prompt in prompts):
+        return ""
+    questions = {episode.task.main_query.strip() for episode in episodes}
+    questions = {question for question in questions if len(question) >= LEAST}
+    sharing = [episode for episode in episodes if _has_foreign_question(episode, questions)]
+    if not sharing:
+        return ""
+    file = source_file(workflow).name if workflow is not None else ""
+    return (
+        f"{counted(len(sharing), 'episode')} sent the question of another attempt: messages are shared by attempts"
+        f"{f' ({file})' if file else ''}; make the list inside the agent, for each attempt anew"
+    )
+
+
+def _has_foreign_question(episode: Episode, questions: set[str]) -> bool:
+    if not episode.calls:
+        return False
+    sent, own = _first_request(episode), episode.task.main_query.strip()
+    if len(own) >= LEAST and sent.count(own) > 1:
+        return True
+    return any(question in sent and question not in episode.task.model_dump_json() for question in questions)
+
+
+def _first_request(episode: Episode) -> list[str]:
+    return [text_of(episode.messages[index]).strip() for index in episode.calls[0].messages]
+
+
+def _remove_question(episode: Episode) -> list[str]:
+    """Return the texts of the first request without the task's question, once."""
+    sent, own = _first_request(episode), episode.task.main_query.strip()
+    if own in sent:
+        sent.remove(own)
+    return sent
+
+
+_KINDS_OF_CALLS = {
+    "str": "text",
+    "repr": "text",
+    **dict.fromkeys(("int", "float", "round", "abs", "len", "sum"), "a number"),
+}
+_KINDS_OF_VALUES: Mapping[type, str] = {
+    **dict.fromkeys((bool, int, float), "a number"), str: "text", list: "a list", dict: "an object"
+}  # fmt: skip
+_TEXT_METHODS = frozenset(
+    ("strip", "lstrip", "rstrip", "lower", "upper", "casefold", "title", "replace", "removeprefix", "removesuffix")
+)
+_TEXT_ATTRIBUTES = frozenset({"content", "output_text", "main_query"})
+"""Attributes that are text, of a reply and of a task."""
+_KINDS_OF_ROLES = {
+    "task": 'a task; its columns are in `metadata["…"]`',
+    "output": 'an output; its answer is in `metadata["final_answer"]`',
+}
+_MOST_ASSIGNMENTS = 8
+
+
+def comparison_hints(experiment: Experiment, episode: Episode) -> list[str]:
+    """Return a hint for each comparison that is never true, by the values of a played episode."""
+    named = (
+        (experiment.ajet.task_judge.judge_protocol, "compute_reward", ("task", "output")),
+        (experiment.ajet.rollout.user_workflow, "execute", ("task", "tuner")),
+    )
+    hints: list[str] = []
+    for reference, method, roles in named:
+        if isinstance(reference, str) and is_reference(reference):
+            found = resolve_reference(reference, base=experiment.base)
+            function = getattr(found, method, None) if isinstance(found, type) else found
+            if callable(function):
+                hints += _hints_of(function, isinstance(found, type), roles, episode)
+    return hints
+
+
+def _hints_of(function: Callable[..., Any], method: bool, roles: tuple[str, str], episode: Episode) -> list[str]:
+    code = inspect.unwrap(function)
+    try:
+        lines, first = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):  # of no file, or a part of a line
+        return []
+    body = tree.body[0]
+    if not isinstance(body, ast.FunctionDef | ast.AsyncFunctionDef):
+        return []
+    parameters = [each.arg for each in (*body.args.posonlyargs, *body.args.args)][method:]
+    values = {"task": episode.task.metadata, "output": episode.metadata}
+    sides = _KindFinder(dict(zip(parameters, roles, strict=False)), _find_assignments(body), values)
+    hints = []
+    for left, right, line in _find_comparisons(body):
+        one, other = sides.kind_of(left), sides.kind_of(right)
+        if one is not None and other is not None and one.kind != other.kind:
+            cure = "Convert one, as in str(…) or float(…)"
+            if "\\boxed" in f"{one} {other}":
+                cure = "Take the number out of \\boxed{…} first, then convert one, as in float(…)"
+            place = OwnFrame(code.__code__.co_filename, first + line - 1, "", "").place
+            hints.append(
+                f"{place} compares `{ast.unparse(left)}` ({one}) with `{ast.unparse(right)}` ({other}): they are never "
+                f"equal. {cure}"
+            )
+    return hints
+
+
+def _find_comparisons(body: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, int]]:
+    """Yield both sides and the line of each == and != without a constant; others may be guards for other rows."""
+    for node in ast.walk(body):
+        if isinstance(node, ast.Compare):
+            left = node.left
+            for operator, right in zip(node.ops, node.comparators, strict=True):
+                constant = isinstance(left, ast.Constant) or isinstance(right, ast.Constant)
+                if isinstance(operator, ast.Eq | ast.NotEq) and not constant:
+                    yield left, right, node.lineno
+                left = right
+
+
+def _find_assignments(body: ast.AST) -> dict[str, ast.expr]:
+    """Return the value of each name that is assigned once."""
+    values: dict[str, list[ast.expr | None]] = {}
+    for node in ast.walk(body):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            values.setdefault(node.id, []).append(None)
+    for node in ast.walk(body):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            values[node.targets[0].id].append(node.value)
+    return {name: assigned[1] for name, assigned in values.items() if len(assigned) == 2 and assigned[1] is not None}
+
+
+@dataclass(frozen=True)
+class _ComparedSide:
+    """One side of a comparison. `shown`: its value in the episode, if known."""
+
+    kind: str
+    shown: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}, as {self.shown}" if self.shown else self.kind
+
+
+@dataclass(frozen=True)
+class _KindFinder:
+    """Finds the kind of an expression, by the roles of parameters and the metadata of each role in the episode."""
+
+    roles: Mapping[str, str]
+    assigned: Mapping[str, ast.expr]
+    values: Mapping[str, Mapping[str, Any]]
+
+    def kind_of(self, side: ast.expr) -> _ComparedSide | None:
+        """Return the kind of a side; None if it is not known."""
+        side = self._resolve_name(side)
+        if isinstance(side, ast.JoinedStr):
+            return _ComparedSide("text")
+        if isinstance(side, ast.Name):
+            role = self.roles.get(side.id)
+            return _ComparedSide(_KINDS_OF_ROLES[role]) if role in _KINDS_OF_ROLES else None
+        if isinstance(side, ast.Attribute):
+            return _ComparedSide("text") if side.attr in _TEXT_ATTRIBUTES else None
+        if isinstance(side, ast.Call):
+            if isinstance(side.func, ast.Name):
+                return _ComparedSide(_KINDS_OF_CALLS[side.func.id]) if side.func.id in _KINDS_OF_CALLS else None
+            if isinstance(side.func, ast.Attribute) and side.func.attr in _TEXT_METHODS:
+                return _ComparedSide("text")
+        return self._kind_of_column(side)
+
+    def _kind_of_column(self, side: ast.expr) -> _ComparedSide | None:
+        """Return the kind of `task.metadata["x"]` and the like, by the value in the episode."""
+        if isinstance(side, ast.Subscript):
+            owner, key = side.value, side.slice
+        elif (
+            isinstance(side, ast.Call)
+            and isinstance(side.func, ast.Attribute)
+            and side.func.attr == "get"
+            and side.args
+        ):
+            owner, key = side.func.value, side.args[0]
+        else:
+            return None
+        owner = self._resolve_name(owner)
+        if not (isinstance(owner, ast.Attribute) and owner.attr == "metadata" and isinstance(key, ast.Constant)):
+            return None
+        root: ast.expr = owner
+        while isinstance(root, ast.Attribute):
+            root = self._resolve_name(root.value)
+        role = self.roles.get(root.id) if isinstance(root, ast.Name) else None
+        value = self.values.get(role or "", {}).get(str(key.value))
+        kind = _KINDS_OF_VALUES.get(type(value))
+        return None if kind is None else _ComparedSide(kind, f"{value!r:.40}")
+
+    def _resolve_name(self, side: ast.expr) -> ast.expr:
+        for _ in range(_MOST_ASSIGNMENTS):
+            if not (isinstance(side, ast.Name) and side.id in self.assigned):
+                break
+            side = self.assigned[side.id]
+        return side

@@ -1,0 +1,320 @@
+"""The checks of `ajet doctor`: machine, packages, network and model. Each returns findings and raises none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import psutil
+
+from ajet.backbone.requirements import has_nvidia, look, version_of
+from ajet.client.proxies import explain_proxies
+from ajet.engine.machine import main_memory
+from ajet.record.processors import usable_cpus
+from ajet.schema.commands import installs_extra, installs_here
+from ajet.schema.errors import Finding, State, UserError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from ajet.config.schema import AjetConfig
+    from ajet.tokens import Renderer
+
+
+_GIB = 2**30
+_NVIDIA_SECONDS = 5.0
+FEW_GIB = 4.0
+"""Free memory below which even small models train badly."""
+LITTLE_GIB, NO_GIB = 5.0, 0.5
+"""Free disk below which checkpoints of a small model may not fit, and below which no run should start."""
+
+
+def check_machine(folder: Path) -> list[Finding]:
+    """Check processors, memory, GPUs and disk, within the process's limits. `folder`: of the runs' records."""
+    python = Finding("python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
+    return [python, _check_cores(), _check_memory(), *_check_gpus(), _check_disk(folder)]
+
+
+def _check_cores() -> Finding:
+    usable = usable_cpus() or 1
+    busy = psutil.getloadavg()[0]
+    text = f"{usable} usable, load {busy:.1f}"
+    if busy > usable * 0.75:
+        do = "stop what else runs: on a busy processor small training steps take many times longer"
+        return Finding("cores", "warning", text, do)
+    return Finding("cores", "ok", text)
+
+
+def _check_memory() -> Finding:
+    total, free = main_memory()
+    text = f"{total / _GIB:.1f} GiB, {free / _GIB:.1f} free"
+    if free < FEW_GIB * _GIB:
+        return Finding("memory", "warning", text, "choose a small model, or free memory")
+    return Finding("memory", "ok", text)
+
+
+def _check_gpus() -> list[Finding]:
+    query = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=_NVIDIA_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        return [Finding("gpu", "ok", "none of NVIDIA's: the local backbone trains on the processor")]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [Finding("gpu", "warning", f"nvidia-smi does not answer: {error}", "look at the driver")]
+    if done.returncode != 0:
+        text = f"nvidia-smi fails: {(done.stdout or done.stderr).strip()[:200]}"
+        return [Finding("gpu", "warning", text, "look at the driver")]
+    found = [Finding("gpu", "ok", f"{line.strip()} free") for line in done.stdout.splitlines() if line.strip()]
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return found
+    if found and torch.endswith("+cpu"):
+        text = f"torch {torch} is built for processors only: the GPU would not be used"
+        found.append(Finding("gpu", "warning", text, "install torch for CUDA (`make setup` on this machine does)"))
+    return found
+
+
+def _check_disk(folder: Path) -> Finding:
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    text = f"{free / _GIB:.1f} GiB free for {folder}"
+    if not os.access(place, os.W_OK):
+        return Finding("disk", "problem", f"{place} cannot be written", "choose another folder with --exp-dir")
+    if free < NO_GIB * _GIB:
+        return Finding("disk", "problem", text, "free some, or record elsewhere (--exp-dir)")
+    if free < LITTLE_GIB * _GIB:
+        return Finding("disk", "warning", text, "checkpoints may not fit: lower trainer_common.max_checkpoints_to_keep")
+    return Finding("disk", "ok", text)
+
+
+_NOT_FOR_USERS = {"dev"}
+_FOR_CPU = ("verl", "vllm")
+"""Extras with a second one, NAME-cpu, for machines without an NVIDIA GPU."""
+
+
+def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
+    """Compare the requirements of ajet and its extras with the installed packages, without importing these.
+
+    Of a pair of extras for machines with and without a GPU, only the one for this machine is checked.
+
+    Args:
+        needed: extras of the experiment; a missing package of theirs is a problem.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        lines = metadata.requires("ajet") or []
+    except metadata.PackageNotFoundError:
+        text = "ajet runs from a folder and is not installed: its requirements are not known"
+        return [Finding("ajet", "warning", text, installs_here())]
+    requirements: dict[str, list[Requirement]] = {"": []}
+    extras = metadata.metadata("ajet").get_all("Provides-Extra") or []
+    for line in lines:
+        try:
+            each = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if each.marker is None or each.marker.evaluate({"extra": ""}):
+            requirements[""].append(each)
+            continue
+        for extra in extras:
+            if each.marker.evaluate({"extra": extra}):
+                requirements.setdefault(extra, []).append(each)
+    own = _check_requirements(requirements.pop(""))
+    other = {name if not has_nvidia() else f"{name}-cpu" for name in _FOR_CPU}
+    shown = sorted(set(requirements) - _NOT_FOR_USERS - other)
+    return [own, *(_check_extra(extra, requirements[extra], extra.removesuffix("-cpu") in needed) for extra in shown)]
+
+
+def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
+    wrong, have = look(requirements)
+    version = metadata.version("ajet")
+    if wrong:
+        return Finding("ajet", "problem", f"{version}, but {'; '.join(wrong)}", installs_here())
+    shown = {"torch", "transformers", "openai", "pydantic"}
+    return Finding("ajet", "ok", f"{version}; " + ", ".join(each for each in have if each.split()[0] in shown))
+
+
+def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Finding:
+    wrong, have = look(requirements)
+    topic = f"[{extra}]"
+    if not wrong:
+        return Finding(topic, "ok", ", ".join(have))
+    do = installs_extra(extra)
+    if needed:
+        return Finding(topic, "problem", f"This experiment needs it, but {'; '.join(wrong)}", do)
+    if extra == "vllm" and version_of("verl"):
+        text = f"{'; '.join(wrong)}: verl has its own pin"
+        return Finding(topic, "note", text, "an environment of its own, for `rollout.engine: vllm` without verl")
+    missing = all("not installed" in each for each in wrong)
+    state: State = "note" if missing else "warning"
+    return Finding(topic, state, "; ".join(wrong), do)
+
+
+_RAY_ADDRESS_FILE = Path("/tmp/ray/ray_current_cluster")
+_RAY_SECONDS = 0.5
+
+
+def check_network(config: AjetConfig | None) -> list[Finding]:
+    """Check ports, a gateway over loopback, proxies and Ray. `config`: with host and port; None: any port."""
+    return [_check_port(config), _check_gateway(), *_check_proxies(), _check_ray()]
+
+
+def _check_port(config: AjetConfig | None) -> Finding:
+    host = (config.gateway.host if config else None) or "127.0.0.1"
+    port = config.gateway.port if config else 0
+    try:
+        with socket.create_server((host, port)) as listening:
+            given = listening.getsockname()[1]
+    except OSError as error:
+        where = f"{host}:{port}" if port else host
+        do = "choose another gateway.port, or 0 to let the kernel choose" if port else "mend gateway.host"
+        return Finding("ports", "problem", f"{where} cannot be bound: {error}", do)
+    return Finding("ports", "ok", f"{host}:{port} is free" if port else f"the kernel gives one on {host} (now {given})")
+
+
+def _check_gateway() -> Finding:
+    import httpx
+
+    from ajet.engine.contract import Sampling
+    from ajet.engine.scripted import ScriptedChat
+    from ajet.gateway import Gateway
+
+    try:
+        gateway = Gateway(ScriptedChat(["pong"]), None, max_model_len=1000, max_response_tokens=10).start()
+    except (UserError, OSError) as error:
+        return Finding("gateway", "problem", f"It does not start: {error}")
+    try:
+        session = gateway.open("doctor", key=(0, 0, 0), sampling=Sampling(10), trainable=None)
+        endpoint = session("doctor", "doctor", None)
+        started = time.perf_counter()
+        reply = httpx.post(
+            f"{endpoint.base_url}/chat/completions",
+            headers={"authorization": f"Bearer {endpoint.api_key}"},
+            json={"model": "doctor", "messages": [{"role": "user", "content": "ping"}]},
+            timeout=5,
+            trust_env=False,
+        )
+        seconds = time.perf_counter() - started
+        session.close()
+    except httpx.HTTPError as error:
+        do = "look for a firewall on the loopback interface"
+        return Finding("gateway", "problem", f"It cannot be reached over loopback: {error}", do)
+    finally:
+        gateway.close()
+    if reply.status_code != 200 or reply.json()["choices"][0]["message"]["content"] != "pong":
+        return Finding("gateway", "problem", f"It answers {reply.status_code}: {reply.text[:200]}")
+    return Finding("gateway", "ok", f"answers over loopback in {seconds * 1000:.0f} ms")
+
+
+def _check_proxies() -> list[Finding]:
+    """Return a warning for a proxy that no client can use, or that other programs would use for the gateway."""
+    if unusable := explain_proxies():
+        return [Finding("proxy", "warning", unusable)]
+    if not {"http", "all"} & set(getproxies()) or proxy_bypass("127.0.0.1"):
+        return []
+    text = "A proxy is set for all hosts: clients outside this process would ask it for the gateway's loopback address."
+    return [Finding("proxy", "warning", text, "export NO_PROXY=127.0.0.1,localhost")]
+
+
+def _check_ray() -> Finding:
+    try:
+        version = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        return Finding("ray", "note", "not installed; only the verl and trinity backbones need it")
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address:
+        try:
+            address = _RAY_ADDRESS_FILE.read_text().strip()
+        except OSError:
+            return Finding("ray", "ok", f"{version}; no cluster runs here, --with-ray starts one")
+    try:
+        parts = urlsplit(address if "//" in address else f"//{address}")
+        where = (parts.hostname or address, parts.port or 6379)
+        with socket.create_connection(where, timeout=_RAY_SECONDS):
+            return Finding("ray", "ok", f"{version}; a cluster answers at {address}")
+    except (OSError, ValueError) as error:
+        if "RAY_ADDRESS" in os.environ:
+            return Finding("ray", "warning", f"{version}; RAY_ADDRESS is {address}, where nothing answers: {error}")
+        return Finding("ray", "ok", f"{version}; the last cluster is gone, --with-ray starts one")
+
+
+def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list[Finding]:
+    """Check a model without its weights: chat template, stop tokens, vocabulary and context.
+
+    Args:
+        config: the settings of a run.
+    """
+    from ajet.engine.dimensions import embedding_shapes
+    from ajet.engine.model_source import at_hand, how_it_comes, locate
+    from ajet.engine.models import folder_of, load_tokenizer
+    from ajet.rollout.components import renderer_of
+    from ajet.tokens import Renderer
+    from ajet.tokens.template_doctor import examine, sizes
+
+    try:
+        trusted = config is not None and config.model.trust_remote_code
+        source = locate(path, base=base, weights=False, trust_remote_code=trusted)
+        if source.gguf_file is not None and at_hand(path, base=base, weights=False) is None:
+            return [Finding("model", "note", f"{how_it_comes(path, base=base)}; a run does that, this check does not")]
+        folder = folder_of(source, weights=False)
+        tokenizer = load_tokenizer(source)
+        renderer = renderer_of(config, tokenizer) if config is not None else Renderer(tokenizer)
+    except UserError as error:
+        return [Finding("model", "problem", error.what, error.do or error.expected)]
+    config_json = _read_json(folder / "config.json")
+    found = [
+        Finding("model", "ok", f"{path} ({', '.join(config_json.get('architectures') or ['unknown architecture'])})")
+    ]
+    found += sizes(tokenizer, config_json, embedding_shapes(folder))
+    found += _check_context(config_json, config)
+    found += _check_other_ends(renderer, _read_json(folder / "generation_config.json"))
+    return [*found, *examine(renderer)]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        config_json = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return config_json if isinstance(config_json, dict) else {}
+
+
+def _check_context(config_json: dict[str, Any], config: AjetConfig | None) -> list[Finding]:
+    longest = (config_json.get("text_config") or config_json).get("max_position_embeddings")
+    if not isinstance(longest, int):
+        return []
+    wanted = config.rollout.max_model_len if config else 0
+    if wanted > longest:
+        text = (
+            f"The model was made for {longest} tokens; rollout.max_model_len is {wanted}, and {longest} will be used."
+        )
+        return [Finding("context", "note", text)]
+    return [Finding("context", "ok", f"{longest} tokens")]
+
+
+def _check_other_ends(renderer: Renderer, generation_json: dict[str, Any]) -> list[Finding]:
+    """Return a note on stop tokens of generation_config.json at which ajet would not stop."""
+    named = generation_json.get("eos_token_id")
+    listed = named if isinstance(named, list) else [named] if isinstance(named, int) else []
+    missing = [token for token in listed if token not in renderer.end_ids]
+    if not missing:
+        return []
+    text = f"generation_config.json also ends replies at {', '.join(renderer.decode([token]) for token in missing)}."
+    return [Finding("other ends", "note", text + " ajet stops where the chat template and the tokenizer say.")]

@@ -1,0 +1,80 @@
+"""What `ajet serve`, `ajet observe` and `ajet deploy` share: the key of their clients, and their end at a signal.
+
+Invariants: a key that could not stand in a header, or can be guessed, is refused before anything listens. Ctrl-C ends a
+server at once (exit code 130). SIGTERM lets open requests finish for `GRACE_S` at most, with exit code 0; a second one,
+or Ctrl-C, ends the wait.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import string
+import time
+from collections.abc import Callable
+
+from loguru import logger
+
+from ajet.schema.errors import UserError
+from ajet.train.interrupts import Interrupts, Preempted
+
+KEY_BITS = 128
+
+
+def read_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> str | None:
+    """Return the key in the environment variable, or None if it is not set.
+
+    Args:
+        do: what a user can do instead of setting a key.
+        or_else: other places where the key may have been set.
+
+    Raises:
+        UserError: the value is no key.
+    """
+    key = os.environ.get(variable)
+    if key is None or (key.isascii() and key.isprintable() and " " not in key and count_bits(key) >= KEY_BITS):
+        return key
+    raise UserError(
+        f"{variable} is no key.",
+        where=f"the environment variable {variable}{or_else}",
+        expected=f"{KEY_BITS} random bits: 32 hexadecimal digits, or 22 letters and digits, without spaces",
+        do=f"{do}; or make one by `openssl rand -hex 16`",
+    )
+
+
+def count_bits(key: str) -> float:
+    """Return the most bits that the key can have, drawn from the smallest usual alphabet that holds it."""
+    alphabets = (string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_")
+    letters = next((len(set(each)) for each in alphabets if set(key) <= set(each)), 94)
+    return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0
+
+
+GRACE_S = 20.0
+"""Seconds for open requests after SIGTERM; a supervisor kills after 10 to 90."""
+_POLL_S = 0.1
+
+
+def serve_until_ended(
+    interrupts: Interrupts, look: Callable[[], None], is_idle: Callable[[], bool], *, grace: float = GRACE_S
+) -> None:
+    """Call `look` until a signal; after SIGTERM wait until no request is open, and return.
+
+    Args:
+        look: waits for a while: Python handles a signal that comes just before a wait when the wait has ended.
+
+    Raises:
+        KeyboardInterrupt: at Ctrl-C.
+    """
+    try:
+        while True:
+            look()
+            with interrupts.held(whole=False):
+                pass  # raises one that Python could not pass on
+    except Preempted:
+        logger.info("asked to end: what is being answered has {:g} s", grace)
+    try:
+        until = time.monotonic() + grace
+        while not is_idle() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+    except Preempted:
+        logger.info("asked to end again: nothing is waited for")

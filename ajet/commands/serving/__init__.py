@@ -1,1 +1,0 @@
-"""`ajet serve`: a trainer whose episodes are played by programs that it does not start."""
