@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.rollout.served import EpisodeRegistry
     from ajet.train.parts import RunParts
-    from ajet.train.session import TrainingSession
-    from ajet.train.step import StepGroups, StepUpdate, UnusedGroups
 
 
 class ServedSource(Source):
