@@ -8,49 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from loguru import logger
 from starlette.applications import Starlette
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ExceptionHandler, Message, Receive, Scope, Send
 
-from ajet.gateway.context import GatewayContext
-from ajet.gateway.dialects.anthropic import AnthropicDialect, CountTokensDialect
-from ajet.gateway.dialects.chat import ChatDialect
-from ajet.gateway.dialects.completions import CompletionsDialect
+from ajet.gateway.asgi import REQUEST_ID, add_request_id, end_by_shutdown, send_refusal
 from ajet.gateway.dialects.contract import Dialect
-from ajet.gateway.dialects.responses import InputTokensDialect, ResponsesDialect
-from ajet.gateway.exchange import REQUEST_ID, RequestExchange, add_request_id, end_by_shutdown, send_refusal
-from ajet.gateway.keys import PATH_KEY, Keys
-from ajet.gateway.limits import PEER
+from ajet.gateway.exchange import RequestExchange
+from ajet.gateway.keys import MAX_NAME, Grant, Keys
+from ajet.gateway.limits import PEER, after_wrong_key
 from ajet.gateway.request import Refused
-from ajet.gateway.routes import answer_failure, build_routes, format_error
 from ajet.gateway.session import Session
 from ajet.gateway.stream_pacing import StreamPacing
 
-_INTERNAL_ERROR = Refused("internal error", status=500, code="internal_error")
-
-
-def build_app(context: GatewayContext, *, opens_later: bool = False) -> App:
-    """Return the application of a gateway. `opens_later`: see `App`."""
-    decode = context.renderer.decode if context.renderer is not None else None
-    max_model_len = min(context.max_model_len, getattr(context.engine, "max_model_len", context.max_model_len))
-    dialects: tuple[Dialect, ...] = (
-        ChatDialect(decode),
-        CompletionsDialect(decode),
-        ResponsesDialect(decode),
-        InputTokensDialect(decode),
-        AnthropicDialect(max_model_len),
-        CountTokensDialect(max_model_len),
-    )
-    by_path = {dialect.path: dialect for dialect in dialects}
-    others = build_routes(context, by_path, lambda: app.opens_later)
-    app = App(by_path, others, context.keys, context.pacing, opens_later=opens_later)
-    return app
+PATH_KEY = "ajet.key"
+"""In a scope: the key that its URL path held (`/s/KEY/v1/…`)."""
 
 
 class App:
@@ -64,11 +43,21 @@ class App:
         keys: Keys[Session],
         pacing: StreamPacing,
         *,
-        opens_later: bool = False,
+        format_error: Callable[[Request, Refused], Mapping[str, Any]],
+        answer_failure: ExceptionHandler,
     ) -> None:
-        """`opens_later`: more routes are added once the gateway serves; see `add_routes`."""
+        """Args:
+        dialects: Path -> the dialect of its requests.
+        others: Serves all other requests.
+        keys: The gateway's.
+        pacing: The gateway's.
+        format_error: Builds the body of an error outside of any dialect.
+        answer_failure: Answers where an error of ours shows.
+        """
         self._dialects, self._others, self._keys, self._pacing = dialects, others, keys, pacing
-        self.opens_later = opens_later
+        self._format_error = format_error
+        self.opens_later = False
+        """True if more routes are added once the gateway serves: an unknown path is then served soon."""
         self._guarded = ServerErrorMiddleware(others, handler=answer_failure)
 
     @property
@@ -93,32 +82,64 @@ class App:
         if dialect is None:
             await self._serve_other(scope, receive, send, request_id)
             return
-        exchange = RequestExchange(self._keys, self._pacing, dialect, scope, receive, send, request_id)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        exchange = RequestExchange(dialect, self._pacing, scope, receive, send, headers, request_id)
         try:
-            await exchange.run()
+            try:
+                secret, grant = find_grant(self._keys, scope, headers)
+            except Refused as refused:
+                if refused.status == 401:
+                    await after_wrong_key(scope)
+                await exchange.refuse(refused)
+                return
+            await exchange.run(secret, grant)
         except asyncio.CancelledError:
             if state.get(PEER) is None:
                 raise
-            await end_by_shutdown(scope, exchange.send_with_id, partial(format_error, Request(scope)))
+            await self._end_cancelled(scope, send, request_id)
         except Exception as error:
             logger.opt(exception=error).error("the gateway failed on {} {} ({})", scope["method"], path, request_id)
             if not exchange.has_started:
-                body = format_error(Request(scope), _INTERNAL_ERROR)
-                await send_refusal(exchange.send_with_id, _INTERNAL_ERROR, body)
+                refused = Refused("internal error", status=500, code="internal_error")
+                body = self._format_error(Request(scope), refused)
+                await send_refusal(partial(_send_with_id, send, request_id), refused, body)
             raise
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         """Serve a request that is not for replies."""
-
-        async def send_with_id(message: Message) -> None:
-            await send(add_request_id(message, request_id))
-
         try:
-            await self._guarded(scope, receive, send_with_id)
+            await self._guarded(scope, receive, partial(_send_with_id, send, request_id))
         except asyncio.CancelledError:
             if scope["state"].get(PEER) is None:
                 raise
-            await end_by_shutdown(scope, send_with_id, partial(format_error, Request(scope)))
+            await self._end_cancelled(scope, send, request_id)
+
+    async def _end_cancelled(self, scope: Scope, send: Send, request_id: str) -> None:
+        """Answer a connection's request that the server's end cancelled."""
+        build_error = partial(self._format_error, Request(scope))
+        await end_by_shutdown(scope, partial(_send_with_id, send, request_id), build_error)
+
+
+async def _send_with_id(send: Send, request_id: str, message: Message) -> None:
+    await send(add_request_id(message, request_id))
+
+
+def find_grant(
+    keys: Keys[Session], scope: Mapping[str, Any], headers: Mapping[bytes, bytes]
+) -> tuple[str, Grant[Session]]:
+    """Return the key of a request and what it stands for: the first that is one, of the path, `Authorization: Bearer`,
+    `x-api-key` and `api-key`. Raises Refused."""
+    offered = [scope[PATH_KEY]] if PATH_KEY in scope else []
+    kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    if kind.lower() == "bearer":
+        offered.append(secret.strip())
+    offered += [headers[name].decode("latin-1") for name in (b"x-api-key", b"api-key") if name in headers]
+    for key in offered:
+        grant = keys.grants.get(key)
+        if grant is not None:
+            return key, grant
+    client = headers.get(b"user-agent", b"").decode("latin-1")[:MAX_NAME]
+    raise keys.refuse_unknown(offered[0] if offered else None, client=client)
 
 
 def _resolve_path(scope: Scope, path: str) -> Scope:

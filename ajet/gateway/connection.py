@@ -14,7 +14,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.server import ServerState
 
-from ajet.gateway.exchange import LOST, WATCH, Leave
+from ajet.gateway.asgi import LOST, WATCH, Leave
 from ajet.gateway.held_head import HeldHead
 from ajet.gateway.limits import PEER, Shared
 from ajet.gateway.plain_parser import PlainParser

@@ -9,16 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from loguru import logger
 
-from ajet.gateway.dialects.contract import Dialect
-from ajet.gateway.inflight_call import InflightCall, digest_request, read_retry_hint
-from ajet.gateway.keys import Grant, Keys, find_grant, read_caller
-from ajet.gateway.limits import PEER, Held, Peer, after_wrong_key, peer_of
+from ajet.gateway.asgi import (
+    JSON_HEADER,
+    LOST,
+    WATCH,
+    Headers,
+    Leave,
+    Receive,
+    Scope,
+    Send,
+    list_refusal_headers,
+)
+from ajet.gateway.dialects.contract import Caller, Dialect
+from ajet.gateway.inflight_call import NO_RETRY, InflightCall, digest_request, read_retry_hint
+from ajet.gateway.keys import Grant, check_name
+from ajet.gateway.limits import PEER, Held
 from ajet.gateway.reply import ReplyReader
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.gateway.session import Session
@@ -33,27 +44,11 @@ from ajet.schema.bounded_json import (
 )
 from ajet.tokens.tool_calls import finite, no_constant
 
-Scope = Any
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
-Headers = Sequence[tuple[bytes, bytes]]
-Leave = Callable[[], None]
-
 MAX_BODY = 64 << 20
 """Bytes of a request's body."""
-LOST = "ajet.lost"
-"""In a scope's state: called if a client proves to have left without the reply that was sent to it."""
-WATCH = "ajet.watch"
-"""In a scope's state: takes the function to call when the client leaves (None: no longer any). Without it a task waits
-for a disconnect from `receive`."""
-REQUEST_ID = "ajet.request_id"
-"""In a scope's state: the id of the request, which its answer has in its headers."""
-NO_RETRY_HEADER = (b"x-should-retry", b"false")
-"""Tells OpenAI's and Anthropic's clients not to retry."""
-_JSON = (b"content-type", b"application/json")
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite, parse_int=parse_int).decode
-_SCHEMA_FIELDS = ("response_format", "text", "output_config", "output_format")
+_SCHEMA_FIELDS = frozenset({"response_format", "text", "output_config", "output_format", "tools"})
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -62,19 +57,19 @@ class RequestExchange:
 
     def __init__(
         self,
-        keys: Keys[Session],
-        pacing: StreamPacing,
         dialect: Dialect,
+        pacing: StreamPacing,
         scope: Scope,
         receive: Receive,
         send: Send,
+        headers: Mapping[bytes, bytes],
         request_id: str,
     ) -> None:
-        self._keys, self._pacing, self._dialect = keys, pacing, dialect
-        self._scope, self._receive, self._send = scope, receive, send
-        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._dialect, self._pacing = dialect, pacing
+        self._scope, self._receive, self._send, self._headers = scope, receive, send, headers
         self._request_id = request_id
-        self._id_headers = _build_id_headers(request_id)
+        encoded_id = request_id.encode()
+        self._id_headers = ((b"request-id", encoded_id), (b"x-request-id", encoded_id))  # Anthropic's and OpenAI's
         self._waiter: asyncio.Future[None] | None = None
         self._has_news = False
         """True if something happened since it was last reset."""
@@ -87,37 +82,30 @@ class RequestExchange:
         self.has_started = False
         """True once the answer's head was sent."""
 
-    async def run(self) -> None:
-        """Answer the request."""
-        scope = self._scope
-        try:
-            secret, grant = find_grant(self._keys, scope, self._headers)
-        except Refused as refused:
-            if refused.status == 401:
-                await after_wrong_key(scope)
-            await self._refuse(refused)
-            return
+    async def run(self, secret: str, grant: Grant[Session]) -> None:
+        """Answer a request with this key."""
         grant.session.requests += 1
         try:
-            peer: Peer | None = scope["state"].get(PEER)
+            peer = self._scope["state"].get(PEER)
             if peer is not None:
                 peer.welcome()
             try:
                 call = await self._open_call(secret, grant)
             except Refused as refused:
-                await self._refuse(refused)
+                await self.refuse(refused)
                 return
             except RecursionError:
-                await self._refuse(Refused("The request is nested too deeply.", code="invalid_json"))
+                await self.refuse(Refused("The request is nested too deeply.", code="invalid_json"))
                 return
             if call is not None:
                 await self._deliver(call, grant.session)
         finally:
             grant.session.requests -= 1
 
-    async def send_with_id(self, message: Any) -> None:
-        """Send a message that is made elsewhere, with the request's id."""
-        await self._send(add_request_id(message, self._request_id))
+    async def refuse(self, refused: Refused) -> None:
+        """Answer with an error."""
+        body = self._dialect.format_error(refused, self._request_id)
+        await self._send_json(refused.status, body, list_refusal_headers(refused))
 
     async def _open_call(self, secret: str, grant: Grant[Session]) -> InflightCall | None:
         """Read the request and start its call, or join the one that it repeats. None if it is answered already or its
@@ -136,14 +124,14 @@ class RequestExchange:
         is_long = len(body) > LONG_BYTES
         digest = await asyncio.to_thread(digest_request, *parts) if is_long else digest_request(*parts)
         hint = read_retry_hint(headers)
-        call = session.inflight.find(digest, hint) if hint else None
+        call = None if hint is NO_RETRY else session.inflight.find(digest, hint)
         if call is None:
             try:
                 request = await self._parse(body, grant)
             except Refused as refused:
                 session.note_refusal(refused)
                 raise
-            call = session.inflight.find(digest, hint) if hint else None
+            call = None if hint is NO_RETRY else session.inflight.find(digest, hint)
             if call is None:
                 if request.format_count is None:
                     return session.start_call(request, digest=digest, hint=hint)
@@ -159,7 +147,7 @@ class RequestExchange:
         is_long = len(body) > LONG_BYTES
         fields = await asyncio.to_thread(_decode_object, body) if is_long else _decode_object(body)
         caller = read_caller(grant, self._headers, fields)
-        if is_long or _has_schema(fields):
+        if is_long or (not _SCHEMA_FIELDS.isdisjoint(fields) and _has_schema(fields)):
             return await asyncio.to_thread(self._dialect.parse, fields, caller)
         return self._dialect.parse(fields, caller)
 
@@ -187,7 +175,7 @@ class RequestExchange:
                 if cancelled := call.leave():
                     await asyncio.wait(cancelled)
             finally:
-                if is_delivered or call.has_failed:
+                if is_delivered or call.failure is not None:
                     session.inflight.remove(call)
                 else:
                     abandon()
@@ -199,12 +187,6 @@ class RequestExchange:
         call.deliveries -= self._is_counted
         self._is_counted = False
         session.inflight.abandon(call)
-
-    def _count_delivery(self, call: InflightCall) -> None:
-        """Count the replies as received before they are sent: their client may end the episode at once."""
-        if not self._has_left:
-            self._is_counted = True
-            call.deliveries += 1
 
     def _watch(self) -> Callable[[], object]:
         """Get notified when the client leaves. Return the function that ends this."""
@@ -222,7 +204,8 @@ class RequestExchange:
 
     def _end_reply(self) -> None:
         self._has_ended = self._has_news = True
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _add_news(self) -> None:
         self._has_news = True
@@ -255,9 +238,10 @@ class RequestExchange:
             self._pacing.add_lateness(max(0.0, loop.time() - due))
 
     async def _send_whole(self, call: InflightCall, session: Session) -> None:
+        loop = asyncio.get_running_loop()
         while not self._has_left and not call.is_settled:
-            self._has_news = False
-            await self._wait_for_news()
+            self._waiter = loop.create_future()
+            await self._waiter
         if self._has_left:
             return
         answer: Mapping[str, Any] = {}
@@ -269,9 +253,10 @@ class RequestExchange:
                 refused = error
         if refused is not None:
             self._note_refusal(refused, call, session)
-            await self._refuse(refused)
+            await self.refuse(refused)
             return
-        self._count_delivery(call)
+        self._is_counted = True  # before it is sent: its client may end the episode at once
+        call.deliveries += 1
         await self._send_json(200, answer)
 
     async def _send_events(self, call: InflightCall, session: Session) -> None:
@@ -286,7 +271,7 @@ class RequestExchange:
                 events: list[bytes] = []
                 for choice, reader in enumerate(readers):
                     chunks, reply = reader.read_chunks(), reader.reply
-                    ends = not ended[choice] and reply.is_complete
+                    ends = not ended[choice] and reply.message is not None
                     if not begun[choice] and (chunks or ends):
                         begun[choice] = True
                         events.append(writer.begin_reply(choice))
@@ -297,18 +282,21 @@ class RequestExchange:
                 if is_settled:
                     refused = call.find_refusal()
                     if refused is None:
-                        self._count_delivery(call)
+                        self._is_counted = True
+                        call.deliveries += 1
                         events.append(writer.close(call.replies))
                     else:
                         self._note_refusal(refused, call, session)
                         if not self.has_started and not events:
-                            await self._refuse(refused)
+                            await self.refuse(refused)
                             return
                         events.append(writer.fail(refused))
                 data = b"".join(events)
                 if data:
                     if not self.has_started:
-                        await self._send_head(200, [*_EVENT_STREAM, *self._id_headers])
+                        self.has_started = True
+                        head = [*_EVENT_STREAM, *self._id_headers]
+                        await self._send({"type": "http.response.start", "status": 200, "headers": head})
                     await self._send({"type": "http.response.body", "body": data, "more_body": not is_settled})
                 if is_settled:
                     return
@@ -324,72 +312,13 @@ class RequestExchange:
         call.refusal = refused
         session.note_refusal(refused, is_last=True)
 
-    async def _refuse(self, refused: Refused) -> None:
-        body = self._dialect.format_error(refused, self._request_id)
-        await self._send_json(refused.status, body, list_refusal_headers(refused))
-
     async def _send_json(self, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
         content = _ENCODE(body).encode()
         length = (b"content-length", str(len(content)).encode())
-        await self._send_head(status, [_JSON, length, *headers, *self._id_headers])
-        await self._send({"type": "http.response.body", "body": content, "more_body": False})
-
-    async def _send_head(self, status: int, headers: Headers) -> None:
+        head = [JSON_HEADER, length, *headers, *self._id_headers]
         self.has_started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-def add_request_id(message: Any, request_id: str) -> Any:
-    """Return an ASGI message; the head of an answer gets the request's id."""
-    if message["type"] != "http.response.start":
-        return message
-    return {**message, "headers": [*message["headers"], *_build_id_headers(request_id)]}
-
-
-def _build_id_headers(request_id: str) -> Headers:
-    encoded = request_id.encode()
-    return ((b"request-id", encoded), (b"x-request-id", encoded))  # Anthropic's and OpenAI's
-
-
-async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
-    """Send a JSON object."""
-    content = _ENCODE(body).encode()
-    head = [_JSON, (b"content-length", str(len(content)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": content, "more_body": False})
-
-
-async def send_refusal(send: Send, refused: Refused, body: Mapping[str, Any], headers: Headers = ()) -> None:
-    """Send an error; `headers` come before those of the refusal."""
-    await send_json(send, refused.status, body, [*headers, *list_refusal_headers(refused)])
-
-
-def list_refusal_headers(refused: Refused) -> list[tuple[bytes, bytes]]:
-    """Return the headers that tell clients whether and when to retry."""
-    headers: list[tuple[bytes, bytes]] = []
-    if refused.retry_after is not None:
-        headers.append((b"retry-after", str(refused.retry_after).encode()))
-    if refused.final:
-        headers.append(NO_RETRY_HEADER)
-    return headers
-
-
-async def end_by_shutdown(scope: Scope, send: Send, build_error: Callable[[Refused], Mapping[str, Any]]) -> None:
-    """Answer a request that the server's end interrupts: the client is told to retry, or finds its stream broken."""
-    peer = peer_of(scope)
-    if peer is not None and peer.begun:
-        await break_off(scope)
-        return
-    ended = Refused("The server was ended.", status=503, code="ended", retry_after=1)
-    await send_refusal(send, ended, build_error(ended))
-
-
-async def break_off(scope: Scope) -> None:
-    """Close the client's connection: its stream ends without the final mark."""
-    peer = peer_of(scope)
-    if peer is not None:
-        peer.transport.abort()
-        await asyncio.sleep(0)  # uvicorn notices, and does not complain of a reply without an end
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
 
 
 async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
@@ -401,7 +330,7 @@ async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Recei
     if message["type"] == "http.disconnect":
         return None
     body = message.get("body", b"")
-    if not message.get("more_body", False) and len(body) <= min(LONG_BYTES, MAX_BODY) and peer_of(scope) is None:
+    if not message.get("more_body", False) and len(body) <= min(LONG_BYTES, MAX_BODY) and PEER not in scope["state"]:
         return bytes(body)  # from this process, and complete
     parts: list[bytes] = []
     size = 0
@@ -423,6 +352,28 @@ def _build_too_large() -> Refused:
     return Refused(f"The request's body exceeds {MAX_BODY >> 20} MiB.", status=413, code="request_too_large")
 
 
+def read_caller(grant: Grant[Session], headers: Mapping[bytes, bytes], body: Mapping[str, Any]) -> Caller:
+    """Return the caller of a request. The most specific name holds: the suffix of the model's name (`ajet@agent`,
+    `ajet@agent:target`), then the headers, then what the key was made for. An agent that is named without a target is
+    its own target. Raises Refused."""
+    agent: str | None = None
+    target: str | None = None
+    model = body.get("model")
+    if isinstance(model, str) and "@" in model:
+        name, _, suffix = model.rpartition("@")
+        if name in (grant.session.model_name, "ajet"):
+            agent_name, colon, target_name = suffix.partition(":")
+            agent = check_name(agent_name, "model")
+            target = check_name(target_name, "model") if colon else None
+    if agent is None and b"x-ajet-agent" in headers:
+        agent = check_name(headers[b"x-ajet-agent"].decode("latin-1").strip(), "x-ajet-agent")
+    if target is None and b"x-ajet-target" in headers:
+        target = check_name(headers[b"x-ajet-target"].decode("latin-1").strip(), "x-ajet-target")
+    if target is None:
+        target = grant.target if agent is None or agent == grant.agent else ""
+    return Caller(grant.agent if agent is None else agent, target, grant.debug_model, grant.session.kept)
+
+
 def _decode_object(body: bytes) -> dict[str, Any]:
     """Decode a JSON object. Raises Refused."""
     try:
@@ -440,9 +391,9 @@ def _decode_object(body: bytes) -> dict[str, Any]:
 
 def _has_schema(body: Mapping[str, Any]) -> bool:
     """Return True if a schema of the request is to be checked: that of its reply, or of a strict tool."""
-    if any(body.get(name) for name in _SCHEMA_FIELDS):
-        return True
     tools = body.get("tools")
+    if any(body.get(name) for name in _SCHEMA_FIELDS if name != "tools"):
+        return True
     return isinstance(tools, list) and any(
         isinstance(tool, dict)
         and (tool.get("strict") or isinstance(function := tool.get("function"), dict) and function.get("strict"))

@@ -118,37 +118,30 @@ class InflightCall:
         """Clients that received the replies."""
         self.refusal: Refused | None = None
         """The error that the client got instead of replies; None also if the gateway itself failed."""
+        self.failure: Exception | None = None
+        """The first error with which a reply ended: a retry is then a new call."""
         self.listeners: list[Callable[[], None]] = []
         """Called when a reply has ended."""
         self._check: asyncio.Future[None] | None = None
-        self.replies = [Reply(choice) for choice in request.list_choices()]
-
-    @property
-    def has_failed(self) -> bool:
-        """True if a reply ended with an error: a retry is then a new call."""
-        for reply in self.replies:
-            task = reply.task
-            if task is not None and task.done() and not task.cancelled() and task.exception() is not None:
-                return True
-        return False
+        is_single = request.replies_per_prompt == 1 and len(request.prompts) < 2
+        self.replies = [Reply(request)] if is_single else [Reply(choice) for choice in request.list_choices()]
 
     @property
     def is_settled(self) -> bool:
         """True if all replies have ended, or one with an error."""
-        for reply in self.replies:
-            if reply.task is None or not reply.task.done():
-                return self.has_failed
-        return True
+        return self.failure is not None or all([reply.has_ended for reply in self.replies])
 
     def find_refusal(self) -> Refused | None:
         """Return the refusal that is the answer of a settled call; None if all replies are complete. Raises any other
         error of a reply."""
+        failure = self.failure
+        if isinstance(failure, Refused):
+            return failure
+        if failure is not None:
+            raise failure
         for reply in self.replies:
-            if reply.task is not None and reply.task.done():
-                try:
-                    reply.task.result()
-                except Refused as refused:
-                    return refused
+            if reply.message is None:  # the end of the server has cancelled it
+                raise asyncio.CancelledError
         return None
 
     def join(self) -> None:
@@ -162,20 +155,27 @@ class InflightCall:
             self._check = asyncio.ensure_future(self._check_prompts(self.request))
             self._check.add_done_callback(_retrieve_error)
         for reply in waiting:
-            reply.has_place, reply.is_abandoned = True, False
+            reply.has_place, reply.is_abandoned, reply.has_ended = True, False, False
             reply.task = asyncio.ensure_future(self._start_reply(reply, reply.task))
             reply.task.add_done_callback(partial(self._end_reply, reply))
 
     async def _start_reply(self, reply: Reply, previous: asyncio.Task[None] | None) -> None:
         """Make a reply once its prompt is checked and the task before has ended; that one may have completed it."""
-        if previous is not None:
-            await asyncio.wait([previous])
-            if not previous.cancelled():
-                return previous.result()
-        if self._check is not None:
-            await asyncio.wait([self._check])
-            self._check.result()
-        await self._make_reply(reply)
+        try:
+            if previous is not None:
+                await asyncio.wait([previous])
+                if not previous.cancelled():
+                    return previous.result()
+            if self._check is not None:
+                await asyncio.wait([self._check])
+                self._check.result()
+            await self._make_reply(reply)
+        except Exception as error:
+            self.failure = self.failure or error
+            raise
+        finally:
+            if reply.task is asyncio.current_task():  # otherwise another task resumes the reply
+                reply.has_ended = True
 
     def _end_reply(self, reply: Reply, task: asyncio.Task[None]) -> None:
         if reply.task is task:  # otherwise a task that resumes the reply has taken over its place
@@ -203,7 +203,7 @@ class InflightCall:
         if self.deliveries:
             return []
         finish: FinishReason = "aborted"
-        if self.has_failed or self.refusal is not None:
+        if self.failure is not None or self.refusal is not None:
             if self.refusal is None or self.refusal.code == ENGINE_FAILED:
                 finish = "error"
             why = f"its request was answered with an error: {self.refusal or 'an internal error'}"
@@ -229,7 +229,7 @@ class InflightCalls:
 
     def find(self, digest: bytes, hint: RetryHint) -> InflightCall | None:
         """Return the call that a request repeats; None if it is a call of its own."""
-        found = [call for call in self._calls.get(digest, ()) if not call.has_failed]
+        found = [call for call in self._calls.get(digest, ()) if call.failure is None]
         if hint.idempotency_key is not None:
             same = [call for call in found if call.hint.idempotency_key == hint.idempotency_key]
             if same:

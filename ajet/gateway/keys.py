@@ -1,10 +1,7 @@
-"""Keys: 128 random bits for each (episode, agent, target), and the caller behind each request.
+"""Keys: 128 random bits for each (episode, agent, target), looked up on the server's side, and what each stands for.
 
-Invariants: a key encodes nothing, is never logged, and dies with its episode; dead keys are remembered for a while (as
-digests), so that a late client learns that its episode has ended rather than that its key was wrong. Of the names of a
-caller the most specific holds: a suffix of the model's name (`ajet@agent`, `ajet@agent:target`), then the headers
-`x-ajet-agent` and `x-ajet-target`, then what the key was made for. An agent that is named without a target is its own
-target.
+Invariant: a key encodes nothing, is never logged, and dies with its episode; dead keys are remembered for a while (as
+digests), so that a late client learns that its episode has ended rather than that its key was wrong.
 """
 
 from __future__ import annotations
@@ -13,21 +10,18 @@ import hashlib
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from loguru import logger
 
-from ajet.gateway.dialects.contract import Caller
 from ajet.gateway.request import Refused
 from ajet.schema.endpoint import ANOTHERS
 
 S = TypeVar("S")
-PATH_KEY = "ajet.key"
-"""In a scope: the key that its URL path held (`/s/KEY/v1/…`)."""
 _REMEMBERED = 4096
-_MAX_NAME = 128
+MAX_NAME = 128
 UNTIED = (
     "nothing says whose episode it is. Its client took its address from the environment and calls outside the tasks "
     "and `asyncio.to_thread` of an episode, or without httpx: give it the address and key of "
@@ -104,46 +98,11 @@ def _digest_key(secret: str) -> bytes:
     return hashlib.blake2b(secret.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 
-def find_grant(keys: Keys[S], scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> tuple[str, Grant[S]]:
-    """Return the key of a request and what it stands for: the first that is one, of the path, `Authorization: Bearer`,
-    `x-api-key` and `api-key`. Raises Refused."""
-    offered = [scope[PATH_KEY]] if PATH_KEY in scope else []
-    kind, _, secret = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    if kind.lower() == "bearer":
-        offered.append(secret.strip())
-    offered += [headers[name].decode("latin-1") for name in (b"x-api-key", b"api-key") if name in headers]
-    for key in offered:
-        grant = keys.grants.get(key)
-        if grant is not None:
-            return key, grant
-    client = headers.get(b"user-agent", b"").decode("latin-1")[:_MAX_NAME]
-    raise keys.refuse_unknown(offered[0] if offered else None, client=client)
-
-
-def read_caller(grant: Grant[Any], headers: Mapping[bytes, bytes], body: Mapping[str, Any]) -> Caller:
-    """Return the caller of a request by the model's name, the headers or the key. Raises Refused."""
-    agent: str | None = None
-    target: str | None = None
-    model = body.get("model")
-    if isinstance(model, str) and "@" in model:
-        name, _, suffix = model.rpartition("@")
-        if name in (grant.session.model_name, "ajet"):
-            agent_name, colon, target_name = suffix.partition(":")
-            agent = _check_name(agent_name, "model")
-            target = _check_name(target_name, "model") if colon else None
-    if agent is None and b"x-ajet-agent" in headers:
-        agent = _check_name(headers[b"x-ajet-agent"].decode("latin-1").strip(), "x-ajet-agent")
-    if target is None and b"x-ajet-target" in headers:
-        target = _check_name(headers[b"x-ajet-target"].decode("latin-1").strip(), "x-ajet-target")
-    if target is None:
-        target = grant.target if agent is None or agent == grant.agent else ""
-    return Caller(grant.agent if agent is None else agent, target, grant.debug_model, grant.session.kept)
-
-
-def _check_name(name: str, param: str) -> str:
-    if not name or len(name) > _MAX_NAME or not name.isprintable() or ":" in name:
+def check_name(name: str, param: str) -> str:
+    """Return a name of an agent or target. Raises Refused for one that is no name."""
+    if not name or len(name) > MAX_NAME or not name.isprintable() or ":" in name:
         raise Refused(
-            f"Invalid value for '{param}': expected names of 1 to {_MAX_NAME} printable characters without a colon.",
+            f"Invalid value for '{param}': expected names of 1 to {MAX_NAME} printable characters without a colon.",
             param=param,
             code="invalid_value",
         )

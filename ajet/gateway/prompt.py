@@ -78,7 +78,9 @@ async def render_prompt(
     match = recorder.conversations.match(request.agent, request.messages)
     if request.prompts:
         return await _render_raw(request.prompts[0], request.agent, match, recorder, renderer, threads)
-    messages = recorder.restore_replies(request.messages, match.extends)
+    messages: Sequence[dict[str, Any]] = request.messages
+    if match.extends is not None:
+        messages = recorder.restore_replies(messages, match.extends)
     tools, fork = request.tools, match.reason
     before: Rendered | None = None
     rendered: Rendered | None = None

@@ -19,6 +19,7 @@ import numpy as np
 
 from ajet.context_tracker.matching import Conversations, Match, as_given
 from ajet.context_tracker.texts import Texts
+from ajet.gateway.reply import Reply
 from ajet.gateway.request import Refused
 from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, full_ids
 from ajet.schema.tool_use import ToolUse
@@ -152,7 +153,7 @@ class Recorder:
         """
         calls = self.capture.calls
         index = len(calls)
-        tool_list = self._add_tools(tools)
+        tool_list = self._add_tools(tools) if tools else None
         if messages and before is None:
             parent = self.conversations.nearest(match.keys, tool_list)
         prefix, shared, text = 0, 0, ""
@@ -228,6 +229,15 @@ class Recorder:
                 self.conversations.told(call.index, call.agent, message, stopped)
             else:
                 self.texts.told(call.index, call.agent, self._build_text(call.index) + message["content"])
+
+    def store_tokens(self, call: Call, reply: Reply, count: int | None = None) -> None:
+        """Store the first `count` sampled tokens of a reply (None: all)."""
+        if count is None:
+            count = len(reply.ids)
+        call.response_ids = np.array(reply.ids[:count], dtype=np.int32)
+        call.logprobs = np.array(reply.logprobs[:count], dtype=np.float32)
+        call.logprobs_unit = np.array(reply.unit_logprobs[:count], dtype=np.float32)
+        call.versions = tuple([run for run in reply.versions if run.first < count])
 
     def reopen(self, call: Call) -> None:
         """Let a call that was aborted go on: its client came back."""
@@ -305,9 +315,7 @@ class Recorder:
             indexes.append(index)
         return tuple(indexes)
 
-    def _add_tools(self, tools: Sequence[dict[str, Any]] | None) -> int | None:
-        if not tools:
-            return None
+    def _add_tools(self, tools: Sequence[dict[str, Any]]) -> int:
         key = json.dumps(tools)  # the order of keys is part of it: templates show tools in their order
         index = self._tools.get(key)
         if index is None:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ajet.engine.contract import TokenRequest
 from ajet.gateway.request import ParsedRequest
 from ajet.schema.call import Call, FinishReason, VersionRun
@@ -47,6 +45,8 @@ class Reply:
     """Makes the reply; None before the first client has joined."""
     is_abandoned: bool = False
     """True if the task was cancelled because no client waited for the reply."""
+    has_ended: bool = False
+    """True once the task has completed the reply, or failed."""
     has_place: bool = False
     """True while the reply is counted against the limit of calls."""
     call: Call | None = None
@@ -92,24 +92,6 @@ class Reply:
     stopped: str | None = None
     """The stop string that ended the reply."""
 
-    @property
-    def is_complete(self) -> bool:
-        """True if the whole reply is there and its task has ended without an error."""
-        task = self.task
-        return (
-            self.message is not None
-            and task is not None
-            and task.done()
-            and not task.cancelled()
-            and task.exception() is None
-        )
-
-    def begin_draw(self, call: Call, prompt: Rendered, stream: ReplyStream, token_request: TokenRequest) -> None:
-        """Start a new draw, without tokens."""
-        self.call, self.prompt, self.stream, self.token_request = call, prompt, stream, token_request
-        self.engine_requests, self.engine_finish = 0, None
-        self.ids, self.logprobs, self.unit_logprobs, self.top, self.versions = [], [], [], [], []
-
     def add_deltas(self, deltas: Sequence[Delta]) -> None:
         """Add the next part of a chat engine's reply."""
         self.deltas += deltas
@@ -122,15 +104,6 @@ class Reply:
             self.has_news = True
             for listen in self.listeners:
                 listen()
-
-    def write_tokens(self, call: Call, count: int | None = None) -> None:
-        """Store the first `count` sampled tokens (None: all) in the record."""
-        if count is None:
-            count = len(self.ids)
-        call.response_ids = np.array(self.ids[:count], dtype=np.int32)
-        call.logprobs = np.array(self.logprobs[:count], dtype=np.float32)
-        call.logprobs_unit = np.array(self.unit_logprobs[:count], dtype=np.float32)
-        call.versions = tuple([run for run in self.versions if run.first < count])
 
 
 class ReplyReader:

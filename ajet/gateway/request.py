@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
+from ajet.schema.call import ToolChoice
 from ajet.schema.errors import AjetError
 
 RawPromptInput = str | Sequence[int]
@@ -73,7 +74,7 @@ class ParsedRequest:
     """Target tag; empty: the agent's name."""
     debug_model: str | None = None
     tools: Sequence[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none", "required", "named"] = "auto"
+    tool_choice: ToolChoice = "auto"
     named_tool: str | None = None
     parallel_tool_calls: bool = True
     max_tokens: int | None = None
@@ -101,11 +102,6 @@ class ParsedRequest:
     format_count: Callable[[int], dict[str, Any]] | None = None
     """Set if nothing is to be sampled: builds the answer from the number of prompt tokens."""
 
-    @property
-    def reply_count(self) -> int:
-        """Number of replies to all prompts."""
-        return max(1, len(self.prompts)) * self.replies_per_prompt
-
     def build_choice(self, index: int) -> ParsedRequest:
         """Return the request of reply `index`: one prompt, and the client's seed increased by the reply's number."""
         changes: dict[str, Any] = {"replies_per_prompt": 1}
@@ -118,8 +114,8 @@ class ParsedRequest:
 
     def list_choices(self) -> list[ParsedRequest]:
         """Return one request for each reply."""
-        count = self.reply_count
-        return [self] if count == 1 else [self.build_choice(index) for index in range(count)]
+        count = max(1, len(self.prompts)) * self.replies_per_prompt
+        return [self.build_choice(index) for index in range(count)]
 
 
 def refuse_images(request: ParsedRequest) -> None:

@@ -1,4 +1,4 @@
-"""Routes of a gateway besides requests for replies: health, models, stored responses, and errors without a dialect.
+"""The application of a gateway: its dialects, and its other routes: health, models, stored responses.
 
 Invariant: a client that sends `anthropic-version` is answered as Anthropic would, any other as OpenAI would.
 """
@@ -16,22 +16,45 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
+from ajet.gateway.app import App, find_grant
+from ajet.gateway.asgi import REQUEST_ID
 from ajet.gateway.context import GatewayContext
 from ajet.gateway.dialects import anthropic, chat
-from ajet.gateway.dialects.responses import response_routes
-from ajet.gateway.exchange import REQUEST_ID
-from ajet.gateway.keys import find_grant
+from ajet.gateway.dialects.anthropic import AnthropicDialect, CountTokensDialect
+from ajet.gateway.dialects.chat import ChatDialect
+from ajet.gateway.dialects.completions import CompletionsDialect
+from ajet.gateway.dialects.contract import Dialect
+from ajet.gateway.dialects.responses import InputTokensDialect, ResponsesDialect, response_routes
 from ajet.gateway.limits import after_wrong_key, welcome
 from ajet.gateway.request import Refused
 from ajet.gateway.session import Session
 
 
-def build_routes(context: GatewayContext, paths: Iterable[str], opens_later: Callable[[], bool]) -> Starlette:
-    """Return the application of these routes.
+def build_app(context: GatewayContext, *, opens_later: bool = False) -> App:
+    """Return the application of a gateway. `opens_later`: see `App.opens_later`."""
+    decode = context.renderer.decode if context.renderer is not None else None
+    max_model_len = min(context.max_model_len, getattr(context.engine, "max_model_len", context.max_model_len))
+    dialects: tuple[Dialect, ...] = (
+        ChatDialect(decode),
+        CompletionsDialect(decode),
+        ResponsesDialect(decode),
+        InputTokensDialect(decode),
+        AnthropicDialect(max_model_len),
+        CountTokensDialect(max_model_len),
+    )
+    by_path = {dialect.path: dialect for dialect in dialects}
+    others = _build_others(context, by_path, lambda: app.opens_later)
+    app = App(by_path, others, context.keys, context.pacing, format_error=format_error, answer_failure=answer_failure)
+    app.opens_later = opens_later
+    return app
+
+
+def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Callable[[], bool]) -> Starlette:
+    """Return the application of all other routes.
 
     Args:
         context: The gateway's.
-        paths: Paths of the dialects: served elsewhere, and listed here.
+        paths: Paths of the dialects: served by the App, and listed here.
         opens_later: Returns True while routes may still be added; an unknown path is then served soon.
     """
 

@@ -22,7 +22,6 @@ from starlette.routing import BaseRoute
 
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import ChatEngine, Sampling, TokenEngine
-from ajet.gateway.app import build_app
 from ajet.gateway.context import GatewayAddress, GatewayContext
 from ajet.gateway.ignored_fields import IgnoredFieldLog
 from ajet.gateway.inflight_call import CallLimit
@@ -30,10 +29,11 @@ from ajet.gateway.keys import Grant, Keys
 from ajet.gateway.limits import Limits
 from ajet.gateway.listener import Listener, listen
 from ajet.gateway.prompt import RenderThreadPool
+from ajet.gateway.routes import build_app
 from ajet.gateway.server_thread import start_server
 from ajet.gateway.session import Inspect, Session
 from ajet.gateway.stream_pacing import StreamPacing
-from ajet.gateway.transport import GatewayTransport
+from ajet.gateway.transport import GatewayLoop, GatewayTransport, loop_calls_of
 from ajet.schema.addresses import own_address
 from ajet.schema.call import Ids
 from ajet.schema.endpoint import Endpoint
@@ -91,6 +91,7 @@ class Gateway:
         self._base_url = ""
         self._limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._shared_loop = GatewayLoop()
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
         self._gate, self._over = threading.Lock(), False
@@ -216,24 +217,21 @@ class Gateway:
 
     def transport(self) -> httpx.AsyncBaseTransport:
         """An in-process transport for httpx clients, usable from any event loop."""
-        return GatewayTransport(self.app, self._living_loop)
-
-    def _living_loop(self) -> asyncio.AbstractEventLoop:
-        if self._over:
-            raise RuntimeError("the gateway is closed")
-        return self.loop
+        return GatewayTransport(self.app, self._shared_loop)
 
     def _serve(self, listening: socket.socket, started: Callable[[], None]) -> None:
         with closing(listening), closing(new_loop()) as loop:
             # No header of a proxy's changes anything here: who is who is told by keys.
             self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)
             self._loop, self._over = loop, False
+            self._shared_loop.calls = loop_calls_of(loop)
             try:
                 loop.call_soon(started)
                 loop.run_until_complete(self._server.serve(sockets=[listening]))
             finally:
                 with self._gate:
                     self._over = True
+                self._shared_loop.calls = None
                 loop.run_until_complete(_cancel_all())
                 loop.run_until_complete(loop.shutdown_asyncgens())
 

@@ -214,7 +214,9 @@ class Session:
             reply.request, engine, trained = self._route(reply.request)
             target = reply.request.target or reply.request.agent
             if engine is None and self._sampler is not None:
-                adapter = self._find_adapter(reply.request, target, trained)
+                adapter: str | None = None
+                if self.models or self._context.adapters:
+                    adapter = self._find_adapter(reply.request, target, trained)
                 await self._sampler.sample(reply, target=target, trained=trained, adapter=adapter)
             else:
                 await relay_chat(
@@ -311,7 +313,7 @@ class Session:
         """Record a call that did not end by itself, with the tokens that were sampled by then."""
         call = reply.call
         if call is not None and not self._recorder.is_settled(call):
-            reply.write_tokens(call)
+            self._recorder.store_tokens(call, reply)
             self._recorder.settle(call, finish, error=error)
 
     def _settle_all(self) -> None:

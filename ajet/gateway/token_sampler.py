@@ -80,7 +80,8 @@ class TokenSampler:
                 is_constrained = reply.token_request.sampling.json_schema is not None
                 is_checked = needs_check(request, is_constrained=is_constrained)
             reply.is_readable = not is_checked
-            recorder.reopen(reply.call)
+            if reply.engine_requests:  # its client came back
+                recorder.reopen(reply.call)
             if reply.engine_finish is None:  # otherwise the client left when all was sampled, and came back
                 await self._run_engine(reply, reply.token_request)
             if recorder.is_settled(reply.call):
@@ -153,7 +154,10 @@ class TokenSampler:
             single_call=not request.parallel_tool_calls,
         )
         key = DrawKey(*self._key, call.index)
-        reply.begin_draw(call, rendered, stream, TokenRequest(rendered.ids, sampling, key, prompt.images, adapter))
+        reply.call, reply.prompt, reply.stream = call, rendered, stream
+        reply.token_request = TokenRequest(rendered.ids, sampling, key, prompt.images, adapter)
+        reply.engine_requests, reply.engine_finish = 0, None
+        reply.ids, reply.logprobs, reply.unit_logprobs, reply.top, reply.versions = [], [], [], [], []
 
     def _resolve_sampling(
         self, request: ParsedRequest, trained: bool, prompt_tokens: int
@@ -249,7 +253,7 @@ class TokenSampler:
         stream, call, prompt = reply.stream, reply.call, reply.prompt
         assert stream is not None and call is not None and prompt is not None
         kept = stream.kept
-        reply.write_tokens(call, kept)
+        self._recorder.store_tokens(call, reply, kept)
         for sampled in (reply.ids, reply.unit_logprobs, reply.top):
             del sampled[kept:]
         text = self._renderer.decode(call.response_ids, after=prompt.ids)
@@ -270,7 +274,7 @@ class TokenSampler:
         """Record a draw that violates the request. Raises Refused after the last try."""
         call, stream = reply.call, reply.stream
         assert call is not None and stream is not None
-        reply.write_tokens(call, stream.kept)
+        self._recorder.store_tokens(call, reply, stream.kept)
         call.rejected = violation.why
         self._recorder.settle(call, "aborted", error=f"not what its client asked for: {violation.why}")
         reply.token_request = None

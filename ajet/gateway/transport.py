@@ -1,7 +1,8 @@
-"""Transport: httpx clients of this process, handed straight to the gateway's loop.
+"""GatewayTransport: httpx clients of this process, whose requests are handed straight to the gateway's loop.
 
-Invariant: the reply streams (each part reaches the client as the gateway sends it), from any thread's event loop; a
-client that closes its response, is cancelled or vanishes is a disconnect to the gateway, as over a socket.
+Invariants: the reply streams (each part reaches the client as the gateway sends it), on any thread's event loop; a
+client that closes its response, is cancelled or vanishes is a disconnect to the gateway, as over a socket. To wake
+another loop takes a system call on both sides, so that several calls to one loop share a wake.
 """
 
 from __future__ import annotations
@@ -10,86 +11,139 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
-from contextvars import Context
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import httpx
 from starlette.types import ASGIApp
 
-from ajet.gateway.exchange import LOST, WATCH, Leave
-from ajet.gateway.loop_calls import loop_calls_of
+from ajet.gateway.asgi import LOST, WATCH, Leave
 
 Message = MutableMapping[str, Any]
 
 
-class GatewayTransport(httpx.AsyncBaseTransport):
-    """Hands requests to the `app` of a gateway of this process, on the loop that `loop` answers while it runs. Holds no
-    state of any loop."""
+class LoopCalls:
+    """Passes calls to one event loop, in the order in which they are posted and in their posters' contexts, as
+    `call_soon_threadsafe` does. Thread-safe."""
 
-    def __init__(self, app: ASGIApp, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        self._app, self._loop = app, loop
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # _CALLS_OF_LOOPS must not keep loops alive
+        self._posted: deque[tuple[Context, Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_waking = False
+
+    def post(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have a function called on the loop. Raises RuntimeError if the loop is closed."""
+        loop = self._loop()
+        if loop is None or loop.is_closed():
+            raise RuntimeError("the event loop is closed")
+        self._posted.append((copy_context(), function, arguments))
+        if not self._is_waking:
+            self._is_waking = True
+            loop.call_soon_threadsafe(self._run_posted)
+
+    def _run_posted(self) -> None:
+        self._is_waking = False  # first: who posts from now on and reads True has posted before the last look
+        try:
+            for _ in range(len(self._posted)):
+                context, function, arguments = self._posted.popleft()
+                context.run(function, *arguments)
+        finally:
+            if self._posted and not self._is_waking:  # one has failed, which the loop logs: the others still run
+                self._is_waking = True
+                asyncio.get_running_loop().call_soon(self._run_posted)
+
+
+_CALLS_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls] = WeakKeyDictionary()
+
+
+def loop_calls_of(loop: asyncio.AbstractEventLoop) -> LoopCalls:
+    """Return the LoopCalls of a loop. Thread-safe: of two that are made at once the first stays."""
+    found = _CALLS_OF_LOOPS.get(loop)
+    return found if found is not None else _CALLS_OF_LOOPS.setdefault(loop, LoopCalls(loop))
+
+
+@dataclass(slots=True)
+class GatewayLoop:
+    """What a gateway shares with its transports."""
+
+    calls: LoopCalls | None = None
+    """To the gateway's event loop; None while the gateway does not serve."""
+
+
+class GatewayTransport(httpx.AsyncBaseTransport):
+    """Hands requests to the `app` of a gateway of this process. It belongs to no event loop."""
+
+    def __init__(self, app: ASGIApp, gateway_loop: GatewayLoop) -> None:
+        self._app, self._gateway_loop = app, gateway_loop
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """See httpx."""
-        exchange = _Exchange(self._app, self._loop, request, await request.aread())
+        """Send a request; the response streams."""
+        response = InProcessResponse(self._app, self._gateway_loop, request, await request.aread())
         try:
-            exchange.begin()
-            start = await exchange.next()
+            start = await response.next_message()
         except BaseException:
-            exchange.disconnect()
+            response.disconnect()
             raise
-        return httpx.Response(start["status"], headers=start["headers"], stream=exchange, request=request)
+        return httpx.Response(start["status"], headers=start["headers"], stream=response, request=request)
 
 
-class _Exchange(httpx.AsyncByteStream):
-    """One request: the ASGI app on the gateway's loop, its messages queued in the client's."""
+class InProcessResponse(httpx.AsyncByteStream):
+    """One request and its response: the application runs on the gateway's loop, its messages are queued on the
+    client's."""
 
-    def __init__(
-        self, app: ASGIApp, loop: Callable[[], asyncio.AbstractEventLoop], request: httpx.Request, body: bytes
-    ) -> None:
-        self._app, self._gateways_loop = app, loop
+    def __init__(self, app: ASGIApp, gateway_loop: GatewayLoop, request: httpx.Request, body: bytes) -> None:
+        """Start the request. Raises httpx.ConnectError if the gateway is closed."""
+        self._app, self._gateway_loop, self._request = app, gateway_loop, request
         self._loop = asyncio.get_running_loop()
         self._calls = loop_calls_of(self._loop)
         self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
+        self._has_ended = False
+
+        # Of the gateway's loop, except `_has_left`.
+        self._has_left = False
         self._gone: asyncio.Event | None = None
-        self._leave_told: Leave | None = None
-        self._left = False
-        self._ended = False
+        self._on_leave: Leave | None = None
         self._head: Message | None = None
-        """The reply's start, which waits for what comes with it: its client is woken once for both."""
-        timeout = request.extensions.get("timeout") or {}
-        self._patience: float | None = timeout.get("read")
-        self._request = request
+        """The head of the response, until the next message or turn of the loop: the client is woken once for both."""
         self._incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        url = request.url
         self._scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
             "method": request.method,
             "headers": [(name.lower(), value) for name, value in request.headers.raw],
-            "scheme": request.url.scheme,
-            "path": request.url.path,
-            "raw_path": request.url.raw_path.partition(b"?")[0],
-            "query_string": request.url.query,
+            "scheme": url.scheme,
+            "path": url.path,
+            "raw_path": url.raw_path.partition(b"?")[0],
+            "query_string": url.query,
             "root_path": "",
-            "server": (request.url.host, request.url.port),
+            "server": (url.host, url.port),
             "client": None,
             "state": {WATCH: self._watch},
         }
-
-    def begin(self) -> None:
         try:
-            # In no context of the caller's: what the gateway asks of an engine is no call of the agent's.
-            Context().run(loop_calls_of(self._gateways_loop()).post, self._launch)
-        except (RuntimeError, AssertionError) as error:
-            raise httpx.ConnectError("the gateway is closed", request=self._request) from error
+            if gateway_loop.calls is None:
+                raise RuntimeError("the gateway does not serve")
+            # In an empty context: what the gateway requests from an engine is no call of the agent's.
+            Context().run(gateway_loop.calls.post, self._launch)
+        except RuntimeError as error:
+            raise httpx.ConnectError("the gateway is closed", request=request) from error
 
-    async def next(self) -> Message:
+    # On the client's loop.
+
+    async def next_message(self) -> Message:
+        """Return the next ASGI message. Raises httpx.ReadTimeout or httpx.RemoteProtocolError."""
         # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
         while not self._messages:
             self._waiter = self._loop.create_future()
-            timer = self._loop.call_later(self._patience, self._lose_patience) if self._patience is not None else None
+            timer: asyncio.TimerHandle | None = None
+            if self._read_timeout is not None:
+                timer = self._loop.call_later(self._read_timeout, self._time_out)
             try:
                 await self._waiter
             finally:
@@ -102,76 +156,73 @@ class _Exchange(httpx.AsyncByteStream):
         return message
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        while not self._ended:
-            message = await self.next()
-            self._ended = not message.get("more_body", False)
+        while not self._has_ended:
+            message = await self.next_message()
+            self._has_ended = not message.get("more_body", False)
             if message.get("body"):
                 yield message["body"]
 
     async def aclose(self) -> None:
-        if not self._ended:
+        """Close the response; the gateway sees a disconnect if it has not ended."""
+        if not self._has_ended:
             self.disconnect()
 
     def disconnect(self) -> None:
-        """The client has left. Thread-safe, idempotent."""
-        self._left = True
-        with contextlib.suppress(RuntimeError, AssertionError):  # the gateway is closed: nothing runs there
-            loop_calls_of(self._gateways_loop()).post(self._leave)
-
-    # On the client's loop.
+        """Tell the gateway that the client has left. Thread-safe, idempotent."""
+        self._has_left = True
+        calls = self._gateway_loop.calls
+        if calls is not None:
+            with contextlib.suppress(RuntimeError):  # the gateway is closed: nothing runs there
+                calls.post(self._leave)
 
     def _deliver(self, messages: Sequence[Message]) -> None:
         self._messages.extend(messages)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _lose_patience(self) -> None:
+    def _time_out(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self.disconnect()
             self._waiter.set_exception(httpx.ReadTimeout("the gateway sent nothing", request=self._request))
 
     # On the gateway's loop.
 
+    def _launch(self) -> None:
+        self._task = asyncio.ensure_future(self._app(self._scope, self._receive, self._send))  # type: ignore[arg-type]
+        self._task.add_done_callback(self._finish)
+
+    def _finish(self, task: asyncio.Future[None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self._pass_on({"type": "failed"})
+        elif self._has_left:
+            self._leave()
+
     def _leave(self) -> None:
         if self._gone is not None:
             self._gone.set()
-        told, self._leave_told = self._leave_told, None
-        if told is not None:
-            told()
-        lost = self._scope["state"].pop(LOST, None)
-        if lost is not None:
-            lost()
+        on_leave, self._on_leave = self._on_leave, None
+        if on_leave is not None:
+            on_leave()
+        on_lost = self._scope["state"].pop(LOST, None)
+        if on_lost is not None:
+            on_lost()
 
-    def _launch(self) -> None:
-        task = asyncio.ensure_future(self._answer())
-        task.add_done_callback(self._finished)
-        self._task = task
-
-    def _watch(self, leave: Leave | None) -> None:
-        self._leave_told = leave
-        if leave is not None and self._left:
-            asyncio.get_running_loop().call_soon(leave)
-
-    async def _answer(self) -> None:
-        await self._app(self._scope, self._receive, self._send)
-        if self._left:
-            self._leave()
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is not None:
-            self._pass_on({"type": "failed"})
+    def _watch(self, on_leave: Leave | None) -> None:
+        self._on_leave = on_leave
+        if on_leave is not None and self._has_left:
+            asyncio.get_running_loop().call_soon(on_leave)
 
     async def _receive(self) -> Message:
         if self._incoming:
             return self._incoming.pop()
         self._gone = asyncio.Event()
-        if self._left:
+        if self._has_left:
             self._gone.set()
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
-        if self._left:
+        if self._has_left:
             raise OSError("the client has left")
         if message["type"] == "http.response.start":
             self._head = message
@@ -181,11 +232,12 @@ class _Exchange(httpx.AsyncByteStream):
 
     def _pass_on(self, *messages: Message) -> None:
         head, self._head = self._head, None
-        told = messages if head is None else (head, *messages)
-        if not told:
+        if head is not None:
+            messages = (head, *messages)
+        if not messages:
             return
         try:
-            self._calls.post(self._deliver, told)
+            self._calls.post(self._deliver, messages)
         except RuntimeError:  # the client's loop is closed
-            self._left = True
+            self._has_left = True
             self._leave()

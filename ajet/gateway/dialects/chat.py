@@ -20,6 +20,7 @@ from ajet.gateway.dialects.contract import Caller, StreamWriter
 from ajet.gateway.dialects.token_logprobs import build_token_logprobs
 from ajet.gateway.reply import Reply, ReplyChunk, TopLogprobs
 from ajet.gateway.request import ParsedRequest, Refused
+from ajet.schema.call import ToolChoice
 
 _INERT = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -47,6 +48,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that only a chat engine may honour, with the values that have no effect. The session honours `seed` and
 `response_format` itself where it can."""
+_LIMITS = ("max_completion_tokens", "max_tokens")
+_BASIC = frozenset({"model", "messages", "stream", *_LIMITS})
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_DELTA = {"content"}
 _FIRST_DELTA = '{"role":"assistant","content":""}'
@@ -57,10 +60,10 @@ _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 @dataclass(slots=True)
 class _Options:
     model: str
-    include_usage: bool
-    logprobs: bool
-    top_logprobs: int
-    is_call_named: bool
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    is_call_named: bool = False
     """True if the client demands a call of one tool: such a reply ends with `stop`, as at OpenAI and vLLM."""
     id: str = field(default_factory=lambda: "chatcmpl-" + secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -79,50 +82,53 @@ class ChatDialect:
 
     def parse(self, body: Mapping[str, Any], caller: Caller) -> ParsedRequest:
         """Parse a request. Raises Refused."""
-        fields.refuse_unknown(body, TAKEN)
+        others = body.keys() - _BASIC
+        if others:
+            fields.refuse_unknown(body, TAKEN)
         model = fields.read_model(body)
-        tools: list[dict[str, Any]] | None = None
-        choice, named = "auto", None
-        if body.get("tools") is not None or body.get("tool_choice") is not None:
-            tools = read_tools(body.get("tools"))
-            choice, named = _read_tool_choice(body, tools)
-        limits = [fields.read_integer(body, name, 1, 1 << 31) for name in ("max_completion_tokens", "max_tokens")]
-        logprobs = fields.read_boolean(body, "logprobs", False)
-        top = fields.read_integer(body, "top_logprobs", 0, 20) or 0
-        if top and not logprobs:
-            raise fields.invalid_value("top_logprobs", "'logprobs' to be true with it")
-        if "seed" in body:
-            fields.read_seed(body)
-        is_streamed = fields.read_boolean(body, "stream", False)
-        include_usage = fields.read_include_usage(body, is_streamed)
-        response_format = body.get("response_format")
+        limits = [fields.read_integer(body, name, 1, 1 << 31) for name in _LIMITS if name in body]
+        is_streamed = "stream" in body and fields.read_boolean(body, "stream", False)
         images: list[str] = []
-        return ParsedRequest(
+        request = ParsedRequest(
             agent=caller.agent,
             target=caller.target,
             debug_model=caller.debug_model,
             messages=read_messages(body.get("messages"), images),
-            images=tuple(images),
-            tools=tools,
-            tool_choice=choice,
-            named_tool=named,
-            parallel_tool_calls=fields.read_boolean(body, "parallel_tool_calls", True) if tools else True,
             max_tokens=min([limit for limit in limits if limit is not None], default=None),
-            **fields.read_sampling(body),
-            stop=fields.read_stop(body.get("stop")),
-            logprobs=logprobs,
-            top_logprobs=top,
-            counts_tokens=include_usage or not is_streamed,
-            json_schema=None
-            if response_format is None
-            else fields.read_format(response_format, "response_format", is_nested=True),
-            engine_fields=fields.select_effective(body, _NEUTRAL),
-            inert_fields=fields.select_set(body, _INERT),
+            counts_tokens=not is_streamed,
             notes={"model": model} if model else {},
-            replies_per_prompt=fields.read_integer(body, "n", 1, 128) or 1,
             is_streamed=is_streamed,
-            options=_Options(model or "ajet", include_usage, logprobs, top, named is not None),
         )
+        options = request.options = _Options(model or "ajet")
+        if images:
+            request.images = tuple(images)
+        if others:
+            self._parse_others(request, options, body)
+        return request
+
+    def _parse_others(self, request: ParsedRequest, options: _Options, body: Mapping[str, Any]) -> None:
+        """Parse the fields that are not in every request."""
+        tools = request.tools = read_tools(body.get("tools"))
+        request.tool_choice, request.named_tool = _read_tool_choice(body, tools)
+        if tools:
+            request.parallel_tool_calls = fields.read_boolean(body, "parallel_tool_calls", True)
+        options.is_call_named = request.named_tool is not None
+        if "logprobs" in body or "top_logprobs" in body:
+            request.logprobs = options.logprobs = fields.read_boolean(body, "logprobs", False)
+            request.top_logprobs = options.top_logprobs = fields.read_integer(body, "top_logprobs", 0, 20) or 0
+            if request.top_logprobs and not request.logprobs:
+                raise fields.invalid_value("top_logprobs", "'logprobs' to be true with it")
+        fields.read_seed(body)  # only checked: it is among the effective fields
+        if "stream_options" in body:
+            options.include_usage = fields.read_include_usage(body, request.is_streamed)
+            request.counts_tokens = options.include_usage or not request.is_streamed
+        for name, value in fields.read_sampling(body).items():
+            setattr(request, name, value)
+        request.stop = fields.read_stop(body.get("stop"))
+        request.json_schema = fields.read_format(body.get("response_format"), "response_format", is_nested=True)
+        request.engine_fields = fields.select_effective(body, _NEUTRAL)
+        request.inert_fields = fields.select_set(body, _INERT)
+        request.replies_per_prompt = fields.read_integer(body, "n", 1, 128) or 1
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
         """Return a chat.completion."""
@@ -332,7 +338,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
     return value
 
 
-def _read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> tuple[Any, str | None]:
+def _read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> tuple[ToolChoice, str | None]:
     """Return (auto | none | required | named, the tool's name)."""
     choice = body.get("tool_choice")
     if choice is None or choice == "auto":

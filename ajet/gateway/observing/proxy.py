@@ -26,12 +26,12 @@ import httpx
 from loguru import logger
 
 from ajet.engine.asked_server import patience
+from ajet.gateway.asgi import Receive, Scope, Send, break_off
+from ajet.gateway.asgi import end_by_shutdown as cut_off
+from ajet.gateway.asgi import send_json as answer
+from ajet.gateway.asgi import send_refusal as refuse
 from ajet.gateway.dialects import anthropic, chat
-from ajet.gateway.exchange import Receive, Scope, Send, break_off
-from ajet.gateway.exchange import end_by_shutdown as cut_off
 from ajet.gateway.exchange import read_body as request_body
-from ajet.gateway.exchange import send_json as answer
-from ajet.gateway.exchange import send_refusal as refuse
 from ajet.gateway.limits import after_wrong_key, welcome
 from ajet.gateway.observing.copied_reply import CopiedReply
 from ajet.gateway.observing.feedback import read_feedback

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from ajet.gateway.loop_calls import LoopCalls, loop_calls_of
+from ajet.gateway.transport import LoopCalls, loop_calls_of
 
 
 class Counted(asyncio.SelectorEventLoop):

@@ -1,0 +1,83 @@
+"""ASGI messages and scope keys that the parts of a gateway and its servers share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from ajet.gateway.limits import peer_of
+from ajet.gateway.request import Refused
+
+Scope = Any
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+Leave = Callable[[], None]
+
+LOST = "ajet.lost"
+"""In a scope's state: called if a client proves to have left without the reply that was sent to it."""
+WATCH = "ajet.watch"
+"""In a scope's state: takes the function to call when the client leaves (None: no longer any). Without it a task waits
+for a disconnect from `receive`."""
+REQUEST_ID = "ajet.request_id"
+"""In a scope's state: the id of the request, which its answer has in its headers."""
+NO_RETRY_HEADER = (b"x-should-retry", b"false")
+"""Tells OpenAI's and Anthropic's clients not to retry."""
+JSON_HEADER = (b"content-type", b"application/json")
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def build_id_headers(request_id: str) -> Headers:
+    """Return the headers of a request's id, as Anthropic and OpenAI name it."""
+    encoded = request_id.encode()
+    return ((b"request-id", encoded), (b"x-request-id", encoded))
+
+
+def add_request_id(message: Any, request_id: str) -> Any:
+    """Return an ASGI message; the head of an answer gets the request's id."""
+    if message["type"] != "http.response.start":
+        return message
+    return {**message, "headers": [*message["headers"], *build_id_headers(request_id)]}
+
+
+async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
+    """Send a JSON object."""
+    content = _ENCODE(body).encode()
+    head = [JSON_HEADER, (b"content-length", str(len(content)).encode()), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": content, "more_body": False})
+
+
+async def send_refusal(send: Send, refused: Refused, body: Mapping[str, Any], headers: Headers = ()) -> None:
+    """Send an error; `headers` come before those of the refusal."""
+    await send_json(send, refused.status, body, [*headers, *list_refusal_headers(refused)])
+
+
+def list_refusal_headers(refused: Refused) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell clients whether and when to retry."""
+    headers: list[tuple[bytes, bytes]] = []
+    if refused.retry_after is not None:
+        headers.append((b"retry-after", str(refused.retry_after).encode()))
+    if refused.final:
+        headers.append(NO_RETRY_HEADER)
+    return headers
+
+
+async def end_by_shutdown(scope: Scope, send: Send, build_error: Callable[[Refused], Mapping[str, Any]]) -> None:
+    """Answer a request that the server's end interrupts: the client is told to retry, or finds its stream broken."""
+    peer = peer_of(scope)
+    if peer is not None and peer.begun:
+        await break_off(scope)
+        return
+    ended = Refused("The server was ended.", status=503, code="ended", retry_after=1)
+    await send_refusal(send, ended, build_error(ended))
+
+
+async def break_off(scope: Scope) -> None:
+    """Close the client's connection: its stream ends without the final mark."""
+    peer = peer_of(scope)
+    if peer is not None:
+        peer.transport.abort()
+        await asyncio.sleep(0)  # uvicorn notices, and does not complain of a reply without an end
