@@ -22,11 +22,10 @@ from ajet.commands.services import require_answers, services_of
 from ajet.engine.endpoint import ENDPOINT_KEY
 from ajet.engine.endpoint import services_of as model_servers
 from ajet.record.attempts import Attempt
-from ajet.record.comparison import Comparison, compare
 from ajet.record.console import console, format_age
 from ajet.record.episodes import EpisodeWriter
 from ajet.record.progress import Bar, Progress
-from ajet.record.scores import Scores, worth_of_failure
+from ajet.record.scores import Comparison, Scores, compare, worth_of_failure
 from ajet.schema.episode import Group
 from ajet.schema.errors import UserError
 from ajet.task_judge.registry import prepare_judge

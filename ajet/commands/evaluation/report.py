@@ -21,10 +21,9 @@ from ajet.commands.evaluation import judge_comparison
 from ajet.commands.evaluation.judged import YAML
 from ajet.commands.evaluation.play import Evaluated, Result
 from ajet.record.attempts import TAG_KEYS
-from ajet.record.comparison import Comparison
 from ajet.record.console import console, counted, printable
 from ajet.record.intervals import plus_minus
-from ajet.record.scores import Rate, Scores
+from ajet.record.scores import Comparison, Rate, Scores
 from ajet.schema.errors import MissingExtra, UserError
 
 NAMED = 8
