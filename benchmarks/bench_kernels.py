@@ -34,7 +34,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from ajet.backbone.local.flat_weights import FlatWeights, add_sliced
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.engine.rms_norm import cheapen_norms
-from ajet.engine.transformers import packed_weights
+from ajet.engine.transformers import linear_layers
 from ajet.engine.transformers.attention import fused_rows
 from ajet.engine.transformers.sampling import Sampler
 
@@ -53,11 +53,11 @@ def normal(*shape: int) -> Tensor:
 def products() -> tuple[Work, Work]:
     """As torch lays them out each time, and laid out once."""
     weights = [normal(INNER, HIDDEN) for _ in range(APART // (INNER * HIDDEN * 2))]
-    packed = [packed_weights._pack(each) for each in weights]
+    packed = [linear_layers._pack(each) for each in weights]
     given = normal(64, HIDDEN)
     return (
         lambda: [F.linear(given, each) for each in weights],
-        lambda: [packed_weights._multiply(given, each, None) for each in packed],
+        lambda: [linear_layers._multiply(given, each, None) for each in packed],
     )
 
 
@@ -202,7 +202,7 @@ def main() -> int:
     within = True
     pairs = {"norm, forward and backward": norms, "prompts' attention": prompts, "probabilities": probabilities}
     pairs |= {"optimizer": steps, "gradients": sums, NEARER: rows}
-    if packed_weights.available():
+    if linear_layers.available():
         pairs = {"products of 64 rows": products, **pairs}
     pairs = {name: pair for name, pair in pairs.items() if not args.only or args.only in name}
     if not pairs:

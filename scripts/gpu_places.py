@@ -77,7 +77,7 @@ COVERED = {
     "ajet/engine/transformers/attention.py::_next": "tests",
     "ajet/engine/transformers/attention.py::_stretch": "tests",
     "ajet/engine/transformers/engine.py::_default_cache": "local",
-    "ajet/engine/transformers/packed_weights.py::_suits": "local",
+    "ajet/engine/transformers/linear_layers.py::_suits": "local",
     "ajet/engine/transformers/sampling.py::Sampler._softmax": "tests",
     "ajet/engine/vllm/__init__.py::__getattr__": "",  # which extra is named where vLLM is not installed
     "ajet/engine/vllm/engine.py::VllmEngine.__init__": "vllm",

@@ -14,13 +14,12 @@ from rich.text import Text
 
 from ajet.config.references import is_of_running_program
 from ajet.record.attempts import read_attempts
-from ajet.record.comparison import compare
 from ajet.record.console import console, counted, print_line
 from ajet.record.curve import draw_curve
 from ajet.record.gamed import GAMED
 from ajet.record.held_out import FEWEST_TASKS, rows_of_last_judge, words
 from ajet.record.learned import LEARNED_NOTHING, advise_given_answers, idle_steps, is_never_right, why_nothing
-from ajet.record.scores import Scores, worth_of_failure
+from ajet.record.scores import Scores, compare, worth_of_failure
 from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
 from ajet.train.gaming import describe_alarm

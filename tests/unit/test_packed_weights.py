@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ajet.engine.transformers import packed_weights
-from ajet.engine.transformers.packed_weights import PackedWeights, available
+from ajet.engine.transformers import linear_layers
+from ajet.engine.transformers.linear_layers import PackedWeights, available
 
 needs_packing = pytest.mark.skipif(not available(), reason="this processor or torch lays out no bfloat16 matrices")
 
@@ -47,10 +47,10 @@ def test_what_was_packed_goes_with_a_change() -> None:
 def test_without_memory_nothing_is_packed_until_the_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = layers(), torch.randn(3, 96).to(torch.bfloat16)
     weights = PackedWeights(model)
-    monkeypatch.setattr(packed_weights, "main_memory", lambda: (1 << 40, weights.bytes))
+    monkeypatch.setattr(linear_layers, "main_memory", lambda: (1 << 40, weights.bytes))
     with torch.inference_mode():
         assert torch.equal(model(given), layers()(given)) and not weights._packed
-        monkeypatch.setattr(packed_weights, "main_memory", lambda: (1 << 40, 1 << 40))
+        monkeypatch.setattr(linear_layers, "main_memory", lambda: (1 << 40, 1 << 40))
         model(given)
         assert not weights._packed, "asked once a version"
         weights.forget()
@@ -61,7 +61,7 @@ def test_without_memory_nothing_is_packed_until_the_next_version(monkeypatch: py
 @needs_packing
 def test_a_shape_with_other_bits_keeps_torchs_own_product(monkeypatch: pytest.MonkeyPatch) -> None:
     model = layers()
-    monkeypatch.setattr(packed_weights, "_same_bits", lambda layer: layer.out_features == 200)
+    monkeypatch.setattr(linear_layers, "_same_bits", lambda layer: layer.out_features == 200)
     weights = PackedWeights(model)
     assert weights.bytes == 2 * 96 * 200 and "forward" not in vars(model[1])
 

@@ -17,9 +17,8 @@ from ajet.commands.evaluation.models import EvaluatedModel
 from ajet.commands.evaluation.play import EvaluationResult, ModelScores
 from ajet.commands.summary import flips
 from ajet.record.attempts import Attempt
-from ajet.record.comparison import compare, noise_floor, paired_p
 from ajet.record.episodes import EpisodeFiles
-from ajet.record.scores import Scores, pass_at_k, worth_of_failure
+from ajet.record.scores import Scores, compare, noise_floor, paired_p, pass_at_k, worth_of_failure
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 

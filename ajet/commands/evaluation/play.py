@@ -22,11 +22,10 @@ from ajet.commands.services import list_services, require_answers
 from ajet.engine.endpoint import ENDPOINT_KEY
 from ajet.engine.endpoint import services_of as model_servers
 from ajet.record.attempts import Attempt
-from ajet.record.comparison import Comparison, compare
 from ajet.record.console import format_age, print_line
 from ajet.record.episodes import EpisodeWriter
 from ajet.record.progress import Bar, Progress
-from ajet.record.scores import Scores, worth_of_failure
+from ajet.record.scores import Comparison, Scores, compare, worth_of_failure
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.task_judge.registry import prepare_judge
@@ -118,7 +117,7 @@ def evaluate_models(
 ) -> EvaluationResult:
     """Play the models in turn. Raises UserError, or KeyboardInterrupt after ended attempts are recorded."""
     experiment = prepare_experiment(experiment, options)
-    with Interrupts().installed(), enter_run_hooks(experiment, experiment.root / experiment.name / "eval"):
+    with Interrupts().install(), enter_run_hooks(experiment, experiment.root / experiment.name / "eval"):
         return _play_models(experiment, models, options)
 
 

@@ -30,8 +30,7 @@ from ajet.engine.same_model import unseen_masks
 from ajet.engine.streams import Outbox, Stream
 from ajet.engine.transformers.alone import decode, hold_against_eager
 from ajet.engine.transformers.attention import Probe, computing, copy_weights, twin
-from ajet.engine.transformers.mixed_adapters import MixedAdapters, parts_of
-from ajet.engine.transformers.packed_weights import PackedWeights
+from ajet.engine.transformers.linear_layers import MixedAdapters, PackedWeights, parts_of
 from ajet.engine.transformers.plan import build
 from ajet.engine.transformers.pool import Row, Shape
 from ajet.engine.transformers.rows import Rows, Scheduler, Waiting, follow

@@ -1,0 +1,206 @@
+"""Linear layers of the engine's module tree, replaced in place: matrices laid out once, several adapters in one step.
+
+torch's linear lays a bfloat16 matrix out anew for each product on a CPU: in a decoding step, where a product has few
+rows, that takes longer than the product. `PackedWeights` does it once a policy version, and only while the engine
+samples. Invariant: the numbers are the same, bit for bit: a shape for which this library's packed product says
+otherwise for some number of rows keeps torch's own. A packed matrix is of the weights as they were when `forget` was
+last called; whoever changes them calls it. Where there is not `SPARE` times the memory free that packing takes, nothing
+is packed.
+
+`MixedAdapters` takes each token of a step through the adapter of its own call. Invariant: a token's hidden state is
+base(x) + B(A(x)) * scaling with its call's A and B, and base(x) where its call has none: the sum that peft computes
+with that adapter alone. peft's own mixed batches say an adapter a row of a batch; a step here is one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from loguru import logger
+from torch import Tensor
+
+from ajet.engine.machine import main_memory
+from ajet.schema.errors import UserError
+
+SPARE = 3
+ROWS = 64
+"""For how many rows a product the layout is chosen; it serves any number."""
+PROBED = (1, 5, 64)
+"""Rows of the products that a shape is held against torch's own with."""
+
+
+class PackedWeights:
+    """Replaces the products of `model`'s linear layers, in place: of module objects that nobody else uses."""
+
+    def __init__(self, model: Any) -> None:
+        self._packed: dict[torch.nn.Linear, Tensor] = {}
+        self._refused = False
+        layers = [each for each in model.modules() if _suits(each)]
+        one_each = {_kind(each): each for each in layers}
+        same = {kind: _same_bits(layer) for kind, layer in one_each.items()}
+        self._layers = [each for each in layers if same[_kind(each)]]
+        for each in self._layers:
+            each.forward = self._product(each)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that all packed weights take."""
+        return sum(each.weight.nbytes for each in self._layers)
+
+    def forget(self) -> None:
+        """Free what was packed; the next product packs anew."""
+        self._packed.clear()
+        self._refused = False
+
+    def close(self) -> None:
+        """The layers have their own products again, and nothing of this holds them or their weights: each product knows
+        its layer, and such a circle would keep the model until Python looks for circles."""
+        self.forget()
+        for each in self._layers:
+            vars(each).pop("forward", None)
+        self._layers.clear()
+
+    def _product(self, layer: torch.nn.Linear) -> Any:
+        def product(given: Tensor) -> Tensor:
+            packed = self._packed.get(layer)
+            if packed is None:
+                if not self._room():
+                    return torch.nn.functional.linear(given, layer.weight, layer.bias)
+                packed = self._packed[layer] = _pack(layer.weight)
+            return _multiply(given, packed, layer.bias)
+
+        return product
+
+    def _room(self) -> bool:
+        """Whether there is memory for all packed weights, asked once a version."""
+        if not self._packed and not self._refused and main_memory()[1] < SPARE * self.bytes:
+            logger.info("There is no memory to lay the weights out for sampling ({:,.0f} MB)", self.bytes / 1e6)
+            self._refused = True
+        return not self._refused
+
+
+def _suits(module: Any) -> bool:
+    """A plain linear layer whose product oneDNN computes in bfloat16."""
+    if type(module) is not torch.nn.Linear:
+        return False
+    weight = module.weight
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.is_contiguous() and available()
+
+
+def available() -> bool:
+    """Whether this build of torch packs, and this processor multiplies bfloat16."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        and (torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
+    return packed
+
+
+def _multiply(given: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(given, packed, bias, "none", [], "")
+    return out
+
+
+def _kind(layer: torch.nn.Linear) -> tuple[int, int, bool]:
+    """The properties of a layer that decide about its product's bits."""
+    return layer.out_features, layer.in_features, layer.bias is not None
+
+
+def _same_bits(layer: torch.nn.Linear) -> bool:
+    """Whether packed products of this kind are torch's own, for every number of rows that is tried."""
+    draw = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        packed = _pack(layer.weight)
+        for count in PROBED:
+            given = torch.randn(count, layer.in_features, generator=draw).to(torch.bfloat16)
+            own = torch.nn.functional.linear(given, layer.weight, layer.bias)
+            if not torch.equal(_multiply(given, packed, layer.bias), own):
+                return False
+    return True
+
+
+Part = tuple[str, Tensor | None]
+"""An adapter and the tokens [n] of a step that are its calls'; None: all."""
+
+
+class MixedAdapters:
+    """Replaces the products of `model`'s LoRA layers, in place: of module objects that nobody else uses. Raises
+    UserError for adapters of other kinds."""
+
+    def __init__(self, model: Any, names: Collection[str]) -> None:
+        from peft.tuners.lora import LoraLayer
+
+        self.names = frozenset(names)
+        self._parts: Sequence[Part] = ()
+        self._layers: list[tuple[str, Any]] = [
+            (name, each) for name, each in model.named_modules() if isinstance(each, LoraLayer)
+        ]
+        for name, each in self._layers:
+            if not isinstance(each.get_base_layer(), torch.nn.Linear) or each.lora_variant:
+                raise UserError(
+                    f"{name} has an adapter of a kind that cannot be mixed with others in one step.",
+                    where="ajet.trainer_common.lora.target_modules",
+                    expected="linear layers, plain LoRA",
+                )
+            each.forward = self._product(name, each)
+
+    @contextmanager
+    def computing(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Within the block tokens pass through these adapters; those that no part has, through none."""
+        self._parts = parts
+        try:
+            yield
+        finally:
+            self._parts = ()
+
+    def close(self) -> None:
+        """The layers have their own products again; see `PackedWeights.close`."""
+        for _, each in self._layers:
+            vars(each).pop("forward", None)
+        self._layers.clear()
+
+    def _product(self, name: str, layer: Any) -> Any:
+        base, up, down, scaling = layer.get_base_layer(), layer.lora_B, layer.lora_A, layer.scaling
+
+        def product(given: Tensor) -> Tensor:
+            result: Tensor = base(given)
+            for adapter, at in self._parts:
+                if adapter not in down:
+                    continue
+                if at is None:
+                    result = result + up[adapter](down[adapter](given)) * scaling[adapter]
+                    continue
+                if given.dim() < 2 or int(at[-1]) >= given.shape[-2]:
+                    raise UserError(
+                        f"{name} does not compute the tokens of a step one by one: several adapters cannot share it.",
+                        where="ajet.trainer_common.lora.target_modules",
+                        expected="linear layers that see every token",
+                    )
+                change = up[adapter](down[adapter](given.index_select(-2, at))) * scaling[adapter]
+                result = result.index_add(given.dim() - 2, at, change)
+            return result
+
+        return product
+
+
+def parts_of(owners: Sequence[tuple[str | None, int]], device: torch.device) -> list[Part]:
+    """The adapters of a step's tokens, of which `owners` says in order whose the next so many are."""
+    if all(adapter is None for adapter, _ in owners):
+        return []
+    if len({adapter for adapter, _ in owners}) == 1:
+        return [(str(owners[0][0]), None)]
+    found: dict[str, list[Tensor]] = {}
+    at = 0
+    for adapter, count in owners:
+        if adapter is not None:
+            found.setdefault(adapter, []).append(torch.arange(at, at + count))
+        at += count
+    return [(adapter, torch.cat(found[adapter]).to(device)) for adapter in sorted(found)]
