@@ -64,7 +64,7 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
             for _ in parts.rollout.play(tasks, step=0, split="debug"):
                 pass  # `on_episode` has taken each episode
         except KeyboardInterrupt as interrupt:
-            interrupts.heard()
+            interrupts.forget_raised()
             line.close()
             session.conclude()
             if isinstance(interrupt, Preempted):
@@ -120,7 +120,7 @@ class DebugSession:
 
     def on_episode(self, episode: Episode) -> None:
         """Record an ended episode, then show it, unless its failure was shown before."""
-        with self._interrupts.held():
+        with self._interrupts.defer():
             self._run.episodes.write(0, "debug", [episode])
             self.episodes.append(episode)
             if episode.failure is not None:

@@ -134,7 +134,7 @@ def deploy(wanted: DeployOptions) -> int:
             time.sleep(LOOK_S)
             model.renew_sessions()
 
-        with Interrupts().installed() as interrupts:
+        with Interrupts().install() as interrupts:
             serve_until_ended(interrupts, look, lambda: model.idle)
     return 0
 

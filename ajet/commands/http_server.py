@@ -68,7 +68,7 @@ def serve_until_ended(
     try:
         while True:
             look()
-            with interrupts.held(whole=False):
+            with interrupts.defer(ends_step=False):
                 pass  # raises one that Python could not pass on
     except Preempted:
         logger.info("asked to end: what is being answered has {:g} s", grace)

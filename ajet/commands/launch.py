@@ -79,7 +79,7 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
     with (
         handed_to_workers(),
         record_run(experiment, run),
-        interrupts.installed(),  # before anything is started that must be ended
+        interrupts.install(),  # before anything is started that must be ended
         flags_around(run, options.flags),
         enter_run_hooks(experiment, run.path, options.services, options.prefix),
     ):

@@ -68,7 +68,7 @@ def observe(experiment: Experiment, wanted: ObserveOptions) -> int:
     run = RunDirectory.open(experiment, root=experiment.root, kind="serve")
     with closed_by_outcome(run):
         interrupts = Interrupts()
-        with interrupts.installed(), frozen_start():
+        with interrupts.install(), frozen_start():
             _run_proxy(run, wanted, endpoint, key, interrupts)
     return 0
 
@@ -107,7 +107,7 @@ def _run_proxy(
 
     def keep_next() -> None:
         if waiting.acquire(timeout=LOOK_S):
-            with interrupts.held():
+            with interrupts.defer():
                 _record_episode(*closed.popleft(), recording)
 
     try:

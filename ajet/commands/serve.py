@@ -97,7 +97,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         interrupts = Interrupts()
         recording = EpisodeRecording(run)
         with (
-            interrupts.installed(),
+            interrupts.install(),
             enter_run_hooks(experiment, run.path),
             assemble_server(experiment, run, keeper=None if trains else recording) as served,
         ):
@@ -240,7 +240,7 @@ def record_served(
             _show_episode(episode)
 
     try:
-        with interrupts.patient(run.experiment.ajet.trainer_common.grace, worth=lambda: desk.expects):
+        with interrupts.grace_period(run.experiment.ajet.trainer_common.grace, may_complete=lambda: desk.expects):
             while True:
                 keep([desk.results.get(), *take_results(desk)])
     except KeyboardInterrupt:

@@ -30,17 +30,17 @@ def train(session: TrainingSession, source: Source) -> None:
             source.validate_if_due(session)
             source.start(session)
             while not source.is_finished(session):
-                with interrupts.patient(session.trainer.grace, source.may_complete):
+                with interrupts.grace_period(session.trainer.grace, source.may_complete):
                     train_step(session, source)
                 source.validate_if_due(session)
-                with interrupts.held():
+                with interrupts.defer():
                     source.save_if_due(session)
         except KeyboardInterrupt as interrupt:
             source.stop(session, interrupt)
             raise
         except UserError as problem:
             if source.saves_before_error and not isinstance(problem, CANNOT_NOW):
-                with interrupts.held():
+                with interrupts.defer():
                     session.save_ended()
             raise
     source.finish(session)
@@ -53,7 +53,7 @@ def train_step(session: TrainingSession, source: Source) -> None:
     """
     groups = source.next_groups(session)
     session.run.status.set(phase="update", step=session.step + 1)
-    with session.interrupts.held():
+    with session.interrupts.defer():
         batch = session.assign_credit(groups)
         update = session.update(batch, groups)
         session.commit(groups, batch, update)

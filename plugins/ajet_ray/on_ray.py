@@ -146,7 +146,7 @@ class Ears:
             if self._recording:
                 logger.warning("interrupted while it was recorded what was trained: the run goes on as after a kill")
                 raise
-            self._interrupts.heard()
+            self._interrupts.forget_raised()
             logger.warning("interrupted: the run ends after its present step, with a checkpoint")
             ray.get(self._mailbox.ask_to_stop.remote())
             self.listen(stopping=True)
@@ -161,7 +161,7 @@ class Ears:
 
         mailbox, hurries = self._mailbox, stopping
         while True:
-            with self._interrupts.held():
+            with self._interrupts.defer():
                 if due := self._tickets.due():
                     mailbox.know.remote(due, self._tickets.open())
                 if self._record.exhausted and not stopping:
@@ -217,7 +217,7 @@ class Ears:
 
     def _may_be_filled(self) -> bool:
         """Whether the step that this process was asked to end with waits for groups that are being played."""
-        left = self._interrupts.left(self._grace) if self._tickets.hopes else None
+        left = self._interrupts.remaining_grace(self._grace) if self._tickets.hopes else None
         if left and not self._waits:
             self._waits = True
             logger.warning("its present step waits up to {:.0f} s for groups that are being played", left)

@@ -169,10 +169,10 @@ def test_first_interrupt_ends_a_wait(tmp_path: Path, number: signal.Signals, who
     path = tmp_path / "store.db"
     store = open_shared(f"sqlite:{path}", unreachable_timeout=60)
     interrupts = Interrupts()
-    with closing(locked(path)), interrupts.installed():
+    with closing(locked(path)), interrupts.install():
         began = time.monotonic()
         interrupt_after(0.3, number)
-        with pytest.raises(KeyboardInterrupt) as raised, interrupts.held(whole=whole):
+        with pytest.raises(KeyboardInterrupt) as raised, interrupts.defer(ends_step=whole):
             fill(store)
         assert isinstance(raised.value, Preempted) == (number == signal.SIGTERM)
         with pytest.raises(StoreUnreachable):  # what its end asks of the store is tried once
@@ -187,10 +187,10 @@ def test_sigterm_that_waits_ends_a_wait_after_its_grace(tmp_path: Path, quick: N
     path = tmp_path / "store.db"
     store = open_shared(f"sqlite:{path}", unreachable_timeout=60)
     interrupts = Interrupts()
-    with closing(locked(path)), interrupts.installed():
+    with closing(locked(path)), interrupts.install():
         began = time.monotonic()
         interrupt_after(0.1, signal.SIGTERM)
-        with pytest.raises(Preempted), interrupts.patient(1.0), interrupts.held(whole=False):
+        with pytest.raises(Preempted), interrupts.grace_period(1.0), interrupts.defer(ends_step=False):
             fill(store)
         assert 1 <= time.monotonic() - began < 10
     store.disconnect()

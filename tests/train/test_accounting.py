@@ -122,7 +122,7 @@ def test_what_is_given_up_is_not_skipped_and_is_said_with_its_reasons():
 
 def test_an_interrupt_waits_for_the_end_of_the_step():
     interrupts, reached = Interrupts(), []
-    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.held():
+    with interrupts.install(), pytest.raises(KeyboardInterrupt), interrupts.defer():
         os.kill(os.getpid(), signal.SIGINT)
         reached.append("end of step")
     assert reached == ["end of step"]
@@ -135,53 +135,53 @@ def test_an_interrupt_that_a_finalizer_swallows_ends_the_run_at_the_next_step():
             os.kill(os.getpid(), signal.SIGINT)
 
     interrupts, reached = Interrupts(), []
-    with interrupts.installed():
+    with interrupts.install():
         Swallows()
-        with pytest.raises(KeyboardInterrupt), interrupts.held():
+        with pytest.raises(KeyboardInterrupt), interrupts.defer():
             reached.append("a step")
         assert not reached
-        with interrupts.held():
+        with interrupts.defer():
             reached.append("what is saved then")
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-        interrupts.heard()
-        with interrupts.held():
+        interrupts.forget_raised()
+        with interrupts.defer():
             reached.append("what goes on")
     assert reached == ["what is saved then", "what goes on"]
 
 
 def test_sigterm_lets_what_is_played_end_within_its_grace_and_asks_for_another_start():
     interrupts, reached = Interrupts(), []
-    with interrupts.installed():
-        with pytest.raises(Preempted), interrupts.patient(60):
+    with interrupts.install():
+        with pytest.raises(Preempted), interrupts.grace_period(60):
             os.kill(os.getpid(), signal.SIGTERM)
             reached.append("the rest of the play")
-            with interrupts.held():
+            with interrupts.defer():
                 reached.append("the update")
             reached.append("never")
-        with pytest.raises(Preempted), interrupts.patient(60):
+        with pytest.raises(Preempted), interrupts.grace_period(60):
             os.kill(os.getpid(), signal.SIGTERM)
             reached.append("a whole block")
         with pytest.raises(Preempted):
             os.kill(os.getpid(), signal.SIGTERM)
-        interrupts.heard()
-        with interrupts.held():
+        interrupts.forget_raised()
+        with interrupts.defer():
             reached.append("what is saved then")
     assert reached == ["the rest of the play", "the update", "a whole block", "what is saved then"]
 
 
 def test_the_grace_ends_in_time_or_when_nothing_more_can_come():
     interrupts, waiting = Interrupts(), threading.Event()
-    with interrupts.installed():
-        with pytest.raises(Preempted), interrupts.patient(0.05):
+    with interrupts.install():
+        with pytest.raises(Preempted), interrupts.grace_period(0.05):
             os.kill(os.getpid(), signal.SIGTERM)
             waiting.wait()
         open_ = [True]
-        with pytest.raises(Preempted), interrupts.patient(60, worth=lambda: bool(open_)):
+        with pytest.raises(Preempted), interrupts.grace_period(60, may_complete=lambda: bool(open_)):
             os.kill(os.getpid(), signal.SIGTERM)
             open_.clear()
             waiting.wait()
-        with pytest.raises(KeyboardInterrupt) as raised, interrupts.patient(60):
+        with pytest.raises(KeyboardInterrupt) as raised, interrupts.grace_period(60):
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
         assert raised.type is KeyboardInterrupt, "a person does not wait"
@@ -189,24 +189,28 @@ def test_the_grace_ends_in_time_or_when_nothing_more_can_come():
 
 def test_looks_at_what_others_play_end_no_grace():
     interrupts, reached, over = Interrupts(), [], threading.Event()
-    with interrupts.installed():
-        assert interrupts.left(60) is None
-        with pytest.raises(Preempted), interrupts.patient(60):
+    with interrupts.install():
+        assert interrupts.remaining_grace(60) is None
+        with pytest.raises(Preempted), interrupts.grace_period(60):
             for look in ("the one it comes in", "another"):
-                with interrupts.held(whole=False):
+                with interrupts.defer(ends_step=False):
                     if not reached:
                         os.kill(os.getpid(), signal.SIGTERM)
                     reached.append(look)
-            assert 59 < interrupts.left(60) <= 60
-            with interrupts.held():
+            assert 59 < interrupts.remaining_grace(60) <= 60
+            with interrupts.defer():
                 reached.append("the update")
             reached.append("never")
-        with pytest.raises(Preempted), interrupts.patient(60, worth=lambda: False), interrupts.held(whole=False):
+        with (
+            pytest.raises(Preempted),
+            interrupts.grace_period(60, may_complete=lambda: False),
+            interrupts.defer(ends_step=False),
+        ):
             os.kill(os.getpid(), signal.SIGTERM)
             reached.append("a look without hope")
-        with pytest.raises(Preempted), interrupts.patient(0.05):
+        with pytest.raises(Preempted), interrupts.grace_period(0.05):
             os.kill(os.getpid(), signal.SIGTERM)
-            with interrupts.held(whole=False):
+            with interrupts.defer(ends_step=False):
                 over.wait(0.5)
                 reached.append("the look in which its time is over")
             reached.append("never")
@@ -217,7 +221,7 @@ def test_looks_at_what_others_play_end_no_grace():
 
 def test_a_second_interrupt_does_not_wait():
     interrupts, reached = Interrupts(), []
-    with interrupts.installed(), pytest.raises(KeyboardInterrupt), interrupts.held():
+    with interrupts.install(), pytest.raises(KeyboardInterrupt), interrupts.defer():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         reached.append("end of step")

@@ -27,10 +27,10 @@ def handlers() -> Iterator[None]:
 
 def test_a_hangup_waits_for_the_step_as_sigterm_does() -> None:
     held = False
-    with Interrupts().installed() as interrupts, pytest.raises(Preempted), interrupts.patient(60.0):
+    with Interrupts().install() as interrupts, pytest.raises(Preempted), interrupts.grace_period(60.0):
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)  # a shell sends it to its jobs once more
-        with interrupts.held():
+        with interrupts.defer():
             held = True
     assert held
 
@@ -38,8 +38,8 @@ def test_a_hangup_waits_for_the_step_as_sigterm_does() -> None:
 @pytest.mark.parametrize("inner", [True, False])
 def test_an_interrupt_waits_for_the_outermost_block(inner: bool) -> None:
     done: list[str] = []
-    with Interrupts().installed() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.held():
-        with interrupts.held(whole=inner):
+    with Interrupts().install() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.defer():
+        with interrupts.defer(ends_step=inner):
             signal.raise_signal(signal.SIGINT)
             done.append("inner")
         done.append("outer")
@@ -51,14 +51,14 @@ def test_an_interrupt_waits_for_the_outermost_block(inner: bool) -> None:
     [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Preempted), (signal.SIGHUP, Preempted)],
 )
 def test_outside_of_a_step_it_is_raised_at_once(number: signal.Signals, kind: type[KeyboardInterrupt]) -> None:
-    with Interrupts().installed(), pytest.raises(KeyboardInterrupt) as raised:
+    with Interrupts().install(), pytest.raises(KeyboardInterrupt) as raised:
         signal.raise_signal(number)
     assert raised.type is kind
 
 
 def test_an_ignored_hangup_stays_ignored() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with Interrupts().installed():
+    with Interrupts().install():
         signal.raise_signal(signal.SIGHUP)
     end_on_hangup()
     signal.raise_signal(signal.SIGHUP)
@@ -86,7 +86,7 @@ def test_a_signal_within_a_finalizer_arrives_without_a_traceback(
         def __del__(self) -> None:
             signal.raise_signal(number)
 
-    with Interrupts().installed(), pytest.raises(KeyboardInterrupt):
+    with Interrupts().install(), pytest.raises(KeyboardInterrupt):
         Client()
         gc.collect()
         time.sleep(30)
@@ -104,7 +104,7 @@ def test_a_finalizers_signal_survives_a_slow_thread_start(monkeypatch: pytest.Mo
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    with Interrupts().installed(), pytest.raises(KeyboardInterrupt):
+    with Interrupts().install(), pytest.raises(KeyboardInterrupt):
         monkeypatch.setattr(threading.Thread, "start", start_slowly)
         Client()
         time.sleep(5)
@@ -118,7 +118,7 @@ def test_other_errors_of_a_finalizer_are_shown_as_before(monkeypatch: pytest.Mon
         def __del__(self) -> None:
             raise ValueError("its own")
 
-    with Interrupts().installed():
+    with Interrupts().install():
         Client()
         gc.collect()
     assert [each.exc_type for each in printed] == [ValueError]

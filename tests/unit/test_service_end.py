@@ -15,7 +15,7 @@ from ajet.train.interrupts import Interrupts
 def ended(look, idle, grace=60.0) -> float:
     """Seconds until it was."""
     began = time.monotonic()
-    with Interrupts().installed() as interrupts:
+    with Interrupts().install() as interrupts:
         serve_until_ended(interrupts, look, idle, grace=grace)
     return time.monotonic() - began
 

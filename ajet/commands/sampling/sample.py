@@ -112,7 +112,7 @@ class SamplerProcess:
         experiment, folder = self._experiment, self._experiment.root / self._experiment.name / "samplers" / self.name
         with (
             log_to_file(experiment, self.name, self.counts),
-            self._interrupts.installed(),
+            self._interrupts.install(),
             open_first_backbone(experiment) as opens,
         ):
             announced: Announced | None = self.wait_for_policy()
@@ -126,7 +126,7 @@ class SamplerProcess:
         """Return the policy that the trainer announced, waiting for it."""
         is_waiting, shown = False, -math.inf
         while True:
-            with self._interrupts.held():
+            with self._interrupts.defer():
                 shown = self._show_life(shown)
                 if (announced := self._store.announced()) is not None:
                     return announced
@@ -156,7 +156,7 @@ class SamplerProcess:
                     raise
                 if shown == -math.inf:
                     logger.warning("{} It is waited for, up to {:g} s ({})", away.what, AWAY, away.where)
-            with self._interrupts.held():
+            with self._interrupts.defer():
                 shown = self._show_life(shown)
                 announced = self._store.announced()
                 if announced is not None and announced.policy.told.get(OVER):
@@ -198,7 +198,7 @@ class SamplerProcess:
             except PolicyWentBackError:
                 logger.warning("the trainer went on from an earlier policy: the engine is opened anew")
             except KeyboardInterrupt:
-                self._interrupts.heard()
+                self._interrupts.forget_raised()
                 sampler.drain(self._interrupts, options.grace)
                 raise
             sampler.drain(self._interrupts, 0.0)  # the trainer needs these groups no longer

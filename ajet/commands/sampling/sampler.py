@@ -130,7 +130,7 @@ class GroupSampler:
             KeyboardInterrupt: between two checks.
         """
         while not self._is_over():
-            with interrupts.held():
+            with interrupts.defer():
                 self._look_at_store()
                 self._take_in(LOOK)
                 self._begin_groups()
@@ -153,7 +153,7 @@ class GroupSampler:
                 self._join_store()
         try:
             while self._under_way and (left := until - time.monotonic()) > 0:
-                with interrupts.held():
+                with interrupts.defer():
                     self._renew_leases()
                     if follows:
                         follows = self._follow_on(until)

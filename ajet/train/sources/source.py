@@ -54,8 +54,8 @@ class Source:
 
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
         """End before the last step, and save what is committed."""
-        session.interrupts.heard()
-        with session.interrupts.held():  # a second one does not cost the checkpoint
+        session.interrupts.forget_raised()
+        with session.interrupts.defer():  # a second one does not cost the checkpoint
             session.save_interrupted()
 
     def finish(self, session: TrainingSession) -> None:

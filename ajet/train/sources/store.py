@@ -120,7 +120,7 @@ class StoreSource(TaskReaderSource):
         session.run.status.set(phase="rollout", step=step)
         ready, self._may_complete = Ready(), True
         while len(ready.groups) < size:
-            with session.interrupts.held(whole=False):
+            with session.interrupts.defer(ends_step=False):
                 self._closed.read(session.task_order, version)
                 ready = self._closed.ready(version, step)
                 self._stale = len(ready.stale)
@@ -172,13 +172,13 @@ class StoreSource(TaskReaderSource):
         grace, interrupts = session.trainer.grace, session.interrupts
         if session.is_step_partial or not self._samplers.is_colocated:
             return
-        if self._announced is None or not interrupts.left(grace):
+        if self._announced is None or not interrupts.remaining_grace(grace):
             return
         self._announcer.hold()
         if self._announced != session.backbone.version:
             self.save_if_due(session)
-        while interrupts.left(grace):
-            with interrupts.held():
+        while interrupts.remaining_grace(grace):
+            with interrupts.defer():
                 self._announce_policy(session)
                 if not self._announcer.leased:
                     break
@@ -191,7 +191,7 @@ class StoreSource(TaskReaderSource):
         _shared_store(session).leave()
 
     def _wait_for_groups(self, session: TrainingSession, closed: int, size: int) -> None:
-        is_ending = session.interrupts.left(session.trainer.grace) is not None
+        is_ending = session.interrupts.remaining_grace(session.trainer.grace) is not None
         if is_ending and self._samplers.is_colocated:
             self._announcer.hold()
         earlier = self._announcer.leased

@@ -167,7 +167,7 @@ def listened(
     try:
         told: Any = heard
         interrupts = Interrupts()
-        interrupts._asked = None if asked is None else time.monotonic() - asked
+        interrupts._preempted_at = None if asked is None else time.monotonic() - asked
         ears = Ears("verl", mailbox, done, told, told, Path("the logs"), interrupts, told, grace=60.0)
         asked_to_end = ears.listen(stopping=stopping)
         assert asked_to_end == (stopping or heard.asked > 0)
@@ -229,7 +229,7 @@ def test_a_second_interrupt_loses_no_letter_and_in_one_it_ends_the_run_as_a_kill
     told: Any = heard
     interrupts = Interrupts()
     ears = Ears("verl", mailbox, done, told, told, Path("the logs"), interrupts, told, grace=60.0)
-    with interrupts.installed(), pytest.raises(KeyboardInterrupt):
+    with interrupts.install(), pytest.raises(KeyboardInterrupt):
         ears.hear_out()
     if where == "in a letter":
         assert (heard.letters, asked) == (letters[:1], []), "no checkpoint counts what is not recorded"
@@ -301,7 +301,7 @@ def test_how_a_run_ends_is_not_ray_s_to_say(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(ray, "nodes", lambda: [])
     needs = Needs(Demand((0, 0), (0, 0)), "GPU", "verl", "a test", {}, "", "")
     interrupts = Interrupts()
-    with interrupts.installed():
+    with interrupts.install():
         for address in (None, "127.0.0.1:1"):
             with connected(needs, address=address, folder=tmp_path, environment={}, temporary=tmp_path):
                 assert signal.getsignal(signal.SIGTERM) == interrupts._handle
