@@ -245,9 +245,14 @@ def open_shared_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[S
         if stream.tail.add(text):
             channel.send_output(stream)
 
-    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)
+    _replace_output()
     logger.remove()
     logger.add(sys.stderr)
     logger.add(warn, level="WARNING", format="{message}", filter=lambda _: current_attempt.get() is None)
     with rare_collections():
         yield SharedPlayer(channel, setup)
+
+
+def _replace_output() -> None:
+    # a function of its own, so that type checkers go on taking `sys.stderr` for a text stream
+    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)
