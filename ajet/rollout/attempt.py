@@ -139,7 +139,7 @@ def open_session(
 
 
 async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
-    """Call a function on the gateway's own loop; a blocking wait for that loop would delay all episodes."""
+    """Call a function on the gateway's own loop. A blocking wait for that loop would delay all episodes."""
 
     async def call() -> T:
         return function()
@@ -172,7 +172,7 @@ class AttemptBase(ABC):
 
     @abstractmethod
     def open(self, trainable: Collection[str] | None) -> Endpoints:
-        """Open the attempt's session; None or no targets at all: every agent trains. May block the thread."""
+        """Open the attempt's session. None or no targets at all: every agent trains. May block the thread."""
 
     @abstractmethod
     async def aopen(self, trainable: Collection[str] | None) -> Endpoints:
@@ -191,7 +191,7 @@ class Attempt(AttemptBase):
         replay: Walk | None = None,
         pin: Pin | None = None,
     ) -> None:
-        """Prepare the attempt; None for `pin`: nothing is pinned beyond this attempt."""
+        """Prepare the attempt. Without `pin` nothing is pinned beyond this attempt."""
         super().__init__(workflow_class, task, config, replay, pin if pin is not None else Pins())
         self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
@@ -224,7 +224,7 @@ class Attempt(AttemptBase):
         return self.open(trainable)
 
     def close(self) -> Capture | None:
-        """Revoke the keys, abort running calls, and take what was captured; None when no session was opened."""
+        """Revoke the keys, abort running calls, and return the capture, or None if no session was opened."""
         with self._lock:
             self._closed = True
             session = self.session
@@ -247,7 +247,7 @@ async def perform(attempt: AttemptBase) -> WorkflowOutput:
 
 
 def perform_plain(attempt: AttemptBase) -> WorkflowOutput:
-    """Run a plain `execute` and return its output; an awaitable that it returns is awaited."""
+    """Run a plain `execute` and return its output. An awaitable that it returns is awaited."""
     with _fail_on_exit(), closing(attempt.resources):
         workflow, trainable = _make_workflow(attempt)
         tuner = _make_tuner(attempt, attempt.open(trainable), trainable)

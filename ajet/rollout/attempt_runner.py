@@ -48,7 +48,7 @@ GOODBYE_S = 3.0
 
 
 class AttemptRunner:
-    """Plays the attempts of one rollout; `play` and the methods that it calls run on `loop`."""
+    """Plays the attempts of one rollout. `play` and the methods that it calls run on `loop`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class AttemptRunner:
         loop: asyncio.AbstractEventLoop,
         pins: Pins,
     ) -> None:
-        """Open environments and the isolation; if one of them is refused, nothing stays open.
+        """Open environments and the isolation. If one of them is refused, nothing stays open.
 
         Raises:
             ConfigError: The isolation or a check refuses the experiment.
@@ -137,7 +137,7 @@ class AttemptRunner:
     async def _await_end(
         self, attempt: Attempt, future: asyncio.Future[Any], stopped: asyncio.Future[str]
     ) -> str | None:
-        """Wait until the attempt has ended, and return None; or stop it, and return the line that its code was at.
+        """Wait until the attempt has ended and return None, or stop it and return the line that its code was at.
 
         The line is "" if it is not known, or if the attempt was `stopped`.
         """
@@ -163,7 +163,7 @@ class AttemptRunner:
         self._environments.release(task)
 
     def stop(self) -> None:
-        """Begin no further attempts; release threads and processes."""
+        """Begin no further attempts. Release threads and processes."""
         try:
             self.isolation.close()
         finally:

@@ -77,7 +77,7 @@ class Breaker:
         return True
 
     async def wait_admitted(self, stopped: asyncio.Future[str]) -> bool:
-        """Wait until an attempt may begin, or is `stopped`; True if it is the probe."""
+        """Wait until an attempt may begin, or is `stopped`. Return True if it is the probe."""
         while self.is_open and not stopped.done():
             if self.may_probe():
                 return True
@@ -88,7 +88,7 @@ class Breaker:
         return False
 
     def report_end(self, failure: Failure | None, *, probe: bool = False, aborted: bool = False) -> None:
-        """Count the end of an attempt; an aborted one is not counted."""
+        """Count the end of an attempt. An aborted one is not counted."""
         if aborted:
             if probe:
                 self._probing = False

@@ -33,7 +33,7 @@ _MARKUP = re.compile(r"</?tool_call>|<function=|</?function_call>|<\|python_tag\
 
 
 def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[str]] | None:
-    """Return the function that the gateway calls after each reply; None if no check is named.
+    """Return the function that the gateway calls after each reply, or None if no check is named.
 
     It returns the rules that fired as `check:rule`. Raises ConfigError for a name that is no check.
     """
@@ -117,7 +117,7 @@ def _is_json_object(arguments: Any) -> bool:
 
 
 def _list_texts(message: dict[str, Any]) -> list[str]:
-    """Return the texts of content and reasoning; content may be a string or a list of blocks."""
+    """Return the texts of content and reasoning. Content may be a string or a list of blocks."""
     texts = []
     for name in ("content", "reasoning_content"):
         value = message.get(name)

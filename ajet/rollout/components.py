@@ -63,7 +63,7 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
 
 
 def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:
-    """Return the run's renderer; `images` turns images into tokens of a model that accepts them."""
+    """Return the run's renderer. `images` turns images into tokens of a model that accepts them."""
     from ajet.tokens import Renderer
 
     return Renderer(
@@ -93,7 +93,7 @@ def split_repeats(settings: AjetConfig, split: Split) -> int:
 
 
 def require_gateway(settings: AjetConfig) -> None:
-    """Raise UserError if the gateway could not listen; commands check this before they load a model."""
+    """Raise UserError if the gateway could not listen. Commands check this before they load a model."""
     from ajet.gateway.listener import require_free
     from ajet.gateway.server import NAMED
 

@@ -58,7 +58,11 @@ class TurnSelector:
 
     @classmethod
     def open(cls, experiment: Experiment) -> TurnSelector | None:
-        """Resolve the experiment's function; None if every turn trains. Raises ConfigError and UnresolvedReference."""
+        """Return the selector of the experiment, or None if every turn trains.
+
+        Raises:
+            ConfigError, UnresolvedReference: `rollout.train_turn` names no such function.
+        """
         rollout = experiment.ajet.rollout
         if not rollout.train_turn:
             return None
@@ -73,7 +77,7 @@ class TurnSelector:
         return cls(function, rollout.train_turn, rollout.episode_timeout)
 
     async def choose_calls(self, episode: Episode) -> list[Call]:
-        """Return the episode's calls; those that the function turns down are no longer trained.
+        """Return the episode's calls. Those that the function turns down are no longer trained.
 
         Raises:
             JudgeFailure: It took too long or returned no bool; any other exception is the function's own.
@@ -103,7 +107,7 @@ class EpisodeBuilder:
     """Builds the episodes of a rollout or of a server, with the choice of turns that train."""
 
     def __init__(self, settings: AjetConfig, turns: TurnSelector | None) -> None:
-        """`turns` chooses the turns that train; None: every turn trains."""
+        """`turns` chooses the turns that train. None: every turn trains."""
         self._settings, self._turns = settings, turns
 
     @classmethod
@@ -114,7 +118,7 @@ class EpisodeBuilder:
     async def build(
         self, identity: Identity, played: AttemptResult, verdict: Verdict | None, stopped: asyncio.Future[str]
     ) -> Episode:
-        """Build the episode of an attempt; `stopped` ends the choice of turns."""
+        """Build the episode of an attempt. `stopped` ends the choice of turns."""
         episode = build_episode(identity, played, verdict, self._settings)
         if self._turns is None or not episode.scored or played.capture is None:
             return episode
@@ -134,7 +138,7 @@ class EpisodeBuilder:
 
 
 def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | None, settings: AjetConfig) -> Episode:
-    """Build the episode; every sampled token is in a timeline or counted by reason."""
+    """Build the episode. Every sampled token is in a timeline or counted by reason."""
     capture, output = played.capture, played.output
     numbers: dict[str, float] = {}
     metadata: dict[str, Any] = {}

@@ -48,7 +48,7 @@ class EpisodePlayer:
         sampling: Sampling,
         on_end: Callable[[Episode], None] | None = None,
     ) -> None:
-        """Play one episode; `on_end` gets it in place of the batch's events."""
+        """Play one episode. `on_end` gets it in place of the batch's events."""
         turn = self._breaker.open_turn()
         try:
             episode = await self._play_to_end(batch, group, slots, identity, sampling, turn)
@@ -71,7 +71,7 @@ class EpisodePlayer:
         sampling: Sampling,
         turn: BreakerTurn,
     ) -> Episode:
-        """Play attempts in a slot and judge the last one; repeat attempts that were lost to an outage."""
+        """Play attempts in a slot and judge the last one. Repeat attempts that were lost to an outage."""
         number = 0
         while True:
             slot = slots.request()
@@ -103,7 +103,7 @@ class EpisodePlayer:
         turn: BreakerTurn,
         before: int,
     ) -> AttemptResult:
-        """Play attempts until one ends well or by a failure that is not retryable; report the others to the breaker.
+        """Play attempts until one ends well or by a failure that is not retryable. Report the others to the breaker.
 
         All attempts sample with the same key.
 

@@ -101,7 +101,7 @@ def keep_head(text: str, most: int = MESSAGE_CHARS) -> str:
 
 
 def keep_tail(text: str, most: int, *, dropped: int = 0, unit: str = "characters") -> str:
-    """Return the last `most` characters; `dropped` is the amount lost before `text`, in `unit`."""
+    """Return the last `most` characters. `dropped` is the amount lost before `text`, in `unit`."""
     cut = max(0, len(text) - most) + dropped
     return f"({cut} {unit} before this were cut) …\n{text[-most:]}" if cut else text
 
@@ -123,7 +123,7 @@ def read_message(problem: BaseException) -> str:
 
 
 def classify_exception(problem: BaseException, stage: Stage = "execute", task: Task | None = None) -> Failure:
-    """Return the failure that an exception means; `task` is the attempt's, if it is known."""
+    """Return the failure that an exception means. `task` is the attempt's, if it is known."""
     if isinstance(problem, EpisodeError):
         return problem.failure
     text = "".join(traceback.format_exception(type(problem), problem, problem.__traceback__))
@@ -173,7 +173,7 @@ def _is_from_outside(problem: BaseException) -> bool:
 
 
 def find_failure(capture: Capture | None, failure: Failure | None) -> Failure | None:
-    """Return the failure of an attempt by its captured calls and tool uses; `failure` is that of its code."""
+    """Return the failure of an attempt by its captured calls and tool uses. `failure` is that of its code."""
     if capture is not None and capture.terminated is not None:
         return None
     if capture is not None and capture.calls and capture.calls[-1].finish == "error":
@@ -341,7 +341,7 @@ def _explain_unawaited(problem: BaseException) -> str:
 
 
 def _close_unstarted(trace: TracebackType | None) -> Iterator[tuple[FrameType, str]]:
-    """Close the unstarted coroutines in local variables of the frames; yield each frame and variable."""
+    """Close the unstarted coroutines in local variables of the frames. Yield each frame and variable."""
     while trace is not None:
         for name, value in list(trace.tb_frame.f_locals.items()):
             if inspect.iscoroutine(value) and inspect.getcoroutinestate(value) == inspect.CORO_CREATED:
@@ -351,7 +351,7 @@ def _close_unstarted(trace: TracebackType | None) -> Iterator[tuple[FrameType, s
 
 
 def _find_assignment(file: str, name: str, before: int) -> int:
-    """Return the last line up to `before` that assigns to this name; 0 where the source is not available."""
+    """Return the last line up to `before` that assigns to this name, or 0 where the source is not available."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:

@@ -45,7 +45,7 @@ class ReturnedTask:
 
 @dataclass(slots=True)
 class PlayTally:
-    """The counts of one play; `Rollout.tally` has those of the last."""
+    """The counts of one play. `Rollout.tally` has those of the last."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     """The number of episodes by status."""
@@ -76,7 +76,7 @@ class Slots:
     """
 
     def __init__(self, limit: int, total: int, on_live: Callable[[int], None] | None = None) -> None:
-        """`total` is the number of the play's episodes; `on_live` gets each new `live`."""
+        """`total` is the number of the play's episodes. `on_live` gets each new `live`."""
         self._free = self._limit = limit
         self._remaining = total
         self._queue: deque[asyncio.Future[None]] = deque()
@@ -162,13 +162,13 @@ class InflightGroup:
         return self.stopped.done() and self.stopped.result() != "group_deadline"
 
     def note_start(self) -> None:
-        """Note that an episode starts; the first one starts the deadline."""
+        """Note that an episode starts. The first one starts the deadline."""
         if not self._has_started and self._deadline is not None:
             self._timer = asyncio.get_running_loop().call_later(self._deadline, self._pass_deadline)
         self._has_started = True
 
     def add_episode(self, episode: Episode) -> None:
-        """Add an ended episode; the last one closes the group."""
+        """Add an ended episode. The last one closes the group."""
         self.episodes.append(episode)
         if self.is_closed:
             if self._timer is not None:
@@ -249,7 +249,7 @@ class InflightBatch:
                 group.stop(reason)
 
     def finish(self) -> None:
-        """Report the remaining groups, scored ones first, and end the events; call it once all groups have closed."""
+        """Report the remaining groups, scored ones first, and end the events. Call it once all groups have closed."""
         left = [group for group in self._closed.values() if group.index not in self._kept_indexes]
         left.sort(key=lambda group: (not group.build_group().scored, group.index))
         for group in left:

@@ -51,7 +51,7 @@ class AttemptRanker:
     """Ranks the attempts of one group, on the rollout's loop."""
 
     def __init__(self, repeats: int, compare: CompareAttempts, on_arrival: Callable[[], None]) -> None:
-        """Wait for `repeats` attempts; `on_arrival` is called when another attempt waits."""
+        """Wait for `repeats` attempts. `on_arrival` is called when another attempt waits."""
         self._repeats, self._compare_attempts, self._on_arrival = repeats, compare, on_arrival
         self._waiting: dict[int, tuple[RankedAttempt, asyncio.Future[Verdict | Failure], BreakerTurn]] = {}
         self._ended: set[int] = set()
@@ -63,7 +63,7 @@ class AttemptRanker:
         return len(self._waiting)
 
     def add(self, repeat: int, attempt: RankedAttempt, turn: BreakerTurn) -> asyncio.Future[Verdict | Failure]:
-        """Add an attempt; return the future of its verdict."""
+        """Add an attempt. Return the future of its verdict."""
         verdict: asyncio.Future[Verdict | Failure] = asyncio.get_running_loop().create_future()
         self._waiting[repeat] = (attempt, verdict, turn)
         self._on_arrival()
@@ -106,7 +106,7 @@ class JudgeCaller:
     """Calls one judge for all episodes of a rollout or a server."""
 
     def __init__(self, judge: Judge, settings: AjetConfig, decode: Decode | None) -> None:
-        """`decode` turns sampled ids into text; None: the engine has no tokens."""
+        """`decode` turns sampled ids into text. None: the engine has no tokens."""
         self._judge, self._rollout, self._decode = judge, settings.rollout, decode
         self._is_comparing = getattr(judge, "ranks", None) is not None
         self._loop = UserLoop("ajet-judges", "a judge")
@@ -114,7 +114,7 @@ class JudgeCaller:
     async def judge_attempt(
         self, identity: Identity, played: AttemptResult, stopped: asyncio.Future[str]
     ) -> Verdict | None:
-        """Return the verdict, or None with `played.failure` or `played.aborted` set; `stopped` ends the judging."""
+        """Return the verdict, or None with `played.failure` or `played.aborted` set. `stopped` ends the judging."""
         if played.aborted or played.failure:
             return None
         if played.capture is not None and played.capture.checks:
@@ -137,7 +137,7 @@ class JudgeCaller:
     async def _judge_once(
         self, task: WorkflowTask, played: AttemptResult, stopped: asyncio.Future[str]
     ) -> Verdict | None:
-        """Call the judge once; without a verdict `played.failure` or `played.aborted` is set."""
+        """Call the judge once. Without a verdict `played.failure` or `played.aborted` is set."""
         timeout = self._rollout.episode_timeout
         tasks: list[asyncio.Task[Any]] = []
         judged = self._call_judge(task, self._make_judged_output(played), tasks)
@@ -164,7 +164,7 @@ class JudgeCaller:
         return verdict
 
     async def _call_judge(self, task: WorkflowTask, output: WorkflowOutput, tasks: list[asyncio.Task[Any]]) -> Verdict:
-        """Return the judge's verdict; `tasks` gets the task that runs the judge."""
+        """Return the judge's verdict. `tasks` gets the task that runs the judge."""
         if (current := asyncio.current_task()) is not None:
             tasks.append(current)
         return await self._judge.verdict(task, output)
@@ -180,7 +180,7 @@ class JudgeCaller:
             raise
 
     def _make_judged_output(self, played: AttemptResult) -> WorkflowOutput:
-        """Return the output for the judge; where models rank, a missing answer is the policy's last message."""
+        """Return the output for the judge. Where models rank, a missing answer is the policy's last message."""
         output, capture = played.output, played.capture
         assert output is not None
         delivered = [call for call in capture.calls if call.is_delivered] if capture is not None else []
@@ -205,7 +205,7 @@ class JudgeCaller:
     def open_ranker(
         self, repeats: int, split: Split, key: str, on_arrival: Callable[[], None], *, of: int
     ) -> AttemptRanker | None:
-        """Return the ranker of a group; None if each attempt is judged by itself.
+        """Return the ranker of a group, or None if each attempt is judged by itself.
 
         Attempts of a validation are not ranked either: ranks within a group do not measure the model.
 
@@ -249,7 +249,7 @@ class JudgeCaller:
         return await asyncio.wrap_future(self._loop.submit(self._judge.compare(attempts, key)))
 
     async def find_outage(self) -> Failure | None:
-        """Return the failure for which a comparing judge cannot be called now; None if it can be."""
+        """Return the failure for which a comparing judge cannot be called now, or None if it can be."""
         try:
             await asyncio.wrap_future(self._loop.submit(self._judge.awake()))
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data

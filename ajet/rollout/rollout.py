@@ -258,7 +258,7 @@ class Rollout:
         options: PlayOptions,
         on_end: Callable[[Episode], None] | None,
     ) -> Group:
-        """Play one group; `groups` gets it once it is made."""
+        """Play one group. `groups` gets it once it is made."""
         if self._single_slots is None:
             self._single_slots = Slots(self._settings.rollout.max_env_worker, 0)
         closed: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
@@ -309,7 +309,7 @@ class Rollout:
 
 
 async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all; if one raises, cancel the others."""
+    """Wait for all. If one raises, cancel the others."""
     try:
         await asyncio.gather(*runs)
     finally:
@@ -320,7 +320,7 @@ async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
 def _list_remaining(
     tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
 ) -> list[tuple[int, Task, list[int]]]:
-    """Return each task with the repeats that are not over; tasks without such a repeat are omitted."""
+    """Return each task with the repeats that are not over. Tasks without such a repeat are omitted."""
     remaining = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
     return [each for each in remaining if each[2]]
 

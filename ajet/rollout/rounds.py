@@ -39,7 +39,7 @@ class _WaitingRequest:
 
 
 class RoundEngine(Around):
-    """A TokenEngine around another one; the rollout reports the number of live episodes."""
+    """A TokenEngine around another one. The rollout reports the number of live episodes."""
 
     def __init__(self, engine: TokenEngine) -> None:
         super().__init__(engine)
@@ -89,7 +89,7 @@ class RoundEngine(Around):
         self._engine.weights_changed(version)
 
     def close(self) -> None:
-        """Close the inner engine; requests that wait for a round fail."""
+        """Close the inner engine. Requests that wait for a round fail."""
         self._engine.close()
         with self._lock:
             waiting, self._waiting = self._waiting, []
@@ -126,7 +126,7 @@ class _RoundArrival:
             self._hold.enter_context(held())
 
     def admit(self, loop: asyncio.AbstractEventLoop, part: list[_WaitingRequest]) -> None:
-        """Admit the requests in order; each reaches the engine before the loop runs `done`."""
+        """Admit the requests in order. Each reaches the engine before the loop runs `done`."""
         for waiting in part:
             waiting.admit()
         loop.call_soon(self.done)

@@ -154,7 +154,7 @@ class UserLoop:
         return task.get_loop() is self._loop
 
     def locate_task(self, task: asyncio.Task[Any]) -> str:
-        """Return the line of user code that one of its tasks is at; the running task is where the thread is."""
+        """Return the line of user code that one of its tasks is at. The running task is where the thread is."""
         is_running = asyncio.current_task(self._loop) is task
         return locate_code(self._thread.ident if is_running else None, task)
 
@@ -217,7 +217,7 @@ class UserLoop:
 
 
 def locate_code(thread: int | None, task: asyncio.Task[Any] | None) -> str:
-    """Return the line of user code that a thread, by its ident, or else a waiting task is at; "" if there is none."""
+    """Return the line of user code that a thread, by its ident, or else a waiting task is at; "" if none."""
     frame = sys._current_frames().get(thread or 0)
     found = _find_user_frame(frame) if frame is not None else None
     if found is None and task is not None:

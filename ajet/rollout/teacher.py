@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class TeacherModel(Protocol):
-    """A model that computes log-probabilities of tokens; its token ids are the policy's."""
+    """A model that computes log-probabilities of tokens. Its token ids are the policy's."""
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
-        """Return an array [T] per line, at temperature 1; only masked positions are used. Raises TeacherFailure."""
+        """Return an array [T] per line, at temperature 1. Only masked positions are used. Raises TeacherFailure."""
         ...
 
     async def leave(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Isolation(Protocol):
-    """Runs attempts; chosen by `rollout.isolation`, by name or by reference.
+    """Runs attempts. `rollout.isolation` chooses the class, by name or by reference.
 
     All members may be called from any thread and return at once; `stands` of a remote isolation may take a moment.
     """
@@ -51,11 +51,11 @@ class Isolation(Protocol):
         ...
 
     def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
-        """Begin the attempt; the future gets the result or exception of `perform`. After `stop` it may stay open."""
+        """Begin the attempt. The future gets the result or exception of `perform`. After `stop` it may stay open."""
         ...
 
     def stands(self, attempt: Attempt) -> str:
-        """Return the line of user code that the attempt is at, as file:line; "" if it is not known."""
+        """Return the line of user code that the attempt is at, as file:line, or "" if it is not known."""
         ...
 
     def stop(self, attempt: Attempt) -> None:
@@ -68,13 +68,13 @@ class Isolation(Protocol):
 
 
 def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
-    """Return the isolation that `rollout.isolation` names; see `Isolation.opened`. Raises UserError."""
+    """Return the isolation that `rollout.isolation` names, made by `Isolation.opened`. Raises UserError."""
     found: Isolation = _find_class(experiment).opened(experiment, workflow_class, ambient)
     return found
 
 
 def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:
-    """Raise ConfigError if the named isolation refuses this workflow or experiment; starts no process.
+    """Raise ConfigError if the named isolation refuses this workflow or experiment. Starts no process.
 
     An isolation that refuses some has a class method of this name.
     """

@@ -152,7 +152,7 @@ def _from_json(tree: Any) -> Any:
 
 
 def _make_key(tree: Any) -> Any:
-    """Return a key of a mapping or a member of a set; a model there became a dictionary, which cannot be hashed."""
+    """Return a key of a mapping or a member of a set. A model there became a dictionary, which cannot be hashed."""
     value = _from_json(tree)
     return str(value) if isinstance(value, (dict, list)) else value
 

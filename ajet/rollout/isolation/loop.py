@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 class LoopIsolation:
-    """Runs attempts as tasks of one loop; a plain `execute` gets a thread of its own."""
+    """Runs attempts as tasks of one loop. A plain `execute` gets a thread of its own."""
 
     shared, apart = True, False
 
     @classmethod
     def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopIsolation:
-        """Return the isolation; it is made for code that awaits."""
+        """Return the isolation. It is made for code that awaits."""
         return cls()
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class LoopIsolation:
         return found[1].locate_task(task) if task is not None and found is not None else self._threads.stands(attempt)
 
     def stop(self, attempt: AttemptBase) -> None:
-        """Cancel the task; the next attempts get a new loop if this one is blocked."""
+        """Cancel the task. The next attempts get a new loop if this one is blocked."""
         self._threads.stop(attempt)
         with self._lock:
             found = self._running.get(attempt)

@@ -46,5 +46,5 @@ class LoopsIsolation(WorkerPool):
 
 
 def processes_of_this_machine() -> int:
-    """Return one fewer than the cores that this process may use, for the gateway and the engine; at least one."""
+    """Return the number of usable cores without one for the gateway and the engine, at least 1."""
     return max(1, (usable_cpus() or 1) - 1)

@@ -1,4 +1,4 @@
-"""One attempt at a time in each worker process; an attempt that hangs is killed with its process.
+"""One attempt at a time in each worker process. An attempt that hangs is killed with its process.
 
 Invariants: a worker that was killed, that died, or that an attempt left changed plays no other attempt. Only a few
 workers start at once: a start costs seconds of a processor, so that two hundred at a time would be ready no sooner,
@@ -44,7 +44,7 @@ class ProcessIsolation(WorkerPool):
         self._timer: threading.Timer | None = None
 
     def _choose_worker(self) -> WorkerHandle | None:
-        """Return an idle worker, or a new one; None while the maximum number of workers starts."""
+        """Return an idle worker, or a new one, or None while the maximum number of workers starts."""
         while self._idle:
             worker = self._idle.pop()
             if worker.is_alive:
@@ -79,7 +79,7 @@ class ProcessIsolation(WorkerPool):
         super()._note_change(worker)
 
     def _retire_worker(self, worker: WorkerHandle) -> None:
-        """Kill a worker that its attempt left changed; log each kind of change once."""
+        """Kill a worker that its attempt left changed. Log each kind of change once."""
         worker.close()
         with self._lock:
             news = [change for change in worker.changes if change not in self._warned]

@@ -86,7 +86,7 @@ class SharedPlayer:
         return "" if found is None else self._loop.stands(found[0])
 
     def close_resources(self) -> Sequence[threading.Thread]:
-        """Start to close what attempts opened; return the threads that do it."""
+        """Start to close what attempts opened. Return the threads that do it."""
         held = [attempt.resources for attempt, _ in tuple(self._attempts.values()) if attempt.resources.holds]
         return [resources.close_beside() for resources in held]
 
@@ -115,7 +115,7 @@ class SharedPlayer:
         future.add_done_callback(lambda done: self._report_end(attempt, done))
 
     def _report_end(self, attempt: SharedAttempt, future: Future[WorkflowOutput]) -> None:
-        """Report the attempt's end; a cancelled future is no end while the task still runs."""
+        """Report the attempt's end. A cancelled future is no end while the task still runs."""
         if future.cancelled():
             if attempt.has_ended:
                 self._send_end(
@@ -145,7 +145,7 @@ class _AttemptThreads(ThreadIsolation):
 
 
 class _AttemptLoop(LoopIsolation):
-    """The event loop of this worker; it calls the player when a task is over."""
+    """The event loop of this worker. It calls the player when a task is over."""
 
     def __init__(self, player: SharedPlayer, owner: int) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class AttemptOutput(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush the real stream; output of attempts is flushed by itself."""
+        """Flush the real stream. Output of attempts is flushed by itself."""
         self._real.flush()
 
     def fileno(self) -> int:
@@ -245,9 +245,14 @@ def open_shared_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[S
         if stream.tail.add(text):
             channel.send_output(stream)
 
-    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)
+    _replace_output()
     logger.remove()
     logger.add(sys.stderr)
     logger.add(warn, level="WARNING", format="{message}", filter=lambda _: current_attempt.get() is None)
     with rare_collections():
         yield SharedPlayer(channel, setup)
+
+
+def _replace_output() -> None:
+    # a function of its own, so that type checkers go on taking `sys.stderr` for a text stream
+    sys.stdout, sys.stderr = AttemptOutput(sys.stdout), AttemptOutput(sys.stderr)

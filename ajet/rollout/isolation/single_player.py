@@ -62,7 +62,7 @@ class SinglePlayer:
         return locate_code(threading.main_thread().ident, self._task)
 
     def close_resources(self) -> Sequence[threading.Thread]:
-        """Start to close what the current attempt opened; return the threads that do it."""
+        """Start to close what the current attempt opened. Return the threads that do it."""
         return [] if self._attempt is None else [self._attempt.resources.close_beside()]
 
     def _play_attempt(
@@ -152,7 +152,7 @@ def _find_folder() -> str | None:
 
 
 def _find_output_files() -> tuple[tuple[int, int] | None, ...]:
-    """Return device and inode of standard output and error; None for a closed one."""
+    """Return device and inode of standard output and error, or None for a closed one."""
     found: list[tuple[int, int] | None] = []
     for number, stream in ((1, sys.stdout), (2, sys.stderr)):
         try:

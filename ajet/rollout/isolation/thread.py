@@ -68,7 +68,7 @@ class ThreadIsolation:
         return "" if running is None else locate_code(running.thread, running.task)
 
     def stop(self, attempt: AttemptBase) -> None:
-        """Cancel its task; code that never waits does not notice."""
+        """Cancel its task. Code that never waits does not notice."""
         with self._lock:
             running = self._running.get(attempt)
             if running is not None:
@@ -77,7 +77,7 @@ class ThreadIsolation:
                     running.cancel()
 
     def close(self) -> None:
-        """Cancel all running attempts; does not wait."""
+        """Cancel all running attempts. Does not wait."""
         with self._lock:
             attempts = list(self._running)
         for attempt in attempts:

@@ -42,7 +42,7 @@ class Player(Protocol):
         ...
 
     def close_resources(self) -> Sequence[threading.Thread]:
-        """Start to close the attempts' resources, which may hang; return the threads that do it."""
+        """Start to close the attempts' resources, which may hang. Return the threads that do it."""
         ...
 
 
@@ -77,7 +77,7 @@ def _open_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[Player]
 
 
 def _serve_control(control: int, parent: int, player: Player) -> None:
-    """Answer LOCATE requests until CLOSE or the end of the other process; close the attempts' resources then.
+    """Answer LOCATE requests until CLOSE or the end of the other process. Close the attempts' resources then.
 
     After CLOSE this process replies CLOSED and stops until it is killed. If the other process is gone it kills its
     descendants and itself.

@@ -39,7 +39,7 @@ class RemoteEndpoints:
         self._known: dict[tuple[str, str, str | None], Endpoint] = {}
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint:
-        """Return the endpoint; it is requested the first time."""
+        """Return the endpoint. It is requested the first time."""
         key = (agent_name, target_tag, debug_model)
         if key not in self._known:
             with self._lock:
@@ -100,7 +100,7 @@ class RemoteReplay:
 
 
 class WorkerAttempt(AttemptBase):
-    """An attempt inside a worker; the rollout's process holds its session."""
+    """An attempt inside a worker. The rollout's process holds its session."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class WorkerAttempt(AttemptBase):
         return max(0.0, time.time() - self._began)
 
     def open(self, trainable: Collection[str] | None) -> RemoteEndpoints:
-        """Request the session; this thread waits."""
+        """Request the session. This thread waits."""
         self.stage = "open"
         self.endpoints.ask("open", list(trainable) if trainable else None)
         if self._enter is not None:
@@ -137,7 +137,7 @@ class WorkerAttempt(AttemptBase):
         return self.endpoints
 
     async def aopen(self, trainable: Collection[str] | None) -> RemoteEndpoints:
-        """Request the session and the endpoint that most agents need next; the event loop goes on meanwhile."""
+        """Request the session and the endpoint that most agents need next. The event loop goes on meanwhile."""
         self.stage = "open"
         opened = self._channel.post(self.number, "open", list(trainable) if trainable else None)
         endpoint = self._channel.post(self.number, "endpoint", (AGENT, AGENT, None))
@@ -150,7 +150,7 @@ class WorkerAttempt(AttemptBase):
 
 
 def encode_end(outcome: WorkflowOutput | Failure, changes: list[str]) -> bytes:
-    """Return the body of `ended`; `changes` describes what the attempt left changed in its process."""
+    """Return the body of `ended`. `changes` describes what the attempt left changed in its process."""
     if isinstance(outcome, Failure):
         return encode_failure(outcome, changes)
     try:

@@ -33,7 +33,7 @@ class OutputTail:
         self._held = self._cut = self._taken = 0
 
     def add(self, text: str) -> bool:
-        """Add text; return True if the tail should be sent now."""
+        """Add text. Return True if the tail should be sent now."""
         self._parts.append(text)
         held = self._held = self._held + len(text)
         if held > 2 * OUTPUT_CHARS:
@@ -87,7 +87,7 @@ class WorkerChannel:
         os.register_at_fork(after_in_child=self._disconnect_fork)
 
     def receive(self) -> Message:
-        """Wait for the next message; call it only before `start_reading`."""
+        """Wait for the next message. Call it only before `start_reading`."""
         return self._channel.receive()
 
     def start_reading(self) -> None:
@@ -141,7 +141,7 @@ class WorkerChannel:
         self._send_output()
 
     def end(self, attempt: int, body: bytes) -> None:
-        """Send the attempt's end, once; its open requests fail."""
+        """Send the attempt's end, once. Its open requests fail."""
         with self._sending:
             self._write_output()
             with self._registry:

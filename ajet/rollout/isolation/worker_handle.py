@@ -119,7 +119,7 @@ class WorkerHandle:
 
     @property
     def start_left(self) -> float:
-        """Seconds for which its start is still counted; 0 after its first message, and without an attempt."""
+        """Seconds for which its start is still counted, or 0 after its first message, and without an attempt."""
         is_starting = self.is_accepting and not self._has_answered and bool(self._playing)
         return max(0.0, self._created + START_WINDOW_S - time.monotonic()) if is_starting else 0.0
 
@@ -130,7 +130,7 @@ class WorkerHandle:
         return process is not None and process.is_alive
 
     def begin(self, attempt: Attempt, future: Future[WorkflowOutput]) -> bool:
-        """Queue the attempt, whose outcome goes into the future; return False if it accepts no more."""
+        """Queue the attempt, whose outcome goes into the future. Return False if it accepts no more."""
         with self._lock:
             if not self.is_accepting:
                 return False
@@ -208,7 +208,7 @@ class WorkerHandle:
                     settings = item.attempt.config if self._setup.shared else None
 
     def _send_attempt(self, process: WorkerProcess, played: _InflightAttempt, *, with_settings: bool) -> bool:
-        """Send an attempt, `with_settings` if the worker lacks its configuration; return True if it was sent."""
+        """Send an attempt, `with_settings` if the worker lacks its configuration. Return True if it was sent."""
         with self._lock:
             if played.number not in self._playing:
                 if self._setup.shared:
@@ -320,7 +320,7 @@ class WorkerHandle:
     def _finish_attempt(
         self, number: int, outcome: WorkflowOutput | EpisodeError, changes: list[str] | None = None
     ) -> None:
-        """Set the outcome of an attempt; `changes` describes what it left changed."""
+        """Set the outcome of an attempt. `changes` describes what it left changed."""
         with self._lock:
             self._stopped.pop(number, None)
             played = self._playing.pop(number, None)
@@ -370,7 +370,7 @@ class WorkerHandle:
             _set_outcome(played.future, problem)
 
     def _mark_over(self) -> list[_InflightAttempt]:
-        """Note that the process is gone; return the attempts that it played."""
+        """Note that the process is gone. Return the attempts that it played."""
         with self._lock:
             self.is_accepting, self.is_over = False, True
             lost = list(self._playing.values())

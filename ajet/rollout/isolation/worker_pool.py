@@ -1,8 +1,8 @@
-"""The worker processes of a rollout and the queue of attempts for them; shared by `process`, `sandbox` and `loops`.
+"""The worker processes of a rollout and the queue of attempts for them.
 
-Invariants: attempts are placed in the order in which they came, by the isolation's `_choose_worker`, and again when a
-worker changes. No method waits for a worker. Clients inside a worker reach the gateway over its loopback port. Linux
-and macOS.
+The isolations `process`, `sandbox` and `loops` share it. Invariants: attempts are placed in the order in which they
+came, by the isolation's `_choose_worker`, and again when a worker changes. No method waits for a worker. Clients inside
+a worker reach the gateway over its loopback port. Linux and macOS.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def _choose_worker(self) -> WorkerHandle | None:
-        """Return the worker for the first attempt that waits; None if it has to wait. The lock is held."""
+        """Return the worker for the first attempt that waits, or None if it has to wait. The lock is held."""
 
     def _open_worker(self) -> WorkerHandle:
         """Return a new worker, whose process starts now. The lock is held."""

@@ -117,7 +117,7 @@ class WorkerProcess:
         return self._channel.receive()
 
     def locate(self, number: int) -> str:
-        """Return the line of user code that the attempt is at; "" if the worker does not reply in time."""
+        """Return the line of user code that the attempt is at, or "" if the worker does not reply in time."""
         received = b""
         with suppress(OSError):
             self._control.settimeout(LOCATE_TIMEOUT_S)
@@ -135,7 +135,7 @@ class WorkerProcess:
         self._output.forget()
 
     def explain_death(self, problem: Exception) -> str:
-        """End a process that is gone or that sent unreadable data; return the reason, and its output."""
+        """End a process that is gone or that sent unreadable data. Return the reason, and its output."""
         if isinstance(problem, ValueError):
             self._end_process(0.0)
             why = f"what came from the workflow's process cannot be read here ({problem}); it was ended"
@@ -144,7 +144,7 @@ class WorkerProcess:
         return f"{why}\n{self.output()}".strip()
 
     def kill(self) -> None:
-        """Kill it with all its descendants, in a thread; does not wait."""
+        """Kill it with all its descendants, in a thread. Does not wait."""
         thread = threading.Thread(target=self._end_process, args=(GRACE,), name="ajet-kill", daemon=True)
         _kill_threads.add(thread)
         thread.start()
@@ -169,7 +169,7 @@ class WorkerProcess:
             return code
 
     def _close_resources(self) -> None:
-        """Request that the worker closes its attempts' resources; wait for CLOSED, at most GRACE seconds."""
+        """Request that the worker closes its attempts' resources. Wait for CLOSED, at most GRACE seconds."""
         until = time.monotonic() + GRACE
         with suppress(OSError):
             self._control.settimeout(GRACE)
@@ -186,7 +186,7 @@ class WorkerProcess:
 
 
 class WorkerOutput:
-    """A pipe for a worker's standard output and error; the last bytes are stored. Thread-safe."""
+    """A pipe for a worker's standard output and error. The last bytes are stored. Thread-safe."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()

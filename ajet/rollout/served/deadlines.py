@@ -61,7 +61,7 @@ class DeadlineWatcher:
         self._end, self._give_up, self._close = end, give_up, close
 
     def start(self, loop: asyncio.AbstractEventLoop, on_error: Callable[[Exception], None]) -> None:
-        """Check repeatedly on this loop until `stop`; `on_error` gets the exception that ends the checks before."""
+        """Check repeatedly on this loop until `stop`. `on_error` gets the exception that ends the checks before."""
 
         def report(watching: Future[None]) -> None:
             problem = None if watching.cancelled() else watching.exception()
@@ -72,7 +72,7 @@ class DeadlineWatcher:
         self._watching.add_done_callback(report)
 
     def stop(self) -> None:
-        """End the checks; does not wait."""
+        """End the checks. Does not wait."""
         self._watching.cancel()
 
     async def _check_repeatedly(self) -> None:
@@ -82,7 +82,7 @@ class DeadlineWatcher:
             await self.check_all()
 
     async def check_all(self) -> None:
-        """End episodes whose time is over; close groups whose deadline has passed."""
+        """End episodes whose time is over. Close groups whose deadline has passed."""
         for served in list(self._under_way.values()):
             if served.unrecorded_since is not None:
                 await self._retry_recording(served, served.unrecorded_since)

@@ -50,7 +50,7 @@ class ServedIdentity(Identity):
 
     @property
     def group(self) -> str:
-        """The name of its group; its own name if it is in no group."""
+        """The name of its group, or its own name if it is in no group."""
         return self.group_name or self.name
 
 
@@ -89,7 +89,7 @@ class ServedEpisode:
 
 
 def describe_open(served: ServedEpisode, version: int) -> dict[str, Any]:
-    """Return a client's view of an episode that is under way; `version` is the policy's."""
+    """Return a client's view of an episode that is under way. `version` is the policy's."""
     return {
         "episode": served.identity.uuid,
         "status": "unrecorded" if served.unrecorded_since is not None else "judging" if served.ending else "open",

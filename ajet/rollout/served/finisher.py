@@ -32,7 +32,7 @@ class EpisodeStore(Protocol):
     """The place where ended episodes are stored before their clients get an acknowledgement."""
 
     def put(self, lease: Lease, kept: Kept) -> None:
-        """Store an episode; it is on the disk when this returns. Thread-safe.
+        """Store an episode. It is on the disk when this returns. Thread-safe.
 
         Raises:
             LeaseLost: The lease belongs to another server.
@@ -41,7 +41,7 @@ class EpisodeStore(Protocol):
 
 
 class EpisodeFinisher:
-    """Judges and records the episodes of one registry; awaited on its loop."""
+    """Judges and records the episodes of one registry. Its methods are awaited on the registry's loop."""
 
     def __init__(
         self,

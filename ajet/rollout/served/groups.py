@@ -58,7 +58,7 @@ async def ask_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: P
 
 
 class OpenGroup:
-    """The attempts at one task; the position of its `lease` is negative if a client brought the task."""
+    """The attempts at one task. The position of its `lease` is negative if a client brought the task."""
 
     def __init__(self, task: Task, lease: Lease, places: int) -> None:
         self.task, self.lease = task, lease
@@ -81,7 +81,7 @@ class OpenGroup:
         return not self._taken
 
     def accepts(self, task: Task | None) -> bool:
-        """True if an attempt at this task belongs here; None is any task of the reader's."""
+        """True if an attempt at this task belongs here. None stands for any task of the task reader."""
         if task is None:
             return self.lease.order >= 0
         return self.task.task_id == task.task_id and self.task == task
@@ -92,7 +92,7 @@ class OpenGroup:
         return not self.has_place and len(self.episodes) == len(self._taken)
 
     def take_place(self) -> int:
-        """Take the next free place; return its number."""
+        """Take the next free place. Return its number."""
         repeat = next(number for number in itertools.count() if number not in self._taken)
         self._taken.add(repeat)
         return repeat
@@ -104,7 +104,7 @@ class OpenGroup:
             self.places = len(self._taken)
 
     def may_repeat(self, repeat: int, most: int) -> bool:
-        """True if a lost attempt may be repeated, at most `most` times; this call counts as one."""
+        """True if a lost attempt may be repeated, at most `most` times. This call counts as one."""
         if self._closed or self._repeats[repeat] >= most:
             return False
         self._repeats[repeat] += 1
@@ -226,7 +226,7 @@ class OpenGroups:
         return [group for group in self._open if now - group.began > seconds]
 
     async def return_task(self, group: OpenGroup) -> None:
-        """Return the task of a group without attempts to the store; the group stays while the store is out of reach."""
+        """Return the task of a group without attempts to the store. The group stays while the store is out of reach."""
         try:
             await ask_store(self._store.give_back, [group.lease])
         except CANNOT_NOW as error:
@@ -240,7 +240,7 @@ class OpenGroups:
         self._open.remove(group)
 
     async def remove(self, group: OpenGroup, *, report: bool) -> None:
-        """Remove a complete group; it stays if this is cancelled.
+        """Remove a complete group. It stays if this is cancelled.
 
         Args:
             report: The store notes that it is complete, so that a restarted server does not wait for it.

@@ -109,7 +109,7 @@ def _parse_outcome(fields: dict[str, Any]) -> tuple[WorkflowOutput | Failure, li
 
 
 async def _parse_body(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `parse` makes of the body, in a thread if it is long; an empty body is {}. Raises Refused."""
+    """Return what `parse` makes of the body, in a thread if it is long. An empty body is {}. Raises Refused."""
     raw = bytearray()
     try:
         with Held(request.scope) as held:

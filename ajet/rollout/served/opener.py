@@ -71,7 +71,7 @@ class AdmissionControl:
             )
 
     def refuse_more(self) -> bool:
-        """Raise Refused if no episode may begin; return True if the next one is the breaker's probe."""
+        """Raise Refused if no episode may begin. Return True if the next one is the breaker's probe."""
         if len(self._under_way) + self.opening >= self._max_episodes:
             raise Refused(
                 f"{self._max_episodes} episodes are under way, as many as rollout.max_env_worker allows; "

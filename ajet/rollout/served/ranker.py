@@ -62,7 +62,7 @@ class ServedRanker:
         ranking.add_done_callback(self._take_end)
 
     async def stop(self) -> None:
-        """Cancel what is under way; `on_end` was called for all groups when this returns."""
+        """Cancel what is under way. `on_end` was called for all groups when this returns."""
         running = list(self._running)
         for ranking in running:
             ranking.cancel()
@@ -76,7 +76,7 @@ class ServedRanker:
         self._on_end(group, *(([], None) if ranking.cancelled() or problem is not None else ranking.result()))
 
     async def _rank_group(self, group: OpenGroup) -> tuple[list[Episode], Failure | None]:
-        """Rank the waiting episodes and put them back into the group; return them, and the failure if there is one."""
+        """Rank the waiting episodes and put them back into the group. Return them, and the failure if there is one."""
         waiting = {episode.repeat: episode for episode in group.episodes if needs_ranking(episode)}
         attempts = {
             repeat: (_restore_identity(episode), _restore_result(episode)) for repeat, episode in waiting.items()

@@ -104,13 +104,13 @@ class EpisodeRegistry:
         self._deadlines.start(self._loop, self.results.fail)
 
     async def open(self, request: EpisodeRequest) -> dict[str, Any]:
-        """Open an episode; return its name, task, address and key. Raises Refused."""
+        """Open an episode. Return its name, task, address and key. Raises Refused."""
         return await self._run_on_loop(self._begin_episode(request))
 
     async def finish(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse] = ()
     ) -> dict[str, Any]:
-        """End an episode with its outcome and tool uses; wait for the judge. A repeated request gets the same answer.
+        """End an episode with its outcome and tool uses. Wait for the judge. A repeated request gets the same answer.
 
         Raises:
             Refused: The episode is unknown or was ended by something else, or its end cannot be recorded now; then the
@@ -131,7 +131,7 @@ class EpisodeRegistry:
         return await self._run_on_loop(self._describe_overview())
 
     def restore(self) -> int:
-        """Restore the episodes that the store has of an earlier server; return their number.
+        """Restore the episodes that the store has of an earlier server. Return their number.
 
         Blocks; call it before any client comes.
         """
@@ -144,7 +144,7 @@ class EpisodeRegistry:
 
     @property
     def expects(self) -> bool:
-        """True if an episode is open or ranked, or a result waits; from any thread or a signal's handler."""
+        """True if an episode is open or ranked, or a result waits. For any thread, or a signal's handler."""
         return bool(self._open) or self._count_complete() > 0
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class EpisodeRegistry:
     async def _open_episode(
         self, request: EpisodeRequest, task: Task | None, is_probe: bool, *, is_held_out_turn: bool = False
     ) -> dict[str, Any]:
-        """Open the episode at its task; `is_held_out_turn`: the task is one of the server's held-out ones."""
+        """Open the episode at its task. `is_held_out_turn`: the task is one of the server's held-out ones."""
         group = None
         if task is not None:
             self._admission.refuse_crowded(task)  # before the store gives it a position
@@ -285,7 +285,7 @@ class EpisodeRegistry:
         return served
 
     async def _end_episode(self, served: ServedEpisode, played: AttemptResult, by: str) -> Episode:
-        """End an episode once; later callers wait for the same end."""
+        """End an episode once. Later callers wait for the same end."""
         if served.ending is None or (served.unrecorded_since is not None and served.ending.done()):
             served.ending = asyncio.ensure_future(self._conclude_episode(served, played, by))
         return await asyncio.shield(served.ending)
@@ -358,7 +358,7 @@ class EpisodeRegistry:
             await self._finish_group(group)
 
     async def _finish_group(self, group: OpenGroup, *, is_reported: bool = False) -> None:
-        """Hand on a complete group, to be ranked or trained; `is_reported`: the store knows that it is complete."""
+        """Hand on a complete group, to be ranked or trained. `is_reported`: the store knows that it is complete."""
         if group in self._groups:
             trains = self._backlog is not None
             # a group that closing cuts short is not reported: a later server goes on with it
@@ -376,7 +376,7 @@ class EpisodeRegistry:
         self.results.put(group.build_group())
 
     async def _end_or_give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
-        """End an episode for a reason that no client repeats; give it up if that cannot be recorded."""
+        """End an episode for a reason that no client repeats. Give it up if that cannot be recorded."""
         while served.identity.uuid in self._open:
             try:
                 await self._end_episode(served, AttemptResult(aborted=reason), by)

@@ -57,7 +57,7 @@ class ResultQueue:
 
 
 class EndedEpisodes:
-    """The ended episodes by name, as clients see them; on the registry's loop."""
+    """The ended episodes by name, as clients see them. Used on the registry's loop only."""
 
     def __init__(self) -> None:
         self._views: OrderedDict[str, dict[str, Any]] = OrderedDict()
@@ -71,7 +71,7 @@ class EndedEpisodes:
         return self._views[name]
 
     def remember(self, view: dict[str, Any], by: str) -> None:
-        """Store an end as its client sees it; `by` names who ended it."""
+        """Store an end as its client sees it. `by` names who ended it."""
         self._views[view["episode"]] = {**view, "ended_by": by}
         while len(self._views) > MAX_REMEMBERED:
             self._views.popitem(last=False)
