@@ -103,7 +103,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self.cycle is not cycle:
             self._head_since = None
         if self._dry > self._limits.head_bytes and hasattr(self, "parser") and not self.transport.is_closing():
-            self._refuse(431, "The request's headers are too long.")
+            self._refuse_request(431, "The request's headers are too long.")
 
     def on_headers_complete(self) -> None:
         """See httptools."""
@@ -121,9 +121,9 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def send_400_response(self, msg: str) -> None:
         """See uvicorn; in JSON."""
         if self._too_much:
-            self._refuse(431, "The request's headers are too many or too long.")
+            self._refuse_request(431, "The request's headers are too many or too long.")
         else:
-            self._refuse(400, msg)
+            self._refuse_request(400, msg)
 
     def close_overdue(self, now: float) -> None:
         """Close it if its client is late."""
@@ -139,7 +139,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             if cycle is None and not self._dry:  # it never asked anything
                 self.transport.abort()
             else:
-                self._refuse(408, "The request did not come in time.")
+                self._refuse_request(408, "The request did not come in time.")
         elif cycle is not None and cycle.more_body and not cycle.response_complete:
             if self.flow.read_paused:  # the server is the slow one
                 self._heard = now
@@ -162,7 +162,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             return 0  # it came whole with these
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse_request(self, status: int, message: str) -> None:
         told: dict[str, Any] = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
         body = json.dumps({"error": told}).encode()
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"

@@ -98,7 +98,7 @@ class RequestExchange:
                 await self.refuse(Refused("The request is nested too deeply.", code="invalid_json"))
                 return
             if call is not None:
-                await self._deliver(call, grant.session)
+                await self._deliver_replies(call, grant.session)
         finally:
             grant.session.requests -= 1
 
@@ -127,7 +127,7 @@ class RequestExchange:
         call = None if hint is NO_RETRY else session.inflight.find(digest, hint)
         if call is None:
             try:
-                request = await self._parse(body, grant)
+                request = await self._parse_body(body, grant)
             except Refused as refused:
                 session.note_refusal(refused)
                 raise
@@ -142,7 +142,7 @@ class RequestExchange:
         call.retry_count = max(call.retry_count, hint.count)
         return call
 
-    async def _parse(self, body: bytes, grant: Grant[Session]) -> ParsedRequest:
+    async def _parse_body(self, body: bytes, grant: Grant[Session]) -> ParsedRequest:
         """Parse the body, on a thread if that takes long: it is large, or has schemas. Raises Refused."""
         is_long = len(body) > LONG_BYTES
         fields = await asyncio.to_thread(_decode_object, body) if is_long else _decode_object(body)
@@ -151,12 +151,12 @@ class RequestExchange:
             return await asyncio.to_thread(self._dialect.parse, fields, caller)
         return self._dialect.parse(fields, caller)
 
-    async def _deliver(self, call: InflightCall, session: Session) -> None:
+    async def _deliver_replies(self, call: InflightCall, session: Session) -> None:
         """Send the replies of a call that the client has joined."""
         state = self._scope["state"]
-        abandon = partial(self._abandon, call, session)
+        abandon = partial(self._abandon_call, call, session)
         is_delivered = False
-        unwatch = self._watch()
+        unwatch = self._watch_client()
         self._pacing.clients += 1
         call.listeners.append(self._end_reply)
         try:
@@ -182,25 +182,25 @@ class RequestExchange:
         if is_delivered:
             state[LOST] = abandon
 
-    def _abandon(self, call: InflightCall, session: Session) -> None:
+    def _abandon_call(self, call: InflightCall, session: Session) -> None:
         """The client has left without its replies: do not count them as received."""
         call.deliveries -= self._is_counted
         self._is_counted = False
         session.inflight.abandon(call)
 
-    def _watch(self) -> Callable[[], object]:
+    def _watch_client(self) -> Callable[[], object]:
         """Get notified when the client leaves. Return the function that ends this."""
         watch: Callable[[Leave | None], None] | None = self._scope["state"].get(WATCH)
         if watch is not None:
-            watch(self._leave)
+            watch(self._handle_leave)
             return partial(watch, None)
         task = asyncio.ensure_future(_wait_for_disconnect(self._receive))
-        task.add_done_callback(lambda _: self._leave())
+        task.add_done_callback(lambda _: self._handle_leave())
         return task.cancel
 
-    def _leave(self) -> None:
+    def _handle_leave(self) -> None:
         self._has_left = self._has_news = True
-        self._wake()
+        self._wake_up()
 
     def _end_reply(self) -> None:
         self._has_ended = self._has_news = True
@@ -210,9 +210,9 @@ class RequestExchange:
     def _add_news(self) -> None:
         self._has_news = True
         if not self._is_collecting:
-            self._wake()
+            self._wake_up()
 
-    def _wake(self) -> None:
+    def _wake_up(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -221,14 +221,14 @@ class RequestExchange:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
-    async def _collect(self, seconds: float) -> None:
+    async def _collect_tokens(self, seconds: float) -> None:
         """Let tokens collect for so long, unless a reply ends or the client leaves before."""
         if self._has_left or self._has_ended:
             return
         loop = asyncio.get_running_loop()
         self._waiter, self._is_collecting = loop.create_future(), True
         due = loop.time() + seconds
-        timer = loop.call_at(due, self._wake)
+        timer = loop.call_at(due, self._wake_up)
         try:
             await self._waiter
         finally:
@@ -301,7 +301,7 @@ class RequestExchange:
                 if is_settled:
                     return
                 if data and (seconds := self._pacing.flush_interval):
-                    await self._collect(seconds)
+                    await self._collect_tokens(seconds)
                 await self._wait_for_news()
         finally:
             for reader in readers:

@@ -28,16 +28,16 @@ class HeldHead:
             self._transport.write(held + data)
         elif data.startswith(_HEAD):
             self._held = data
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_head)
         else:
             self._transport.write(data)
 
     def close(self) -> None:
         """See asyncio: what was written is sent."""
-        self._flush()
+        self._flush_head()
         self._transport.close()
 
-    def _flush(self) -> None:
+    def _flush_head(self) -> None:
         held, self._held = self._held, b""
         if held and not self._transport.is_closing():
             self._transport.write(held)

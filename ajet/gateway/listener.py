@@ -97,7 +97,7 @@ class Listener(uvicorn.Server):
         stopping = self._stopping
         if stopping is not None:
             with contextlib.suppress(RuntimeError):  # its loop has ended
-                stopping.get_loop().call_soon_threadsafe(_wake, stopping)
+                stopping.get_loop().call_soon_threadsafe(_wake_server, stopping)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
@@ -127,7 +127,7 @@ class Listener(uvicorn.Server):
             await asyncio.wait(list(self.server_state.tasks), timeout=_TICK)
 
 
-def _wake(waiting: asyncio.Future[None]) -> None:
+def _wake_server(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
 
@@ -147,8 +147,8 @@ class Acceptor:
         self._closed = self._paused = False
         limits = (self._limits.head_seconds, self._limits.body_seconds, self._limits.unread_seconds)
         self._sweep_every = min(1.0, *(limit / 4 for limit in limits))
-        self._loop.call_later(self._sweep_every, self._sweep)
-        self._loop.add_reader(listening, self._accept)
+        self._loop.call_later(self._sweep_every, self._sweep_connections)
+        self._loop.add_reader(listening, self._accept_clients)
 
     def close(self) -> None:
         """Let nobody in any more. Idempotent."""
@@ -172,10 +172,10 @@ class Acceptor:
         self.forget_stranger(connection)
         self._open.pop(connection, None)
 
-    def _accept(self) -> None:
+    def _accept_clients(self) -> None:
         for _ in range(_AT_ONCE):
-            if len(self._open) >= self._limits.connections and not self._evict(self._strangers):
-                self._pause(f"{len(self._open)} connections are open, as many as the limit")
+            if len(self._open) >= self._limits.connections and not self._evict_oldest(self._strangers):
+                self._pause_accepting(f"{len(self._open)} connections are open, as many as the limit")
                 return
             try:
                 client, peer = self._listening.accept()
@@ -183,36 +183,36 @@ class Acceptor:
                 return
             except OSError as error:
                 if not self._make_room():
-                    self._pause(str(error.strerror))
+                    self._pause_accepting(str(error.strerror))
                 return
-            scarce = client.fileno() >= self._highest()
+            scarce = client.fileno() >= self._find_first_reserved()
             if scarce and not self._make_room():
                 client.close()
-                self._pause("the descriptors that are left are the record's")
+                self._pause_accepting("the descriptors that are left are the record's")
                 return
             address = str(peer[0]) if isinstance(peer, tuple) else ""
             connection = Connection(self, self._server.config, self._server.server_state, self._loop, address)
             self._open[connection] = self._strangers[connection] = None
             self._of_address.setdefault(address, {})[connection] = None
-            task = self._loop.create_task(self._enter(client, connection))
+            task = self._loop.create_task(self._open_connection(client, connection))
             self._entering.add(task)
             task.add_done_callback(self._entering.discard)
             if scarce:  # what was evicted is closed before the next is accepted
                 return
 
-    async def _enter(self, client: socket.socket, connection: Connection) -> None:
+    async def _open_connection(self, client: socket.socket, connection: Connection) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, client)
         except OSError:  # it has left already
             client.close()
             self.left(connection)
         while len(self._of_address.get(connection.address, ())) > self._limits.strangers:
-            if not self._evict(self._of_address[connection.address]):
+            if not self._evict_oldest(self._of_address[connection.address]):
                 return
 
-    def _evict(self, these: dict[Connection, None]) -> bool:
+    def _evict_oldest(self, these: dict[Connection, None]) -> bool:
         """Close the oldest of these for which no reply is being made; whether there was one."""
-        for connection in self._idle(these):
+        for connection in self._list_idle(these):
             self.left(connection)
             connection.transport.abort()
             return True
@@ -220,17 +220,17 @@ class Acceptor:
 
     def _make_room(self) -> bool:
         """Close more strangers than come, so that the record's descriptors become free again; whether there was one."""
-        return any([self._evict(self._strangers) for _ in range(_MORE)])
+        return any([self._evict_oldest(self._strangers) for _ in range(_MORE)])
 
-    def _idle(self, these: dict[Connection, None]) -> Iterator[Connection]:
+    def _list_idle(self, these: dict[Connection, None]) -> Iterator[Connection]:
         return (connection for connection in these if connection.transport is not None and not connection.busy)
 
-    def _highest(self) -> int:
+    def _find_first_reserved(self) -> int:
         """The descriptor from which on they are kept for the record. The system gives out the lowest that is free."""
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return soft - min(self._limits.reserve, soft // 8) if soft != resource.RLIM_INFINITY else 1 << 30
 
-    def _pause(self, why: str) -> None:
+    def _pause_accepting(self, why: str) -> None:
         """Accept nobody for a while; who comes waits in the system's own queue."""
         now = self._loop.time()
         if now - self._complained >= _PAUSE or not self._complained:
@@ -239,21 +239,21 @@ class Acceptor:
         if not self._paused:
             self._paused = True
             self._loop.remove_reader(self._listening)
-            self._loop.call_later(_PAUSE, self._go_on)
+            self._loop.call_later(_PAUSE, self._resume_accepting)
 
-    def _go_on(self) -> None:
+    def _resume_accepting(self) -> None:
         self._paused = False
         if not self._closed:
-            self._loop.add_reader(self._listening, self._accept)
+            self._loop.add_reader(self._listening, self._accept_clients)
 
-    def _sweep(self) -> None:
+    def _sweep_connections(self) -> None:
         if self._closed:
             return
         now = self._loop.time()
         for connection in list(self._open):
             if connection.transport is not None:
                 connection.close_overdue(now)
-        self._loop.call_later(self._sweep_every, self._sweep)
+        self._loop.call_later(self._sweep_every, self._sweep_connections)
 
 
 def _raise_descriptors() -> None:

@@ -251,7 +251,7 @@ class Recorder:
         """Record that no client received the reply of a call. One that a later request continues was received."""
         if not call.is_delivered and call.error != CLIENT_LEFT:
             return
-        if not any(self._continues(later, call) for later in self.capture.calls[call.index + 1 :]):
+        if not any(self._is_continued(later, call) for later in self.capture.calls[call.index + 1 :]):
             call.finish, call.error = finish, error
 
     def add_checks(self, call: Call, names: Sequence[str]) -> None:
@@ -263,7 +263,7 @@ class Recorder:
         """Return the index of a list of tools if an earlier call had it, -1 if none had, None for no tools."""
         return None if not tools else self._tools.get(json.dumps(tools), -1)
 
-    def _continues(self, later: Call, call: Call) -> bool:
+    def _is_continued(self, later: Call, call: Call) -> bool:
         """True if the later call repeats the reply of `call`."""
         stored = self.stored[later.index]
         own = call.prefix + len(call.suffix_ids)

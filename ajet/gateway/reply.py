@@ -67,7 +67,7 @@ class Reply:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     unit_logprobs: list[float] = field(default_factory=list)
-    """At temperature 1, as clients are told them."""
+    """At temperature 1: those that clients get."""
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     versions: list[VersionRun] = field(default_factory=list)
 
@@ -145,9 +145,9 @@ class ReplyReader:
             chunks.append(ReplyChunk(reply.deltas[first:deltas]))
             return
         assert reply.call is not None and reply.prompt is not None
-        told = [_with_call_ids(delta, reply.call.index) for delta in reply.stream.deltas[first:deltas]]
+        deltas_with_ids = [_with_call_ids(delta, reply.call.index) for delta in reply.stream.deltas[first:deltas]]
         tokens = reply.ids[known:ids], reply.unit_logprobs[known:ids], reply.top[known:ids]
-        chunks.append(ReplyChunk(told, *tokens, prompt_tokens=len(reply.prompt.ids)))
+        chunks.append(ReplyChunk(deltas_with_ids, *tokens, prompt_tokens=len(reply.prompt.ids)))
 
 
 def _with_call_ids(delta: Delta, call: int) -> Delta:

@@ -127,8 +127,8 @@ class Gateway:
     def start(self) -> Gateway:
         """Bind, start the thread, and return once requests are answered."""
         listening = listen(self._host, self._port, **NAMED)
-        self._base_url = _advertised(self._advertise, self._host, listening.getsockname()[1])
-        self._thread = start_server(partial(self._serve, listening), name="ajet-gateway")
+        self._base_url = build_base_url(self._advertise, self._host, listening.getsockname()[1])
+        self._thread = start_server(partial(self._run_server, listening), name="ajet-gateway")
         return self
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class Gateway:
         """An in-process transport for httpx clients, usable from any event loop."""
         return GatewayTransport(self.app, self._shared_loop)
 
-    def _serve(self, listening: socket.socket, started: Callable[[], None]) -> None:
+    def _run_server(self, listening: socket.socket, started: Callable[[], None]) -> None:
         with closing(listening), closing(new_loop()) as loop:
             # No header of a proxy's changes anything here: who is who is told by keys.
             self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)
@@ -253,7 +253,7 @@ async def _cancel_all() -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def _advertised(advertise: str, host: str, port: int) -> str:
+def build_base_url(advertise: str, host: str, port: int) -> str:
     if advertise == "auto":
         address = own_address() if host in ("0.0.0.0", "::") else host
     elif "://" in advertise:

@@ -193,7 +193,7 @@ class Session:
 
     async def count_tokens(self, request: ParsedRequest) -> int:
         """Return the number of prompt tokens of a request. Nothing is recorded. Raises Refused."""
-        request, engine, _ = self._route(request)
+        request, engine, _ = self._route_request(request)
         if engine is not None or self._sampler is None:
             raise Refused("this model's tokens cannot be counted here", code="unsupported_parameter", param="model")
         return await self._sampler.count_tokens(request)
@@ -211,7 +211,7 @@ class Session:
         Refused."""
         capture = self._recorder.capture
         try:
-            reply.request, engine, trained = self._route(reply.request)
+            reply.request, engine, trained = self._route_request(reply.request)
             target = reply.request.target or reply.request.agent
             if engine is None and self._sampler is not None:
                 adapter: str | None = None
@@ -259,7 +259,7 @@ class Session:
         """Raise Refused, which says which, if one of several prompts cannot be answered. Nothing is recorded."""
         count = len(request.prompts)
         for at in range(count):
-            choice, engine, trained = self._route(request.build_choice(at * request.replies_per_prompt))
+            choice, engine, trained = self._route_request(request.build_choice(at * request.replies_per_prompt))
             if engine is None and self._sampler is not None:
                 try:
                     self._find_adapter(choice, choice.target or choice.agent, trained)
@@ -268,7 +268,7 @@ class Session:
                     self._note_failed(refused)
                     raise refused.within(f"prompt {at} of {count} (from 0)") from refused
 
-    def _route(self, request: ParsedRequest) -> tuple[ParsedRequest, ChatEngine | None, bool]:
+    def _route_request(self, request: ParsedRequest) -> tuple[ParsedRequest, ChatEngine | None, bool]:
         """Return the request as it is answered, the chat engine that answers it (None: the token engine), and whether
         its call is trained. Raises Refused if the episode has ended."""
         self._recorder.refuse_ended()

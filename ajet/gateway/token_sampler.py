@@ -95,19 +95,19 @@ class TokenSampler:
                 break
             self._reject_draw(reply, violation)
         reply.is_readable = True
-        self._complete(reply, message, finish)
+        self._complete_reply(reply, message, finish)
 
     async def count_tokens(self, request: ParsedRequest) -> int:
         """Return the number of prompt tokens of a request. Nothing is recorded. Raises Refused."""
-        return len((await self._render(request)).rendered.ids)
+        return len((await self._render_request(request)).rendered.ids)
 
     async def check(self, request: ParsedRequest, *, trained: bool) -> None:
         """Raise Refused where `sample` would before it samples. Nothing is recorded."""
         refuse_unsupported(request)
-        prompt = await self._render(request)
+        prompt = await self._render_request(request)
         self._resolve_sampling(request, trained, len(prompt.rendered.ids))
 
-    async def _render(self, request: ParsedRequest) -> RenderedPrompt:
+    async def _render_request(self, request: ParsedRequest) -> RenderedPrompt:
         return await render_prompt(request, self._recorder, self._renderer, self._threads)
 
     async def _begin_draw(self, reply: Reply, target: str, trained: bool, adapter: str | None) -> None:
@@ -248,7 +248,7 @@ class TokenSampler:
                 finish = "tool_calls"
         return message, finish
 
-    def _complete(self, reply: Reply, message: dict[str, Any], finish: FinishReason) -> None:
+    def _complete_reply(self, reply: Reply, message: dict[str, Any], finish: FinishReason) -> None:
         """Settle the call and complete the reply."""
         stream, call, prompt = reply.stream, reply.call, reply.prompt
         assert stream is not None and call is not None and prompt is not None

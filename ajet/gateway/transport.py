@@ -124,13 +124,13 @@ class InProcessResponse(httpx.AsyncByteStream):
             "root_path": "",
             "server": (url.host, url.port),
             "client": None,
-            "state": {WATCH: self._watch},
+            "state": {WATCH: self._watch_client},
         }
         try:
             if gateway_loop.calls is None:
                 raise RuntimeError("the gateway does not serve")
             # In an empty context: what the gateway requests from an engine is no call of the agent's.
-            Context().run(gateway_loop.calls.post, self._launch)
+            Context().run(gateway_loop.calls.post, self._launch_app)
         except RuntimeError as error:
             raise httpx.ConnectError("the gateway is closed", request=request) from error
 
@@ -173,9 +173,9 @@ class InProcessResponse(httpx.AsyncByteStream):
         calls = self._gateway_loop.calls
         if calls is not None:
             with contextlib.suppress(RuntimeError):  # the gateway is closed: nothing runs there
-                calls.post(self._leave)
+                calls.post(self._handle_leave)
 
-    def _deliver(self, messages: Sequence[Message]) -> None:
+    def _deliver_messages(self, messages: Sequence[Message]) -> None:
         self._messages.extend(messages)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -187,17 +187,17 @@ class InProcessResponse(httpx.AsyncByteStream):
 
     # On the gateway's loop.
 
-    def _launch(self) -> None:
-        self._task = asyncio.ensure_future(self._app(self._scope, self._receive, self._send))  # type: ignore[arg-type]
-        self._task.add_done_callback(self._finish)
+    def _launch_app(self) -> None:
+        self._task = asyncio.ensure_future(self._app(self._scope, self._receive_message, self._send_message))
+        self._task.add_done_callback(self._finish_task)
 
-    def _finish(self, task: asyncio.Future[None]) -> None:
+    def _finish_task(self, task: asyncio.Future[None]) -> None:
         if task.cancelled() or task.exception() is not None:
             self._pass_on({"type": "failed"})
         elif self._has_left:
-            self._leave()
+            self._handle_leave()
 
-    def _leave(self) -> None:
+    def _handle_leave(self) -> None:
         if self._gone is not None:
             self._gone.set()
         on_leave, self._on_leave = self._on_leave, None
@@ -207,12 +207,12 @@ class InProcessResponse(httpx.AsyncByteStream):
         if on_lost is not None:
             on_lost()
 
-    def _watch(self, on_leave: Leave | None) -> None:
+    def _watch_client(self, on_leave: Leave | None) -> None:
         self._on_leave = on_leave
         if on_leave is not None and self._has_left:
             asyncio.get_running_loop().call_soon(on_leave)
 
-    async def _receive(self) -> Message:
+    async def _receive_message(self) -> Message:
         if self._incoming:
             return self._incoming.pop()
         self._gone = asyncio.Event()
@@ -221,7 +221,7 @@ class InProcessResponse(httpx.AsyncByteStream):
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: Message) -> None:
+    async def _send_message(self, message: Message) -> None:
         if self._has_left:
             raise OSError("the client has left")
         if message["type"] == "http.response.start":
@@ -237,7 +237,7 @@ class InProcessResponse(httpx.AsyncByteStream):
         if not messages:
             return
         try:
-            self._calls.post(self._deliver, messages)
+            self._calls.post(self._deliver_messages, messages)
         except RuntimeError:  # the client's loop is closed
             self._has_left = True
-            self._leave()
+            self._handle_leave()

@@ -179,7 +179,7 @@ class _TextWriter:
 
     def begin_reply(self, choice: int) -> bytes:
         echo = self._options.echoes[choice // self._options.count]
-        return self._write(choice, echo) if echo else b""
+        return self._encode_choice(choice, echo) if echo else b""
 
     def write_chunk(self, choice: int, chunk: ReplyChunk) -> bytes:
         text = "".join([delta.get("content") or "" for delta in chunk.deltas])
@@ -188,10 +188,10 @@ class _TextWriter:
             if choice not in self._formatters:
                 self._formatters[choice] = self._dialect.build_formatter(self._options.logprobs)
             logprobs = self._formatters[choice].format_next(chunk.ids, chunk.logprobs, chunk.top)
-        return self._write(choice, text, logprobs) if text or logprobs else b""
+        return self._encode_choice(choice, text, logprobs) if text or logprobs else b""
 
     def end_reply(self, choice: int, reply: Reply) -> bytes:
-        return self._write(choice, "", None, reply.finish)
+        return self._encode_choice(choice, "", None, reply.finish)
 
     def close(self, replies: Sequence[Reply]) -> bytes:
         usage = b""
@@ -203,7 +203,7 @@ class _TextWriter:
     def fail(self, refused: Refused) -> bytes:
         return encode_event(self._dialect.format_error(refused))
 
-    def _write(
+    def _encode_choice(
         self, choice: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None
     ) -> bytes:
         usage = {"usage": None} if self._options.include_usage else {}

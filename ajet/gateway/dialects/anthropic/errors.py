@@ -26,9 +26,9 @@ _TYPES = {
 
 
 def error_body(refused: Refused, request_id: str | None = None) -> dict[str, Any]:
-    """The body of an error reply, and the data of an `error` event, which has no `request_id`."""
+    """Return the body of an error, also the data of an `error` event, which has no `request_id`."""
     message = refused.message
-    if refused.code == "context_length_exceeded":  # the words by which clients know that they must shorten
+    if refused.code == "context_length_exceeded":  # clients shorten their prompts at these words
         message = f"prompt is too long: {message}"
     kind = _TYPES.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
     if refused.code == "engine_failure" and refused.status == 503:  # it is broken, not overloaded

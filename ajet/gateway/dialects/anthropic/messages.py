@@ -1,7 +1,8 @@
-"""System and messages of Messages, brought to the shape of Chat Completions.
+"""System and messages of Messages in the shape of Chat Completions.
 
-Invariant: documents are refused, not dropped; a user's message with images has a list of parts, and says where. Only
-`redacted_thinking`, which nobody can read, and the line by which a client bills itself are left out.
+Invariant: documents are refused, not dropped; a user's message with images has a list of parts, and the images' places
+are returned. Only `redacted_thinking`, which has no readable text, and the line by which a client bills itself are left
+out.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from ajet.gateway.dialects.fields import (
 from ajet.gateway.request import Refused
 
 _BILLING = "x-anthropic-billing-header:"
-"""A block of `system` that begins so is for Anthropic's accounts: it differs from request to request."""
+"""A block of `system` that begins with this is for Anthropic's billing: it differs from request to request."""
 
 
 def read_system(value: Any) -> list[dict[str, Any]]:
-    """The message that `system` stands for; none if absent or empty."""
+    """Return the message that `system` stands for; none if absent or empty."""
     if value is None:
         return []
-    said = _text(value, "system", skip=_BILLING)
-    return [{"role": "system", "content": said}] if said else []
+    text = _read_text(value, "system", skip=_BILLING)
+    return [{"role": "system", "content": text}] if text else []
 
 
 def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
-    """The request's messages, several for a turn that brings results of tools; the places of images are added to
+    """Return the request's messages, several for a turn with results of tools; the places of images are added to
     `images`."""
     if not isinstance(value, list) or not value:
         raise invalid_value("messages", "a non-empty list of messages")
@@ -43,18 +44,18 @@ def read_messages(value: Any, images: list[str]) -> list[dict[str, Any]]:
             raise invalid_value(where, "an object")
         role, content = message.get("role"), message.get("content")
         if role == "user":
-            read += _user(content, f"{where}.content", images)
+            read += _read_user(content, f"{where}.content", images)
         elif role == "assistant":
-            read.append(_assistant(content, f"{where}.content"))
+            read.append(_read_assistant(content, f"{where}.content"))
         elif role == "system":
-            read.append({"role": "system", "content": _text(content, f"{where}.content")})
+            read.append({"role": "system", "content": _read_text(content, f"{where}.content")})
         else:
             raise invalid_value(f"{where}.role", "'user', 'assistant' or 'system'")
     return read
 
 
-def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
-    """(block, where it is), of a list of blocks or of a string, which is one block of text."""
+def _list_blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+    """Return each block with its place; a string is one block of text."""
     if isinstance(content, str):
         return [({"type": "text", "text": content}, where)]
     if not isinstance(content, list):
@@ -65,84 +66,84 @@ def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
     return [(block, f"{where}[{index}]") for index, block in enumerate(content)]
 
 
-def _misplaced(block: dict[str, Any], where: str, expected: str) -> Refused:
+def _build_misplaced(block: dict[str, Any], where: str, expected: str) -> Refused:
     kind = block.get("type")
     if not isinstance(kind, str) or kind in ("text", "tool_use", "tool_result", "thinking", "redacted_thinking"):
         return invalid_value(f"{where}.type", expected)
     return unsupported_value(f"{where}.type", f"this is a text model, it cannot take {kind!r} blocks.")
 
 
-def _said(block: dict[str, Any], name: str, where: str) -> str:
+def _read_string(block: dict[str, Any], name: str, where: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
         raise invalid_value(f"{where}.{name}", "a string")
     return value
 
 
-def _text(content: Any, where: str, *, skip: str | None = None) -> str:
+def _read_text(content: Any, where: str, *, skip: str | None = None) -> str:
     parts: list[str] = []
-    for block, place in _blocks(content, where):
+    for block, place in _list_blocks(content, where):
         if block.get("type") != "text":
-            raise _misplaced(block, place, "'text'")
-        said = _said(block, "text", place)
-        if skip is None or not said.startswith(skip):
-            parts.append(said)
+            raise _build_misplaced(block, place, "'text'")
+        text = _read_string(block, "text", place)
+        if skip is None or not text.startswith(skip):
+            parts.append(text)
     return "".join(parts)
 
 
-def _user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
+def _read_user(content: Any, where: str, images: list[str]) -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = []
     parts: list[Any] = []
 
-    def say() -> None:
+    def add_message() -> None:
         pictures = any(not isinstance(part, str) for part in parts)
         read.append({"role": "user", "content": build_parts(parts) if pictures else "".join(parts)})
         parts.clear()
 
-    for block, place in _blocks(content, where):
+    for block, place in _list_blocks(content, where):
         kind = block.get("type")
         if kind == "text":
-            parts.append(_said(block, "text", place))
+            parts.append(_read_string(block, "text", place))
         elif kind == "tool_result":
             if parts:
-                say()
-            read.append(_tool_result(block, place))
+                add_message()
+            read.append(_read_tool_result(block, place))
         elif kind == "image":
             images.append(f"{place}.type")
             parts.append(read_image(block, place))
         else:
-            raise _misplaced(block, place, "'text', 'image' or 'tool_result' in a user's turn")
+            raise _build_misplaced(block, place, "'text', 'image' or 'tool_result' in a user's turn")
     if parts or not read:
-        say()
+        add_message()
     return read
 
 
-def _tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
-    told = block.get("content")
-    said = "" if told is None else _text(told, f"{where}.content")
-    if read_boolean(block, "is_error", False, where) and not said.lower().startswith("error"):
-        said = f"Error: {said}" if said else "Error"
+def _read_tool_result(block: dict[str, Any], where: str) -> dict[str, Any]:
+    content = block.get("content")
+    text = "" if content is None else _read_text(content, f"{where}.content")
+    if read_boolean(block, "is_error", False, where) and not text.lower().startswith("error"):
+        text = f"Error: {text}" if text else "Error"
     return {
         "role": "tool",
         "tool_call_id": check_text(block.get("tool_use_id"), f"{where}.tool_use_id"),
-        "content": said,
+        "content": text,
     }
 
 
-def _assistant(content: Any, where: str) -> dict[str, Any]:
+def _read_assistant(content: Any, where: str) -> dict[str, Any]:
     parts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block, place in _blocks(content, where):
+    for block, place in _list_blocks(content, where):
         kind = block.get("type")
         if kind == "text":
-            parts.append(_said(block, "text", place))
+            parts.append(_read_string(block, "text", place))
         elif kind == "thinking":
-            thoughts.append(_said(block, "thinking", place))
+            thoughts.append(_read_string(block, "thinking", place))
         elif kind == "tool_use":
-            calls.append(_tool_use(block, place))
+            calls.append(_read_tool_use(block, place))
         elif kind != "redacted_thinking":
-            raise _misplaced(block, place, "'text', 'thinking' or 'tool_use' in an assistant's turn")
+            raise _build_misplaced(block, place, "'text', 'thinking' or 'tool_use' in an assistant's turn")
     read: dict[str, Any] = {"role": "assistant", "content": "".join(parts)}
     if thought := "".join(thoughts):
         read["reasoning_content"] = thought
@@ -152,7 +153,7 @@ def _assistant(content: Any, where: str) -> dict[str, Any]:
     return read
 
 
-def _tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
+def _read_tool_use(block: dict[str, Any], where: str) -> dict[str, Any]:
     given = block.get("input")
     if not isinstance(given, dict):
         raise invalid_value(f"{where}.input", "an object")

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def model_info(name: str, max_input_tokens: int, max_tokens: int) -> dict[str, Any]:
-    """A model's entry; the limits in tokens."""
+    """Return a model's entry; the limits are in tokens."""
     return {
         "type": "model",
         "id": name,
@@ -19,7 +19,7 @@ def model_info(name: str, max_input_tokens: int, max_tokens: int) -> dict[str, A
 
 
 def model_page(models: list[dict[str, Any]]) -> dict[str, Any]:
-    """The only page of a list of models."""
+    """Return the only page of a list of models."""
     return {
         "data": models,
         "has_more": False,

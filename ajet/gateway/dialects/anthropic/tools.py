@@ -1,6 +1,6 @@
-"""Tools and tool_choice of Messages, brought to the shape of Chat Completions.
+"""Tools and tool_choice of Messages in the shape of Chat Completions.
 
-Invariant: only tools whose schema the client gives; what a text model cannot be told about a tool is refused by name.
+Invariant: only tools whose schema the client sends; what has no meaning for a text model is refused by name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Choice = tuple[Any, str | None, bool]
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """The request's tools; None without any."""
+    """Return the request's tools; None without any."""
     if value is None or value == []:
         return None
     if not isinstance(value, list):
         raise invalid_value("tools", "a list of tools")
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
+    tools = [_read_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
     try:
         return read_chat_tools(tools)
     except Refused as refused:
@@ -31,7 +31,7 @@ def read_tools(value: Any) -> list[dict[str, Any]] | None:
         raise Refused(message, status=refused.status, code=refused.code, param=where) from None
 
 
-def _tool(tool: Any, where: str) -> dict[str, Any]:
+def _read_tool(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise invalid_value(where, "an object")
     kind = tool.get("type")
@@ -59,7 +59,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
-    """The use of its tools that the request allows."""
+    """Return which calls of its tools the request allows."""
     choice = body.get("tool_choice")
     if choice is None:
         return "auto", None, True

@@ -1,9 +1,8 @@
-"""OpenAI Responses, streaming and not, with the state that the protocol keeps on the server.
+"""OpenAI Responses, streamed or not, with the state that the protocol stores on the server.
 
-In: a request's items. Out: a chat conversation for the session, and its reply as items and events. Invariants: the
-items of one reply, sent back in any way the protocol has (`previous_response_id`, items, references to items), read as
-the very message that was sampled, so the next call extends it; `sequence_number`s count the events of a stream; what
-a client asks to have stored lives as long as its episode and no longer.
+Invariants: the items of one reply, sent back in any way that the protocol has (`previous_response_id`, items,
+references to items), are parsed as the very message that was sampled, so that the next call extends it;
+`sequence_number`s count the events of a stream; what a client stores lives as long as its episode.
 """
 
 from ajet.gateway.dialects.responses.dialect import InputTokensDialect, ResponsesDialect

@@ -18,7 +18,7 @@ from ajet.gateway.dialects.chat import error_body
 from ajet.gateway.dialects.contract import Caller, StreamWriter
 from ajet.gateway.dialects.responses.items import messages_of, read_input
 from ajet.gateway.dialects.responses.kept import Item, Kept, KeptResponses, kept_responses
-from ajet.gateway.dialects.responses.output import Event, Output, Telling, reasoning_tokens, whole
+from ajet.gateway.dialects.responses.output import Event, Output, Telling, build_whole_chunk, reasoning_tokens
 from ajet.gateway.dialects.responses.tools import read_tool_choice, read_tools
 from ajet.gateway.dialects.token_logprobs import Decode
 from ajet.gateway.reply import Reply, ReplyChunk
@@ -174,7 +174,7 @@ class ResponsesDialect:
         options: _Options = request.options
         reply = replies[0]
         output = Output(options.id, options.telling, options.kept.called)
-        for _ in output.feed(whole(reply)):
+        for _ in output.feed(build_whole_chunk(reply)):
             pass
         for _ in output.end(_find_status(reply)):
             pass

@@ -1,8 +1,8 @@
-"""Input items -> messages of a chat.
+"""Input items as messages of Chat Completions.
 
-Invariant: what one reply said (reasoning, text, function calls) becomes one assistant message again, in whatever items
-and order it is sent back; an item that this server cannot have made, and a text model cannot be shown, is refused by
-its type.
+Invariant: the parts of one reply (reasoning, text, function calls) become one assistant message again, in whatever
+items and order they are sent back; an item that this server cannot have made, and a text model cannot take, is refused
+by its type.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROLES = ("user", "system", "developer", "assistant")
 
 
 def read_input(value: Any, kept: KeptResponses) -> list[Item]:
-    """The request's own items: a text is a user's message, references are looked up. Raises Refused."""
+    """Return the request's own items: a text is a user's message, references are resolved. Raises Refused."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
@@ -44,8 +44,7 @@ def read_input(value: Any, kept: KeptResponses) -> list[Item]:
 def messages_of(
     earlier: Sequence[Item], own: Sequence[Item], kept: KeptResponses, images: list[str]
 ) -> list[dict[str, Any]]:
-    """The conversation of these items, as Chat Completions has it; the places of images are added to `images`. Raises
-    Refused."""
+    """Return the conversation of items as messages; the places of images are added to `images`. Raises Refused."""
     conversation = _Conversation(kept, images)
     for index, item in enumerate(earlier):
         conversation.add(item, f"previous_response_id: item {index}")
@@ -58,37 +57,37 @@ def messages_of(
 
 
 def sealed(thought: str) -> str:
-    """Reasoning as `encrypted_content`, for clients that send back nothing else of it. It hides nothing: the same
-    reasoning is told in the open."""
+    """Return reasoning as `encrypted_content`, for clients that send back nothing else of it. It hides nothing:
+    the same reasoning is in the response as text."""
     return _SEALED + base64.b64encode(thought.encode()).decode()
 
 
 class _Conversation:
-    """Messages, growing item by item."""
+    """Builds messages item by item."""
 
     def __init__(self, kept: KeptResponses, images: list[str]) -> None:
         self.messages: list[dict[str, Any]] = []
         self._images = images
         self._kept = kept
         self._reply: dict[str, Any] | None = None
-        """The assistant message that the next item of the same reply belongs to."""
+        """The assistant message that the next item of the same reply extends."""
         self._answered = False
-        """Results of its calls have followed."""
+        """True if results of its calls have followed."""
 
     def add(self, item: Item, where: str) -> None:
         kind = item.get("type") or "message"
         if kind == "message":
-            self._message(item, where)
+            self._add_message(item, where)
         elif kind == "reasoning":
-            self._think(_thought(item, where))
+            self._add_reasoning(_read_reasoning(item, where))
         elif kind == "function_call":
-            self._call(item, where)
+            self._add_call(item, where)
         elif kind == "function_call_output":
-            self._result(item, where)
+            self._add_result(item, where)
         else:
             raise unsupported_value(f"{where}.type", f"this server has no use for items of type {kind!r}.")
 
-    def _message(self, item: Item, where: str) -> None:
+    def _add_message(self, item: Item, where: str) -> None:
         role = item.get("role")
         if role not in _ROLES:
             raise invalid_value(f"{where}.role", "one of " + ", ".join(_ROLES))
@@ -100,15 +99,17 @@ class _Conversation:
             self._reply = None
             self.messages.append({"role": role, "content": content})
             return
-        reply = self._open(begin=self._reply is not None and self._spoke() and not self._reply.get("tool_calls"))
+        reply = self._open_reply(
+            begin=self._reply is not None and self._has_text() and not self._reply.get("tool_calls")
+        )
         reply["content"] = (reply["content"] or "") + content
 
-    def _think(self, thought: str) -> None:
-        reply = self._open(begin=self._spoke() or self._called())
+    def _add_reasoning(self, thought: str) -> None:
+        reply = self._open_reply(begin=self._has_text() or self._has_calls())
         if thought:
             reply["reasoning_content"] = reply.get("reasoning_content", "") + thought
 
-    def _call(self, item: Item, where: str) -> None:
+    def _add_call(self, item: Item, where: str) -> None:
         name = check_text(item.get("name"), f"{where}.name")
         if item.get("namespace") is not None:
             name = one_name(check_text(item["namespace"], f"{where}.namespace"), name)
@@ -116,10 +117,10 @@ class _Conversation:
         arguments = item.get("arguments")
         if not isinstance(arguments, str):
             raise invalid_value(f"{where}.arguments", "a string of JSON")
-        told = {"type": "function", "function": {"name": name, "arguments": arguments}, "id": call}
-        self._open(begin=False, call=call).setdefault("tool_calls", []).append(told)
+        tool_call = {"type": "function", "function": {"name": name, "arguments": arguments}, "id": call}
+        self._open_reply(begin=False, call=call).setdefault("tool_calls", []).append(tool_call)
 
-    def _result(self, item: Item, where: str) -> None:
+    def _add_result(self, item: Item, where: str) -> None:
         output = read_content(item.get("output"), f"{where}.output")
         if output is None:
             raise invalid_value(f"{where}.output", "a text or a list of text parts")
@@ -127,9 +128,9 @@ class _Conversation:
         self._answered = True
         self.messages.append({"role": "tool", "content": output, "tool_call_id": call})
 
-    def _open(self, *, begin: bool, call: str | None = None) -> dict[str, Any]:
-        """The message to go on with. After results it is a new one, but for a call that is known to be of the same
-        reply (clients may put each result right behind its call)."""
+    def _open_reply(self, *, begin: bool, call: str | None = None) -> dict[str, Any]:
+        """Return the message to extend. After results it is a new one, except for a call that is known to be of the
+        same reply (clients may put each result right after its call)."""
         if self._answered:
             begin = call is None or not self._same_reply(call)
         if begin or self._reply is None:
@@ -143,15 +144,15 @@ class _Conversation:
         calls = (self._reply or {}).get("tool_calls") or ()
         return reply is not None and any(self._kept.reply_of(other["id"]) == reply for other in calls)
 
-    def _spoke(self) -> bool:
+    def _has_text(self) -> bool:
         return self._reply is not None and self._reply["content"] is not None
 
-    def _called(self) -> bool:
+    def _has_calls(self) -> bool:
         return self._reply is not None and bool(self._reply.get("tool_calls"))
 
 
-def _thought(item: Item, where: str) -> str:
-    """The reasoning of an item: in the open, or sealed by us, or as far as its summary tells."""
+def _read_reasoning(item: Item, where: str) -> str:
+    """Return the reasoning of an item: its text, or what we encoded, or its summary."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if parts is not None and not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):

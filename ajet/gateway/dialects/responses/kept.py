@@ -1,8 +1,7 @@
-"""Kept responses: what the protocol's server remembers from one request to the next.
+"""Stored responses: what the protocol's server remembers from one request to the next.
 
-Invariant: a kept response is found by its id until it is deleted or its episode's session goes; the items of a
-conversation are told once each however many responses hold them, so that memory grows with what was said. On the
-gateway's loop only.
+Invariant: a stored response is found by its id until it is deleted or its episode's session ends; the items of a
+conversation are stored once each, however many responses contain them. Everything runs on the gateway's loop.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from ajet.gateway.request import Refused
 
 Item = dict[str, Any]
 CALLS = 16
-"""Function calls of a response, about, where only the newest are kept."""
+"""About how many function calls a response has, if only the newest are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kept response: the one it followed on, its own input items, and the response as told."""
+    """A stored response: the one before it, its own input items, and the response as it was sent."""
 
     previous: Kept | None
     input: Sequence[Item]
     response: dict[str, Any]
 
     def conversation(self) -> list[Item]:
-        """Every item up to its input: of earlier responses, then its own."""
+        """Return every item up to its input: of earlier responses, then its own."""
         items: list[Item] = []
         chain: list[Kept] = [self]
         while chain[-1].previous is not None:
@@ -42,7 +41,7 @@ class Kept:
 
 
 class KeptResponses:
-    """The kept responses of one session."""
+    """The stored responses of one session."""
 
     def __init__(self) -> None:
         self._responses: dict[str, Kept] = {}
@@ -52,41 +51,41 @@ class KeptResponses:
         """Id of a function call -> the response that made it."""
 
     def keep(self, previous: Kept | None, items: Sequence[Item], response: dict[str, Any]) -> None:
-        """Remember a response that has ended."""
-        own = tuple([self._once(item) for item in items])
-        response = {**response, "tools": self._once(response["tools"])}
+        """Store a response that has ended."""
+        own = tuple([self._intern(item) for item in items])
+        response = {**response, "tools": self._intern(response["tools"])}
         self._responses[response["id"]] = Kept(previous, own, response)
         for item in (*own, *response["output"]):
             if isinstance(item.get("id"), str):
                 self._items[item["id"]] = item
 
     def called(self, call: str, response: str) -> None:
-        """A function call was made by this response, kept or not."""
+        """Store that a response, stored or not, made a function call."""
         self._replies[call] = response
 
     def reply_of(self, call: str) -> str | None:
-        """The response that made this function call, if it was one of this session."""
+        """Return the response that made a function call; None if it was not of this session."""
         return self._replies.get(call)
 
     def find(self, name: str) -> Kept | None:
-        """The response of this id, if it is kept."""
+        """Return the response of an id; None if it is not stored."""
         return self._responses.get(name)
 
     def get(self, name: str) -> Kept:
-        """The kept response of that name. Raises Refused: 404."""
+        """Return the response of an id. Raises Refused: 404."""
         kept = self._responses.get(name)
         if kept is None:
             raise Refused(f"Response with id '{name}' not found.", status=404, code="not_found", param="response_id")
         return kept
 
     def delete(self, name: str) -> dict[str, Any]:
-        """Forget a response; conversations that went on from it keep what they hold. Raises Refused: 404."""
+        """Delete a response; conversations that continue it keep their items. Raises Refused: 404."""
         self.get(name)
         del self._responses[name]
         return {"id": name, "object": "response.deleted", "deleted": True}
 
     def keep_newest(self, count: int) -> None:
-        """Forget all responses but so many, with what they go on from; for a session that does not end."""
+        """Delete all responses except the newest and those that they continue; for a session that does not end."""
         newest = list(self._responses.items())[-count:]
         links: dict[int, Kept] = {}
         for _, kept in newest:
@@ -95,29 +94,36 @@ class KeptResponses:
                 links[id(link)] = link
                 link = link.previous
         self._responses = dict(newest)
-        told = [item for link in links.values() for item in (*link.input, *link.response["output"])]
-        self._items = {item["id"]: item for item in told if isinstance(item.get("id"), str)}
+        items = [item for link in links.values() for item in (*link.input, *link.response["output"])]
+        self._items = {item["id"]: item for item in items if isinstance(item.get("id"), str)}
         self._same = {}
         self._replies = dict(list(self._replies.items())[-CALLS * count :])
 
     def item(self, name: str) -> Item | None:
-        """An item by its id."""
+        """Return an item by its id."""
         return self._items.get(name)
 
-    def _once(self, value: Any) -> Any:
+    def _intern(self, value: Any) -> Any:
         spelled = json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
         return self._same.setdefault(hashlib.blake2b(spelled, digest_size=16).digest(), value)
 
 
 def kept_responses(kept: dict[str, Any]) -> KeptResponses:
-    """The kept responses of a session, in its memory for dialects."""
+    """Return the stored responses of a session, from its memory for dialects."""
     return kept.setdefault("responses", KeptResponses())
 
 
 def item_list(kept: Kept, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
-    """A page of the items that went into a response, as the protocol lists them: newest first unless `order` is
-    "asc"; `after` is the id of the last item seen. Raises Refused."""
-    listed = [_listed(item, at) for at, item in enumerate(kept.conversation())]
+    """Return a page of the items that a response is based on.
+
+    Args:
+        order: "asc", or newest first.
+        after: Id of the last item of the page before.
+
+    Raises:
+        Refused: There is no such item.
+    """
+    listed = [_build_listed(item, at) for at, item in enumerate(kept.conversation())]
     if order == "desc":
         listed.reverse()
     if after is not None:
@@ -135,13 +141,13 @@ def item_list(kept: Kept, *, order: str, limit: int, after: str | None) -> dict[
     }
 
 
-def _listed(item: Item, at: int) -> Item:
+def _build_listed(item: Item, at: int) -> Item:
     kind = item.get("type") or "message"
-    told: Item = {"id": item.get("id") or f"item_{at}", "status": "completed", **item, "type": kind}
-    told["id"] = told["id"] or f"item_{at}"
+    listed: Item = {"id": item.get("id") or f"item_{at}", "status": "completed", **item, "type": kind}
+    listed["id"] = listed["id"] or f"item_{at}"
     if kind == "message" and isinstance(item.get("content"), str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
-        told["content"] = [{"type": part, "text": item["content"]}]
+        listed["content"] = [{"type": part, "text": item["content"]}]
         if part == "output_text":
-            told["content"][0]["annotations"] = []
-    return told
+            listed["content"][0]["annotations"] = []
+    return listed

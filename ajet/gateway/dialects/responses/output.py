@@ -1,7 +1,7 @@
-"""Output: a reply as items, and the events by which a stream tells of them.
+"""Output: a reply as items, and the events of its stream.
 
 Invariant: the events of a reply build exactly its items; an item's events lie between its `output_item.added` and its
-`output_item.done`, one item after the other in the order in which the model spoke.
+`output_item.done`, one item after the other in the order in which the model wrote them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Telling:
-    """The parts of a response that a client wants to be told."""
+    """The parts of a response that a client wants."""
 
     decode: Decode | None = None
-    """A token's text; with it, logprobs are told."""
+    """Returns a token's text; set if the client wants logprobs."""
     top_logprobs: int = 0
     summary: bool = False
-    """Reasoning also as its summary: the whole of it."""
+    """Reasoning also as its summary, in full."""
     sealed: bool = False
     """Reasoning also as `encrypted_content`."""
     namespaces: Namespaces = field(default_factory=dict)
@@ -37,84 +37,84 @@ class Output:
     """The items of one response, growing. Events have no sequence numbers yet."""
 
     def __init__(self, response: str, telling: Telling, called: Callable[[str, str], None]) -> None:
-        """`called(call id, response)` hears of every function call."""
+        """`called` is called with (call id, response) for every function call."""
         self.items: list[Item] = []
         self._response, self._telling, self._called = response, telling, called
         self._open: str | None = None
-        """What kind of item the next delta may go on with."""
+        """The type of the item that the next delta may extend."""
         self._call: int | None = None
-        self._said: list[str] = []
-        """Of the open item, what it does not hold yet: appending to a long text each time would copy it."""
-        self._waiting: list[dict[str, Any]] = []
-        """Logprobs of tokens that no text was told with."""
+        self._pending: list[str] = []
+        """Text of the open item that it does not contain yet: appending to a long text each time would copy it."""
+        self._pending_logprobs: list[dict[str, Any]] = []
+        """Logprobs of tokens whose text was not sent yet."""
 
     def feed(self, chunk: ReplyChunk) -> Iterator[Event]:
         """Yield the events of the next part of the reply."""
         telling = self._telling
         if telling.decode is not None and len(chunk.ids):
-            self._waiting += [
-                _with_bytes(told)
-                for told in build_token_logprobs(
+            self._pending_logprobs += [
+                _with_bytes(entry)
+                for entry in build_token_logprobs(
                     telling.decode, telling.top_logprobs, chunk.ids, chunk.logprobs, chunk.top
                 )
             ]
         for delta in chunk.deltas:
             if delta.get("reasoning_content"):
-                yield from self._think(delta["reasoning_content"])
+                yield from self._add_reasoning(delta["reasoning_content"])
             if delta.get("content"):
-                yield from self._say(delta["content"])
+                yield from self._begin_text(delta["content"])
             for call in delta.get("tool_calls") or ():
-                yield from self._ask(call)
+                yield from self._add_call(call)
 
     def end(self, status: str) -> Iterator[Event]:
-        """The reply has ended; its last item gets this status."""
+        """Yield the events of the reply's end; its last item gets this status."""
         if not any(item["type"] != "reasoning" for item in self.items):
-            yield from self._say("")
-        yield from self._close(status)
+            yield from self._begin_text("")
+        yield from self._end_item(status)
 
     def settle(self) -> None:
-        """Have the items hold all that was said."""
-        text, self._said = "".join(self._said), []
+        """Add the pending text to the open item."""
+        text, self._pending = "".join(self._pending), []
         if self._open == "function_call":
             self.items[-1]["arguments"] += text
         elif self._open is not None:
             for part in (*self.items[-1]["content"], *self.items[-1].get("summary", ())):
                 part["text"] += text
 
-    def _think(self, text: str) -> Iterator[Event]:
+    def _add_reasoning(self, text: str) -> Iterator[Event]:
         if self._open != "reasoning":
             item: Item = {"type": "reasoning", "summary": [], "content": []}
-            yield from self._begin(item, "rs")
+            yield from self._begin_item(item, "rs")
             part = {"type": "reasoning_text", "text": ""}
             item["content"].append(part)
-            yield self._part("response.content_part.added", content_index=0, part=dict(part))
+            yield self._build_event("response.content_part.added", content_index=0, part=dict(part))
             if self._telling.summary:
                 part = {"type": "summary_text", "text": ""}
                 item["summary"].append(part)
-                yield self._part("response.reasoning_summary_part.added", summary_index=0, part=dict(part))
-        self._said.append(text)
-        yield self._part("response.reasoning_text.delta", content_index=0, delta=text)
+                yield self._build_event("response.reasoning_summary_part.added", summary_index=0, part=dict(part))
+        self._pending.append(text)
+        yield self._build_event("response.reasoning_text.delta", content_index=0, delta=text)
         if self._telling.summary:
-            yield self._part("response.reasoning_summary_text.delta", summary_index=0, delta=text)
+            yield self._build_event("response.reasoning_summary_text.delta", summary_index=0, delta=text)
 
-    def _say(self, text: str) -> Iterator[Event]:
+    def _begin_text(self, text: str) -> Iterator[Event]:
         if self._open != "message":
             item: Item = {"type": "message", "role": "assistant", "content": []}
-            yield from self._begin(item, "msg")
+            yield from self._begin_item(item, "msg")
             part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item["content"].append(part)
-            yield self._part("response.content_part.added", content_index=0, part={**part, "logprobs": []})
+            yield self._build_event("response.content_part.added", content_index=0, part={**part, "logprobs": []})
         if text:
-            yield self._text(text)
+            yield self._add_text(text)
 
-    def _text(self, text: str) -> Event:
-        """More text, with the logprobs of the tokens that were sampled since the last."""
-        told, self._waiting = self._waiting, []
-        self._said.append(text)
-        self.items[-1]["content"][0]["logprobs"] += told
-        return self._part("response.output_text.delta", content_index=0, delta=text, logprobs=told)
+    def _add_text(self, text: str) -> Event:
+        """Add text, with the logprobs of the tokens that were sampled since the last."""
+        logprobs, self._pending_logprobs = self._pending_logprobs, []
+        self._pending.append(text)
+        self.items[-1]["content"][0]["logprobs"] += logprobs
+        return self._build_event("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _ask(self, call: dict[str, Any]) -> Iterator[Event]:
+    def _add_call(self, call: dict[str, Any]) -> Iterator[Event]:
         function = call.get("function") or {}
         if self._open != "function_call" or self._call != call.get("index", 0):
             name = call.get("id") or f"call_{self._response}_{len(self.items)}"
@@ -124,55 +124,55 @@ class Output:
             item: Item = {"type": "function_call", "call_id": name, "name": called, "arguments": ""}
             if space is not None:
                 item["namespace"] = space
-            yield from self._begin(item, "fc")
+            yield from self._begin_item(item, "fc")
             self._call = call.get("index", 0)
         arguments = function.get("arguments")
         if arguments:
-            self._said.append(arguments)
-            yield self._part("response.function_call_arguments.delta", delta=arguments)
+            self._pending.append(arguments)
+            yield self._build_event("response.function_call_arguments.delta", delta=arguments)
 
-    def _begin(self, item: Item, kind: str) -> Iterator[Event]:
-        yield from self._close("completed")
+    def _begin_item(self, item: Item, kind: str) -> Iterator[Event]:
+        yield from self._end_item("completed")
         item["id"] = f"{kind}_{self._response.partition('_')[2]}_{len(self.items)}"
         item["status"] = "in_progress"
         self._open = item["type"]
-        told = {name: [] if isinstance(value, list) else value for name, value in item.items()}
+        begun = {name: [] if isinstance(value, list) else value for name, value in item.items()}
         self.items.append(item)
-        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": told}
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": begun}
 
-    def _close(self, status: str) -> Iterator[Event]:
+    def _end_item(self, status: str) -> Iterator[Event]:
         if self._open is None:
             return
-        if self._open == "message" and self._waiting:  # the token that ended the reply has no text: an event of its own
-            yield self._text("")
+        if self._open == "message" and self._pending_logprobs:  # the token that ended the reply has no text
+            yield self._add_text("")
         self.settle()
         item = self.items[-1]
         if self._open == "message":
             part = item["content"][0]
-            told = {"text": part["text"], "logprobs": part["logprobs"]}
-            yield self._part("response.output_text.done", content_index=0, **told)
-            yield self._part("response.content_part.done", content_index=0, part=part)
+            texts = {"text": part["text"], "logprobs": part["logprobs"]}
+            yield self._build_event("response.output_text.done", content_index=0, **texts)
+            yield self._build_event("response.content_part.done", content_index=0, part=part)
         elif self._open == "reasoning":
             part = item["content"][0]
-            yield self._part("response.reasoning_text.done", content_index=0, text=part["text"])
-            yield self._part("response.content_part.done", content_index=0, part=part)
+            yield self._build_event("response.reasoning_text.done", content_index=0, text=part["text"])
+            yield self._build_event("response.content_part.done", content_index=0, part=part)
             for part in item["summary"]:
-                yield self._part("response.reasoning_summary_text.done", summary_index=0, text=part["text"])
-                yield self._part("response.reasoning_summary_part.done", summary_index=0, part=part)
+                yield self._build_event("response.reasoning_summary_text.done", summary_index=0, text=part["text"])
+                yield self._build_event("response.reasoning_summary_part.done", summary_index=0, part=part)
             if self._telling.sealed:
                 item["encrypted_content"] = sealed(item["content"][0]["text"])
         else:
-            told = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._part("response.function_call_arguments.done", **told)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._build_event("response.function_call_arguments.done", **call)
         item["status"] = status
         self._open = None
         yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
 
-    def _part(self, kind: str, **told: Any) -> Event:
-        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **told}
+    def _build_event(self, kind: str, **values: Any) -> Event:
+        return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **values}
 
 
-def whole(reply: Reply) -> ReplyChunk:
+def build_whole_chunk(reply: Reply) -> ReplyChunk:
     """Return a complete reply as one chunk."""
     message = reply.message or {}
     deltas: list[dict[str, Any]] = [
@@ -184,7 +184,7 @@ def whole(reply: Reply) -> ReplyChunk:
 
 
 def reasoning_tokens(ids: Sequence[int], message: dict[str, Any], decode: Decode | None) -> int:
-    """How many of the reply's first tokens it takes to say its reasoning, the opening tag included."""
+    """Return how many of the reply's first tokens contain its reasoning, the opening tag included."""
     thought = message.get("reasoning_content")
     if not thought or decode is None:
         return 0
@@ -198,6 +198,6 @@ def reasoning_tokens(ids: Sequence[int], message: dict[str, Any], decode: Decode
     return low
 
 
-def _with_bytes(told: dict[str, Any]) -> dict[str, Any]:
-    others = [{**other, "bytes": other["bytes"] or []} for other in told["top_logprobs"]]
-    return {**told, "bytes": told["bytes"] or [], "top_logprobs": others}
+def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+    others = [{**other, "bytes": other["bytes"] or []} for other in entry["top_logprobs"]]
+    return {**entry, "bytes": entry["bytes"] or [], "top_logprobs": others}

@@ -1,4 +1,4 @@
-"""What the protocol has beside making a response: to look at kept ones, and to delete them."""
+"""Routes of stored responses: reading and deleting them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE = 20
 
 
 def response_routes(kept_of: Callable[[Request], dict[str, Any]]) -> list[Route]:
-    """The routes; `kept_of` gives the memory of the session that a request's key belongs to, or raises Refused."""
+    """Return the routes. `kept_of` returns the memory of the session of a request's key, or raises Refused."""
 
     async def response(request: Request) -> Response:
         kept = kept_responses(kept_of(request))

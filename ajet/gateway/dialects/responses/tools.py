@@ -1,4 +1,4 @@
-"""Tools and tool_choice of Responses, as Chat Completions has them.
+"""Tools and tool_choice of Responses in the shape of Chat Completions.
 
 Invariant: only functions are run by clients, so only they are taken, alone or in namespaces; hosted tools are refused
 by their type. The model knows a function of a namespace by one name, the client by two.
@@ -16,11 +16,11 @@ Choice = tuple[Any, "str | None"]
 Namespaces = Mapping[str, "tuple[str, str]"]
 """A function's one name -> its namespace and its name there."""
 _ONLY = ("defer_loading", "async", "output_schema", "allowed_callers")
-"""Fields of a function that ask for what only hosted models have."""
+"""Fields of a function for features that only hosted models have."""
 
 
 def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
-    """The request's tools (None without any), and which of them are of namespaces. Raises Refused."""
+    """Return the request's tools (None without any), and which of them are of namespaces. Raises Refused."""
     if value is None or value == []:
         return None, {}
     if not isinstance(value, list):
@@ -30,21 +30,21 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
     for index, tool in enumerate(value):
         where = f"tools[{index}]"
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
-            tools.append(_function(tool, where))
+            tools.append(_read_function(tool, where))
             continue
         space = check_text(tool.get("name"), f"{where}.name")
         members = tool.get("tools")
         if not isinstance(members, list):
             raise invalid_value(f"{where}.tools", "a list of tools")
-        told = tool.get("description") or ""
-        if not isinstance(told, str):
+        description = tool.get("description") or ""
+        if not isinstance(description, str):
             raise invalid_value(f"{where}.description", "a string")
         for at, member in enumerate(members):
-            read = _function(member, f"{where}.tools[{at}]")
+            read = _read_function(member, f"{where}.tools[{at}]")
             function = read["function"]
             one = one_name(space, function["name"])
             namespaces[one] = (space, function["name"])
-            about = [part for part in (told if at == 0 else "", function.get("description")) if part]
+            about = [part for part in (description if at == 0 else "", function.get("description")) if part]
             read["function"] = {**function, "name": one, **({"description": "\n\n".join(about)} if about else {})}
             tools.append(read)
     if namespaces and len({tool["function"]["name"] for tool in tools}) < len(tools):
@@ -53,11 +53,11 @@ def read_tools(value: Any) -> tuple[list[dict[str, Any]] | None, Namespaces]:
 
 
 def one_name(namespace: str, name: str) -> str:
-    """The model's name for a function of a namespace."""
+    """Return the model's name for a function of a namespace."""
     return f"{namespace}__{name}"
 
 
-def _function(tool: Any, where: str) -> dict[str, Any]:
+def _read_function(tool: Any, where: str) -> dict[str, Any]:
     if not isinstance(tool, dict):
         raise invalid_value(where, "an object")
     if tool.get("type") != "function":
@@ -82,7 +82,7 @@ def _function(tool: Any, where: str) -> dict[str, Any]:
 
 
 def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> Choice:
-    """The tools that the reply may call. Raises Refused."""
+    """Return which tools the reply may call. Raises Refused."""
     choice = body.get("tool_choice")
     if choice is None or choice in ("auto", "none"):
         return choice or "auto", None
@@ -93,16 +93,16 @@ def read_tool_choice(body: Mapping[str, Any], tools: list[dict[str, Any]] | None
     names = [tool["function"]["name"] for tool in tools]
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
-        return "named", _known(choice.get("name"), names, "tool_choice.name")
+        return "named", _check_known(choice.get("name"), names, "tool_choice.name")
     if kind == "allowed_tools":
-        return _allowed(choice, names)
+        return _read_allowed(choice, names)
     if isinstance(kind, str):
         raise unsupported_value("tool_choice.type", f"there is no {kind!r} here, only tools of type 'function'.")
     raise invalid_value("tool_choice", "'auto', 'none', 'required' or a function")
 
 
-def _allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
-    """Some of the tools: honoured where it comes to the same as another choice."""
+def _read_allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
+    """Return a choice of some of the tools, if it is equal to another choice. Raises Refused otherwise."""
     mode, listed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise invalid_value("tool_choice.mode", "'auto' or 'required'")
@@ -112,7 +112,7 @@ def _allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
     for index, tool in enumerate(listed):
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise unsupported_value(f"tool_choice.tools[{index}]", "only tools of type 'function' are known.")
-        allowed.add(_known(tool.get("name"), names, f"tool_choice.tools[{index}].name"))
+        allowed.add(_check_known(tool.get("name"), names, f"tool_choice.tools[{index}].name"))
     if allowed == set(names):
         return mode, None
     if mode == "required" and len(allowed) == 1:
@@ -120,7 +120,7 @@ def _allowed(choice: Mapping[str, Any], names: list[str]) -> Choice:
     raise unsupported_value("tool_choice.tools", "a model that is shown a tool may call it: leave it out of 'tools'.")
 
 
-def _known(name: Any, names: list[str], where: str) -> str:
+def _check_known(name: Any, names: list[str], where: str) -> str:
     if check_text(name, where) not in names:
         raise invalid_value(where, "the name of one of the tools")
     return name
