@@ -156,7 +156,7 @@ class RunningServer:
         """As if the client of that episode had said nothing for an hour."""
         served = self.desk._open[name]
         served.since -= HOUR_S
-        served.session._ledger.recorder.settled_at -= HOUR_S
+        served.session._recorder.settled_at -= HOUR_S
 
     def overdue(self) -> None:
         """As if the groups that wait had begun an hour ago."""
