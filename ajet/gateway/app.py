@@ -46,13 +46,15 @@ class App:
         format_error: Callable[[Request, Refused], Mapping[str, Any]],
         answer_failure: ExceptionHandler,
     ) -> None:
-        """Args:
-        dialects: Path -> the dialect of its requests.
-        others: Serves all other requests.
-        keys: The gateway's.
-        pacing: The gateway's.
-        format_error: Builds the body of an error outside of any dialect.
-        answer_failure: Answers where an error of ours shows.
+        """Build the application of one gateway.
+
+        Args:
+            dialects: Path -> the dialect of its requests.
+            others: Serves all other requests.
+            keys: Keys of the gateway's sessions.
+            pacing: Counts the clients of the gateway.
+            format_error: Builds the body of an error outside of any dialect.
+            answer_failure: Answers if the code of `others` fails.
         """
         self._dialects, self._others, self._keys, self._pacing = dialects, others, keys, pacing
         self._format_error = format_error
@@ -100,9 +102,9 @@ class App:
         except Exception as error:
             logger.opt(exception=error).error("the gateway failed on {} {} ({})", scope["method"], path, request_id)
             if not exchange.has_started:
-                refused = Refused("internal error", status=500, code="internal_error")
-                body = self._format_error(Request(scope), refused)
-                await send_refusal(partial(_send_with_id, send, request_id), refused, body)
+                internal = Refused("internal error", status=500, code="internal_error")
+                body = self._format_error(Request(scope), internal)
+                await send_refusal(partial(_send_with_id, send, request_id), internal, body)
             raise
 
     async def _serve_other(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:

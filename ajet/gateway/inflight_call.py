@@ -101,13 +101,15 @@ class InflightCall:
         digest: bytes = b"",
         hint: RetryHint = NO_RETRY,
     ) -> None:
-        """Args:
-        request: The request.
-        limit: Counts the calls of the gateway.
-        make_reply: Samples a reply, or resumes one whose client came back.
-        check_prompts: Raises Refused if one of several prompts cannot be answered.
-        digest: Equal for retries of this request.
-        hint: What the request says about being a retry.
+        """Prepare the replies; `join` starts them.
+
+        Args:
+            request: The request.
+            limit: Counts the calls of the gateway.
+            make_reply: Samples a reply, or resumes one whose client came back.
+            check_prompts: Raises Refused if one of several prompts cannot be answered.
+            digest: Equal for retries of this request.
+            hint: What the request says about being a retry.
         """
         self.request, self.digest, self.hint = request, digest, hint
         self._limit, self._make_reply, self._check_prompts = limit, make_reply, check_prompts
@@ -178,6 +180,7 @@ class InflightCall:
                 reply.has_ended = True
 
     def _end_reply(self, reply: Reply, task: asyncio.Task[None]) -> None:
+        """Give a place back and notify the clients, once a task has ended in whatever way."""
         if reply.task is task:  # otherwise a task that resumes the reply has taken over its place
             self._limit.reserved -= 1
             reply.has_place = False

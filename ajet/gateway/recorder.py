@@ -306,8 +306,10 @@ class Recorder:
         for message in messages:
             values = tuple(message.values())
             key: Hashable = (*message, *values)
-            if not all([isinstance(value, str) for value in values]):
-                key = json.dumps(message)  # templates show calls in the order of their keys
+            for value in values:
+                if not isinstance(value, str):
+                    key = json.dumps(message)  # templates show calls in the order of their keys
+                    break
             index = known.get(key)
             if index is None:
                 index = known[key] = len(self.capture.messages)

@@ -1,7 +1,7 @@
 """Gateway: the server thread and its event loop.
 
-Invariant: the loop belongs to the gateway (and the engine's dispatch) alone: no user code runs on it. Loopback unless
-`host` says otherwise; the port comes from the kernel unless one is given.
+Invariant: only the gateway and the engine's dispatch run on the loop, never user code. The server listens on loopback
+unless `host` is set, on a free port unless `port` is set.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from ajet.tokens import Renderer
 
 T = TypeVar("T")
 NAMED: Mapping[str, str] = {"name": "gateway", "where": "ajet.gateway.host, ajet.gateway.port"}
-"""As who cannot listen is told it."""
+"""How an error names the server and its keys if it cannot listen."""
 
 
 class Gateway:
     """Serves one engine to the clients of many episodes.
 
-    `max_model_len` bounds prompt + reply, `max_response_tokens` one reply, `max_calls` the calls under way at
-    once (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by its name;
-    without it, such agents talk to the engine, untrained. `limits`: what clients are held to. `adapters`: those that
-    the engine's model has, each for agents of its own. `opens_later`: routes are added once it serves.
+    `max_model_len` bounds prompt and reply together, `max_response_tokens` one reply, `max_calls` the calls under way
+    at once (more are refused with status 429). `chat_engine_for` finds the chat engine of a debug model by its name;
+    without it such agents use the engine, untrained. `limits` bounds what clients may cost. `adapters` are those of the
+    engine's model, each with its agents. `opens_later`: routes are added once it serves.
     """
 
     def __init__(
@@ -95,27 +95,27 @@ class Gateway:
         self._server: Listener | None = None
         self._thread: threading.Thread | None = None
         self._gate, self._over = threading.Lock(), False
-        """Who hands something to the loop holds the gate, and looks whether its last run has begun: what was handed
-        over before takes part in that."""
+        """Held while something is handed to the loop: what is handed over before the loop's last run takes part in
+        it."""
 
     @property
     def engine(self) -> TokenEngine | ChatEngine:
-        """The engine that answers."""
+        """The engine that samples replies."""
         return self._context.engine
 
     @property
     def decode(self) -> Callable[[Ids], str] | None:
-        """The text of sampled ids, special tokens included; None where the engine gives none."""
+        """Returns the text of sampled ids, special tokens included; None if the engine returns no ids."""
         return self._context.renderer.decode if self._context.renderer is not None else None
 
     @property
     def base_url(self) -> str:
-        """The URL that clients are given; ends in /v1."""
+        """The URL that clients are given; it ends in /v1."""
         return self._base_url
 
     @property
     def ambient(self) -> Endpoint:
-        """Its address with the run's own key, for the environment: see `ajet.workflow.ambient`."""
+        """The address with the run's own key, for the environment; see `ajet.workflow.ambient`."""
         return Endpoint(self._base_url, self._context.keys.untied)
 
     @property
@@ -154,10 +154,17 @@ class Gateway:
         began: float | None = None,
         models: Mapping[str, str | None] | None = None,
     ) -> Session:
-        """A session for one episode. `key` is (seed, task order, repeat): it names the episode's random numbers.
-        `inspect` names the abnormal-output checks that a reply fires. `models`: names that its clients may ask for,
-        each with the adapter that answers to it (None: none), rather than one for each agent. `began`: when the episode
-        did, in seconds since the epoch (None: now): a template that writes a date writes that day's. Thread-safe."""
+        """Open the session of one episode. Thread-safe.
+
+        Args:
+            key: (seed, task order, repeat); names the episode's random numbers.
+            inspect: Returns the abnormal-output checks that a reply fires.
+            terminate_on_inspect: The first check that fires ends the episode.
+            began: When the episode began, in seconds since the epoch (None: now): a template that writes a date writes
+                that day's.
+            models: Names that its clients may ask for, each with its adapter (None: none), instead of one for each
+                agent.
+        """
         return Session(
             self._context,
             GatewayAddress(self._base_url, self.transport, self.on_loop),
@@ -173,11 +180,11 @@ class Gateway:
         )
 
     def admit(self, secret: str, session: Session, agent: str = "agent") -> None:
-        """Have a key that somebody chose open `session`, in place of the one that it opened before. Thread-safe."""
+        """Make a key that the caller chose open `session`, instead of an earlier one. Thread-safe."""
         self._context.keys.admit(secret, Grant(session, agent, agent, None))
 
     def call(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the gateway's loop, from any thread. Raises RuntimeError where that has ended."""
+        """Run a coroutine on the gateway's loop. Thread-safe. Raises RuntimeError if the loop has ended."""
         with self._gate:
             if not self._over:
                 return asyncio.run_coroutine_threadsafe(coro, self.loop)
@@ -185,8 +192,8 @@ class Gateway:
         raise RuntimeError("the gateway is closed")
 
     def on_loop(self, function: Callable[[], None]) -> None:
-        """Run a function on the gateway's thread and wait for it; at once where that thread is this one or gone. Raises
-        what it raises."""
+        """Run a function on the gateway's thread and wait for it; at once if that is the current thread or has ended.
+        Raises what the function raises."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             function()
@@ -212,16 +219,16 @@ class Gateway:
             done.result()
 
     def add_routes(self, routes: Iterable[BaseRoute]) -> None:
-        """Serve these too, on the gateway's own loop: they must not block it. Call it before clients come."""
+        """Serve these routes too, on the gateway's loop: they must not block it. Call it before clients come."""
         self.app.add_routes(routes)
 
     def transport(self) -> httpx.AsyncBaseTransport:
-        """An in-process transport for httpx clients, usable from any event loop."""
+        """Return an in-process transport for httpx clients, usable on any event loop."""
         return GatewayTransport(self.app, self._shared_loop)
 
     def _run_server(self, listening: socket.socket, started: Callable[[], None]) -> None:
         with closing(listening), closing(new_loop()) as loop:
-            # No header of a proxy's changes anything here: who is who is told by keys.
+            # Headers of proxies have no effect: clients are known by their keys.
             self._server = Listener(self.app, self._limits, timeout_graceful_shutdown=1, proxy_headers=False)
             self._loop, self._over = loop, False
             self._shared_loop.calls = loop_calls_of(loop)
@@ -237,7 +244,7 @@ class Gateway:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's: a request that comes by a socket takes a fifth less there. There is none for Windows."""
+    """Return an event loop: uvloop's, which takes a fifth less for a request over a socket, except on Windows."""
     if find_spec("uvloop") is None:
         return asyncio.new_event_loop()
     import uvloop
@@ -254,6 +261,13 @@ async def _cancel_all() -> None:
 
 
 def build_base_url(advertise: str, host: str, port: int) -> str:
+    """Return the URL that clients are given.
+
+    Args:
+        advertise: "auto", an address, or a URL.
+        host: The address that the server listens on.
+        port: Its port.
+    """
     if advertise == "auto":
         address = own_address() if host in ("0.0.0.0", "::") else host
     elif "://" in advertise:

@@ -199,7 +199,7 @@ class TokenSampler:
         ends_early = bool(request.stop) or not request.parallel_tool_calls
         token_request = first if not reply.engine_requests else _build_rest(first, reply)
         reply.engine_requests += 1
-        ids, versions = reply.ids, reply.versions
+        ids, logprobs, unit_logprobs, versions = reply.ids, reply.logprobs, reply.unit_logprobs, reply.versions
         oldest = newest = -1
         finish: FinishReason | None = None
         async with aclosing(cast(Any, self._engine.generate(token_request))) as chunks:
@@ -211,8 +211,8 @@ class TokenSampler:
                         if not versions or versions[-1][1:] != (oldest, newest):
                             versions.append(VersionRun(len(ids), oldest, newest))
                     ids += chunk.ids
-                    reply.logprobs += chunk.logprobs
-                    reply.unit_logprobs += chunk.logprobs_unit
+                    logprobs += chunk.logprobs
+                    unit_logprobs += chunk.logprobs_unit
                     if chunk.top:
                         reply.top += chunk.top
                 finish = reply.engine_finish = chunk.finish
@@ -224,7 +224,7 @@ class TokenSampler:
                     if stream.cut:
                         finish = reply.engine_finish = "stop"
                         break
-                if reply.listeners:
+                if reply.listeners and not reply.has_news:
                     reply.notify()
         if finish is None:
             raise EngineFailure("the engine ended a reply without a finish reason")
