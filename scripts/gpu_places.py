@@ -87,8 +87,8 @@ COVERED = {
     "ajet/engine/vllm/worker.py::LiveWeights.ajet_commit": "vllm",
     "plugins/ajet_trl/process.py::train": "",
     "ajet/record/run_directory.py::_gpus": "local",
-    "ajet/commands/doctor_checks.py::_gpus": "doctor",
-    "ajet/commands/doctor_checks.py::packages": "doctor",
+    "ajet/commands/doctor_checks.py::_check_gpus": "doctor",
+    "ajet/commands/doctor_checks.py::check_packages": "doctor",
     "ajet/commands/gpu_estimate.py::find_own_gpu": "",  # the estimate of a dry run
     "ajet/commands/plan.py::show_plan": "",  # the same
     "plugins/ajet_cluster/kuberay.py::_RESOURCES": "",  # written for a cluster, run on none: tests read the text
@@ -96,12 +96,12 @@ COVERED = {
     "plugins/ajet_cluster/slurm.py::_accelerators": "",
     "plugins/ajet_cluster/slurm.py::_resources": "",
     "ajet/commands/gpu_estimate.py::estimate_memory": "tests/commands/test_gpu_estimate.py",
-    "ajet/commands/model_card.py::_versions": "tests/contract/test_deploy.py",
+    "ajet/commands/model_card.py::_list_versions": "tests/contract/test_deploy.py",
     "ajet/commands/plan.py::_describe_steps": "beside",
     "ajet/commands/plan.py::_estimate_rows": "tests/commands/test_plan.py",
     "ajet/train/footprint.py::estimate_needs": "local",
     "ajet/commands/sampling/colocated.py::share_cores": "beside",
-    "ajet/commands/tune.py::_defaults": "tests/commands/test_tune_defaults.py",
+    "ajet/commands/tune.py::_fitting_defaults": "tests/commands/test_tune_defaults.py",
 }
 """Every such place, and what runs it."""
 

@@ -23,7 +23,7 @@ STORE = "store"
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class RemovableFiles:
     """The files that can be removed, or were."""
 
     run: Path
@@ -57,7 +57,7 @@ def collect(
     arrays: int | None = None,
     checkpoints: int | None = None,
     yes: bool = False,
-) -> Collected:
+) -> RemovableFiles:
     """List, or with `yes` remove, what is beyond the bounds; None: the run's own bound.
 
     Raises:
@@ -98,4 +98,4 @@ def collect(
     finally:
         lock.release()
     sizes[STORE] = left.count, left.size
-    return Collected(folder, found, bounds, keep, sizes, yes and bool(found or left.count), left.why_not)
+    return RemovableFiles(folder, found, bounds, keep, sizes, yes and bool(found or left.count), left.why_not)

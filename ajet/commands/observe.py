@@ -163,7 +163,7 @@ def _parse_endpoint(given: str) -> str:
 def _print_address(address: str, endpoint: str, run: RunDirectory, key: str | None) -> None:
     bearer = f' -H "Authorization: Bearer ${KEY}"' if key is not None else ""
     goes = f" what goes to {endpoint} · recording in {run.path}"
-    console.print(Text.assemble("ObserveOptions on ", (f"{address}/v1", "bold"), goes), soft_wrap=True)
+    console.print(Text.assemble("Observing on ", (f"{address}/v1", "bold"), goes), soft_wrap=True)
     console.print(
         f"Feedback:  curl -X POST {address}/feedback -H 'content-type: application/json'{bearer} "
         '-d \'{"session": "NAME", "liked": true}\'',

@@ -1,7 +1,7 @@
 """Context managers that plug-ins put around a run (`Plugin.run_hooks`), such as the services of its YAML.
 
-Invariant: hooks are entered before anything of the run is loaded, and left after it, whatever ends it. One that cannot
-be loaded is named in a warning, since the run may not need it; one that raises a UserError ends the run.
+Invariant: hooks are entered before anything of the run is loaded, and left after it, whatever ends the run. A hook that
+cannot be loaded only causes a warning, since the run may not need it; a UserError of a hook ends the run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class RunHook(Protocol):
-    """What a plug-in puts around each command that plays episodes, `--dry-run` included."""
+    """A context around each command that plays episodes, `--dry-run` included."""
 
     def __call__(
         self, experiment: Experiment, folder: Path, flags: Sequence[str], prefix: str
     ) -> AbstractContextManager[str]:
-        """Return the context manager, which yields what it started, in words: "" for nothing.
+        """Return a context manager that yields the names of started programs; "" for none.
 
         Args:
             folder: where its files go; it may not exist yet.
@@ -37,7 +37,7 @@ class RunHook(Protocol):
 def enter_run_hooks(
     experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = ""
 ) -> Iterator[list[str]]:
-    """Enter all hooks and yield what they started, in words. Raises UserError."""
+    """Enter all hooks and yield the names of started programs. Raises UserError."""
     with ExitStack() as stack:
         hooks: Iterator[RunHook] = load_references("run_hooks", "run hook")
         started = [stack.enter_context(hook(experiment, folder, flags, prefix)) for hook in hooks]

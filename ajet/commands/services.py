@@ -58,7 +58,7 @@ def ask_services(services: list[Service], within: float = WITHIN_S) -> list[tupl
             answers[index] = service.ask(min(ASK_S, within))
         except Exception as problem:  # noqa: BLE001 - one check's failure is that one's answer
             why = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
-            answers[index] = f"it could not be ask_services: {why}"
+            answers[index] = f"it could not be asked: {why}"
 
     threads = [
         threading.Thread(target=ask, args=(index, service), name="ajet-ask", daemon=True)

@@ -38,10 +38,10 @@ def show(folder: Path, console: Console, *, once: bool) -> None:
 
 
 def _render_status(found: LiveStatus) -> Text:
-    return Text(printable("\n".join(lines(found))))
+    return Text(printable("\n".join(list_lines(found))))
 
 
-def lines(found: LiveStatus) -> Iterator[str]:
+def list_lines(found: LiveStatus) -> Iterator[str]:
     """Yield the lines of the screen."""
     of = f" of {found.steps}" if found.steps else ""
     over = found.state == found.phase

@@ -56,13 +56,13 @@ class TrainingSession:
     """Last step that is committed."""
     is_step_partial: bool = False
     """True if weights, store or record may be ahead of `step`, but not all of them: nothing may be saved."""
-    saved_step: int = -1
-    """Step of the last checkpoint; -1: there is none."""
+    saved_step: int | None = None
+    """Step of the last checkpoint; None: there is none."""
     is_checkpoint_outdated: bool = False
     """True if the checkpoint of the present step, if there is one, lacks something that happened since."""
     last_validation: dict[str, float] = field(default_factory=dict)
     validated_step: int = -1
-    """Step after which the last validation ran; -1: none yet."""
+    """Step after which the last validation ran; -1, as checkpoints have it: none yet."""
     measured: Measurement | None = None
     """What the last validation of this process measured."""
     idle_steps: int = 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.task_reader.contamination import Overlap
     from ajet.tokens import Renderer
+    from ajet.workflow import Workflow
 
 
 def _ignore_episode(episode: Episode) -> None: ...
@@ -51,11 +52,21 @@ class RunSink:
         self._observers: StepObservers | None = None
         self._gaming: GamingWatch | None = None
 
-    def review(self, algorithm: Algorithm, *, train: int, validates: bool, known: Overlap | None, **more: Any) -> None:
-        """Warn of settings with which a training of `train` tasks cannot work well; arguments of `describe_remarks`."""
+    def review(
+        self,
+        algorithm: Algorithm,
+        *,
+        train: int,
+        validates: bool,
+        known: Overlap | None,
+        workflow: type[Workflow] | None = None,
+        is_colocated: bool = True,
+    ) -> None:
+        """Warn of settings with which a training cannot work well. Arguments are those of `describe_remarks`."""
         if remarks := describe_remarks(
-            self.experiment, algorithm, train=train, validates=validates, known=known, **more
-        ):
+            self.experiment, algorithm, train=train, validates=validates, workflow=workflow, known=known,
+            is_colocated=is_colocated,
+        ):  # fmt: skip
             logger.warning("{}", remarks)
 
     def begin(self, renderer: Renderer | None, *, total: int) -> None:

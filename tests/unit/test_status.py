@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
-from ajet.commands.status import lines
+from ajet.commands.status import list_lines
 from ajet.record import RunDirectory
 from ajet.record.live_status import live_status, prometheus
 from ajet.schema.episode import Outcome
@@ -47,7 +47,7 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
         assert found.waits == "the trainer waits for rollout 80% of the time"
         assert found.staleness == {2: 2}, "trained in step 6, from version 5; the oldest call is of version 3"
         assert (found.checkpoint, found.behind) == (4, 2)
-        shown = "\n".join(lines(found))
+        shown = "\n".join(list_lines(found))
         assert "leased 5, closed 2" in shown and "step 7 of 20" in shown and shown.endswith("█ 2")
         for asked in ("--prometheus", "--json", "--once"):
             with pytest.raises(SystemExit) as ended:
@@ -63,7 +63,7 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
         found = live_status(run.path)
         assert 40 <= found.oldest["lease"] < 70 <= found.oldest["waiting_group"] - 10, "and since it was looked"
         assert [(each["name"], each["age"] >= 14) for each in found.samplers] == [(one["name"], True), ("b", True)]
-        shown = "\n".join(lines(found))
+        shown = "\n".join(list_lines(found))
         assert re.search(r"oldest   lease 4\d s, waiting group 1\.\d min", shown)
         assert 'sampler  a "host": 3 leases, policy 6, 0.5 episodes per second, heard 1' in shown
         assert "sampler  b: 1 lease, heard 1" in shown
@@ -82,5 +82,5 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
     assert "# TYPE ajet_rate gauge" in said and '"tokens_per_second": 4.5' in said
     over = live_status(tmp_path / "demo")
     assert over.state == "finished" and not over.depths
-    shown = "\n".join(lines(over))
+    shown = "\n".join(list_lines(over))
     assert re.match(r"demo: finished \d+ s ago, step 7 of 20\n", shown) and "waits" not in shown

@@ -109,13 +109,13 @@ def as_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> dict[st
     }
 
 
-def columns(result: EvaluationResult) -> list[str]:
-    """Return the columns of `rows`, with two more for each further judge."""
+def list_columns(result: EvaluationResult) -> list[str]:
+    """Return the columns of `list_rows`, with two more for each further judge."""
     judges = [_short_name(judge) for judge in result.evaluated[0].judged]
     return [*COLUMNS, *(f"{what} by {name}" for what in ("reward", "success") for name in judges)]
 
 
-def rows(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
+def list_rows(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
     """Yield one row for each attempt, with the same columns."""
     for each in result.evaluated:
         for at, attempt in enumerate(each.scores.attempts):
@@ -136,9 +136,9 @@ def write_csv(result: EvaluationResult, file: Path, keys: Sequence[str] = TAG_KE
     """Write the rows as CSV. Raises UserError."""
     try:
         with file.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.DictWriter(out, columns(result))
+            writer = csv.DictWriter(out, list_columns(result))
             writer.writeheader()
-            writer.writerows(rows(result, keys))
+            writer.writerows(list_rows(result, keys))
     except OSError as error:
         raise _refuse_file(file, "--csv", error) from error
 
@@ -150,13 +150,13 @@ def write_parquet(result: EvaluationResult, file: Path, keys: Sequence[str] = TA
 
     kinds = {
         **dict.fromkeys(COLUMNS, pyarrow.string()),
-        **{name: pyarrow.float64() for name in columns(result) if name.startswith("reward by ")},
-        **{name: pyarrow.bool_() for name in columns(result) if name.startswith("success by ")},
+        **{name: pyarrow.float64() for name in list_columns(result) if name.startswith("reward by ")},
+        **{name: pyarrow.bool_() for name in list_columns(result) if name.startswith("success by ")},
         **dict.fromkeys(("order", "repeat", "tokens"), pyarrow.int64()),
         **dict.fromkeys(("reward", "seconds"), pyarrow.float64()),
         **dict.fromkeys(("success", "left_out"), pyarrow.bool_()),
     }
-    table = pyarrow.Table.from_pylist(list(rows(result, keys)), schema=pyarrow.schema(list(kinds.items())))
+    table = pyarrow.Table.from_pylist(list(list_rows(result, keys)), schema=pyarrow.schema(list(kinds.items())))
     try:
         parquet.write_table(table, file)
     except OSError as error:
