@@ -114,7 +114,8 @@ def test_asked_to_end_a_trainer_waits_for_what_is_being_played(
     made, asked = trainer(data__train_batch_size=2), list[float]()
     made.source._samplers = replace(made.source._samplers, is_colocated=ends)
     interrupts: Any = SimpleNamespace(
-        defer=NOBODY.defer, remaining_grace=lambda seconds: max(0.0, asked[0] + seconds - time.monotonic()) if asked else None
+        defer=NOBODY.defer,
+        remaining_grace=lambda seconds: max(0.0, asked[0] + seconds - time.monotonic()) if asked else None,
     )
     below: list[Any] = []
     monkeypatch.setattr(made.store, "announce", below.append)
@@ -198,7 +199,9 @@ def test_what_its_own_samplers_play_may_end_after_a_trainer_that_is_asked_to(
     monkeypatch.setattr(made.store, "announce", lambda policy: None)
     monkeypatch.setattr(module.time, "sleep", look)
     made.source._probe = None  # type: ignore[assignment]
-    made.training.interrupts = SimpleNamespace(defer=NOBODY.defer, forget_raised=lambda: None, remaining_grace=lambda seconds: left)
+    made.training.interrupts = SimpleNamespace(
+        defer=NOBODY.defer, forget_raised=lambda: None, remaining_grace=lambda seconds: left
+    )
     made.source.stop(made.training, KeyboardInterrupt())
     assert looks == ([1, 1] if left else [])
 
@@ -439,7 +442,9 @@ def test_a_step_that_was_cut_apart_is_announced_to_no_sampler(torn: bool, traine
     made.source._samplers = replace(made.source._samplers, is_colocated=True)
     made.source._announced = 0
     made.training.is_step_partial, made.training.save_interrupted = torn, lambda: did.append("save")
-    made.training.interrupts = SimpleNamespace(defer=NOBODY.defer, forget_raised=lambda: None, remaining_grace=lambda seconds: 60.0)
+    made.training.interrupts = SimpleNamespace(
+        defer=NOBODY.defer, forget_raised=lambda: None, remaining_grace=lambda seconds: 60.0
+    )
     made.source._announce_policy = lambda session: did.append("announce")  # type: ignore[method-assign, misc, assignment]
     made.source.stop(made.training, KeyboardInterrupt())
     assert did == (["save"] if torn else ["save", "announce"])
