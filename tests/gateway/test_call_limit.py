@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 
+from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import EngineFailure
 from tests.dialect_fixtures import (
@@ -23,7 +25,14 @@ from tests.dialect_fixtures import (
     Language,
     named,
 )
-from tests.support.gateways import LONG_PROMPT, GatedRenderer, RunningGateway, start_gateway
+from tests.support.gateways import (
+    LONG_PROMPT,
+    GatedRenderer,
+    RunningGateway,
+    ScriptedEngine,
+    renderer_of_style,
+    start_gateway,
+)
 
 LONG_TEXT = "word " * (LONG_PROMPT // 5 + 1)
 every_dialect = pytest.mark.parametrize("language", REPLYING, ids=named)
@@ -224,3 +233,54 @@ def test_abandoned_call_resumes_when_there_is_room() -> None:
 
         assert asyncio.run(play()) == [429, 200, 200]
         assert len(session.close().calls) == 1
+
+
+class SlowToStopEngine(ScriptedEngine):
+    """An engine whose aborted replies end only when `go` is set."""
+
+    def __init__(self, renderer: Any) -> None:
+        super().__init__(
+            lambda request: "It is 3. " * 20,
+            encode=lambda text: renderer.encode(text).tolist(),
+            end_id=renderer.end_ids[0],
+            chunk=1,
+            pace=0.01,
+        )
+        self.sampled, self.stopping, self.go = threading.Event(), threading.Event(), threading.Event()
+
+    async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
+        is_complete = False
+        try:
+            async for chunk in super().generate(request):
+                self.sampled.set()
+                is_complete = chunk.finish is not None
+                yield chunk
+        finally:
+            if not is_complete:
+                self.stopping.set()
+                await asyncio.to_thread(self.go.wait, 60)
+
+
+def test_retry_takes_over_the_place_of_a_call_being_aborted() -> None:
+    renderer = renderer_of_style()
+    engine = SlowToStopEngine(renderer)
+    with start_gateway(engine=engine, words=renderer, max_calls=1) as on:
+        session = on.open()
+        endpoint, body = session.endpoint("a"), {**CHAT.plain, "stream": True}
+
+        async def play() -> httpx.Response:
+            async with httpx.AsyncClient(timeout=60) as client:
+                first = asyncio.create_task(send(client, endpoint, CHAT, body))
+                await asyncio.to_thread(engine.sampled.wait, 60)
+                first.cancel()
+                await asyncio.to_thread(engine.stopping.wait, 60)
+                second = asyncio.create_task(send(client, endpoint, CHAT, body, {"x-stainless-retry-count": "1"}))
+                await asyncio.to_thread(session.wait_until, lambda: session.readers == 1)
+                assert on.calls_under_way == 1
+                engine.go.set()
+                return await second
+
+        assert asyncio.run(play()).status_code == 200
+        session.wait_until(lambda: on.calls_under_way == 0)
+        (call,) = session.close().calls
+        assert call.resumed == 1 and call.finish == "stop"
