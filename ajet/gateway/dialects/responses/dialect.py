@@ -17,7 +17,7 @@ from ajet.gateway.dialects import fields
 from ajet.gateway.dialects.chat import error_body
 from ajet.gateway.dialects.contract import Caller, StreamWriter
 from ajet.gateway.dialects.responses.items import messages_of, read_input
-from ajet.gateway.dialects.responses.kept import Item, Kept, KeptResponses, kept_responses
+from ajet.gateway.dialects.responses.kept import Item, KeptResponses, StoredResponse, kept_responses
 from ajet.gateway.dialects.responses.output import Event, Output, Telling, build_whole_chunk, reasoning_tokens
 from ajet.gateway.dialects.responses.tools import read_tool_choice, read_tools
 from ajet.gateway.dialects.token_logprobs import Decode
@@ -61,7 +61,7 @@ class _Options:
     telling: Telling
     decode: Decode | None
     kept: KeptResponses
-    previous: Kept | None
+    previous: StoredResponse | None
     own: Sequence[Item]
     store: bool
     id: str = field(default_factory=lambda: "resp_" + secrets.token_hex(24))
@@ -259,7 +259,7 @@ def _find_status(reply: Reply) -> str:
     return "incomplete" if reply.finish == "length" else "completed"
 
 
-def _find_previous(name: Any, kept: KeptResponses) -> Kept | None:
+def _find_previous(name: Any, kept: KeptResponses) -> StoredResponse | None:
     if name is None:
         return None
     found = kept.find(fields.check_text(name, "previous_response_id"))

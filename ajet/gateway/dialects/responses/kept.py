@@ -20,17 +20,17 @@ CALLS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A stored response: the one before it, its own input items, and the response as it was sent."""
 
-    previous: Kept | None
+    previous: StoredResponse | None
     input: Sequence[Item]
     response: dict[str, Any]
 
     def conversation(self) -> list[Item]:
         """Return every item up to its input: of earlier responses, then its own."""
         items: list[Item] = []
-        chain: list[Kept] = [self]
+        chain: list[StoredResponse] = [self]
         while chain[-1].previous is not None:
             chain.append(chain[-1].previous)
         for link in reversed(chain):
@@ -44,17 +44,17 @@ class KeptResponses:
     """The stored responses of one session."""
 
     def __init__(self) -> None:
-        self._responses: dict[str, Kept] = {}
+        self._responses: dict[str, StoredResponse] = {}
         self._items: dict[str, Item] = {}
         self._same: dict[bytes, Any] = {}
         self._replies: dict[str, str] = {}
         """Id of a function call -> the response that made it."""
 
-    def keep(self, previous: Kept | None, items: Sequence[Item], response: dict[str, Any]) -> None:
+    def keep(self, previous: StoredResponse | None, items: Sequence[Item], response: dict[str, Any]) -> None:
         """Store a response that has ended."""
         own = tuple([self._intern(item) for item in items])
         response = {**response, "tools": self._intern(response["tools"])}
-        self._responses[response["id"]] = Kept(previous, own, response)
+        self._responses[response["id"]] = StoredResponse(previous, own, response)
         for item in (*own, *response["output"]):
             if isinstance(item.get("id"), str):
                 self._items[item["id"]] = item
@@ -67,11 +67,11 @@ class KeptResponses:
         """Return the response that made a function call; None if it was not of this session."""
         return self._replies.get(call)
 
-    def find(self, name: str) -> Kept | None:
+    def find(self, name: str) -> StoredResponse | None:
         """Return the response of an id; None if it is not stored."""
         return self._responses.get(name)
 
-    def get(self, name: str) -> Kept:
+    def get(self, name: str) -> StoredResponse:
         """Return the response of an id. Raises Refused: 404."""
         kept = self._responses.get(name)
         if kept is None:
@@ -87,9 +87,9 @@ class KeptResponses:
     def keep_newest(self, count: int) -> None:
         """Delete all responses except the newest and those that they continue; for a session that does not end."""
         newest = list(self._responses.items())[-count:]
-        links: dict[int, Kept] = {}
+        links: dict[int, StoredResponse] = {}
         for _, kept in newest:
-            link: Kept | None = kept
+            link: StoredResponse | None = kept
             while link is not None and id(link) not in links:
                 links[id(link)] = link
                 link = link.previous
@@ -113,7 +113,7 @@ def kept_responses(kept: dict[str, Any]) -> KeptResponses:
     return kept.setdefault("responses", KeptResponses())
 
 
-def item_list(kept: Kept, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
+def item_list(kept: StoredResponse, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
     """Return a page of the items that a response is based on.
 
     Args:
