@@ -223,7 +223,7 @@ def cpu() -> float:
 
 def theirs(folder: Path, url: str, episodes: int, at_once: int) -> dict[str, float]:
     """The same of verifiers, by its own Python."""
-    from ajet.environment.venvs import python_with
+    from ajet_environments.venvs import python_with
 
     python = python_with(ROOT / "tutorial" / "example_verifiers" / "requirements.txt", say=print)
     (folder / "doubles.py").write_text(TASKSET)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config.locations import cache_root
-from ajet.environment.venvs import READY
+from ajet_environments.venvs import READY
 from ajet_gaia.deployment import packages_folder
 from ajet_gaia.environments import _python_folder
 

@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ajet.environment.venvs import python_with
 from ajet.schema.errors import ConfigError
+from ajet_environments.venvs import python_with
 
 Settings = TypeVar("Settings", bound=BaseModel)
 PLACE = re.compile(r"\{(python|venv|base|folder|model|base_url|api_key|task|task_id|episode|metadata\.[\w.-]+)\}")

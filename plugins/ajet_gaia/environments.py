@@ -1,4 +1,4 @@
-"""Environments for the servers' packages, made once (`ajet.environment.venvs`).
+"""Environments for the servers' packages, made once (`ajet_environments.venvs`).
 
 Invariant: an environment is for one list of pinned versions; what could not be made is a sentence, and its servers are
 off.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.environment.venvs import READY, alone_in, digest, made, ran, venv
+from ajet_environments.venvs import READY, alone_in, digest, made, ran, venv
 from ajet_gaia.server import Server
 
 PINS = Path(__file__).with_name("pins")

@@ -229,7 +229,7 @@ def spell_for(folder: Path) -> Spell | None:
     from ajet.config import recorded_tree
     from ajet.engine.model_source import ModelSource, at_hand
     from ajet.engine.models import load_tokenizer
-    from ajet.tokens.token_text import spell
+    from ajet_viewer.token_text import spell
 
     steps = [folder / "checkpoints" / name for name in list_record_folder(folder / "checkpoints")]
     saved = [step for step in steps if has_record_file(step / "tokenizer.json")]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ajet.config import resolve_reference
-from ajet.environment.venvs import python_with
 from ajet.record import Checkpoints, EpisodeFiles, read_status
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
+from ajet_environments.venvs import python_with
 from tests.ajet_command import ajet, metric_rows
 from tests.ports import free_port
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_experiment, resolve_reference
-from ajet.environment.venvs import python_with
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import UserError
+from ajet_environments.venvs import python_with
 from tests.ajet_command import ajet, metric_rows
 from tests.tutorial_runs import TUTORIALS, learned, prints, taught
 

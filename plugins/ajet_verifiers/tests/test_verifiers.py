@@ -16,12 +16,12 @@ import pytest
 
 from ajet.config import Experiment
 from ajet.config.references import resolve_reference
-from ajet.environment import venvs
-from ajet.environment.venvs import python_with
 from ajet.schema.errors import BoundaryError, ConfigError, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet_command.printed import with_score
 from ajet_command.settings import filled
+from ajet_environments import venvs
+from ajet_environments.venvs import python_with
 from ajet_verifiers.bridge import BOUNDARIES, SETUP, error_of, one_at_a_time, result
 from ajet_verifiers.settings import VerifiersSettings
 from ajet_verifiers.tasks import VerifiersTasks

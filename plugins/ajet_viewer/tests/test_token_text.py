@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
-from ajet.tokens.token_text import spell
+from ajet_viewer.token_text import spell
 
 
 @pytest.fixture(scope="module")
