@@ -330,7 +330,11 @@ async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Recei
     if message["type"] == "http.disconnect":
         return None
     body = message.get("body", b"")
-    if not message.get("more_body", False) and len(body) <= min(LONG_BYTES, MAX_BODY) and PEER not in scope["state"]:
+    if (
+        not message.get("more_body", False)
+        and len(body) <= min(LONG_BYTES, MAX_BODY)
+        and PEER not in scope.get("state", ())
+    ):
         return bytes(body)  # from this process, and complete
     parts: list[bytes] = []
     size = 0

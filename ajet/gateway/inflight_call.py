@@ -158,19 +158,21 @@ class InflightCall:
             self._check.add_done_callback(_retrieve_error)
         for reply in waiting:
             reply.has_place, reply.is_abandoned, reply.has_ended = True, False, False
-            reply.task = asyncio.ensure_future(self._start_reply(reply, reply.task))
+            reply.task = asyncio.ensure_future(self._start_reply(reply))
             reply.task.add_done_callback(partial(self._end_reply, reply))
 
-    async def _start_reply(self, reply: Reply, previous: asyncio.Task[None] | None) -> None:
-        """Make a reply once its prompt is checked and the task before has ended; that one may have completed it."""
+    async def _start_reply(self, reply: Reply) -> None:
+        """Make a reply once its prompt is checked and an earlier maker has ended; that one may have completed it."""
         try:
-            if previous is not None:
-                await asyncio.wait([previous])
-                if not previous.cancelled():
-                    return previous.result()
+            if (earlier := reply.maker) is not None:
+                if not earlier.done():
+                    await asyncio.wait([earlier])
+                if not earlier.cancelled():
+                    return earlier.result()
             if self._check is not None:
                 await asyncio.wait([self._check])
                 self._check.result()
+            reply.maker = asyncio.current_task()
             await self._make_reply(reply)
         except Exception as error:
             self.failure = self.failure or error

@@ -42,7 +42,9 @@ class Reply:
 
     request: ParsedRequest
     task: asyncio.Task[None] | None = None
-    """Makes the reply; None before the first client has joined."""
+    """The latest task for the reply; None before the first client has joined."""
+    maker: asyncio.Task[None] | None = None
+    """The latest task that sampled: after a client came back, `task` waits until this one has ended."""
     is_abandoned: bool = False
     """True if the task was cancelled because no client waited for the reply."""
     has_ended: bool = False

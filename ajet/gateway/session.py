@@ -70,6 +70,8 @@ class Session:
         self.kept: dict[str, Any] = {}
         """What dialects remember of this episode; see `Caller.kept`."""
         self.inflight = InflightCalls()
+        self._makers: dict[asyncio.Task[Any], Reply] = {}
+        """The tasks that make replies now; a reply has two while an earlier one still ends."""
         self.requests = 0
         """Requests with a key of this session that are not answered to their end."""
         self._context, self._address = context, address
@@ -209,7 +211,9 @@ class Session:
     async def _make_reply(self, reply: Reply) -> None:
         """Make a reply, or the rest of it if its client came back, and settle its call however it ends. Raises
         Refused."""
-        capture = self._recorder.capture
+        capture, task = self._recorder.capture, asyncio.current_task()
+        assert task is not None
+        self._makers[task] = reply
         try:
             reply.request, engine, trained = self._route_request(reply.request)
             target = reply.request.target or reply.request.agent
@@ -246,6 +250,8 @@ class Session:
         except BaseException:
             self._settle_failed(reply, "error", "ajet: an unexpected error in the engine")
             raise
+        finally:
+            del self._makers[task]
         assert reply.call is not None and reply.message is not None
         if self._inspect is not None:
             fired = self._inspect(reply.call, reply.message)
@@ -321,12 +327,10 @@ class Session:
         if self._is_settled:
             return
         self._is_settled = True
-        for inflight in self.inflight.list_open():
-            for reply in inflight.replies:
-                call, task = reply.call, reply.task
-                if call is not None and task is not None and not task.done() and not self._recorder.is_settled(call):
-                    self._settle_failed(reply, "aborted", EPISODE_ENDED)
-                    task.cancel()
+        for task, reply in list(self._makers.items()):
+            if reply.call is not None and not self._recorder.is_settled(reply.call):
+                self._settle_failed(reply, "aborted", EPISODE_ENDED)
+                task.cancel()
         for lost in self.inflight.list_lost():
             self._recorder.mark_lost(*lost)
 

@@ -127,10 +127,11 @@ class InProcessResponse(httpx.AsyncByteStream):
             "state": {WATCH: self._watch_client},
         }
         try:
-            if gateway_loop.calls is None:
+            calls = gateway_loop.calls  # once: the gateway's thread sets it to None when it ends
+            if calls is None:
                 raise RuntimeError("the gateway does not serve")
             # In an empty context: what the gateway requests from an engine is no call of the agent's.
-            Context().run(gateway_loop.calls.post, self._launch_app)
+            Context().run(calls.post, self._launch_app)
         except RuntimeError as error:
             raise httpx.ConnectError("the gateway is closed", request=request) from error
 

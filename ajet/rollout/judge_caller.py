@@ -87,8 +87,9 @@ class AttemptRanker:
     async def _rank_waiting(self) -> None:
         waiting = dict(self._waiting)
         try:
-            judge_caller = await self._compare_attempts({repeat: waiting[repeat][0] for repeat in sorted(waiting)})
-            results: Mapping[int, Verdict | Failure] = judge_caller
+            results: Mapping[int, Verdict | Failure] = await self._compare_attempts(
+                {repeat: waiting[repeat][0] for repeat in sorted(waiting)}
+            )
         except Exception as problem:  # noqa: BLE001 - the border where a judge's failure becomes data
             failure = classify_exception(problem, "judge")
             results = dict.fromkeys(waiting, failure)

@@ -6,6 +6,7 @@ never while weights, store and record are at different steps (`is_step_partial`)
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,7 +138,7 @@ class TrainingSession:
     def add_given_up(self, taken: StepGroups) -> StepGroups:
         """Return groups that this process leased with the positions that were given up since the last step."""
         given_up = self._given_up.newly(self.tasks)
-        return replace(taken, given_up=given_up, dead=self._given_up.count)
+        return replace(taken, given_up=given_up, dead=self._given_up.count, ended=time.monotonic())
 
     def assign_credit(self, taken: StepGroups) -> TrainingBatch:
         """Return the batch of a step, with the outcome of each episode of its groups."""

@@ -165,10 +165,11 @@ class SamplerProcess:
 
     def _show_life(self, shown: float) -> float:
         """Show other samplers of the same server that this one lives, if due; return the time of the last sign."""
-        if time.monotonic() - shown <= self._options.lease_seconds / 4:
+        now = time.monotonic()
+        if now - shown <= self._options.lease_seconds / 4:
             return shown
         self._store.join("sampler", self.name, {SERVER: server_of(self._experiment.ajet)})
-        return time.monotonic()
+        return now
 
     def _play_with_engine(
         self, announced: Announced, opens: Callable[[Experiment], FollowingBackbone]
