@@ -30,4 +30,11 @@ def test_another_name_is_an_attribute_error(package):
 def test_importing_a_package_loads_no_offered_module():
     program = "import sys, ajet.client, ajet.store; print(*sorted(name for name in sys.modules if 'ajet' in name))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["ajet", "ajet.client", "ajet.schema", "ajet.schema.lazy_names", "ajet.store"]
+    assert done.stdout.split() == [
+        "ajet",
+        "ajet._version",
+        "ajet.client",
+        "ajet.schema",
+        "ajet.schema.lazy_names",
+        "ajet.store",
+    ]

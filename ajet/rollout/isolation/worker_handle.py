@@ -189,14 +189,14 @@ class WorkerHandle:
         """Start the process, and send it the queued messages."""
         try:
             process = WorkerProcess(self._setup, self._start)
+            with self._lock:  # before its messages are handled: an end is recorded with the process's output
+                self._process, is_wanted = process, self.is_accepting
             threading.Thread(
                 target=self._receive_messages, args=(process,), name="ajet-worker-reads", daemon=True
             ).start()
         except Exception as problem:  # noqa: BLE001 - raised at the callers that wait for the attempts
             self._fail_start(problem)
             return
-        with self._lock:
-            self._process, is_wanted = process, self.is_accepting
         if not is_wanted:
             process.kill()
         settings: object = None
