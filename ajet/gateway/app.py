@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from loguru import logger
 from starlette.applications import Starlette
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ExceptionHandler, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from ajet.gateway.asgi import REQUEST_ID, add_request_id, end_by_shutdown, send_refusal
+from ajet.gateway.asgi import REQUEST_ID, add_request_id, end_by_shutdown
 from ajet.gateway.dialects.contract import Dialect
 from ajet.gateway.exchange import RequestExchange
 from ajet.gateway.keys import MAX_NAME, Grant, Keys
@@ -44,7 +44,7 @@ class App:
         pacing: StreamPacing,
         *,
         format_error: Callable[[Request, Refused], Mapping[str, Any]],
-        answer_failure: ExceptionHandler,
+        answer_failure: Callable[[Request, Exception], Awaitable[Response]],
     ) -> None:
         """Build the application of one gateway.
 
@@ -54,10 +54,10 @@ class App:
             keys: Keys of the gateway's sessions.
             pacing: Counts the clients of the gateway.
             format_error: Builds the body of an error outside of any dialect.
-            answer_failure: Answers if the code of `others` fails.
+            answer_failure: Logs an error of ours and answers it.
         """
         self._dialects, self._others, self._keys, self._pacing = dialects, others, keys, pacing
-        self._format_error = format_error
+        self._format_error, self._answer_failure = format_error, answer_failure
         self.opens_later = False
         """True if more routes are added once the gateway serves: an unknown path is then served soon."""
         self._guarded = ServerErrorMiddleware(others, handler=answer_failure)
@@ -81,9 +81,21 @@ class App:
             scope = _resolve_path(scope, path)
             path = scope["path"]
         dialect = self._dialects.get(path) if scope.get("method") == "POST" else None
-        if dialect is None:
-            await self._serve_other(scope, receive, send, request_id)
-            return
+        try:
+            if dialect is None:
+                await self._guarded(scope, receive, partial(_send_with_id, send, request_id))
+            else:
+                await self._serve_dialect(dialect, scope, receive, send, request_id)
+        except asyncio.CancelledError:
+            if state.get(PEER) is None:
+                raise
+            build_error = partial(self._format_error, Request(scope))  # the server's end has cancelled it
+            await end_by_shutdown(scope, partial(_send_with_id, send, request_id), build_error)
+
+    async def _serve_dialect(
+        self, dialect: Dialect, scope: Scope, receive: Receive, send: Send, request_id: str
+    ) -> None:
+        """Serve a request for replies."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         exchange = RequestExchange(dialect, self._pacing, scope, receive, send, headers, request_id)
         try:
@@ -95,31 +107,11 @@ class App:
                 await exchange.refuse(refused)
                 return
             await exchange.run(secret, grant)
-        except asyncio.CancelledError:
-            if state.get(PEER) is None:
-                raise
-            await self._end_cancelled(scope, send, request_id)
         except Exception as error:
-            logger.opt(exception=error).error("the gateway failed on {} {} ({})", scope["method"], path, request_id)
+            answer = await self._answer_failure(Request(scope), error)
             if not exchange.has_started:
-                internal = Refused("internal error", status=500, code="internal_error")
-                body = self._format_error(Request(scope), internal)
-                await send_refusal(partial(_send_with_id, send, request_id), internal, body)
+                await answer(scope, receive, partial(_send_with_id, send, request_id))
             raise
-
-    async def _serve_other(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        """Serve a request that is not for replies."""
-        try:
-            await self._guarded(scope, receive, partial(_send_with_id, send, request_id))
-        except asyncio.CancelledError:
-            if scope["state"].get(PEER) is None:
-                raise
-            await self._end_cancelled(scope, send, request_id)
-
-    async def _end_cancelled(self, scope: Scope, send: Send, request_id: str) -> None:
-        """Answer a connection's request that the server's end cancelled."""
-        build_error = partial(self._format_error, Request(scope))
-        await end_by_shutdown(scope, partial(_send_with_id, send, request_id), build_error)
 
 
 async def _send_with_id(send: Send, request_id: str, message: Message) -> None:

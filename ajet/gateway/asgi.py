@@ -42,12 +42,18 @@ def add_request_id(message: Any, request_id: str) -> Any:
     return {**message, "headers": [*message["headers"], *build_id_headers(request_id)]}
 
 
-async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
-    """Send a JSON object."""
+def build_json_answer(status: int, body: Mapping[str, Any], headers: Headers = ()) -> tuple[Any, Any]:
+    """Return the ASGI messages of an answer: its head, and a JSON object."""
     content = _ENCODE(body).encode()
     head = [JSON_HEADER, (b"content-length", str(len(content)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": head})
-    await send({"type": "http.response.body", "body": content, "more_body": False})
+    start = {"type": "http.response.start", "status": status, "headers": head}
+    return start, {"type": "http.response.body", "body": content, "more_body": False}
+
+
+async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
+    """Send a JSON object."""
+    for message in build_json_answer(status, body, headers):
+        await send(message)
 
 
 async def send_refusal(send: Send, refused: Refused, body: Mapping[str, Any], headers: Headers = ()) -> None:

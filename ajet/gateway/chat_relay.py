@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from ajet.engine.contract import ChatEngine, Sampling
 from ajet.gateway.ignored_fields import IgnoredFieldLog
-from ajet.gateway.recorder import Recorder, build_ended_error
+from ajet.gateway.recorder import Recorder
 from ajet.gateway.reply import Reply
-from ajet.gateway.request import ParsedRequest, Refused
+from ajet.gateway.request import ParsedRequest, Refused, build_ended_error
 from ajet.schema.call import FinishReason
 from ajet.schema.errors import EngineFailure
 from ajet.tokens.parsing import Delta

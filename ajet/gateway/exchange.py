@@ -16,7 +16,6 @@ from typing import Any
 from loguru import logger
 
 from ajet.gateway.asgi import (
-    JSON_HEADER,
     LOST,
     WATCH,
     Headers,
@@ -24,12 +23,14 @@ from ajet.gateway.asgi import (
     Receive,
     Scope,
     Send,
+    build_id_headers,
+    build_json_answer,
     list_refusal_headers,
 )
 from ajet.gateway.dialects.contract import Caller, Dialect
 from ajet.gateway.inflight_call import NO_RETRY, InflightCall, digest_request, read_retry_hint
 from ajet.gateway.keys import Grant, check_name
-from ajet.gateway.limits import PEER, Held
+from ajet.gateway.limits import PEER, Held, welcome
 from ajet.gateway.reply import ReplyReader
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.gateway.session import Session
@@ -46,7 +47,6 @@ from ajet.tokens.tool_calls import finite, no_constant
 
 MAX_BODY = 64 << 20
 """Bytes of a request's body."""
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _DECODE = json.JSONDecoder(parse_constant=no_constant, parse_float=finite, parse_int=parse_int).decode
 _SCHEMA_FIELDS = frozenset({"response_format", "text", "output_config", "output_format", "tools"})
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -68,8 +68,7 @@ class RequestExchange:
         self._dialect, self._pacing = dialect, pacing
         self._scope, self._receive, self._send, self._headers = scope, receive, send, headers
         self._request_id = request_id
-        encoded_id = request_id.encode()
-        self._id_headers = ((b"request-id", encoded_id), (b"x-request-id", encoded_id))  # Anthropic's and OpenAI's
+        self._id_headers = build_id_headers(request_id)
         self._waiter: asyncio.Future[None] | None = None
         self._has_news = False
         """True if something happened since it was last reset."""
@@ -86,9 +85,7 @@ class RequestExchange:
         """Answer a request with this key."""
         grant.session.requests += 1
         try:
-            peer = self._scope["state"].get(PEER)
-            if peer is not None:
-                peer.welcome()
+            welcome(self._scope)
             try:
                 call = await self._open_call(secret, grant)
             except Refused as refused:
@@ -204,8 +201,7 @@ class RequestExchange:
 
     def _end_reply(self) -> None:
         self._has_ended = self._has_news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._wake_up()
 
     def _add_news(self) -> None:
         self._has_news = True
@@ -313,12 +309,10 @@ class RequestExchange:
         session.note_refusal(refused, is_last=True)
 
     async def _send_json(self, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
-        content = _ENCODE(body).encode()
-        length = (b"content-length", str(len(content)).encode())
-        head = [JSON_HEADER, length, *headers, *self._id_headers]
+        start, content = build_json_answer(status, body, (*headers, *self._id_headers))
         self.has_started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": head})
-        await self._send({"type": "http.response.body", "body": content, "more_body": False})
+        await self._send(start)
+        await self._send(content)
 
 
 async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:

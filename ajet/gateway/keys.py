@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from loguru import logger
 
-from ajet.gateway.request import Refused
+from ajet.gateway.request import Refused, build_ended_error
 from ajet.schema.endpoint import ANOTHERS
 
 S = TypeVar("S")
@@ -81,7 +81,7 @@ class Keys(Generic[S]):
         if secret == ANOTHERS:
             return Refused(f"This call is refused: {KEPT}", status=403, code="another_episode")
         if secret and _digest_key(secret) in self._dead:
-            return Refused("this episode has ended", status=410, code="episode_finished")
+            return build_ended_error()
         return Refused("Incorrect API key provided.", status=401, code="invalid_api_key")
 
     def revoke(self, dead: Iterable[str]) -> None:

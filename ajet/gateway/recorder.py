@@ -20,7 +20,7 @@ import numpy as np
 from ajet.context_tracker.matching import Conversations, Match, as_given
 from ajet.context_tracker.texts import Texts
 from ajet.gateway.reply import Reply
-from ajet.gateway.request import Refused
+from ajet.gateway.request import Refused, build_ended_error
 from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, full_ids
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered
@@ -324,11 +324,6 @@ class Recorder:
             index = self._tools[key] = len(self.capture.tools)
             self.capture.tools.append(list(tools))
         return index
-
-
-def build_ended_error() -> Refused:
-    """Return the refusal of a request whose episode has ended."""
-    return Refused("this episode has ended", status=410, code="episode_finished")
 
 
 def common_start(a: Ids, b: Ids) -> int:

@@ -100,6 +100,13 @@ class Reply:
         self.chunk_ends.append((len(self.deltas), 0))
         self.notify()
 
+    def parse_new_ids(self) -> None:
+        """Parse the sampled ids that the stream has not got yet."""
+        stream = self.stream
+        assert stream is not None, "the ids of a token engine"
+        if len(self.ids) > stream.kept:
+            stream.feed(self.ids[stream.kept :])
+
     def notify(self) -> None:
         """Tell the listeners that there is more; once until one of them reads."""
         if not self.has_news:
@@ -131,8 +138,7 @@ class ReplyReader:
                 self._add_chunk(chunks, *reply.chunk_ends[self._chunk_ends])
                 self._chunk_ends += 1
         if stream is not None and reply.is_readable:
-            if stream.kept < len(reply.ids):
-                stream.feed(reply.ids[stream.kept :])
+            reply.parse_new_ids()
             self._add_chunk(chunks, len(stream.deltas), stream.kept)
         return chunks
 

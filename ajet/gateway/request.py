@@ -55,6 +55,11 @@ class Refused(AjetError):
         )
 
 
+def build_ended_error() -> Refused:
+    """Return the refusal of a request whose episode has ended."""
+    return Refused("this episode has ended", status=410, code="episode_finished")
+
+
 @dataclass(slots=True)
 class ParsedRequest:
     """A request as its dialect parsed it. Nobody changes it afterwards.

@@ -2,7 +2,7 @@
 
 Invariants: the run's sampling settings replace a client's wherever a call is trained; a call is settled exactly once,
 whatever ended it: its end, its client's leaving, its engine's failure, its episode's end. Everything except `__call__`,
-`add_tool_use` and `close` runs on the gateway's loop.
+`tool_used` and `close` runs on the gateway's loop.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ajet.gateway.inflight_call import (
     RetryHint,
 )
 from ajet.gateway.keys import Grant
-from ajet.gateway.recorder import CLIENT_LEFT, Capture, Recorder, build_ended_error
+from ajet.gateway.recorder import CLIENT_LEFT, Capture, Recorder
 from ajet.gateway.reply import Reply
-from ajet.gateway.request import ParsedRequest, Refused
+from ajet.gateway.request import ParsedRequest, Refused, build_ended_error
 from ajet.gateway.token_sampler import TokenSampler
 from ajet.record.tool_uses import IN_ALL, MOST_USES, chained, kept, size_of
 from ajet.schema.call import Call, FinishReason

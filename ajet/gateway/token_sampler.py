@@ -18,10 +18,10 @@ import numpy as np
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.gateway.ignored_fields import IgnoredFieldLog, list_hints, refuse_unsupported
 from ajet.gateway.prompt import RenderedPrompt, RenderThreadPool, render_prompt
-from ajet.gateway.recorder import Recorder, build_ended_error
+from ajet.gateway.recorder import Recorder
 from ajet.gateway.reply import Reply, tool_call_id
 from ajet.gateway.reply_format import FormatViolation, find_violation, needs_check
-from ajet.gateway.request import ParsedRequest, Refused
+from ajet.gateway.request import ParsedRequest, Refused, build_ended_error
 from ajet.gateway.stream_pacing import StreamPacing
 from ajet.schema.call import FinishReason, RawPrompt, Terms, VersionRun
 from ajet.schema.errors import EngineFailure
@@ -217,8 +217,7 @@ class TokenSampler:
                         reply.top += chunk.top
                 finish = reply.engine_finish = chunk.finish
                 if ends_early or (request.is_streamed and reply.is_readable and not pacing.is_busy):
-                    if len(ids) > stream.kept:
-                        stream.feed(ids[stream.kept :])
+                    reply.parse_new_ids()
                     if reply.is_readable:
                         reply.chunk_ends.append((len(stream.deltas), stream.kept))
                     if stream.cut:
@@ -234,8 +233,7 @@ class TokenSampler:
         stream, finish, call = reply.stream, reply.engine_finish, reply.call
         assert stream is not None and finish is not None and call is not None and reply.token_request is not None
         ids = reply.ids
-        if len(ids) > stream.kept:
-            stream.feed(ids[stream.kept :])
+        reply.parse_new_ids()
         # SGLang reports "length" if the last token that was allowed is the one that ends the reply.
         message = stream.message()
         if stream.stopped is not None or (ids and ids[-1] in reply.token_request.sampling.stop_ids):

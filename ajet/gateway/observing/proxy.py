@@ -26,12 +26,9 @@ import httpx
 from loguru import logger
 
 from ajet.engine.asked_server import patience
-from ajet.gateway.asgi import Receive, Scope, Send, break_off
-from ajet.gateway.asgi import end_by_shutdown as cut_off
-from ajet.gateway.asgi import send_json as answer
-from ajet.gateway.asgi import send_refusal as refuse
+from ajet.gateway.asgi import Receive, Scope, Send, break_off, end_by_shutdown, send_json, send_refusal
 from ajet.gateway.dialects import anthropic, chat
-from ajet.gateway.exchange import read_body as request_body
+from ajet.gateway.exchange import read_body
 from ajet.gateway.limits import after_wrong_key, welcome
 from ajet.gateway.observing.copied_reply import CopiedReply
 from ajet.gateway.observing.feedback import read_feedback
@@ -107,7 +104,7 @@ class Proxy:
             if path != "/health":
                 _refuse_pages(scope)
             if path == "/health":
-                await answer(send, 200, {"status": "ok"})
+                await send_json(send, 200, {"status": "ok"})
             elif path in ("/feedback", "/v1/feedback"):
                 await self._take_feedback(scope, headers, receive, send, named)
             elif path.startswith("/v1/"):
@@ -118,11 +115,11 @@ class Proxy:
             if refused.status == 401:
                 await after_wrong_key(scope)
             allow = ((b"allow", b"POST"),) if refused.status == 405 else ()
-            await refuse(send, refused, _error(path, refused), allow)
+            await send_refusal(send, refused, _error(path, refused), allow)
         except asyncio.CancelledError:
             if not self._closing:
                 raise
-            await cut_off(scope, send, lambda ended: _error(path, ended))
+            await end_by_shutdown(scope, send, lambda ended: _error(path, ended))
         finally:
             self._running.discard(task)
 
@@ -146,7 +143,7 @@ class Proxy:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip()
         if kind != b"application/json":  # no web page sends it here without being asked
             raise Refused("Feedback is sent as content-type: application/json.", status=415)
-        body = await request_body(scope, headers, receive)
+        body = await read_body(scope, headers, receive)
         if body is None:
             return
         try:
@@ -160,7 +157,7 @@ class Proxy:
         except OSError as problem:
             why = f"The feedback could not be written: {problem.strerror}."
             raise Refused(why, status=507, code="not_recorded") from problem
-        await answer(send, 200, told)
+        await send_json(send, 200, told)
 
     async def _pass(
         self,
@@ -171,7 +168,7 @@ class Proxy:
         path: str,
         named: str | None,
     ) -> None:
-        body = await request_body(scope, headers, receive)
+        body = await read_body(scope, headers, receive)
         if body is None:
             return
         hidden = Hidden(headers, scope.get("query_string", b""))
@@ -272,7 +269,7 @@ class Proxy:
             copy.problem = f"the endpoint did not answer: {why}"
             status, code = (504, "endpoint_timeout") if hangs else (502, "endpoint_unreachable")
             refused = Refused(copy.problem, status=status, code=code)
-            await refuse(send, refused, _error("/v1/" + path, refused))
+            await send_refusal(send, refused, _error("/v1/" + path, refused))
 
     def _read(self, hidden: Hidden, dialect: str, body: bytes) -> tuple[Any, Sent | None, bytes]:
         """Return (what is recorded of a request, the same as read; None where it is no object, the body to send on)."""
