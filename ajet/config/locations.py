@@ -7,6 +7,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 """The folder of the package `ajet`."""
+INSTALL_ROOT = PACKAGE.parent
+"""The folder that holds it: a checkout's root, or site-packages."""
 
 
 def default_config() -> Path:
@@ -26,7 +28,7 @@ def shipped_tutorials() -> Path:
 
 def _shipped(name: str) -> Path:
     inside = PACKAGE / name
-    return inside if inside.is_dir() else PACKAGE.parent / name
+    return inside if inside.is_dir() else INSTALL_ROOT / name
 
 
 def cache_root() -> Path:

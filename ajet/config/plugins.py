@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any, Literal
 
 from ajet._version import __version__
-from ajet.config.locations import PACKAGE
+from ajet.config.locations import INSTALL_ROOT
 from ajet.config.plugin import GROUP, NAMED_KINDS, Command, LaunchFlag, NamedKind, Part, Plugin, load_code
 
 KERNEL = "ajet.kernel:PLUGIN"
@@ -264,23 +264,18 @@ def _list_usable(*, shipped: bool = False) -> list[Plugin]:
     return [each.plugin for each in loaded if each.plugin is not None]
 
 
-def _find_root() -> Path:
-    """Return the folder that holds the package `ajet`."""
-    return PACKAGE.parent
-
-
 def _is_checkout() -> bool:
-    return (_find_root() / "plugins").is_dir() and (_find_root() / "pyproject.toml").is_file()
+    return (INSTALL_ROOT / "plugins").is_dir() and (INSTALL_ROOT / "pyproject.toml").is_file()
 
 
 def _find_in_checkout() -> Iterator[str]:
     """Yield the plug-ins below `plugins/`: a new one needs no installation."""
-    for file in (_find_root() / "plugins").glob("*/plugin.py"):
+    for file in (INSTALL_ROOT / "plugins").glob("*/plugin.py"):
         yield f"{file.parent.name}.plugin:PLUGIN"
 
 
 def _find_in_wheel() -> Iterator[str]:
-    for file in _find_root().glob(f"{DISTRIBUTION}-*.dist-info/entry_points.txt"):
+    for file in INSTALL_ROOT.glob(f"{DISTRIBUTION}-*.dist-info/entry_points.txt"):
         yield from _read_places(file)
 
 

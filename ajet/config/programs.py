@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ajet.config.locations import PACKAGE
+from ajet.config.locations import INSTALL_ROOT, PACKAGE
 
-_ROOT = PACKAGE.parent
 _START = (
     "import os, runpy, sys; root, module = sys.argv.pop(1), sys.argv.pop(1); "
     "first = [os.getcwd()] if sys.path[:1] == [''] else sys.path[:1]; "
@@ -23,10 +22,10 @@ _START = (
 
 def program(module: str, *arguments: str, unbuffered: bool = False) -> list[str]:
     """The command line for `python -m MODULE ARGUMENTS`, where MODULE is one of ajet's."""
-    return [sys.executable, *(["-u"] if unbuffered else []), "-c", _START, str(_ROOT), module, *arguments]
+    return [sys.executable, *(["-u"] if unbuffered else []), "-c", _START, str(INSTALL_ROOT), module, *arguments]
 
 
 def holds_another(folder: str) -> bool:
     """Whether a folder of `sys.path` holds a package of our name that is not this one."""
     own = Path(folder or ".", "ajet")
-    return (own / "__init__.py").is_file() and own.resolve() != _ROOT / "ajet"
+    return (own / "__init__.py").is_file() and own.resolve() != PACKAGE
