@@ -19,6 +19,9 @@ from ajet.schema.errors import UserError
 from ajet.train.interrupts import Interrupts, Preempted
 
 KEY_BITS = 128
+GRACE_S = 20.0
+"""Seconds for open requests after SIGTERM; a supervisor kills after 10 to 90."""
+_POLL_S = 0.1
 
 
 def read_key(variable: str, *, do: str, or_else: str = ", or a .env file") -> str | None:
@@ -47,11 +50,6 @@ def count_bits(key: str) -> float:
     alphabets = (string.digits, string.hexdigits[:16], string.ascii_letters + string.digits + "-_")
     letters = next((len(set(each)) for each in alphabets if set(key) <= set(each)), 94)
     return len(key) * math.log2(letters) if len(set(key)) > 7 else 0.0
-
-
-GRACE_S = 20.0
-"""Seconds for open requests after SIGTERM; a supervisor kills after 10 to 90."""
-_POLL_S = 0.1
 
 
 def serve_until_ended(

@@ -150,10 +150,9 @@ def list_missing_fixtures(items: list[pytest.Item]) -> dict[str, set[str]]:
     """Return by test the fixtures that it asks for and that are not there."""
     functions = [item for item in items if isinstance(item, pytest.Function)]
     missing = {
-        item.nodeid: {name for name in item.fixturenames if not item._fixtureinfo.name2fixturedefs.get(name)}
-        for item in functions
+        item.nodeid: {*item.fixturenames} - {*item._fixtureinfo.name2fixturedefs, "request"} for item in functions
     }
-    return {test: names - {"request"} for test, names in missing.items() if names - {"request"}}
+    return {test: names for test, names in missing.items() if names}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
