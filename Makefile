@@ -8,7 +8,7 @@ MEASURED := $(RUN)/python scripts/suite_costs.py
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup trinity-gpu quickstart test test-fast test-kernel test-plugin test-slow test-times check golden bench gpu-check docs constraints clean
+.PHONY: help setup trinity-gpu quickstart test test-fast test-kernel test-plugin test-slow test-times check golden bench bench-report gpu-check docs constraints clean
 
 help: ## What there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ golden: setup ## Show where the gateway answers otherwise than recorded (ARGS="-
 
 bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--commit HEAD~1": is this tree slower)
 	$(RUN)/python scripts/bench.py $(ARGS)
+
+bench-report: setup ## Write the table of docs/performance.md from benchmarks/results/measured.jsonl
+	$(RUN)/python scripts/bench_report.py
 
 gpu-check: setup ## What only a GPU shows, tried on one, with a report to paste (ARGS="--model NAME")
 	$(RUN)/python scripts/gpu_check.py $(ARGS)

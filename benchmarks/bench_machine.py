@@ -39,7 +39,7 @@ ROWS, TOKENS = 64, 64
 """Calls sampled at once, each with a prompt and a reply of so many tokens."""
 REACHED = (0.17, 0.14)
 """Shares of the bound that the engine's rollout of 64 and an update were measured to reach: two threads of two quiet
-cores of a Xeon with AMX, SmolLM2, bfloat16 (benchmarks/bench_limit.py; docs/measured.md)."""
+cores of a Xeon with AMX, SmolLM2, bfloat16 (benchmarks/bench_limit.py; docs/performance.md)."""
 ALONE = (0.37, 0.46)
 """Shares of the bound that torch's own products alone reach there, at the model's shapes (docs/doctor.md)."""
 SAMPLED, TRAINED = (reached / alone for reached, alone in zip(REACHED, ALONE, strict=True))

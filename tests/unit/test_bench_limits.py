@@ -209,14 +209,10 @@ def test_a_processors_peak_is_cores_times_clock_times_operations(monkeypatch, in
 
 
 def test_expected_shares_are_those_measured(monkeypatch):
-    """The shares stand in the pages, too: who measures anew changes both."""
     bench = loaded("bench_machine", monkeypatch)
-    docs = ROOT / "docs"
-    row = next(line for line in (docs / "measured.md").read_text().splitlines() if line.startswith("| rollout of 64; "))
-    assert f"| {bench.REACHED[0]}; {bench.REACHED[1]}; " in row and "two threads" in row
-    page = (docs / "benchmarks.md").read_text()
-    assert f"reach {bench.ALONE[0]} and {bench.ALONE[1]} of it" in page
-    assert f"has {bench.SAMPLED:.2f} and {bench.TRAINED:.2f} of the" in page
+    rows = [json.loads(line) for line in (ROOT / "benchmarks/results/measured.jsonl").read_text().splitlines()]
+    row = next(row for row in rows if row.get("what", "").startswith("rollout of 64; "))
+    assert row["measured"].startswith(f"{bench.REACHED[0]}; {bench.REACHED[1]}; ") and "two threads" in row["what"]
 
 
 def test_expected_pace_is_a_share_of_torchs_products(monkeypatch, tmp_path, capsys):
