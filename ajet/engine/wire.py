@@ -126,10 +126,9 @@ class StreamedReply:
             raise EngineFailure(f"the server ended the reply after {self._tokens} tokens: {said}")
         self._finish = kind
 
-    def _add(self, chunk: TokenChunk, token: int, named: object, said: float, *, spelled: str | None = None) -> None:
-        """A token, and what is said to be its logprob. `named`: the token that this is said of; `spelled`: how it names
-        this one, if not by its id."""
-        if named != (token if spelled is None else spelled):
+    def _add(self, chunk: TokenChunk, token: int, named: object, said: float) -> None:
+        """A token, and what is said to be its logprob. `named`: the token that this is said of."""
+        if named != token:
             raise EngineFailure(f"token {self._tokens} has id {token}, its logprob is of {named}")
         logprob = min(float(said), 0.0)
         chunk.ids.append(int(token))

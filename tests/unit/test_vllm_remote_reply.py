@@ -18,8 +18,10 @@ def request_of(**sampling: Any) -> TokenRequest:
     return TokenRequest(np.array([1, 2], np.int32), Sampling(9, **sampling), DrawKey(0, 0, 0, 0))
 
 
-def event(ids: list[int], finish: str | None = None) -> dict[str, Any]:
-    content = [{"token": f"token_id:{token}", "logprob": -token / 8, "top_logprobs": []} for token in ids]
+def event(ids: list[int], finish: str | None = None, *, names_ids: bool = False) -> dict[str, Any]:
+    """`names_ids`: the form since vLLM 0.32, which has a field for the id."""
+    names: list[dict[str, Any]] = [{"token_id": i} if names_ids else {"token": f"token_id:{i}"} for i in ids]
+    content = [{**name, "logprob": -i / 8, "top_logprobs": []} for name, i in zip(names, ids, strict=True)]
     return {"choices": [{"token_ids": ids, "logprobs": {"content": content}, "finish_reason": finish}], "usage": None}
 
 
@@ -27,10 +29,11 @@ def usage(tokens: int) -> dict[str, Any]:
     return {"choices": [], "usage": {"completion_tokens": tokens}}
 
 
-@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=5))
-def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]]) -> None:
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=5), st.booleans())
+def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]], names_ids: bool) -> None:
     reply = VllmReply(request_of(), 4)
-    chunks = [reply.read(event(ids, "stop" if k == len(pieces) - 1 else None)) for k, ids in enumerate(pieces)]
+    finishes = [None] * (len(pieces) - 1) + ["stop"]
+    chunks = [reply.read(event(ids, finish, names_ids=names_ids)) for ids, finish in zip(pieces, finishes, strict=True)]
     assert reply.read(usage(sum(map(len, pieces)))) is None
     found = [chunk for chunk in [*chunks, reply.end()] if chunk is not None]
     assert [token for chunk in found for token in chunk.ids] == sum(pieces, [])
@@ -48,8 +51,9 @@ def test_chunks_concatenate_to_what_was_streamed(pieces: list[list[int]]) -> Non
         ([event([3], "abort")], "ended the reply"),
         ([{"choices": [{"token_ids": [3]}]}], "not of this route"),
         ([{"id": "chatcmpl-1"}], "not of this route"),
-        ([{**event([3]), "choices": [{**event([4])["choices"][0], "token_ids": [3]}]}], "its logprob is of token_id:4"),
+        ([{**event([3]), "choices": [{**event([4])["choices"][0], "token_ids": [3]}]}], "its logprob is of 4"),
         ([{**event([3]), "choices": [{**event([4])["choices"][0], "token_ids": [3, 4]}]}], "2 tokens with 1 logprobs"),
+        ([{**event([3]), "choices": [{**event([4], names_ids=True)["choices"][0], "token_ids": [3]}]}], "is of 4"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], words: str) -> None:
@@ -58,6 +62,15 @@ def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], wor
         for each in events:
             reply.read(each)
         reply.end()
+
+
+@pytest.mark.parametrize("names_ids", [False, True])
+def test_alternatives_are_read_by_their_ids(names_ids: bool) -> None:
+    sent = event([8], names_ids=names_ids)
+    content = sent["choices"][0]["logprobs"]["content"][0]
+    content["top_logprobs"] = [event([i], names_ids=names_ids)["choices"][0]["logprobs"]["content"][0] for i in (8, 3)]
+    chunk = VllmReply(request_of(top_logprobs=2), 0).read(sent)
+    assert chunk is not None and chunk.top == [[(8, -1.0), (3, -0.375)]]
 
 
 def test_a_greedy_reply_is_certain() -> None:

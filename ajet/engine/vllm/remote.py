@@ -1,4 +1,4 @@
-"""RemoteVllm: the token-in-token-out route of `vllm serve` (0.28), `POST /inference/v1/generate`.
+"""RemoteVllm: the token-in-token-out route of `vllm serve` (0.28 to 0.32 were run), `POST /inference/v1/generate`.
 
 Exact ids in, exact ids and one logprob a token out: with `--logprobs-mode processed_logprobs` that of the distribution
 sampled from, with `raw_logprobs` (the default) the one at temperature 1. Invariant: the ids that were streamed are
@@ -132,7 +132,12 @@ class RemoteVllm(RemoteEngine):
         super().__init__(VllmWire(), base_url, **more)
 
 
-ID = "token_id:"
+ID_PREFIX = "token_id:"
+
+
+def read_token_id(logprob: dict[str, Any]) -> int:
+    """Return the token id of a logprob: `token_id: N` since vLLM 0.32, `token: "token_id:N"` before."""
+    return int(logprob["token_id"] if "token_id" in logprob else logprob["token"].removeprefix(ID_PREFIX))
 
 
 class VllmReply(StreamedReply):
@@ -166,8 +171,8 @@ class VllmReply(StreamedReply):
             raise EngineFailure(f"the server sent {len(ids)} tokens with {len(content)} logprobs")
         chunk = TokenChunk([], [], [], self._version)
         for token, said in zip(ids, content, strict=True):
-            self._add(chunk, token, said["token"], said["logprob"], spelled=f"{ID}{token}")
+            self._add(chunk, token, read_token_id(said), said["logprob"])
             if self._top:
-                rows = [(int(row["token"].removeprefix(ID)), float(row["logprob"])) for row in said["top_logprobs"]]
+                rows = [(read_token_id(row), float(row["logprob"])) for row in said["top_logprobs"]]
                 chunk.top.append(rows[: self._top])
         return chunk
