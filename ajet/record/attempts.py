@@ -95,8 +95,14 @@ def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list
 
 
 def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptRecord]:
-    """The attempts of one episode file, by order and repeat; [] where it does not exist. `judge_inputs`: with what a judge is
-    told beside what the workflow returned. Raises UserError for damage."""
+    """Read the attempts of one episode file, by order and repeat; [] if there is no file.
+
+    Args:
+        judge_inputs: read tool results and the last reply too, which a judge gets besides the workflow's output.
+
+    Raises:
+        UserError: a line is damaged.
+    """
     found: dict[str, AttemptRecord] = {}
     for number, row in enumerate(read_rows(path), 1):
         try:

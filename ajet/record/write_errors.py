@@ -1,9 +1,9 @@
 """What the disk refuses is a sentence: the boundary of all writes below a run's folder, and of files that a user named.
 
-Invariant: full, over quota, read-only, not permitted, moved away: each is a CannotWriteError, a UserError that says which,
-what could not be written and what is safe. Anything else passes through as what it is. A place that an option names is
-checked before anything is played, judged or merged for it wherever that can be known; what is there already is not
-written over unless the caller says so.
+Invariant: a disk that is full, over quota or read-only, a missing permission and a moved folder each raise
+CannotWriteError, a UserError that says what could not be written and what is safe. Any other error passes through. A
+place that an option names is checked before anything is played, judged or merged for it, if that is possible; existing
+files are not overwritten unless the caller says so.
 """
 
 from __future__ import annotations

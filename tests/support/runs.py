@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from ajet.cli.launcher import main
+from ajet.record.checkpoint import digest_file, digest_state
 from ajet.record.episode_codec import decode as decode_episode
 from ajet.record.episode_codec import encode as encode_episode
 from ajet.record.held_out import Measurement
