@@ -34,7 +34,7 @@ from ratios import kept
 from ajet.record.chain import FILE, Chain, LinkedLine, LinkedLines, linked_line
 from ajet.record.episode_codec import encode
 from ajet.record.episodes import EpisodeFiles
-from ajet.record.live_status import live_status
+from ajet.record.live_status import read_live_status
 from ajet.record.plain_json import dumps
 from ajet.schema.episode import Outcome
 from ajet_proof.auditing.audit import trail_of_episode, trail_of_step, trail_of_task
@@ -142,7 +142,7 @@ def main() -> int:
         final = uuid_of((last + 1) * A_STEP - 1)
         middle = (last + 1) // 2
         commands: list[tuple[str, Callable[[], object], list[str]]] = [
-            ("status", lambda: live_status(folder), []),
+            ("status", lambda: read_live_status(folder), []),
             ("audit --episode (the last)", lambda: trail_of_episode(folder, final), ["--episode", final]),
             ("audit --task", lambda: trail_of_task(folder, "train-0"), ["--task", "train-0"]),
             ("audit --step", lambda: trail_of_step(folder, middle), ["--step", str(middle)]),

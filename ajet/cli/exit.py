@@ -71,11 +71,11 @@ def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
     """Show what is wrong, where, what was expected, what to do."""
     from rich.text import Text
 
-    from ajet.record.console import Screen
+    from ajet.record.console import SafeConsole
 
     if show_traceback:
         typer.echo(_redacted("".join(traceback.format_exception(error))), err=True)
-    console = Screen(stderr=True, highlight=False, soft_wrap=True)
+    console = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("error  ", "bold red"), (error.what, "bold")))
     for label, text in error.rows():
         console.print(Text.assemble((f"  {label:<9}", "cyan"), text))
@@ -107,7 +107,7 @@ def show_traceback_place(error: Exception, *, shown: bool = False, record: Path 
 
 
 def _redacted(text: str) -> str:
-    from ajet.record.console import harmless
+    from ajet.record.console import replace_control_characters
     from ajet.record.secrets import Redactor
 
-    return harmless(Redactor()(text))
+    return replace_control_characters(Redactor()(text))

@@ -10,22 +10,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ajet.record.log_sinks import Sink
+    from ajet.record.log_sinks import LogSink
 
-_shown: Sink | None = None
+_shown: LogSink | None = None
 
 
 def show_logs(level: str = "INFO") -> None:
     """Show log lines from `level` on, short; the log file keeps everything."""
     from loguru import logger
 
-    from ajet.record.log_sinks import shown_from
+    from ajet.record.log_sinks import show_logs
 
     global _shown
     if _shown is not None:
         _shown.close()
     logger.remove()
-    _shown = shown_from(level)
+    _shown = show_logs(level)
 
 
 def warn(text: str) -> None:

@@ -21,13 +21,13 @@ def status(
     from ajet.commands.status import show
     from ajet.record import live_status as now
     from ajet.record.console import console
-    from ajet.record.find_run import known_run
+    from ajet.record.find_run import require_run
 
-    folder = known_run(run, exp_dir.absolute(), holding="status.json", expected="the directory of a run")
+    folder = require_run(run, exp_dir.absolute(), holding="status.json", expected="the directory of a run")
     if prometheus:
-        typer.echo(now.prometheus(now.live_status(folder)), nl=False)
+        typer.echo(now.format_prometheus(now.read_live_status(folder)), nl=False)
     elif as_json:
-        typer.echo(json.dumps(now.live_status(folder).as_json(), indent=1, ensure_ascii=False))
+        typer.echo(json.dumps(now.read_live_status(folder).as_json(), indent=1, ensure_ascii=False))
     else:
         show(folder, console, once=once)
     return 0

@@ -23,7 +23,7 @@ from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
 from ajet.record.checkpoint import NAME, STATE
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, counted, printable
-from ajet.record.find_run import known_run
+from ajet.record.find_run import require_run
 from ajet.schema.commands import command
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import UserError
@@ -71,7 +71,7 @@ def chat(
     place, step = Path(run).expanduser(), None
     if NAME.fullmatch(place.name) and (place / STATE).is_file() and place.parent.name == "checkpoints":
         run, step = str(place.absolute().parent.parent), int(place.name.removeprefix("step-"))
-    folder = known_run(run, root, holding="resolved.yaml", expected=expected)
+    folder = require_run(run, root, holding="resolved.yaml", expected=expected)
     checkpoints = checkpoints_of(folder)
     if step is None:
         checkpoints.require_whole()

@@ -13,11 +13,11 @@ from ajet.commands.model_card import write_card
 from ajet.commands.runner import runner_of
 from ajet.config.backbones import owner_of
 from ajet.config.record_file import make_record_folder
-from ajet.record.checkpoint import Checkpoint, look_at, refusal, require_sound
+from ajet.record.checkpoint import Checkpoint, damaged_checkpoint_error, inspect_checkpoint, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.files import apply_umask, sync_tree
-from ajet.record.find_run import known_run
-from ajet.record.write_errors import explained, written
+from ajet.record.find_run import require_run
+from ajet.record.write_errors import convert_os_errors, explain_write_errors
 from ajet.schema.errors import UserError
 
 _NOT_THE_MODEL = ("trainer", "state.json")
@@ -55,17 +55,17 @@ def export(
     partial = target.with_name(f".{target.name}.partial")
     size = _format_size(checkpoint.path)
     shutil.rmtree(partial, ignore_errors=True)
-    with written(target, "the merged checkpoint" if merging else "--out"):
+    with convert_os_errors(target, "the merged checkpoint" if merging else "--out"):
         if out is None:
             make_record_folder(target.parent)
         partial.mkdir(parents=out is not None)
     try:
-        with explained(
+        with explain_write_errors(
             f"the model of step {checkpoint.step}",
             target.parent,
-            kept="the checkpoint is as it was",
+            intact="the checkpoint is as it was",
             room=f"the model: {size} are in its checkpoint, the optimizer's numbers among them",
-            elsewhere="" if merging else ", or name a folder on another disk with --out",
+            other_folder="" if merging else ", or name a folder on another disk with --out",
         ):
             _write_model(partial, checkpoint, dtype)
             write_card(folder, checkpoint, partial)
@@ -85,7 +85,7 @@ def _format_size(folder: Path) -> str:
 
 def run_of(run: str, root: Path) -> Path:
     """Return the folder of a training run. Raises UserError."""
-    return known_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
+    return require_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
 
 
 def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -118,7 +118,7 @@ def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
             return each
     place = checkpoints.folder / f"step-{step}"
     if place.exists():
-        raise refusal(place, str(look_at(place)))
+        raise damaged_checkpoint_error(place, str(inspect_checkpoint(place)))
     steps = ", ".join(str(each.step) for each in known) or "none"
     unfinished = (checkpoints.folder / f".step-{step}.partial").exists()
     raise UserError(

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ajet.record.chain import Chain, chain_key
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder
-from ajet.record.find_run import known_run
+from ajet.record.find_run import require_run
 from ajet.record.lock import RunLock
-from ajet.record.retention import KINDS, Bounds, Going, going, remove
+from ajet.record.retention import KINDS, FilesToRemove, RetentionBounds, find_files_to_remove, remove_files
 from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
 from ajet.store.opening import left_in_store
@@ -27,8 +27,8 @@ class RemovableFiles:
     """The files that can be removed, or were."""
 
     run: Path
-    found: Going
-    bounds: Bounds
+    found: FilesToRemove
+    bounds: RetentionBounds
     checkpoints: int
     """Number of newest checkpoints that stay."""
     sizes: dict[str, tuple[int, int]]
@@ -66,10 +66,10 @@ def collect(
     from ajet.config import recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
 
-    folder = known_run(run, root, holding="run.json", expected="the directory of a training run").absolute()
+    folder = require_run(run, root, holding="run.json", expected="the directory of a training run").absolute()
     load_project_dotenv(record=folder)
     trainer = recorded_experiment(folder / CONFIG).ajet.trainer_common
-    bounds = Bounds(
+    bounds = RetentionBounds(
         trainer.keep_episodes if episodes is None else episodes, trainer.keep_arrays if arrays is None else arrays
     )
     keep = trainer.max_checkpoints_to_keep if checkpoints is None else checkpoints
@@ -82,18 +82,18 @@ def collect(
             do="wait for it, or stop it; while it lives it keeps to trainer_common.keep_episodes and its kin by itself",
         )
     try:
-        found = going(folder, saved, bounds, by_hand=True)
+        found = find_files_to_remove(folder, saved, bounds, by_hand=True)
         sizes = {kind: (len(found.paths[kind]), found.size(kind)) for kind in KINDS}
         if yes and found:
             chain = Chain(folder, key=chain_key())
-            if not chain.begun:
+            if not chain.has_links:
                 raise UserError(
                     "This run has no chain: nothing would say what was removed of it.",
                     where=str(folder),
                     do="resume it once with this version of ajet, which begins one",
                 )
             latest = saved.latest()
-            remove(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")
+            remove_files(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")
         left = left_in_store(folder, remove=yes)
     finally:
         lock.release()

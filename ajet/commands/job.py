@@ -326,10 +326,10 @@ class AgentJetJob:
     def _launch_run(self, options: LaunchOptions, **values: Any) -> Path:
         """Run the experiment with other values, and return the run directory."""
         from ajet.commands.launch import run_experiment
-        from ajet.record.log_sinks import shown_in_a_program
+        from ajet.record.log_sinks import show_logs_in_program
 
         experiment = self._compose_experiment(**values)
-        with shown_in_a_program():
+        with show_logs_in_program():
             return run_experiment(experiment, options)
 
 

@@ -18,7 +18,7 @@ from ajet.config import AjetConfig, recorded_experiment
 from ajet.config.record_file import list_record_folder
 from ajet.record.bounded_json import read_json
 from ajet.record.console import printable
-from ajet.record.curve import Course, held_out_course, training_course
+from ajet.record.curve import MetricCurve, held_out_course, training_course
 from ajet.record.evaluations import base_evaluations_of, evaluations_of
 from ajet.record.files import read_rows, write_atomically
 from ajet.record.secrets import SHAPES_ONLY
@@ -108,7 +108,7 @@ def _describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(tables) or "The record has no metrics up to this step."
 
 
-def _curve_table(course: Course) -> str:
+def _curve_table(course: MetricCurve) -> str:
     points = course.points
     values = [value for _, value in points]
     shown = sorted({round(at * (len(points) - 1) / (SHOWN - 1)) for at in range(SHOWN)}) if len(points) > 1 else [0]

@@ -206,7 +206,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
     from ajet.algorithm.staleness import importance_weights
     from ajet.commands.sampling.colocated import count_threads_per_side
     from ajet.engine.machine import device_kind
-    from ajet.record.processors import cores
+    from ajet.record.processors import count_cores
 
     settings = experiment.ajet
     trainer, batch, episodes = settings.trainer_common, settings.data.train_batch_size, settings.rollout.num_repeat
@@ -221,7 +221,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
     if trainer.mode == "async" and experiment.backbone.opens is not None:
         share = ", on one device"
         if device_kind(trainer.device) == "cpu":
-            share = f"; threads of each: {count_threads_per_side(trainer)}, of {counted(cores(), 'core')}"
+            share = f"; threads of each: {count_threads_per_side(trainer)}, of {counted(count_cores(), 'core')}"
         rows["both sides"] = f"a trainer and a sampler at once, a process each{share}"
     if trainer.mode != "sync":
         rows["stale tokens"] = importance_weights(trainer)

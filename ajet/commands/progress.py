@@ -14,8 +14,8 @@ from rich.text import Text
 from ajet.record.console import console, counted, format_seconds, keep_pairs, printable
 from ajet.record.curve import NotebookCurve, notebook_cell
 from ajet.record.files import read_rows
-from ajet.record.held_out import over, unscored, words
-from ajet.record.progress import Bar, Progress
+from ajet.record.held_out import format_scored_count, format_unscored, format_validation
+from ajet.record.progress import Progress, ProgressBar
 from ajet.record.status import TO_VALIDATE
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TrainingProgress:
         self._episodes_a_step = experiment.ajet.data.train_batch_size * rollout.num_repeat
         self._bars = Progress()
         self._bars.__enter__()
-        self._bar: Bar | None = None
+        self._bar: ProgressBar | None = None
         self._lock = threading.Lock()
         self._sample: Episode | None = None
         self._drawn = time.monotonic()
@@ -142,7 +142,8 @@ class StepEstimate:
 def _describe_validation(metrics: dict[str, float]) -> str:
     if "validation/rows" in metrics:
         return f"loss {metrics['validation/loss']:.4f} ({counted(int(metrics['validation/rows']), 'row')})"
-    return f"{words(metrics)} ({int(metrics['validation/tasks'])} tasks, {metrics.get('seconds/validation', 0):.1f} s)"
+    tasks, seconds = int(metrics["validation/tasks"]), metrics.get("seconds/validation", 0)
+    return f"{format_validation(metrics)} ({tasks} tasks, {seconds:.1f} s)"
 
 
 def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
@@ -154,11 +155,11 @@ def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
         given = counted(int(metrics["train/rows"]), "pair" if "dpo/accuracy" in metrics else "row")
         parts.append(f"loss {metrics['loss']:.4f} over {given}")
     elif "train/reward" in metrics:
-        parts.append(f"reward {metrics['train/reward']:.3f} {over(metrics, 'train')}".rstrip())
+        parts.append(f"reward {metrics['train/reward']:.3f} {format_scored_count(metrics, 'train')}".rstrip())
     else:
         parts.append("no episode was scored")
         if metrics.get("train/failed"):
-            lost = unscored(metrics, "train")
+            lost = format_unscored(metrics, "train")
             parts.append(f"{int(metrics['train/failed'])} failed{f' ({lost})' if lost else ''}")
     if metrics.get("train/cut_replies"):
         parts.append(f"{int(metrics['train/cut_replies'])} replies cut")

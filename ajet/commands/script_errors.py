@@ -56,13 +56,13 @@ class _BriefHook:
 
 
 def _render_screen(error: BaseException) -> str:
-    from ajet.record.console import harmless
+    from ajet.record.console import replace_control_characters
     from ajet.record.secrets import Redactor
     from ajet.train.interrupts import explain_end
 
     if isinstance(error, KeyboardInterrupt):
         return explain_end(error, started="program")
-    return str(harmless(Redactor()(f"error: {error}")))
+    return str(replace_control_characters(Redactor()(f"error: {error}")))
 
 
 def _called_at(trace: TracebackType | None) -> str:

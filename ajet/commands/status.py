@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ajet.record.checkpoints import checkpoints_of
-from ajet.record.console import between_words, counted, printable
+from ajet.record.console import counted, printable, wrap_between_words
 from ajet.record.live_screen import live_screen
-from ajet.record.live_status import LiveStatus, live_status
+from ajet.record.live_status import LiveStatus, read_live_status
 
 EVERY_S = 1.0
 BAR = 24
@@ -26,15 +26,15 @@ BAR = 24
 def show(folder: Path, console: Console, *, once: bool) -> None:
     """Print the status; on a terminal without `once`, redraw it every second. Raises UserError."""
     checkpoints = checkpoints_of(folder)
-    found = live_status(folder, checkpoints)
+    found = read_live_status(folder, checkpoints)
     if once or not console.is_terminal or found.state != "running":
         console.print(_render_status(found), soft_wrap=True)
         return
-    with live_screen(between_words(_render_status(found), console.width), console) as live:
+    with live_screen(wrap_between_words(_render_status(found), console.width), console) as live:
         while found.state == "running":
             time.sleep(EVERY_S)
-            found = live_status(folder, checkpoints)
-            live.update(between_words(_render_status(found), console.width), refresh=True)
+            found = read_live_status(folder, checkpoints)
+            live.update(wrap_between_words(_render_status(found), console.width), refresh=True)
 
 
 def _render_status(found: LiveStatus) -> Text:

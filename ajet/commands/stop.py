@@ -16,15 +16,15 @@ import psutil
 
 from ajet.record.console import print_line
 from ajet.record.files import read_rows
-from ajet.record.find_run import known_run
-from ajet.record.run_place import OF_OTHERS
+from ajet.record.find_run import require_run
+from ajet.record.run_place import OTHER_RUN_FOLDERS
 from ajet.record.status import read_status, recorded_processes
 from ajet.schema.errors import UserError
 
 PATIENCE_S = 60.0
 """Seconds that a run may take to save its checkpoint, beyond two of its steps, before it is killed."""
 
-OF_RUNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in sorted(OF_OTHERS)))
+OF_RUNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in sorted(OTHER_RUN_FOLDERS)))
 """Patterns of the status files of runs."""
 
 
@@ -34,7 +34,7 @@ def stop(run: str, root: Path, *, patience_s: float | None = None) -> int:
     Raises:
         UserError: the run is unknown, or runs on another machine.
     """
-    folder = known_run(run, root, holding="status.json", expected="a folder with a status.json")
+    folder = require_run(run, root, holding="status.json", expected="a folder with a status.json")
     refuse_remote(folder)
     processes = list_processes(folder)
     if not processes:

@@ -17,9 +17,9 @@ from ajet.record.attempts import read_attempts
 from ajet.record.console import console, counted, print_line
 from ajet.record.curve import draw_curve
 from ajet.record.gamed import GAMED
-from ajet.record.held_out import FEWEST_TASKS, rows_of_last_judge, words
+from ajet.record.held_out import FEWEST_TASKS, format_validation, rows_of_last_judge
 from ajet.record.learned import LEARNED_NOTHING, advise_given_answers, idle_steps, is_never_right, why_nothing
-from ajet.record.scores import Scores, compare, worth_of_failure
+from ajet.record.scores import Scores, compare, failure_reward
 from ajet.schema.commands import command, run_named
 from ajet.schema.errors import UserError
 from ajet.train.gaming import describe_alarm
@@ -110,7 +110,7 @@ def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
         return f"Which held-out tasks flipped is not known: {damage.what}"
     if all(attempt.reward is None for attempt in (*first, *last)):
         return None
-    lowest = worth_of_failure([*first, *last])
+    lowest = failure_reward([*first, *last])
     compared = compare(Scores(first, lowest), Scores(last, lowest))
     if compared is None:
         return None
@@ -120,7 +120,7 @@ def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
         return f"{changed}: {counted(compared.tasks, 'held-out task')} are too few to tell"
     return (
         f"{counted(len(compared.gained), 'held-out task')} newly {what}, {len(compared.lost)} no longer; "
-        f"{compared.words()}"
+        f"{compared.describe_difference()}"
     )
 
 
@@ -160,8 +160,8 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if len(validations) > 1:
         first, last = validations[0], validations[-1]
         console.print(
-            f"Held out ({counted(int(last['validation/tasks']), 'task')}): {words(first, 2)} after step "
-            f"{first['step']} → [bold]{words(last, 2)}[/] after step {last['step']}",
+            f"Held out ({counted(int(last['validation/tasks']), 'task')}): {format_validation(first, 2)} after step "
+            f"{first['step']} → [bold]{format_validation(last, 2)}[/] after step {last['step']}",
             soft_wrap=True,
         )
         if flipped := flips(run.episodes, int(first["step"]), int(last["step"])):

@@ -120,7 +120,7 @@ def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
     from ajet.record.files import write_atomically
 
     rows = _parse_table(tasks, name) if isinstance(tasks, str | Path) else _parse_objects(tasks, name)
-    with write_errors.explained("the tasks", file.parent, kept="nothing was begun"):
+    with write_errors.explain_write_errors("the tasks", file.parent, intact="nothing was begun"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, "".join(f"{json.dumps(row)}\n" for row in rows))
     return str(file)

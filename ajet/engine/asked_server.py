@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import httpx
 from loguru import logger
 
-from ajet.record.seldom import Seldom
+from ajet.record.seldom import RateLimiter
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure, EngineHangs, UserError
 
@@ -64,7 +64,7 @@ class AskedServer:
 
     def __init__(self, base_url: str, key: str | None, *, silence: float = SILENCE, named: str = "") -> None:
         self.base_url, self.silence = base_url, silence
-        self._named, self._seldom = named, Seldom(SAID_AGAIN)
+        self._named, self._seldom = named, RateLimiter(SAID_AGAIN)
         self._key = key
         self._lock = threading.Lock()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
@@ -132,7 +132,7 @@ class AskedServer:
         what = "began its reply and then" if begun else "took the request and"
         limit = f" ({self._named})" if self._named else ""
         told = f"{self.base_url} hangs: it {what} sent nothing for {self.silence:g} s{limit}"
-        if self._seldom.due():
+        if self._seldom.is_due():
             raise_it = f", or raise {self._named} where its replies take longer" if self._named else ""
             logger.warning("{}; look at that server{}", told, raise_it)
         return EngineHangs(told)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.engine.sampler import machine_of, open_sampler, transformers_engine
-from ajet.record.checkpoint import STATE, digest_of, look_at, step_of
+from ajet.record.checkpoint import STATE, digest_file, inspect_checkpoint, step_of
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -182,10 +182,10 @@ def _require_written(folder: Path, files: Iterable[Path]) -> None:
     a copy that is still being made is not there yet, one of the right sizes and other bytes is damaged."""
     if not (folder / STATE).exists() and step_of(folder) < 0:
         return
-    found = look_at(folder)
+    found = inspect_checkpoint(folder)
     if isinstance(found, str):
         raise FileNotFoundError(f"{folder}: {found}")
-    wrong = [each.name for each in files if found.digests.get(each.name) != digest_of(each)]
+    wrong = [each.name for each in files if found.digests.get(each.name) != digest_file(each)]
     if wrong:
         raise UserError(
             f"The announced weights are damaged: {', '.join(wrong)} in {folder} is not what the trainer wrote.",

@@ -20,7 +20,7 @@ from loguru import logger
 from ajet.engine.asked_server import ServerAway
 from ajet.engine.served import open_remote
 from ajet.engine.server_weights import Crossed
-from ajet.record.checkpoint import Checkpoint, look_at
+from ajet.record.checkpoint import Checkpoint, inspect_checkpoint
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def name_of(folder: Path | None, version: int) -> str:
     FileNotFoundError where it is not there, or not all of it."""
     if folder is None:
         return f"ajet-{version}"
-    found = look_at(folder)
+    found = inspect_checkpoint(folder)
     if not isinstance(found, Checkpoint):
         raise FileNotFoundError(f"{folder}: {found}")
     return f"ajet-{version}-{found.digest[:16]}"

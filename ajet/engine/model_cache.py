@@ -17,9 +17,9 @@ from pathlib import Path
 from ajet.config.locations import cache_root
 from ajet.record.console import console
 from ajet.record.lock import alone
-from ajet.record.progress import Bar
 from ajet.record.progress import Progress as ShownProgress
-from ajet.record.write_errors import explained
+from ajet.record.progress import ProgressBar
+from ajet.record.write_errors import explain_write_errors
 
 Progress = Callable[[str, int, int], None]
 """Called with (what is being done, units done, units in all); in all = 0 where it is unknown."""
@@ -37,12 +37,12 @@ def entry(name: str, make: Callable[[Path], None]) -> Path:
     target = cache_root() / name
     if target.is_dir():
         return target
-    with explained(
+    with explain_write_errors(
         "a model that is kept on this machine",
         target.parent,
-        kept="no half of it is kept",
+        intact="no half of it is kept",
         room="the model, twice while it is made",
-        elsewhere=", or name another folder in the variable AJET_CACHE",
+        other_folder=", or name another folder in the variable AJET_CACHE",
     ):
         return _made(target, make)
 
@@ -74,7 +74,7 @@ class ProgressLines:
     def __init__(self) -> None:
         self._stream = sys.stderr
         self._what, self._last = "", 0.0
-        self._bar: Bar | None = None
+        self._bar: ProgressBar | None = None
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._stream.isatty() and total and console.is_terminal:

@@ -19,7 +19,7 @@ from ajet.engine.model_cache import Progress, ProgressLines, entry, quiet_transf
 from ajet.engine.model_limits import read_limits
 from ajet.engine.model_source import ModelSource, gguf_entry
 from ajet.record.bounded_json import read_json
-from ajet.record.checkpoint import digest_of, require_sound
+from ajet.record.checkpoint import digest_file, require_sound
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def weights_fingerprint(config: AjetConfig, *, base: Path | None = None) -> str:
     assert config.model.path is not None, "require_ready asks for it"
     folder = folder_of(locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code))
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    return _digest(*(digest_of(file) for file in files))
+    return _digest(*(digest_file(file) for file in files))
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -24,7 +24,7 @@ from ajet.config.other_models import OPENAI, key_in, outside
 from ajet.config.services import why_no_model
 from ajet.environment.files import expanded, file_for, read_yaml, refused, said
 from ajet.environment.loop import at_end, of_this_process
-from ajet.record.seldom import Seldom
+from ajet.record.seldom import RateLimiter
 from ajet.schema.addresses import is_loopback, parts_of
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, ConfigError
@@ -46,7 +46,7 @@ MOST_TOKENS = 1 << 53
 """That a reply may be said to have; what says more says nothing."""
 SAID_AGAIN_S = 60.0
 """Before it is said again that one hangs."""
-_hung = Seldom(SAID_AGAIN_S)
+_hung = RateLimiter(SAID_AGAIN_S)
 """By server."""
 _sessions: dict[bool, aiohttp.ClientSession] = of_this_process({})
 """By whether the machine's proxy is used. On the tools' loop."""
@@ -189,7 +189,7 @@ async def _posted(model: Model, path: str, body: Mapping[str, Any], seconds: flo
 
 def _say_that_it_hangs(model: Model, seconds: float) -> None:
     """Tell whoever watches, though not all the time."""
-    if _hung.due(model.place):
+    if _hung.is_due(model.place):
         logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ajet.environment.pinned import FILE, read_pinned
-from ajet.record.episodes import EpisodeFiles, recorded_uses
-from ajet.record.tool_uses import bounded, canonical
+from ajet.record.episodes import EpisodeFiles, read_tool_uses
+from ajet.record.tool_uses import bound_arguments, canonical_json
 from ajet.schema.commands import lists_runs
 from ajet.schema.errors import ConfigError, EnvironmentFailure
 from ajet.schema.task import Task
@@ -44,7 +44,7 @@ class Replay:
         self.on_miss, self.tools = on_miss, read_pinned(folder)
         self._attempts: dict[str, list[tuple[int, tuple[_Recorded, ...]]]] = defaultdict(list)
         for path in sorted(EpisodeFiles(folder / "episodes").folder.glob("step-*.jsonl")):
-            for task, repeat, uses in recorded_uses(path):
+            for task, repeat, uses in read_tool_uses(path):
                 if uses:
                     found = tuple(_Recorded.of(use) for use in uses if use.name != BROWSE_AGENT)
                     self._attempts[_key(task)].append((repeat, found))
@@ -69,7 +69,7 @@ class _Recorded:
 
     @classmethod
     def of(cls, use: ToolUse) -> _Recorded:
-        return cls(use, canonical(use.arguments))
+        return cls(use, canonical_json(use.arguments))
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Walk:
 
     def __call__(self, name: str, arguments: Mapping[str, object]) -> ToolUse | None:
         """The recorded use; None where the tool is to be asked. Raises ReplayMiss."""
-        wanted = canonical(bounded(arguments))
+        wanted = canonical_json(bound_arguments(arguments))
         with self._lock:
             found = [each.uses[at].use for each in self._followed for at in each.next(name, wanted)]
             why = (
@@ -131,7 +131,7 @@ class Walk:
         """A use has ended, replayed or not."""
         if use.name == BROWSE_AGENT:
             return
-        arguments = canonical(use.arguments)
+        arguments = canonical_json(use.arguments)
         with self._lock:
             self._count += 1
             left = []
@@ -149,7 +149,7 @@ def _same(one: ToolUse, other: ToolUse) -> bool:
 
 def _key(task: Task) -> str:
     told = task.model_dump(mode="json")
-    return digest_of(canonical({name: told.get(name) for name in ("task_id", "main_query", "init_messages")}))
+    return digest_of(canonical_json({name: told.get(name) for name in ("task_id", "main_query", "init_messages")}))
 
 
 def replays_alone(environment: Any) -> bool:

@@ -33,7 +33,7 @@ from ajet.gateway.recorder import CLIENT_LEFT, Capture, Recorder
 from ajet.gateway.reply import Reply
 from ajet.gateway.request import ParsedRequest, Refused, build_ended_error
 from ajet.gateway.token_sampler import TokenSampler
-from ajet.record.tool_uses import IN_ALL, MOST_USES, chained, kept, size_of
+from ajet.record.tool_uses import IN_ALL, MOST_USES, bound_tool_use, chain_digest, size_of
 from ajet.schema.call import Call, FinishReason
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import EngineFailure, EngineHangs
@@ -145,8 +145,8 @@ class Session:
                 return
             if len(capture.tool_uses) < MOST_USES:
                 before = capture.tool_uses[-1].chain if capture.tool_uses else ""
-                use = kept(use, self._tool_use_room)
-                use = replace(use, chain=chained(before, use))
+                use = bound_tool_use(use, self._tool_use_room)
+                use = replace(use, chain=chain_digest(before, use))
                 self._tool_use_room -= size_of(use)
                 capture.tool_uses.append(use)
                 if self._on_use is not None:

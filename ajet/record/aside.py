@@ -25,18 +25,18 @@ FILE = "aside.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class ArchivedRun:
     """The place where a run was, and the one where it is."""
 
     folder: Path
     """EXPERIMENT, whose place another run has by now."""
     old: Path
     """EXPERIMENT.old-N."""
-    outside: tuple[Path, ...]
+    checkpoint_folders: tuple[Path, ...]
     """Folders of its checkpoints that do not lie in it, where they were."""
 
     @classmethod
-    def begin(cls, folder: Path, checkpoints: Iterable[Path]) -> Aside:
+    def archive_run(cls, folder: Path, checkpoints: Iterable[Path]) -> ArchivedRun:
         """Rename the folder of a run to the first EXPERIMENT.old-N that is free, and with it those of its checkpoints
         that lie elsewhere, or nothing at all. Raises OSError; UserError for what lies elsewhere."""
         within = (folder, folder.resolve())
@@ -49,24 +49,24 @@ class Aside:
         number = 1
         while any(each.with_name(f"{folder.name}.old-{number}").exists() for each in (folder, *outside)):
             number += 1
-        aside = cls(folder, folder.with_name(f"{folder.name}.old-{number}"), outside)
+        archived = cls(folder, folder.with_name(f"{folder.name}.old-{number}"), outside)
         write_atomically(folder / FILE, json.dumps({"checkpoints": [str(each) for each in outside]}) + "\n", sync=True)
-        os.replace(folder, aside.old)
+        os.replace(folder, archived.old)
         for each in outside:
             try:
-                os.replace(each, aside.kept(each))
+                os.replace(each, archived.archived_path(each))
             except OSError as error:  # where a disk is mounted, say, or of somebody else
-                aside.put_back()
+                archived.restore_run()
                 raise UserError(
                     f"The checkpoints of {folder.name} cannot be set aside: {error.strerror}.",
                     where=str(each),
-                    expected=f"a folder that can be renamed to {aside.kept(each).name}",
+                    expected=f"a folder that can be renamed to {archived.archived_path(each).name}",
                     do="move it away yourself, or set another ajet.experiment_name",
                 ) from error
-        return aside
+        return archived
 
     @classmethod
-    def left(cls, folder: Path) -> Aside | None:
+    def find_archived(cls, folder: Path) -> ArchivedRun | None:
         """The run whose place `folder` has, if nothing has come yet of the one that took it."""
         named = re.compile(re.escape(folder.name) + r"\.old-(\d+)")
         marked = [
@@ -81,57 +81,57 @@ class Aside:
                 return cls(folder, old, outside)
         return None
 
-    def kept(self, outside: Path) -> Path:
+    def archived_path(self, outside: Path) -> Path:
         """The place of a folder of its checkpoints meanwhile."""
         return outside.with_name(self.old.name)
 
     @property
     def moves(self) -> list[tuple[Path, Path]]:
         """Each folder's place before, and its place now."""
-        return [(self.folder, self.old), *((each, self.kept(each)) for each in self.outside)]
+        return [(self.folder, self.old), *((each, self.archived_path(each)) for each in self.checkpoint_folders)]
 
     @property
-    def free(self) -> bool:
+    def is_restorable(self) -> bool:
         """Whether nobody else has checkpoints in the run's own place."""
-        return not any(each.exists() and self.kept(each).exists() for each in self.outside)
+        return not any(each.exists() and self.archived_path(each).exists() for each in self.checkpoint_folders)
 
     @property
-    def gone(self) -> Path:
+    def removal_path(self) -> Path:
         """The name on its way out of the start that had the run's place."""
         return self.folder.with_name(f".{self.folder.name}.gone")
 
-    def ended(self) -> Path:
+    def next_ended_path(self) -> Path:
         """The name of that start's folder where it stays: its log may say what ended it."""
         number = 1
         while (place := self.folder.with_name(f"{self.folder.name}.ended-{number}")).exists():
             number += 1
         return place
 
-    def put_back(self, keep: Path | None = None) -> None:
+    def restore_run(self, keep: Path | None = None) -> None:
         """The run is where it was, its checkpoints before it; what lies in its place, of which nothing came, is `keep`
         from then on, or goes. Raises OSError where another start has made that folder anew."""
-        shutil.rmtree(self.gone, ignore_errors=True)  # of one that was killed here
+        shutil.rmtree(self.removal_path, ignore_errors=True)  # of one that was killed here
         try:
             if self.folder.exists():
-                os.replace(self.folder, keep or self.gone)
-            for each in self.outside:
-                if self.kept(each).exists():
-                    os.replace(self.kept(each), each)
-            self._rename_or_part()
+                os.replace(self.folder, keep or self.removal_path)
+            for each in self.checkpoint_folders:
+                if self.archived_path(each).exists():
+                    os.replace(self.archived_path(each), each)
+            self._restore_folder()
         finally:
-            shutil.rmtree(self.gone, ignore_errors=True)
+            shutil.rmtree(self.removal_path, ignore_errors=True)
         (self.folder / FILE).unlink(missing_ok=True)
 
-    def _rename_or_part(self) -> None:
+    def _restore_folder(self) -> None:
         try:
             os.replace(self.old, self.folder)
         except OSError:  # the folder is another run's, and these are not its checkpoints
-            for each in self.outside:
+            for each in self.checkpoint_folders:
                 if each.exists():
-                    os.replace(each, self.kept(each))
+                    os.replace(each, self.archived_path(each))
             raise
 
-    def settle(self) -> None:
+    def remove_mark(self) -> None:
         """Something comes of the run that has its place: it stays under its other name."""
         with suppress(OSError):  # an archive that nobody may write to
             (self.old / FILE).unlink(missing_ok=True)

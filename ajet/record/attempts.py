@@ -25,7 +25,7 @@ TAG_KEYS = ("tag", "tags")
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptRecord:
     """One attempt at one task."""
 
     uuid: str
@@ -67,13 +67,13 @@ class Attempt:
     """The judge's own numbers: calls, cost, seconds."""
     tools: tuple[str, ...] = ()
     """What tools answered it, as its judge is told; only where that was asked for."""
-    said: str | None = None
+    last_reply: str | None = None
     """What the model said last; likewise."""
 
     @property
     def lacks_verdict(self) -> bool:
         """Whether it was played to its end and only its judge failed at it."""
-        played = bool(self.output) or self.said is not None
+        played = bool(self.output) or self.last_reply is not None
         return self.status == "failed" and self.failure.startswith("judge: ") and played
 
     def tags(self, keys: Sequence[str] = TAG_KEYS) -> list[str]:
@@ -94,13 +94,19 @@ def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list
     return list(dict.fromkeys(found))
 
 
-def read_attempts(path: Path, *, told: bool = False) -> list[Attempt]:
-    """The attempts of one episode file, by order and repeat; [] where it does not exist. `told`: with what a judge is
-    told beside what the workflow returned. Raises UserError for damage."""
-    found: dict[str, Attempt] = {}
+def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptRecord]:
+    """Read the attempts of one episode file, by order and repeat; [] if there is no file.
+
+    Args:
+        judge_inputs: read tool results and the last reply too, which a judge gets besides the workflow's output.
+
+    Raises:
+        UserError: a line is damaged.
+    """
+    found: dict[str, AttemptRecord] = {}
     for number, row in enumerate(read_rows(path), 1):
         try:
-            attempt = attempt_of(row, told=told)
+            attempt = decode_attempt(row, judge_inputs=judge_inputs)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"A line of the record is no episode ({type(error).__name__}: {error}).",
@@ -111,12 +117,12 @@ def read_attempts(path: Path, *, told: bool = False) -> list[Attempt]:
     return sorted(found.values(), key=lambda attempt: (attempt.order, attempt.repeat))
 
 
-def attempt_of(row: dict[str, Any], *, told: bool = False) -> Attempt:
+def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> AttemptRecord:
     """The attempt that an episode's line tells of. Raises KeyError and kin for what is no such line."""
     require_schema(row)
     calls = row["calls"]
     is_delivered = bool(calls) and calls[-1]["finish"] not in UNDELIVERED
-    reply = calls[-1].get("reply") if is_delivered and told else None
+    reply = calls[-1].get("reply") if is_delivered and judge_inputs else None
     failure = Failure(**row["failure"]) if row["failure"] else None
     verdict = decode_verdict(row["verdict"]) if row["verdict"] else None
     task = Task(**row["task"])
@@ -125,7 +131,7 @@ def attempt_of(row: dict[str, Any], *, told: bool = False) -> Attempt:
         order=row.get("order", -1), status=row["status"], ending=row.get("ending", ""), failure=failure,
         verdict=verdict,
     )  # fmt: skip
-    return Attempt(
+    return AttemptRecord(
         uuid=episode.uuid,
         task=task.task_id,
         order=episode.order,
@@ -148,12 +154,12 @@ def attempt_of(row: dict[str, Any], *, told: bool = False) -> Attempt:
         scorer=verdict.scorer if verdict else "",
         parts=dict(verdict.parts) if verdict else {},
         spent=dict(verdict.metrics) if verdict else {},
-        tools=tuple(f"{use['name']}: {use['result']}" for use in row.get("tool_uses", ())) if told else (),
-        said=text_of(row["messages"][reply]) if reply is not None else None,
+        tools=tuple(f"{use['name']}: {use['result']}" for use in row.get("tool_uses", ())) if judge_inputs else (),
+        last_reply=text_of(row["messages"][reply]) if reply is not None else None,
     )
 
 
-def tells_success(attempts: Iterable[Attempt]) -> bool:
+def has_success_verdicts(attempts: Iterable[AttemptRecord]) -> bool:
     """Whether success was judged at all: a reward alone says of no task that it was solved."""
     counted = [attempt for attempt in attempts if not attempt.left_out]
     return any(attempt.judged and not attempt.failure for attempt in counted) or (

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, NamedTuple
 from ajet.config.record_file import has_record_file, open_record_file, read_record_part
 from ajet.record import write_errors
 from ajet.record.bounded_json import next_line, parse_object
-from ajet.record.files import append_lines, heal
+from ajet.record.files import append_lines, cut_partial_line
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import UserError
 
@@ -65,16 +65,16 @@ class LinkedLines(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """The lines as a link has them."""
-        told = {"file": self.file, "first": self.first, "at": self.at, "blob_at": self.blob_at}
-        return told | {"lines": [list(line) for line in self.lines]}
+        entry = {"file": self.file, "first": self.first, "at": self.at, "blob_at": self.blob_at}
+        return entry | {"lines": [list(line) for line in self.lines]}
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> LinkedLines:
+    def of(cls, entry: Mapping[str, Any]) -> LinkedLines:
         """The lines out of a link. Raises KeyError, TypeError, ValueError."""
-        if _EPISODE_FILE.fullmatch(told["file"]) is None:
+        if _EPISODE_FILE.fullmatch(entry["file"]) is None:
             raise ValueError("it names a file that holds no episodes")
-        lines = [LinkedLine(*line) for line in told["lines"]]
-        return cls(told["file"], told["first"], told["at"], told["blob_at"], lines)
+        lines = [LinkedLine(*line) for line in entry["lines"]]
+        return cls(entry["file"], entry["first"], entry["at"], entry["blob_at"], lines)
 
     def places(self) -> Iterator[tuple[LinkedLine, int, int]]:
         """Each line, with where it and its arrays begin."""
@@ -119,7 +119,7 @@ def split_link(line: bytes) -> tuple[bytes, str]:
 
 
 @dataclass(slots=True)
-class Head:
+class ChainHead:
     """The last link."""
 
     links: int = 0
@@ -154,7 +154,7 @@ class Chain:
         return self._head.digest
 
     @property
-    def begun(self) -> bool:
+    def has_links(self) -> bool:
         """Whether there is a link."""
         return self._head.links > 0
 
@@ -182,11 +182,13 @@ class Chain:
             link["earlier"] = self._head.digest
             body = json.dumps(link, ensure_ascii=False)
             digest = link_digest(body.encode(), self._key)
-            head = Head(self._head.links + 1, digest, self._name)
-            heal(self.path)  # else the size that a write which failed is cut to could hold it
+            head = ChainHead(self._head.links + 1, digest, self._name)
+            cut_partial_line(self.path)  # else the size that a write which failed is cut to could hold it
             size = self.path.stat().st_size if self.path.exists() else 0
             try:
-                with write_errors.explained("a link of the chain", self.path.parent, kept="earlier links are whole"):
+                with write_errors.explain_write_errors(
+                    "a link of the chain", self.path.parent, intact="earlier links are whole"
+                ):
                     append_lines(self.path, [f'{body[:-1]}{_OWN.decode()}{digest}"}}'])
                 self._head, self._lines, self._rows = head, [], []
             except BaseException:  # an interrupt too: what may be there whole would be followed by its like
@@ -217,13 +219,13 @@ def has_saved_checkpoint(folder: Path) -> bool:
             return True
 
 
-def last_link(path: Path) -> Head:
+def last_link(path: Path) -> ChainHead:
     """The last link of the chain in `path`; that of an empty one where there is none. Raises UserError for a damaged
     last link."""
     try:
         opened = open_record_file(path)
     except FileNotFoundError:
-        return Head()
+        return ChainHead()
     with opened as file:
         size = end = file.seek(0, os.SEEK_END)
         tail = b""
@@ -231,13 +233,13 @@ def last_link(path: Path) -> Head:
             start = max(0, end - max(1 << 16, size - end))
             file.seek(start)
             tail, end = file.read(size - start), start
-    whole = tail[: tail.rfind(b"\n") + 1]
-    if not whole:
-        return Head()
-    line = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+    complete = tail[: tail.rfind(b"\n") + 1]
+    if not complete:
+        return ChainHead()
+    line = complete[complete.rfind(b"\n", 0, -1) + 1 :]
     try:
         link = parse_object(line)
-        return Head(int(link["link"]), split_link(line)[1], str(link.get("key", "")))
+        return ChainHead(int(link["link"]), split_link(line)[1], str(link.get("key", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"The last link of the chain is damaged ({error}).",

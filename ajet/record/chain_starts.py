@@ -43,8 +43,8 @@ def start_facts(
         "process": {"pid": me.pid, "host": me.host, "started": me.started},
         "backbone": settings.backbone,
         "engine": settings.rollout.engine,
-        "versions": {"ajet": __version__, **_versions()},
-        "files": {name: digest_of(_content(folder / name)) for name in SETTLED if has_record_file(folder / name)},
+        "versions": {"ajet": __version__, **_package_versions()},
+        "files": {name: digest_of(_read_bytes(folder / name)) for name in SETTLED if has_record_file(folder / name)},
     }
     if base is not None:
         facts["from"] = _base(base, own=base.path.parent.resolve() == checkpoints.resolve())
@@ -54,7 +54,7 @@ def start_facts(
 def resume_facts(folder: Path, step: int) -> dict[str, Any]:
     """The facts of a run that goes on after `step`, while what was recorded of later steps is there."""
     facts: dict[str, Any] = {}
-    with _linked(folder) as known:
+    with _open_digest_lookup(folder) as known:
         names = [name for name in list_record_folder(folder / "episodes") if fnmatch(name, f"step-{step}.*jsonl")]
         files = [folder / "episodes" / name for name in names]
         found = [stray for path in files if (stray := _stray_lines(folder, path, known)) is not None]
@@ -69,7 +69,7 @@ def _base(checkpoint: Checkpoint, *, own: bool) -> dict[str, Any]:
     return {"step": checkpoint.step, "digest": checkpoint.digest, "head": checkpoint.chain, "own": own}
 
 
-def _versions() -> dict[str, str]:
+def _package_versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:
         try:
@@ -80,7 +80,7 @@ def _versions() -> dict[str, str]:
 
 
 @contextmanager
-def _linked(folder: Path) -> Iterator[Callable[[str], bool]]:
+def _open_digest_lookup(folder: Path) -> Iterator[Callable[[str], bool]]:
     """A function that says whether a digest stands in the chain."""
     with open_record_file(folder / FILE) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
@@ -88,7 +88,7 @@ def _linked(folder: Path) -> Iterator[Callable[[str], bool]]:
 
 def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
     """The lines at the end of an episode file that no link has; None where there are none."""
-    data = _content(path)
+    data = _read_bytes(path)
     end = at = data.rfind(b"\n") + 1
     while at > 0:
         begin = data.rfind(b"\n", 0, at - 1) + 1
@@ -103,7 +103,7 @@ def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
     return stray_lines(folder, file, len(before) + 1, at, blob["offset"] + blob["length"])
 
 
-def _content(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with open_record_file(path) as file:
         return file.read()
 
@@ -113,8 +113,8 @@ def _stray_rows(path: Path, step: int, known: Callable[[str], bool]) -> list[str
         return []
     with open_record_file(path) as file:
         lines = file.readlines()
-    kept = [line for line, row in zip(lines, read_rows(path), strict=False) if row.get("step", -1) <= step]
+    unlinked = [line for line, row in zip(lines, read_rows(path), strict=False) if row.get("step", -1) <= step]
     found: list[str] = []
-    while kept and not known(digest := digest_of(kept.pop())):
+    while unlinked and not known(digest := digest_of(unlinked.pop())):
         found.insert(0, digest)
     return found

@@ -72,7 +72,7 @@ class Checkpoint:
         the `tensors`."""
         names = [name for name in self.digests if tensors or Path(name).suffix not in TENSORS]
         with ThreadPoolExecutor(READERS) as pool:
-            now = {name: pool.submit(_digest_now, self.path / name) for name in names}
+            now = {name: pool.submit(_current_digest, self.path / name) for name in names}
             wrong = [name for name in names if now[name].result() != self.digests[name]]
         return f"{', '.join(wrong)}: not the bytes that were written" if wrong else ""
 
@@ -87,16 +87,16 @@ class Checkpoint:
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in `path`; None when it is not there or not whole."""
-    found = look_at(path)
+    found = inspect_checkpoint(path)
     return found if isinstance(found, Checkpoint) else None
 
 
-def look_at(path: Path) -> Checkpoint | str:
+def inspect_checkpoint(path: Path) -> Checkpoint | str:
     """The checkpoint in `path`, or why there is no whole one. Reads its `state.json` alone."""
     try:
         content = read_json(path / STATE, LONGEST_LINE)
         step, score, state = content["step"], content["score"], content["state"]
-        told = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
+        is_valid = isinstance(step, int) and isinstance(score, (int, float, type(None))) and isinstance(state, dict)
         digests, files = dict(content["digests"]), dict(content["files"])
         measured = Measurement.from_json(content.get("measured"))
         own, chain = str(content[OWN]), str(content.get("chain", ""))
@@ -104,16 +104,16 @@ def look_at(path: Path) -> Checkpoint | str:
         return f"{STATE} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{STATE} is damaged"
-    if not told or digests.keys() != files.keys() or own != own_digest(content):
+    if not is_valid or digests.keys() != files.keys() or own != digest_state(content):
         return f"{STATE} is damaged"
-    wrong = [why for name, size in files.items() if (why := _other_size(path, str(name), size))]
+    wrong = [why for name, size in files.items() if (why := _describe_size_mismatch(path, str(name), size))]
     return "; ".join(wrong) if wrong else Checkpoint(path, step, score, state, measured, digests, own, chain)
 
 
-def examined(path: Path, *, tensors: bool = True) -> Checkpoint | str:
+def verify_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint | str:
     """The checkpoint in `path`, its files what was written, or why it is not sound. Reads all of them, or all but the
     `tensors`."""
-    found = look_at(path)
+    found = inspect_checkpoint(path)
     return found if isinstance(found, str) else found.damage(tensors=tensors) or found
 
 
@@ -123,15 +123,17 @@ def require_sound(folder: Path, *, tensors: bool = True) -> None:
     refuse_special_files(folder, links=len(split_record_path(folder)[1]) < 2)
     if not (folder / STATE).exists():
         return
-    found = examined(folder, tensors=tensors)
-    if isinstance(found, str) and _is_ours(folder):
-        raise refusal(folder, found)
+    found = verify_checkpoint(folder, tensors=tensors)
+    if isinstance(found, str) and _is_ajet_checkpoint(folder):
+        raise damaged_checkpoint_error(folder, found)
 
 
-def refusal(folder: Path, why: str) -> UserError:
+def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
     """The screen for a checkpoint that cannot be loaded; reads those beside it, to say which of them can."""
-    beside = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
-    sound = [path.name for path in beside if NAME.fullmatch(path.name) and isinstance(examined(path), Checkpoint)]
+    others = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
+    sound = [
+        path.name for path in others if NAME.fullmatch(path.name) and isinstance(verify_checkpoint(path), Checkpoint)
+    ]
     return UserError(
         f"The checkpoint {folder.name} is damaged: {why}.",
         where=str(folder),
@@ -148,18 +150,18 @@ def step_of(path: Path) -> int:
     return int(found[1]) if found else -1
 
 
-def own_digest(content: dict[str, Any]) -> str:
+def digest_state(content: dict[str, Any]) -> str:
     """The digest of a `state.json` without its key for it."""
     others = {name: value for name, value in content.items() if name != OWN}
     return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def digests_begun(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) -> dict[str, Future[str]]:
+def submit_digests(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str]) -> dict[str, Future[str]]:
     """The digests of files that have just been written, being taken."""
-    return {name: pool.submit(digest_of, folder / name) for name in names}
+    return {name: pool.submit(digest_file, folder / name) for name in names}
 
 
-def digest_of(path: Path) -> str:
+def digest_file(path: Path) -> str:
     """BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
     with open_record_file(path) as file:
@@ -168,18 +170,18 @@ def digest_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _digest_now(path: Path) -> str:
+def _current_digest(path: Path) -> str:
     about = path.lstat()
-    return _remembered(path, about.st_size, about.st_mtime_ns)
+    return _cached_digest(path, about.st_size, about.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)
-def _remembered(path: Path, size: int, changed: int) -> str:
+def _cached_digest(path: Path, size: int, changed: int) -> str:
     """A process loads tokenizer, settings and weights of one folder after another: each file is read once for it."""
-    return digest_of(path)
+    return digest_file(path)
 
 
-def _other_size(folder: Path, name: str, size: int) -> str:
+def _describe_size_mismatch(folder: Path, name: str, size: int) -> str:
     place = Path(name)
     if place.is_absolute() or ".." in place.parts:
         return f"{STATE} names {name!r}, which is not in it"
@@ -192,7 +194,7 @@ def _other_size(folder: Path, name: str, size: int) -> str:
     return "" if found == size else f"{name} has {found} bytes, not {size}"
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_ajet_checkpoint(folder: Path) -> bool:
     """Whether a damaged `state.json` is a checkpoint's, wherever it was copied to: other programs have files of that
     name, too."""
     try:

@@ -27,13 +27,13 @@ from ajet.record.checkpoint import (
     READERS,
     STATE,
     Checkpoint,
-    digests_begun,
-    examined,
-    look_at,
-    own_digest,
+    damaged_checkpoint_error,
+    digest_state,
+    inspect_checkpoint,
     read_checkpoint,
-    refusal,
     step_of,
+    submit_digests,
+    verify_checkpoint,
 )
 from ajet.record.files import apply_umask, sync_folder, sync_tree, write_atomically
 from ajet.record.held_out import Measurement
@@ -66,7 +66,7 @@ class Checkpoints:
 
     def all(self) -> list[Checkpoint]:
         """Complete checkpoints, by step."""
-        found = [read_checkpoint(path) for path in self._named()]
+        found = [read_checkpoint(path) for path in self._step_folders()]
         return sorted((checkpoint for checkpoint in found if checkpoint), key=lambda checkpoint: checkpoint.step)
 
     def latest(self) -> Checkpoint | None:
@@ -81,30 +81,30 @@ class Checkpoints:
     def require_whole(self, *, above: int = -1) -> None:
         """For who chooses one to load. Raises UserError where one of a step beyond `above` is not complete: another
         would be taken in its place."""
-        for path in self._named():
-            found = look_at(path) if step_of(path) > above else None
+        for path in self._step_folders():
+            found = inspect_checkpoint(path) if step_of(path) > above else None
             if isinstance(found, str) and path.exists():  # a live run removes old ones meanwhile
-                raise refusal(path, found)
+                raise damaged_checkpoint_error(path, found)
 
     def sound(self) -> Checkpoint | None:
         """The latest whose files are all what was written; None when there is none at all. Raises UserError when there
         are some and every one is damaged."""
-        for path in sorted(self._named(), key=step_of, reverse=True):
-            found = examined(path)
+        for path in sorted(self._step_folders(), key=step_of, reverse=True):
+            found = verify_checkpoint(path)
             if isinstance(found, Checkpoint):
                 return found
             self.damaged[path] = found
         if self.damaged:
-            raise _unsound(self.damaged)
+            raise _no_sound_checkpoint_error(self.damaged)
         return None
 
     def set_damaged_aside(self) -> None:
         """What was passed over is kept under another name, so that nothing takes it for a checkpoint any more."""
         for path in self.damaged:
             number = 1
-            while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+            while (renamed := path.with_name(f"{path.name}.damaged-{number}")).exists():
                 number += 1
-            os.replace(path, aside)
+            os.replace(path, renamed)
         self.damaged.clear()
 
     def best(self) -> Checkpoint | None:
@@ -120,9 +120,9 @@ class Checkpoints:
     def at(self, path: Path) -> Checkpoint:
         """The checkpoint in `path`, or the latest sound one of the run folder `path`. Raises UserError when there is
         none, or when it is damaged."""
-        found = examined(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else None
+        found = verify_checkpoint(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else None
         if isinstance(found, str):
-            raise _unsound({path: found})
+            raise _no_sound_checkpoint_error({path: found})
         for folder in (path / "checkpoints", path):
             if found is None:
                 those = Checkpoints(folder)
@@ -157,67 +157,67 @@ class Checkpoints:
         if self.chain is not None:
             self.chain.commit_noted(step)
             content["chain"] = self.chain.head
-        aside = self.folder / f".step-{step}.partial"
-        shutil.rmtree(aside, ignore_errors=True)
+        partial = self.folder / f".step-{step}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
         latest = self.latest()
-        kept = f"the run is safe up to step {latest.step}" if latest else "there is no earlier checkpoint"
+        intact = f"the run is safe up to step {latest.step}" if latest else "there is no earlier checkpoint"
         on = ": it continues from the last complete checkpoint" if latest else ""
         try:
-            with write_errors.explained(
-                f"the checkpoint of step {step}", self.folder, kept=kept, room=ROOM, elsewhere="", then=on
+            with write_errors.explain_write_errors(
+                f"the checkpoint of step {step}", self.folder, intact=intact, room=ROOM, other_folder="", then=on
             ):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                aside.mkdir()
-                write(aside)
-                apply_umask(aside)
-                digest = self._complete(aside, content)
+                partial.mkdir()
+                write(partial)
+                apply_umask(partial)
+                digest = self._write_state(partial, content)
                 if self.chain is not None and (self.folder / f"step-{step}").exists():
                     self.chain.commit("saving", step, checkpoint=digest)  # killed after this, either one may be there
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
-        path = self._publish(aside, step)
+        path = self._publish_checkpoint(partial, step)
         outlived = self.outlived()
         if self.chain is not None:
             staying = {str(each.step): each.digest for each in self.all() if each not in outlived}
             self.chain.commit("checkpoint", step, checkpoint=staying[str(step)], kept=staying)
-        self._remove(outlived)
+        self._remove_checkpoints(outlived)
         return path
 
     def clean(self) -> None:
         """Undo what an interrupted `save` left: a replaced checkpoint gets its name back, partial ones go."""
-        for path in self._matching(".step-*.replaced"):
+        for path in self._list_matching(".step-*.replaced"):
             named = self.folder / path.name[1:].removesuffix(".replaced")
             if named.exists():
                 shutil.rmtree(path)
             else:
                 os.replace(path, named)
-        for path in [*self._matching(".step-*.partial"), *self._matching(".step-*.pruned")]:
+        for path in [*self._list_matching(".step-*.partial"), *self._list_matching(".step-*.pruned")]:
             shutil.rmtree(path)
 
-    def _named(self) -> list[Path]:
-        return [path for path in self._matching("step-*") if NAME.fullmatch(path.name)]
+    def _step_folders(self) -> list[Path]:
+        return [path for path in self._list_matching("step-*") if NAME.fullmatch(path.name)]
 
-    def _matching(self, pattern: str) -> list[Path]:
+    def _list_matching(self, pattern: str) -> list[Path]:
         return [self.folder / name for name in list_record_folder(self.folder) if fnmatch(name, pattern)]
 
-    def _complete(self, aside: Path, content: dict[str, Any]) -> str:
+    def _write_state(self, partial: Path, content: dict[str, Any]) -> str:
         """Its digest. Those of its files are taken while the disk is waited for, of bytes that still lie in memory."""
-        files = {str(path.relative_to(aside)): path.stat().st_size for path in aside.rglob("*") if path.is_file()}
+        files = {str(path.relative_to(partial)): path.stat().st_size for path in partial.rglob("*") if path.is_file()}
         with ThreadPoolExecutor(READERS) as pool:
-            digests = digests_begun(pool, aside, files)
-            sync_tree(aside)
+            digests = submit_digests(pool, partial, files)
+            sync_tree(partial)
             taken = {name: future.result() for name, future in digests.items()}
-        whole = json.loads(json.dumps({**content, "saved": time.time(), "files": files, "digests": taken}))
-        digest = own_digest(whole)
-        write_atomically(aside / STATE, json.dumps({**whole, OWN: digest}, indent=1) + "\n", sync=True)
+        complete = json.loads(json.dumps({**content, "saved": time.time(), "files": files, "digests": taken}))
+        digest = digest_state(complete)
+        write_atomically(partial / STATE, json.dumps({**complete, OWN: digest}, indent=1) + "\n", sync=True)
         return digest
 
-    def _publish(self, aside: Path, step: int) -> Path:
+    def _publish_checkpoint(self, partial: Path, step: int) -> Path:
         path, replaced = self.folder / f"step-{step}", self.folder / f".step-{step}.replaced"
         if path.exists():
             os.replace(path, replaced)
-        os.replace(aside, path)
+        os.replace(partial, path)
         sync_folder(self.folder)
         shutil.rmtree(replaced, ignore_errors=True)
         return path
@@ -227,14 +227,14 @@ class Checkpoints:
         best = self.best() if self._keep_best else None
         return [each for each in self.all()[: -self._keep] if best is None or each.step != best.step]
 
-    def _remove(self, checkpoints: Iterable[Checkpoint]) -> None:
+    def _remove_checkpoints(self, checkpoints: Iterable[Checkpoint]) -> None:
         for checkpoint in checkpoints:
             going = self.folder / f".{checkpoint.path.name}.pruned"
             os.replace(checkpoint.path, going)
             shutil.rmtree(going)
 
 
-def _unsound(damaged: dict[Path, str]) -> UserError:
+def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
     rows = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
     return UserError(
         f"There is no sound checkpoint to continue from: {rows}.",
@@ -249,8 +249,8 @@ def checkpoints_of(folder: Path) -> Checkpoints:
     from ajet.config import recorded_tree
 
     file = folder / "resolved.yaml"
-    told: Any = recorded_tree(file) if os.path.lexists(file) else {}
+    value: Any = recorded_tree(file) if os.path.lexists(file) else {}
     for name in ("ajet", "trainer_common", "checkpoint_base_dir"):
-        told = told.get(name) if isinstance(told, dict) else None
-    told_of = checkpoints_folder(folder, told if isinstance(told, str) else None)
-    return Checkpoints(told_of if told_of.is_dir() else checkpoints_folder(folder, None))
+        value = value.get(name) if isinstance(value, dict) else None
+    configured = checkpoints_folder(folder, value if isinstance(value, str) else None)
+    return Checkpoints(configured if configured.is_dir() else checkpoints_folder(folder, None))

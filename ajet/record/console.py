@@ -28,7 +28,7 @@ WIDEST_COLUMN = 24
 """A first column up to this stays free below itself."""
 
 
-def harmless(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """`text` without characters that a terminal would obey."""
     return _OBEYED.sub("�", text)
 
@@ -67,7 +67,7 @@ def keep_pairs(line: str) -> str:
     return _IN_PAIR.sub(NO_BREAK, line) if console.is_terminal else line
 
 
-class Screen(Console):
+class SafeConsole(Console):
     """A console that obeys nobody but the program."""
 
     def _check_buffer(self) -> None:
@@ -85,28 +85,28 @@ class Screen(Console):
             if segment.control or not _OBEYED.search(segment.text):
                 yield segment
             else:
-                yield Segment(harmless(segment.text), segment.style)
+                yield Segment(replace_control_characters(segment.text), segment.style)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
         """See rich; with `soft_wrap` a terminal gets lines that end between words."""
         soft = self.soft_wrap if soft_wrap is None else soft_wrap
         if soft and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str | Text):
-            said = objects[0]
-            text = said if isinstance(said, Text) else self.render_str(said, markup=how.get("markup"))
-            objects = (between_words(text, self.width),)
+            first = objects[0]
+            text = first if isinstance(first, Text) else self.render_str(first, markup=how.get("markup"))
+            objects = (wrap_between_words(text, self.width),)
         super().print(*objects, soft_wrap=soft_wrap, **how)
 
 
-def between_words(text: Text, width: int) -> Text:
+def wrap_between_words(text: Text, width: int) -> Text:
     """`text` with each line that is wider than `width` columns gone on with below, under its first column or two to the
     right of its start; a line with a command in it is left whole, as is a word that is wider. No-break spaces are
     printed as spaces."""
-    found = Text("\n").join(_within(line, width) for line in text.split("\n", allow_blank=True))
+    found = Text("\n").join(_wrap_line(line, width) for line in text.split("\n", allow_blank=True))
     found.plain = found.plain.replace(NO_BREAK, " ")
     return found
 
 
-def _within(line: Text, width: int) -> Text:
+def _wrap_line(line: Text, width: int) -> Text:
     if line.cell_len <= width or _COMMAND.search(line.plain):
         return line
     column = _COLUMN.match(line.plain)
@@ -123,7 +123,7 @@ def _within(line: Text, width: int) -> Text:
     return Text(f"\n{' ' * below}").join([first, *(piece[len(piece) - len(piece.plain.lstrip()) :] for piece in rest)])
 
 
-console = Screen(highlight=False)
+console = SafeConsole(highlight=False)
 """Standard output: results, tables, bars."""
 
 

@@ -31,26 +31,26 @@ BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 Points = list[tuple[float, float]]
 
 
-def points(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
+def collect_points(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
     """(step, value) of one number, where it was recorded and finite."""
     return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
 
 
-def smoothed(series: Points) -> Points:
+def smooth_points(series: Points) -> Points:
     """Exponential mean over the steps, corrected for its start (Kingma & Ba 2015, section 3)."""
-    kept: Points = []
+    smooth: Points = []
     weight = total = 0.0
     for index, (step, value) in enumerate(series):
         gap = step - series[index - 1][0] if index else 1
         keep = 0.5 ** (gap / HALF_LIFE_STEPS)
         total = keep * total + (1 - keep) * value
         weight = keep * weight + (1 - keep)
-        kept.append((step, total / weight))
-    return kept
+        smooth.append((step, total / weight))
+    return smooth
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class MetricCurve:
     """One number over the steps."""
 
     points: Points
@@ -60,25 +60,25 @@ class Course:
     """How far its 95 % interval goes below and above each point; None where no interval was recorded."""
 
 
-def training_course(rows: Sequence[Mapping[str, Any]]) -> Course:
+def training_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
     """What was trained on: success over all attempts where the reward is nothing else, so that failing does not look
     like getting better; otherwise the reward of the scored ones. Where replies were given: the loss. Since the judge
     changed last."""
     if any("train/rows" in row for row in rows):
-        return Course(points(rows, "loss"), "training loss")
+        return MetricCurve(collect_points(rows, "loss"), "training loss")
     rows, since = _of_last_judge(rows)
     played = [row for row in rows if "train/reward" in row or "train/success_rate" in row]
     if played and all(_reward_is_success(row) for row in played):
-        return Course(points(rows, "train/success_rate"), f"training success, of all attempts{since}")
+        return MetricCurve(collect_points(rows, "train/success_rate"), f"training success, of all attempts{since}")
     some_failed = any(row.get("train/scored", 0) < row.get("train/episodes", 0) for row in played)
     of = ", of scored attempts" if some_failed else ""
-    return Course(points(rows, "train/reward"), f"training reward{of}{since}")
+    return MetricCurve(collect_points(rows, "train/reward"), f"training reward{of}{since}")
 
 
-def held_out_course(rows: Sequence[Mapping[str, Any]]) -> Course:
+def held_out_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
     """The values of validations since the judge changed last, with their intervals."""
     if any("validation/rows" in row for row in rows):
-        return Course(points(rows, "validation/loss"), "held-out loss")
+        return MetricCurve(collect_points(rows, "validation/loss"), "held-out loss")
     rows, since = _of_last_judge(rows)
     measured = [row for row in rows if row.get("validation/tasks") or row.get("validation/reward") is not None]
     if measured and all(row.get("validation/success_rate") is not None for row in measured):
@@ -86,9 +86,9 @@ def held_out_course(rows: Sequence[Mapping[str, Any]]) -> Course:
     else:
         name, kind = "validation/reward", "reward"
         measured = [row for row in measured if row.get(name) is not None]
-    reaches = [reach for row in measured if (reach := _reach(row, name)) is not None]
+    reaches = [reach for row in measured if (reach := _interval_reach(row, name)) is not None]
     errors = ([low for low, _ in reaches], [high for _, high in reaches]) if len(reaches) == len(measured) else None
-    return Course(points(measured, name), f"held-out {kind}{_scored(measured)}{since}", errors)
+    return MetricCurve(collect_points(measured, name), f"held-out {kind}{_describe_scored(measured)}{since}", errors)
 
 
 def _of_last_judge(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
@@ -117,7 +117,7 @@ def _reward_is_success(row: Mapping[str, Any]) -> bool:
     return rate is not None and abs(rewards - rate * counted) < 1e-6 * max(1, counted)
 
 
-def _reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
+def _interval_reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
     """The distance of a validation's 95 % interval below and above its value."""
     if name == "validation/success_rate":
         low, high = row.get("validation/success_low"), row.get("validation/success_high")
@@ -126,7 +126,7 @@ def _reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | None:
     return None if error is None else (error, error)
 
 
-def _scored(measured: Sequence[Mapping[str, Any]]) -> str:
+def _describe_scored(measured: Sequence[Mapping[str, Any]]) -> str:
     """The number of scored attempts and of all, where that is known; the fewest and the most."""
     known = [row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")]
     if not known:
@@ -137,11 +137,11 @@ def _scored(measured: Sequence[Mapping[str, Any]]) -> str:
     return f" ({least if least == most else f'{least} to {most}'} of {of} scored)"
 
 
-def text_curve(training: Course, held_out: Course, *, width: int = WIDTH, height: int = 10) -> str:
+def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WIDTH, height: int = 10) -> str:
     """The smoothed course of training as a line of braille dots and each validation as `o`; [height] lines and an axis
     below a line that says what is what."""
     validation = held_out.points
-    line = smoothed(training.points)
+    line = smooth_points(training.points)
     everything = line + validation
     left, right = min(x for x, _ in everything), max(x for x, _ in everything)
     low, high = min(y for _, y in everything), max(y for _, y in everything)
@@ -189,7 +189,7 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
     axes = figure.add_subplot()
     if training.points:
         axes.plot(*zip(*training.points, strict=True), ".", color="#9db8d9", markersize=5, label=training.label)
-        axes.plot(*zip(*smoothed(training.points), strict=True), color="#2a5f9e", linewidth=2, label="smoothed")
+        axes.plot(*zip(*smooth_points(training.points), strict=True), color="#2a5f9e", linewidth=2, label="smoothed")
     if held_out.points:
         label = held_out.label + (", 95 % interval" if held_out.errors else "")
         steps, values = zip(*held_out.points, strict=True)
@@ -199,7 +199,7 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
         )  # fmt: skip
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel("training step")
-    axes.set_ylabel(_quantity(training, held_out))
+    axes.set_ylabel(_axis_label(training, held_out))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
@@ -207,7 +207,7 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
     figure.savefig(path)
 
 
-def _quantity(*drawn: Course) -> str:
+def _axis_label(*drawn: MetricCurve) -> str:
     """The name of what the axis of values counts."""
     if any("loss" in each.label for each in drawn if each.points):
         return "loss"
@@ -257,14 +257,14 @@ class NotebookCurve:
         last = max((int(row["step"]) for row in self._rows), default=0)
         of = f"step {last}" + (f" of {self._steps}" if self._steps else "")
         words = " · ".join(html.escape(text) for text in (self._title, of, under_way) if text)
-        picture = svg(training_course(self._rows), held_out_course(self._rows))
+        picture = render_svg(training_course(self._rows), held_out_course(self._rows))
         self._show(f"<b>{words}</b><br>{picture}<pre>{html.escape(self._line)}</pre>")
 
 
-def svg(training: Course, held_out: Course) -> str:
+def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
     """The smoothed course of training as a line and each validation as a dot with its interval; empty without a
     point."""
-    line, dots = smoothed(training.points), held_out.points
+    line, dots = smooth_points(training.points), held_out.points
     everything = line + dots
     if not everything:
         return ""

@@ -37,7 +37,7 @@ CALL_PLAIN = (
     *("index", "agent", "target", "trained", "parent", "prefix", "finish", "tools", "reply", "fork"),
     *("temperature", "started", "ended", "error", "extra"),
 )
-CALL_SELDOM = ("stop", "rejected", "resumed", "turned_down")
+CALL_OPTIONAL = ("stop", "rejected", "resumed", "turned_down")
 """Of most calls the default: only in the lines of the others."""
 EPISODE_PLAIN = (
     *("uuid", "repeat", "step", "split", "group", "order", "run", "status", "ending", "messages", "tools"),
@@ -51,7 +51,7 @@ DEFAULTS = Terms()
 DAY_S = 24 * 3600
 
 
-class _Arrays:
+class _ArrayWriter:
     """Collects arrays of the two kinds; `ints` and `floats` answer where each went."""
 
     def __init__(self) -> None:
@@ -59,12 +59,12 @@ class _Arrays:
         self.sizes = {"ints": 0, "floats": 0}
 
     def ints(self, array: np.ndarray[Any, Any]) -> list[int]:
-        return self._add("ints", np.asarray(array, dtype="<i4"))
+        return self._append_array("ints", np.asarray(array, dtype="<i4"))
 
     def floats(self, array: np.ndarray[Any, Any]) -> list[int]:
-        return self._add("floats", np.asarray(array, dtype="<f4"))
+        return self._append_array("floats", np.asarray(array, dtype="<f4"))
 
-    def _add(self, kind: str, array: np.ndarray[Any, Any]) -> list[int]:
+    def _append_array(self, kind: str, array: np.ndarray[Any, Any]) -> list[int]:
         start = self.sizes[kind]
         self._parts[kind].append(array)
         self.sizes[kind] = start + len(array)
@@ -76,7 +76,7 @@ class _Arrays:
 
 def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, Any], bytes]:
     """The line's content (without where the blob lies) and the blob. `outcome` None: no step has taken it."""
-    arrays = _Arrays()
+    arrays = _ArrayWriter()
     row: dict[str, Any] = {"schema": SCHEMA}
     row |= {name: getattr(episode, name) for name in EPISODE_PLAIN}
     row["task"] = episode.task.model_dump()
@@ -91,8 +91,8 @@ def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, 
         row["tool_uses"] = encode_uses(episode.tool_uses)
     if outcome is not None:
         row["outcome"] = {name: getattr(outcome, name) for name in _OUTCOME} | {"untrained": dict(outcome.untrained)}
-        told = {name: getattr(outcome, name) for name in OUTCOME_FLOATS}
-        row["outcome"] |= {name: arrays.floats(array) for name, array in told.items() if array is not None}
+        optional = {name: getattr(outcome, name) for name in OUTCOME_FLOATS}
+        row["outcome"] |= {name: arrays.floats(array) for name, array in optional.items() if array is not None}
     row["calls"] = [_encode_call(call, arrays) for call in episode.calls]
     row["timelines"] = [_encode_timeline(timeline, episode.calls, arrays) for timeline in episode.timelines]
     row["arrays"] = dict(arrays.sizes)
@@ -103,9 +103,9 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
     """The episode of a line and its blob. Raises UserError for a line of another schema."""
     require_schema(row)
     counts = row["arrays"]
-    ints = _Stored(np.frombuffer(blob, dtype="<i4", count=counts["ints"]))
-    floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
-    _check(row)
+    ints = _ArrayReader(np.frombuffer(blob, dtype="<i4", count=counts["ints"]))
+    floats = _ArrayReader(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
+    _check_fields(row)
     calls = [_decode_call(call, ints, floats) for call in row["calls"]]
     _check_lengths(row["timelines"], calls)
     episode = Episode(
@@ -119,8 +119,8 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
         calls=calls,
         timelines=[_decode_timeline(timeline, calls, ints, floats) for timeline in row["timelines"]],
     )
-    if (said := row.get("policy", [])) != list(episode.policy or ()):
-        raise ValueError(f"its policy versions are said to be {said}, and its calls say otherwise")
+    if (recorded := row.get("policy", [])) != list(episode.policy or ()):
+        raise ValueError(f"its policy versions are said to be {recorded}, and its calls say otherwise")
     return episode
 
 
@@ -137,11 +137,11 @@ def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
         return NO_OUTCOME
     counts, outcome = row["arrays"], Outcome(**{name: found[name] for name in _OUTCOME})
     if any(name in found for name in OUTCOME_FLOATS):
-        floats = _Stored(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
-        told: dict[str, Any] = {
-            name: floats.part(found[name]).astype(np.float32) for name in OUTCOME_FLOATS if name in found
+        floats = _ArrayReader(np.frombuffer(blob, dtype="<f4", offset=4 * counts["ints"], count=counts["floats"]))
+        optional: dict[str, Any] = {
+            name: floats.take_span(found[name]).astype(np.float32) for name in OUTCOME_FLOATS if name in found
         }
-        outcome = replace(outcome, **told)
+        outcome = replace(outcome, **optional)
     if not isinstance(outcome.untrained, dict) or not isinstance(outcome.advantage, (int, float, type(None))):
         raise ValueError("its outcome is none")
     return outcome
@@ -150,13 +150,13 @@ def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
 _OUTCOME = tuple(each.name for each in fields(Outcome) if each.name not in OUTCOME_FLOATS)
 
 
-class _Stored:
+class _ArrayReader:
     """An array of which each number belongs to one field, as the encoder lays them out."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array, self._left = array, len(array)
 
-    def part(self, span: Sequence[int]) -> np.ndarray[Any, Any]:
+    def take_span(self, span: Sequence[int]) -> np.ndarray[Any, Any]:
         start, stop = span
         if not 0 <= start <= stop <= len(self._array) or stop - start > self._left:
             raise ValueError(f"{start} to {stop} is no part of its arrays, or one that another field has")
@@ -173,7 +173,7 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def _check(row: dict[str, Any]) -> None:
+def _check_fields(row: dict[str, Any]) -> None:
     """Raises ValueError for fields of other kinds than an episode has, and calls that go on from later ones or name
     messages that are not there."""
     for name, kind in _KINDS.items():
@@ -234,11 +234,11 @@ def leaf_calls(calls: Sequence[Call]) -> list[int]:
     return [at for at, call in enumerate(calls) if at not in inner and len(call.suffix_ids) + call.prefix]
 
 
-def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
+def _encode_call(call: Call, arrays: _ArrayWriter) -> dict[str, Any]:
     row = {name: getattr(call, name) for name in CALL_PLAIN}
     row["messages"] = list(call.messages)
     row["versions"] = [list(run) for run in call.versions]
-    row |= {name: value for name in CALL_SELDOM if (value := getattr(call, name)) not in (None, 0)}
+    row |= {name: value for name in CALL_OPTIONAL if (value := getattr(call, name)) not in (None, 0)}
     row |= {"checks": list(call.checks)} if call.checks else {}
     if call.terms != DEFAULTS:
         row["terms"] = {k: v for k, v in asdict(call.terms).items() if v != getattr(DEFAULTS, k)}
@@ -249,37 +249,37 @@ def _encode_call(call: Call, arrays: _Arrays) -> dict[str, Any]:
     return row
 
 
-def _decode_call(row: dict[str, Any], ints: _Stored, floats: _Stored) -> Call:
+def _decode_call(row: dict[str, Any], ints: _ArrayReader, floats: _ArrayReader) -> Call:
     known: dict[str, Any] = {name: row[name] for name in CALL_PLAIN}
-    known |= {name: row[name] for name in CALL_SELDOM if name in row}
+    known |= {name: row[name] for name in CALL_OPTIONAL if name in row}
     known["messages"] = tuple(row["messages"])
     known["versions"] = tuple(VersionRun(*run) for run in row["versions"])
     known["checks"] = tuple(row.get("checks", ()))
-    known["terms"] = _terms(row.get("terms", {}))
-    known |= {name: ints.part(row[name]).astype(np.int32) for name in CALL_IDS}
-    known |= {name: floats.part(row[name]).astype(np.float32) for name in CALL_FLOATS}
+    known["terms"] = _decode_terms(row.get("terms", {}))
+    known |= {name: ints.take_span(row[name]).astype(np.int32) for name in CALL_IDS}
+    known |= {name: floats.take_span(row[name]).astype(np.float32) for name in CALL_FLOATS}
     if "teacher" in row:
-        known["teacher"] = floats.part(row["teacher"]).astype(np.float32)
+        known["teacher"] = floats.take_span(row["teacher"]).astype(np.float32)
     return Call(**known)
 
 
-def _terms(told: dict[str, Any]) -> Terms:
-    if raw := told.get("raw_prompt"):
-        told = told | {"raw_prompt": RawPrompt(raw["text"], raw["after"])}
-    return Terms(**told)
+def _decode_terms(terms: dict[str, Any]) -> Terms:
+    if raw := terms.get("raw_prompt"):
+        terms = terms | {"raw_prompt": RawPrompt(raw["text"], raw["after"])}
+    return Terms(**terms)
 
 
-def _encode_timeline(timeline: Timeline, calls: Sequence[Call], arrays: _Arrays) -> dict[str, Any]:
+def _encode_timeline(timeline: Timeline, calls: Sequence[Call], arrays: _ArrayWriter) -> dict[str, Any]:
     row: dict[str, Any] = {"leaf": timeline.leaf, "agent": timeline.agent, "target": timeline.target}
     row["spans"] = [list(span) for span in timeline.spans]
-    if _same(timeline, rebuild(calls, timeline.leaf, timeline.agent, timeline.target, timeline.spans)):
+    if _has_equal_arrays(timeline, rebuild(calls, timeline.leaf, timeline.agent, timeline.target, timeline.spans)):
         return row
     row |= {name: arrays.ints(getattr(timeline, name)) for name in ("ids", "mask", "versions")}
     row |= {name: arrays.floats(getattr(timeline, name)) for name in CALL_FLOATS}
     return row
 
 
-def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _Stored, floats: _Stored) -> Timeline:
+def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _ArrayReader, floats: _ArrayReader) -> Timeline:
     spans = tuple(SampledSpan(*span) for span in row["spans"])
     if "ids" not in row:
         return rebuild(calls, row["leaf"], row["agent"], row["target"], spans)
@@ -287,11 +287,11 @@ def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _Stored, 
         row["leaf"],
         row["agent"],
         row["target"],
-        ids=ints.part(row["ids"]).astype(np.int32),
-        mask=ints.part(row["mask"]).astype(np.bool_),
-        logprobs=floats.part(row["logprobs"]).astype(np.float32),
-        logprobs_unit=floats.part(row["logprobs_unit"]).astype(np.float32),
-        versions=ints.part(row["versions"]).astype(np.int32),
+        ids=ints.take_span(row["ids"]).astype(np.int32),
+        mask=ints.take_span(row["mask"]).astype(np.bool_),
+        logprobs=floats.take_span(row["logprobs"]).astype(np.float32),
+        logprobs_unit=floats.take_span(row["logprobs_unit"]).astype(np.float32),
+        versions=ints.take_span(row["versions"]).astype(np.int32),
         spans=spans,
         adapter=calls[row["leaf"]].terms.adapter,
     )
@@ -324,7 +324,7 @@ def _lowest_versions(call: Call) -> Ids:
     return versions
 
 
-def _same(one: Timeline, other: Timeline) -> bool:
+def _has_equal_arrays(one: Timeline, other: Timeline) -> bool:
     names = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
     return all(
         len(getattr(one, name)) == len(getattr(other, name))

@@ -21,7 +21,7 @@ from ajet.config.record_file import has_record_file, list_record_folder, open_re
 from ajet.record import write_errors
 from ajet.record.chain import Chain, LinkedLine, LinkedLines, digest_of, linked_line
 from ajet.record.episode_codec import MOST_NUMBERS, decode, decode_outcome, decode_tool_uses, encode
-from ajet.record.files import append_lines, heal, read_rows, sync_folder
+from ajet.record.files import append_lines, cut_partial_line, read_rows, sync_folder
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import UserError
@@ -63,10 +63,12 @@ class EpisodeFiles:
         """Append episodes to a step, with their `outcomes` by uuid. `notes`: by uuid, further keys of the lines,
         of which each then ends with a digest of itself and its arrays. On return they are on the disk. Raises UserError
         when it is full."""
-        with write_errors.explained(f"the episodes of step {step}", self.folder.parent, kept="earlier steps are whole"):
+        with write_errors.explain_write_errors(
+            f"the episodes of step {step}", self.folder.parent, intact="earlier steps are whole"
+        ):
             self.folder.mkdir(exist_ok=True)
             path = self.path(step, split)
-            heal(path)
+            cut_partial_line(path)
             size = path.stat().st_size if path.exists() else 0
             left, end, count = self._ends.get(path, (-1, 0, 0))
             if left != size:
@@ -151,12 +153,12 @@ def read_recorded(path: Path) -> Iterator[tuple[Episode, Outcome]]:
     rows = list(read_rows(path))
     if not rows:
         return
-    with arrays_of(path) as blobs:
+    with open_arrays(path) as blobs:
         for number, row in enumerate(rows, 1):
-            yield recorded_of(row, blobs, f"{path}:{number}")
+            yield decode_recorded(row, blobs, f"{path}:{number}")
 
 
-def arrays_of(path: Path) -> BinaryIO:
+def open_arrays(path: Path) -> BinaryIO:
     """The file of the arrays of a line file, opened. Raises UserError where it is gone."""
     try:
         return open_record_file(path.with_suffix(".bin"))
@@ -168,11 +170,11 @@ def arrays_of(path: Path) -> BinaryIO:
         ) from error
 
 
-def recorded_of(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episode, Outcome]:
+def decode_recorded(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episode, Outcome]:
     """The episode of a line whose arrays lie in `blobs`, and what became of it. Raises UserError for whatever is
     damaged in it, before it costs more memory than an episode takes."""
-    with _whole(where):
-        blob = _unpacked(row, blobs, where)
+    with _explain_damage(where):
+        blob = _read_arrays(row, blobs, where)
         return decode(row, blob), decode_outcome(row, blob)
 
 
@@ -191,17 +193,17 @@ def _digest_line(line: bytes, arrays: bytes) -> str:
     return digest_of(b"\n".join((line, arrays)))  # a line holds no newline, so no two bodies are equal
 
 
-def recorded_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:
+def read_tool_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:
     """For each episode of one line file: its task, which repeat it is, and its tool uses. Its arrays are not read.
     Raises UserError for damage."""
     for number, row in enumerate(read_rows(path), 1):
-        with _whole(f"{path}:{number}"):
+        with _explain_damage(f"{path}:{number}"):
             uses = decode_tool_uses(row)
         yield uses
 
 
 @contextlib.contextmanager
-def _whole(where: str) -> Iterator[None]:
+def _explain_damage(where: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, zlib.error) as error:
@@ -211,7 +213,7 @@ def _whole(where: str) -> Iterator[None]:
         ) from error
 
 
-def _unpacked(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
+def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
     place, counts = row["blob"], row["arrays"]
     numbers = counts["ints"] + counts["floats"]
     if min(counts["ints"], counts["floats"], place["offset"], place["length"]) < 0 or numbers > MOST_NUMBERS:
@@ -245,7 +247,7 @@ class EpisodeWriter:
         self._files, self._step, self._split = files, step, split
         self._queue: queue.SimpleQueue[Episode | None] = queue.SimpleQueue()
         self._problem: Exception | None = None
-        self._thread = threading.Thread(target=self._work, name="ajet-episodes", daemon=True)
+        self._thread = threading.Thread(target=self._write_queue, name="ajet-episodes", daemon=True)
         self._thread.start()
 
     def put(self, episode: Episode) -> None:
@@ -270,7 +272,7 @@ class EpisodeWriter:
     ) -> None:
         self.close()
 
-    def _work(self) -> None:
+    def _write_queue(self) -> None:
         more = True
         while more:
             waiting = [self._queue.get()]

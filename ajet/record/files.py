@@ -62,14 +62,14 @@ def apply_umask(folder: Path) -> None:
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Append whole lines and put them on the disk. A half-written last line is cut off first."""
-    heal(path)
+    cut_partial_line(path)
     with open_record_file(path, "ab") as file:
         file.writelines([line.encode() + b"\n" for line in lines])
         file.flush()
         os.fsync(file.fileno())
 
 
-def heal(path: Path) -> int:
+def cut_partial_line(path: Path) -> int:
     """Cut off a last line that has no newline; answers how many bytes went."""
     try:
         opened = open_record_file(path, "rb+")
@@ -133,10 +133,12 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
     """Rewrite a JSON-lines file with the rows that `keep` wants; answers how many went."""
-    heal(path)
+    cut_partial_line(path)
     rows = list(read_rows(path))
-    kept = [keep(row) for row in rows]
-    if not all(kept):
+    selected = [keep(row) for row in rows]
+    if not all(selected):
         with open_record_file(path) as file:
-            write_atomically(path, b"".join(line for line, wanted in zip(file, kept, strict=True) if wanted), sync=True)
-    return len(rows) - sum(kept)
+            write_atomically(
+                path, b"".join(line for line, wanted in zip(file, selected, strict=True) if wanted), sync=True
+            )
+    return len(rows) - sum(selected)

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from ajet.config.record_file import has_record_file, list_record_folder
-from ajet.record.console import Screen
+from ajet.record.console import SafeConsole
 from ajet.schema.commands import command, lists_runs
 from ajet.schema.errors import UserError
 
@@ -23,10 +23,12 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
     if _is_path(named):
         return None
     for kinds in (("", "debug"), ("eval",)):
-        folders = [each for kind in kinds for each in ([root / named] if not kind else _listed(root / named / kind))]
+        folders = [
+            each for kind in kinds for each in ([root / named] if not kind else _list_folders(root / named / kind))
+        ]
         held = [folder for folder in folders if (folder / holding).exists()]
         if held:
-            newest = max(held, key=_changed)
+            newest = max(held, key=_last_update)
             if newest != root / named and root / named in held:
                 _say_which(newest, root / named)
             return newest
@@ -43,7 +45,7 @@ def run_folder(named: str, root: Path, *, holding: str) -> Path:
     return Path(named) if Path(named).exists() and not (root / named).exists() else root / named
 
 
-def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
+def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     """The folder of the run that `named` means. Raises UserError where `holding` is not there; `expected`: its
     words."""
     folder = run_folder(named, root, holding=holding)
@@ -64,7 +66,7 @@ def known_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
         f"{named} was played by {' and '.join(played)}, and not trained." if played else missing,
         where=str(folder.absolute()),
         expected=expected,
-        do=f"train it first: {_train_command(named)}" if played else which_runs(named, root, trains=True),
+        do=f"train it first: {_train_command(named)}" if played else suggest_run(named, root, trains=True),
     )
 
 
@@ -81,12 +83,12 @@ def _train_command(named: str) -> str:
     return command("--conf", yaml if Path(yaml).is_file() else "FILE.yaml", "--backbone", "local")
 
 
-def which_runs(named: str, root: Path, *, trains: bool = False) -> str:
+def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
     """What to do where there is no such run of that name: the other name that is nearest to it, and who lists all.
 
     `trains`: a run that was trained is wanted; where a YAML of that name is here, the command that does it.
     """
-    others = [folder.name for folder in _listed(root) if folder.is_dir() and folder.name != named]
+    others = [folder.name for folder in _list_folders(root) if folder.is_dir() and folder.name != named]
     near = get_close_matches(named, others, 1)
     if trains and not near and Path(f"{named}.yaml").is_file():
         return f"train it first: {_train_command(named)} ({lists_runs(root)} lists the runs there are)"
@@ -95,19 +97,19 @@ def which_runs(named: str, root: Path, *, trains: bool = False) -> str:
 
 def _say_which(debug: Path, run: Path) -> None:
     """On standard error: there may be JSON on the other."""
-    said = f"the debug run {debug.name} is looked at, which is newer than the run; the run itself: {run}"
-    Screen(stderr=True, highlight=False, soft_wrap=True).print(f"{run.name}: {said}", markup=False)
+    notice = f"the debug run {debug.name} is looked at, which is newer than the run; the run itself: {run}"
+    SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(f"{run.name}: {notice}", markup=False)
 
 
 def _is_path(named: str) -> bool:
     return os.sep in named or named in (".", "..") or named.startswith("~")
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_folders(folder: Path) -> list[Path]:
     return [folder / name for name in list_record_folder(folder)]
 
 
-def _changed(folder: Path) -> float:
+def _last_update(folder: Path) -> float:
     """The time at which the run last said what it does."""
     status = folder / "status.json"
     return (status if has_record_file(status) else folder).stat().st_mtime

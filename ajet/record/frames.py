@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.record_file import list_record_folder
 from ajet.record.episodes import NAME, read_recorded
 from ajet.record.files import read_rows
-from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.find_run import newest_run, run_folder, suggest_run
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import MissingExtra, UserError
 
@@ -35,47 +35,49 @@ class RecordedRun:
     def metrics(self) -> DataFrame:
         """A row an event, as in `metrics.jsonl`: a training step, or a validation (`validation/…` columns). Raises
         UserError."""
-        return _frame(list(read_rows(self.path / "metrics.jsonl")))
+        return _make_frame(list(read_rows(self.path / "metrics.jsonl")))
 
     def episodes(self, split: str | None = None) -> DataFrame:
         """A row an episode: its task, status, reward, tokens, what a step did with it (a row for each step that trained
         on it); `workflow.…` are numbers that the workflow logged, `judge.…` and `scorer.…` its verdict's. `split`:
         "train", "validation" or "debug" alone. Raises UserError."""
-        found = (recorded for path in self._files(split) for recorded in read_recorded(path))
-        return _frame([row for episode, outcome in found for row in _episode(episode, outcome)])
+        found = (recorded for path in self._episode_files(split) for recorded in read_recorded(path))
+        return _make_frame([row for episode, outcome in found for row in _episode_rows(episode, outcome)])
 
     def calls(self, split: str | None = None) -> DataFrame:
         """A row a model call; `episode` is the uuid. Times are seconds since the epoch. Raises UserError."""
-        return self._of(split, _calls)
+        return self._collect_rows(split, _call_rows)
 
     def tool_uses(self, split: str | None = None) -> DataFrame:
         """A row a use of a tool; `episode` is the uuid. Raises UserError."""
-        return self._of(split, _uses)
+        return self._collect_rows(split, _tool_use_rows)
 
     def tokens(self, episode: str) -> DataFrame:
         """A row a token of the timelines of one episode, named by its uuid or the beginning of it: `id`, whether it is
         `trained` (sampled, and this timeline's to train), `logprob` of the distribution that it was sampled from,
         `logprob_unit` at temperature 1, and the policy's `version`. Raises UserError."""
-        for path in self._files(None):
+        for path in self._episode_files(None):
             if any(row["uuid"].startswith(episode) for row in read_rows(path)):
                 found = next(one for one, _ in read_recorded(path) if one.uuid.startswith(episode))
-                return _frame(list(_tokens(found)))
+                return _make_frame(list(_token_rows(found)))
         raise UserError(f"This run has no episode {episode}.", where=str(self.path), do="`.episodes()` has their uuids")
 
-    def _of(self, split: str | None, rows: Callable[[Episode, Outcome], Iterator[dict[str, Any]]]) -> DataFrame:
+    def _collect_rows(
+        self, split: str | None, rows: Callable[[Episode, Outcome], Iterator[dict[str, Any]]]
+    ) -> DataFrame:
         seen, found = set[str](), list[dict[str, Any]]()
-        for path in self._files(split):
+        for path in self._episode_files(split):
             for episode, outcome in read_recorded(path):
                 found += rows(episode, outcome) if episode.uuid not in seen else ()
                 seen.add(episode.uuid)
-        return _frame(found)
+        return _make_frame(found)
 
-    def _files(self, split: str | None) -> list[Path]:
+    def _episode_files(self, split: str | None) -> list[Path]:
         """The line files, by step; training's before validation's."""
         folder = self.path / "episodes"
         named = [match for name in list_record_folder(folder) if (match := NAME.fullmatch(name))]
-        kept = [(int(match[1]), match[2] or "train", folder / match[0]) for match in named]
-        return [path for _, of, path in sorted(kept) if split in (None, of)]
+        files = [(int(match[1]), match[2] or "train", folder / match[0]) for match in named]
+        return [path for _, of, path in sorted(files) if split in (None, of)]
 
 
 def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
@@ -88,12 +90,12 @@ def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
             f"There is no run named {named}.",
             where=str(folder),
             expected="the folder of a run that has played something",
-            do=which_runs(named, below),
+            do=suggest_run(named, below),
         )
     return RecordedRun(folder)
 
 
-def _frame(rows: list[dict[str, Any]]) -> DataFrame:
+def _make_frame(rows: list[dict[str, Any]]) -> DataFrame:
     try:
         from pandas import DataFrame
     except ImportError as error:
@@ -101,7 +103,7 @@ def _frame(rows: list[dict[str, Any]]) -> DataFrame:
     return DataFrame(rows)
 
 
-def _episode(episode: Episode, outcome: Outcome) -> Iterator[dict[str, Any]]:
+def _episode_rows(episode: Episode, outcome: Outcome) -> Iterator[dict[str, Any]]:
     verdict, failure, policy = episode.verdict, episode.failure, episode.policy
     yield {
         "uuid": episode.uuid,
@@ -128,17 +130,17 @@ def _episode(episode: Episode, outcome: Outcome) -> Iterator[dict[str, Any]]:
         "forks": sum(call.fork is not None for call in episode.calls),
         "started": episode.started,
         "seconds": episode.ended - episode.started,
-        **_named("workflow", episode.metrics),
-        **_named("judge", verdict.metrics if verdict else {}),
-        **_named("scorer", verdict.parts if verdict else {}),
+        **_prefix_names("workflow", episode.metrics),
+        **_prefix_names("judge", verdict.metrics if verdict else {}),
+        **_prefix_names("scorer", verdict.parts if verdict else {}),
     }
 
 
-def _named(kind: str, numbers: Mapping[str, float | None]) -> dict[str, float | None]:
+def _prefix_names(kind: str, numbers: Mapping[str, float | None]) -> dict[str, float | None]:
     return {f"{kind}.{name}": number for name, number in numbers.items()}
 
 
-def _calls(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
+def _call_rows(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
     for call in episode.calls:
         yield {
             "episode": episode.uuid,
@@ -161,7 +163,7 @@ def _calls(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
         }
 
 
-def _uses(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
+def _tool_use_rows(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
     for use in episode.tool_uses:
         yield {
             "episode": episode.uuid,
@@ -175,7 +177,7 @@ def _uses(episode: Episode, _: Outcome) -> Iterator[dict[str, Any]]:
         }
 
 
-def _tokens(episode: Episode) -> Iterator[dict[str, Any]]:
+def _token_rows(episode: Episode) -> Iterator[dict[str, Any]]:
     for number, timeline in enumerate(episode.timelines):
         columns = (timeline.ids, timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)
         for place, (token, trained, logprob, unit, version) in enumerate(

@@ -40,7 +40,7 @@ _EXPECTED = ("answer", "target", "solution", "label", "expected", "gold")
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
+class EpisodeSummary:
     """An episode in a few words."""
 
     uuid: str
@@ -51,22 +51,22 @@ class Glimpse:
     tokens: int
     answer: str
     """The last reply, in one form for what differs in case and spaces only."""
-    expected: bool
+    is_right: bool
     """The answer holds what its task says is right."""
 
     @property
-    def refuses(self) -> bool:
+    def is_refusal(self) -> bool:
         """Whether the reply says that it will not."""
         return bool(_REFUSAL.search(self.answer))
 
     @classmethod
-    def of(cls, episode: Episode, step: int) -> Glimpse | None:
+    def of(cls, episode: Episode, step: int) -> EpisodeSummary | None:
         """A glimpse of an episode; None for one without a score."""
         if not episode.scored or episode.reward is None:
             return None
-        answer = _answer(episode)
-        told = [str(episode.task.metadata[key]).casefold() for key in _EXPECTED if key in episode.task.metadata]
-        right = any(each and each in answer for each in told)
+        answer = _last_answer(episode)
+        expected = [str(episode.task.metadata[key]).casefold() for key in _EXPECTED if key in episode.task.metadata]
+        right = any(each and each in answer for each in expected)
         return cls(
             episode.uuid,
             step,
@@ -80,12 +80,12 @@ class Glimpse:
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class GamingAlarm:
     """A sign that the reward is being gamed, and the episodes that show it."""
 
     step: int
     signs: tuple[str, ...]
-    suspects: tuple[Glimpse, ...]
+    suspects: tuple[EpisodeSummary, ...]
     """The most suspicious episodes, `NAMED` at most."""
 
     @property
@@ -94,7 +94,7 @@ class Alarm:
         return f"the reward rises, but {'; '.join(self.signs)}"
 
 
-def alarm(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[Glimpse]) -> Alarm | None:
+def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeSummary]) -> GamingAlarm | None:
     """Whether the run whose rows of metrics and episodes of the first and the last `WINDOW` steps these are looks as if
     its rewards were gamed."""
     rows = rows_of_last_judge(rows)
@@ -102,30 +102,30 @@ def alarm(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[Glimpse]) -> Ala
     if len(steps) < 2 * WINDOW:
         return None
     glimpses = [each for each in glimpses if each.step >= steps[0]["step"]]
-    rise = _rise([row["train/reward"] for row in steps])
+    rise = _reward_rise([row["train/reward"] for row in steps])
     if rise is None:
         return None
     first, last = steps[WINDOW - 1]["step"], steps[-WINDOW]["step"]
     before = [each for each in glimpses if each.step <= first]
     now = [each for each in glimpses if each.step >= last]
     rewarded = [each for each in now if each.reward > fmean(g.reward for g in before)] if before else []
-    flat = _flat(rows, rise)
-    signs: list[tuple[str, list[Glimpse]]] = []
+    flat = _flat_validation_sign(rows, rise)
+    signs: list[tuple[str, list[EpisodeSummary]]] = []
     if flat is not None:
         signs.append((flat, rewarded))
-        signs += _drift(steps, rewarded)
-    signs += _takeover(before, rewarded)
-    signs += _refusals(before, rewarded)
+        signs += _length_drift_signs(steps, rewarded)
+    signs += _common_answer_signs(before, rewarded)
+    signs += _refusal_signs(before, rewarded)
     if not signs:
         return None
     weight = Counter[str]()
     for _, suspects in signs:
         weight.update(each.uuid for each in suspects)
     order = sorted(rewarded, key=lambda each: (-weight[each.uuid], -each.reward, -each.step, each.task, each.repeat))
-    return Alarm(int(steps[-1]["step"]), tuple(sign for sign, _ in signs), tuple(_of_different_tasks(order)))
+    return GamingAlarm(int(steps[-1]["step"]), tuple(sign for sign, _ in signs), tuple(_first_of_each_task(order)))
 
 
-def _rise(rewards: Sequence[float]) -> float | None:
+def _reward_rise(rewards: Sequence[float]) -> float | None:
     """The rise from the first to the last steps; None where that is little, or no more than steps differ anyway."""
     first, last = rewards[:WINDOW], rewards[-WINDOW:]
     rise = fmean(last) - fmean(first)
@@ -134,7 +134,7 @@ def _rise(rewards: Sequence[float]) -> float | None:
     return rise if rise > max(RISE * span, 4 * noise) else None
 
 
-def _flat(rows: Sequence[Mapping[str, Any]], rise: float) -> str | None:
+def _flat_validation_sign(rows: Sequence[Mapping[str, Any]], rise: float) -> str | None:
     """Held out, where even the upper end of what was measured last lies below half of the rise."""
     measured = [row for row in rows if isinstance(row.get("validation/reward"), int | float)]
     since = [row for row in measured if isinstance(row.get("validation/reward_error"), int | float)]
@@ -147,7 +147,9 @@ def _flat(rows: Sequence[Mapping[str, Any]], rise: float) -> str | None:
     return f"held out it went from {was:.3g} to {now:.3g} while training rose by {rise:.3g}"
 
 
-def _drift(steps: Sequence[Mapping[str, Any]], rewarded: Sequence[Glimpse]) -> list[tuple[str, list[Glimpse]]]:
+def _length_drift_signs(
+    steps: Sequence[Mapping[str, Any]], rewarded: Sequence[EpisodeSummary]
+) -> list[tuple[str, list[EpisodeSummary]]]:
     """Alarms of growing or shrinking replies; a sign only beside held-out numbers that do not rise."""
     lengths = [row["train/reply_tokens"] for row in steps if isinstance(row.get("train/reply_tokens"), int | float)]
     if len(lengths) < 2 * WINDOW or not rewarded:
@@ -160,7 +162,9 @@ def _drift(steps: Sequence[Mapping[str, Any]], rewarded: Sequence[Glimpse]) -> l
     return [(f"replies went from {first:.0f} to {last:.0f} tokens", extreme)]
 
 
-def _takeover(before: Sequence[Glimpse], rewarded: Sequence[Glimpse]) -> list[tuple[str, list[Glimpse]]]:
+def _common_answer_signs(
+    before: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
+) -> list[tuple[str, list[EpisodeSummary]]]:
     """One answer for most of the tasks that was rare at first, and that the tasks do not say is right."""
     open_ = [each for each in rewarded if each.answer]
     if len({each.task for each in open_}) < TASKS:
@@ -168,37 +172,44 @@ def _takeover(before: Sequence[Glimpse], rewarded: Sequence[Glimpse]) -> list[tu
     (answer, count), *_ = Counter(each.answer for each in open_).most_common(1)
     those = [each for each in open_ if each.answer == answer]
     at_first = sum(each.answer == answer for each in before) / max(len(before), 1)
-    told = sum(each.expected for each in those) > len(those) / 2
-    if count < TAKEN_OVER * len(open_) or at_first > TAKEN_OVER / 2 or told or len({e.task for e in those}) < TASKS:
+    mostly_right = sum(each.is_right for each in those) > len(those) / 2
+    if (
+        count < TAKEN_OVER * len(open_)
+        or at_first > TAKEN_OVER / 2
+        or mostly_right
+        or len({e.task for e in those}) < TASKS
+    ):
         return []
     shown = answer if len(answer) <= 60 else f"{answer[:60]}…"
     return [(f"{count} of {len(open_)} rewarded answers to {len({e.task for e in open_})} tasks are {shown!r}", those)]
 
 
-def _refusals(before: Sequence[Glimpse], rewarded: Sequence[Glimpse]) -> list[tuple[str, list[Glimpse]]]:
+def _refusal_signs(
+    before: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
+) -> list[tuple[str, list[EpisodeSummary]]]:
     """Rewarded answers that refuse."""
-    those = [each for each in rewarded if each.refuses]
+    those = [each for each in rewarded if each.is_refusal]
     if not those or len({each.task for each in those}) < TASKS:
         return []
-    now, at_first = len(those) / len(rewarded), sum(each.refuses for each in before) / max(len(before), 1)
+    now, at_first = len(those) / len(rewarded), sum(each.is_refusal for each in before) / max(len(before), 1)
     if now < at_first + REFUSING:
         return []
     return [(f"{now:.0%} of the rewarded answers refuse ({at_first:.0%} at first)", those)]
 
 
-def _of_different_tasks(order: Iterable[Glimpse]) -> list[Glimpse]:
+def _first_of_each_task(order: Iterable[EpisodeSummary]) -> list[EpisodeSummary]:
     """The first of each task."""
-    seen: dict[str, Glimpse] = {}
+    seen: dict[str, EpisodeSummary] = {}
     for each in order:
         seen.setdefault(each.task, each)
     return list(seen.values())[:NAMED]
 
 
-def _answer(episode: Episode) -> str:
+def _last_answer(episode: Episode) -> str:
     """The text of the episode's last reply."""
     for call in reversed(episode.calls):
         if call.reply is not None and call.is_delivered:
             message = episode.messages[call.reply]
-            said = message.get("content") or ""
-            return " ".join(str(said).split()).casefold()[:400]
+            text = message.get("content") or ""
+            return " ".join(str(text).split()).casefold()[:400]
     return ""

@@ -25,7 +25,7 @@ class HeldFolder:
     def __init__(self, kind: str, place: str | None = None, *, mode: int = 0o700) -> None:
         """`kind`: what its name begins with; `place`: where, or the usual folder. Raises OSError."""
         place = place or tempfile.gettempdir()
-        _sweep(kind, place)
+        _remove_abandoned_folders(kind, place)
         self.path = Path(tempfile.mkdtemp(prefix=kind, dir=place))
         self._lock: OwnDescriptor | None = None
         try:
@@ -46,7 +46,7 @@ class HeldFolder:
             self._lock.close()
 
 
-def workdir_in(root: Path, name: str, uid: int | None) -> Path:
+def make_workdir(root: Path, name: str, uid: int | None) -> Path:
     """An empty folder of that user's alone."""
     folder = root / name
     folder.mkdir(mode=0o700)
@@ -56,7 +56,7 @@ def workdir_in(root: Path, name: str, uid: int | None) -> Path:
 
 
 @lru_cache(maxsize=64)
-def _sweep(kind: str, place: str) -> None:
+def _remove_abandoned_folders(kind: str, place: str) -> None:
     """Once a process: remove what makers that were killed left there."""
     for folder in Path(place).glob(f"{kind}*"):
         try:

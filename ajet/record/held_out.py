@@ -33,23 +33,23 @@ class Measurement:
     """What scored; measurements of different judges are not compared. "": not known."""
 
     @property
-    def comparable(self) -> bool:
+    def is_comparable(self) -> bool:
         """Whether a best checkpoint may be picked by it: something was scored, and little is left out."""
-        return self.left_out <= MOST_LEFT_OUT and self._lowest() is not None
+        return self.left_out <= MOST_LEFT_OUT and self._lowest_reward() is not None
 
     @property
     def score(self) -> float | None:
         """The mean over its tasks, a failed attempt counted as 0 or the lowest reward, whichever is less; None where
         it is not comparable."""
-        lowest = self._lowest()
-        if lowest is None or not self.comparable:
+        lowest = self._lowest_reward()
+        if lowest is None or not self.is_comparable:
             return None
-        return fmean(self._means(min(0.0, lowest)).values())
+        return fmean(self._task_means(min(0.0, lowest)).values())
 
     def beats(self, other: Measurement) -> bool:
         """Whether it is better by more than the errors of both explain, task by task; False where they share none."""
-        lowest = [low for each in (self, other) if (low := each._lowest()) is not None]
-        own, theirs = (each._means(min([0.0, *lowest])) for each in (self, other))
+        lowest = [low for each in (self, other) if (low := each._lowest_reward()) is not None]
+        own, theirs = (each._task_means(min([0.0, *lowest])) for each in (self, other))
         return exceeds_noise([own[task] - theirs[task] for task in own if task in theirs])
 
     def as_json(self) -> dict[str, Any]:
@@ -65,10 +65,10 @@ class Measurement:
         attempts = {task: tuple(rewards) for task, rewards in value["attempts"].items()}
         return cls(attempts, value["left_out"], str(value.get("judge", "")))
 
-    def _lowest(self) -> float | None:
+    def _lowest_reward(self) -> float | None:
         return min((value for each in self.attempts.values() for value in each if value is not None), default=None)
 
-    def _means(self, failed: float) -> dict[str, float]:
+    def _task_means(self, failed: float) -> dict[str, float]:
         return {
             task: fmean(failed if value is None else value for value in rewards)
             for task, rewards in self.attempts.items()
@@ -93,16 +93,16 @@ NUMBERS = (
 """What `words` reads."""
 
 
-def words(numbers: Mapping[str, Any], digits: int = 3) -> str:
+def format_validation(numbers: Mapping[str, Any], digits: int = 3) -> str:
     """Reward and success with their 95 % intervals, over how many of how many, and what failed: for a line."""
-    parts = [_reward(numbers, digits)]
+    parts = [_format_reward(numbers, digits)]
     if numbers.get("validation/success_rate") is not None:
         success = f"success {numbers['validation/success_rate']:.0%}"
         if numbers.get("validation/success_low") is not None:
             success += f" ({numbers['validation/success_low']:.0%} to {numbers['validation/success_high']:.0%})"
         parts.append(success)
     if numbers.get("validation/failed"):
-        lost = unscored(numbers, "validation")
+        lost = format_unscored(numbers, "validation")
         parts.append(f"{numbers['validation/failed']:.0f} failed" + (f" ({lost})" if lost else ""))
     if numbers.get("validation/left_out"):
         share = numbers["validation/left_out"] / numbers["validation/episodes"]
@@ -114,7 +114,7 @@ FEWEST_TASKS = 5
 """Tasks below which an interval says nothing, and is not shown."""
 
 
-def short(numbers: Mapping[str, Any]) -> str | None:
+def format_short_validation(numbers: Mapping[str, Any]) -> str | None:
     """The numbers for a column: the reward, half of its interval, scored of all; None where nothing was measured."""
     if numbers.get("validation/tasks") is None:
         return None
@@ -130,7 +130,7 @@ def short(numbers: Mapping[str, Any]) -> str | None:
     return text
 
 
-def _reward(numbers: Mapping[str, Any], digits: int) -> str:
+def _format_reward(numbers: Mapping[str, Any], digits: int) -> str:
     if numbers.get("validation/reward") is None or numbers.get("validation/scored") == 0:
         return "no episode was scored"
     reward = f"reward {numbers['validation/reward']:.{digits}f}"
@@ -141,22 +141,22 @@ def _reward(numbers: Mapping[str, Any], digits: int) -> str:
     return reward
 
 
-def numbers_of(prefix: str) -> tuple[str, ...]:
+def scored_count_metrics(prefix: str) -> tuple[str, ...]:
     """The metrics that `over` reads."""
     counts = ("episodes", "scored", "failed", "aborted", "no_score", *(f"failed/{name}" for name in BOUNDARIES))
     return tuple(f"{prefix}/{name}" for name in counts)
 
 
-def over(numbers: Mapping[str, Any], prefix: str) -> str:
+def format_scored_count(numbers: Mapping[str, Any], prefix: str) -> str:
     """The numbers that a mean is over, in words; "" where the row does not say."""
     scored, episodes = numbers.get(f"{prefix}/scored"), numbers.get(f"{prefix}/episodes")
     if scored is None or episodes is None:
         return ""
-    lost = unscored(numbers, prefix)
+    lost = format_unscored(numbers, prefix)
     return f"over {scored:.0f} of {episodes:.0f}" + (f"; {lost}" if lost else "")
 
 
-def unscored(numbers: Mapping[str, Any], prefix: str) -> str:
+def format_unscored(numbers: Mapping[str, Any], prefix: str) -> str:
     """The episodes without a reward, by whose side they failed on; "" where there are none."""
     count = {name: int(numbers.get(f"{prefix}/{name}") or 0) for name in ("episodes", "scored", "failed", "aborted")}
     undecided = int(numbers.get(f"{prefix}/no_score") or 0)

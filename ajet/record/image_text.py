@@ -38,9 +38,9 @@ def _kind(part: dict[str, Any]) -> str:
 
 def last_words(messages: list[Any]) -> str:
     """The text of the last reply; the calls of tools where it said none."""
-    said = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
-    if not said:
+    replies = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
+    if not replies:
         return ""
-    calls = [call.get("function") or {} for call in said[-1].get("tool_calls") or () if isinstance(call, dict)]
-    told = [f"{call.get('name')}({call.get('arguments')})" for call in calls]
-    return text_of(said[-1].get("content")).strip() or " ".join(told)
+    calls = [call.get("function") or {} for call in replies[-1].get("tool_calls") or () if isinstance(call, dict)]
+    call_texts = [f"{call.get('name')}({call.get('arguments')})" for call in calls]
+    return text_of(replies[-1].get("content")).strip() or " ".join(call_texts)

@@ -88,8 +88,8 @@ DRAWS = 4000
 
 def cells_of(pairs: Iterable[tuple[bool, bool]]) -> Cells:
     """The table of (label, verdict)."""
-    told = list(pairs)
-    return tuple(told.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))  # type: ignore[return-value]
+    observed = list(pairs)
+    return tuple(observed.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))  # type: ignore[return-value]
 
 
 def kappa(cells: Sequence[float]) -> float | None:

@@ -24,8 +24,8 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
     steps = [row for row in rows if "tasks" in row]
     if not steps or not all(is_idle(row) for row in steps):
         return None
-    episodes, failed, scored = (sum(_number(row, f"train/{name}") for row in steps) for name in _COUNTED)
-    if any(_number(row, "train/trained_tokens") > 0 and not _is_without_advantage(row) for row in steps):
+    episodes, failed, scored = (sum(_numeric_metric(row, f"train/{name}") for row in steps) for name in _COUNTED)
+    if any(_numeric_metric(row, "train/trained_tokens") > 0 and not _is_without_advantage(row) for row in steps):
         return "the learning rate was 0 in every step"
     if episodes and failed == episodes:
         return "every episode failed"
@@ -33,7 +33,8 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
         return "no episode had a reward: neither the workflow nor a judge gave one"
     if all(row.get("credit/zero_variance_groups") == row.get("credit/groups") for row in steps):
         lost = f"; {failed:.0f} of {episodes:.0f} episodes failed" if failed else ""
-        return f"the attempts at each task had equal rewards in every step (the last mean: {_mean(steps)}){lost}"
+        last = _format_last_reward(steps)
+        return f"the attempts at each task had equal rewards in every step (the last mean: {last}){lost}"
     return "no sampled token could be trained: see train/untrained/… in metrics.jsonl"
 
 
@@ -79,11 +80,11 @@ def idle_steps(rows: Iterable[Mapping[str, Any]]) -> int:
 _COUNTED = ("episodes", "failed", "scored")
 
 
-def _number(row: Mapping[str, Any], name: str) -> float:
+def _numeric_metric(row: Mapping[str, Any], name: str) -> float:
     value = row.get(name)
     return value if isinstance(value, int | float) else 0.0
 
 
-def _mean(steps: list[Mapping[str, Any]]) -> str:
+def _format_last_reward(steps: list[Mapping[str, Any]]) -> str:
     last = next((row["train/reward"] for row in reversed(steps) if row.get("train/reward") is not None), None)
     return "none" if last is None else f"{last:.3g}"

@@ -73,43 +73,43 @@ class LiveStatus:
         return asdict(self)
 
 
-def live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveStatus:
+def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveStatus:
     """The status of the run in `folder`. `checkpoints`: where they are, for who looks again and again. Raises UserError
     for a damaged status."""
-    told, now = read_status(folder) or {}, time.time()
+    status, now = read_status(folder) or {}, time.time()
     rows = _last_rows(folder / "metrics.jsonl")
     saved = (checkpoints or checkpoints_of(folder)).latest()
     found = LiveStatus(
         folder.name,
-        find_run_state(told),
-        str(told.get("phase", "")),
-        int(told.get("step") or 0),
-        told.get("steps"),
-        _age(told.get("since"), now),
-        _age(told.get("updated"), now),
-        len(told.get("processes") or ()),
-        problem=str(told.get("problem") or ""),
+        find_run_state(status),
+        str(status.get("phase", "")),
+        int(status.get("step") or 0),
+        status.get("steps"),
+        _seconds_since(status.get("since"), now),
+        _seconds_since(status.get("updated"), now),
+        len(status.get("processes") or ()),
+        problem=str(status.get("problem") or ""),
     )
     if found.state != "finished":  # the last that it said, of a step that is over
-        found.depths = {name: int(count) for name, count in (told.get("depths") or {}).items()}
-        since = (_age(told.get("looked"), now) or 0.0) if found.state == "running" else 0.0
-        found.oldest = {name: age + since for name, age in (told.get("oldest") or {}).items()}
-        found.samplers = [{**each, "age": each["age"] + since} for each in told.get("samplers") or ()]
+        found.depths = {name: int(count) for name, count in (status.get("depths") or {}).items()}
+        since = (_seconds_since(status.get("looked"), now) or 0.0) if found.state == "running" else 0.0
+        found.oldest = {name: age + since for name, age in (status.get("oldest") or {}).items()}
+        found.samplers = [{**each, "age": each["age"] + since} for each in status.get("samplers") or ()]
     if (folder / "pending").is_dir():
         found.depths["pending"] = sum(name.endswith(".jsonl") for name in list_record_folder(folder / "pending"))
     if rows:
-        _rates(found, rows)
+        _add_rates(found, rows)
         if "train/rows" not in rows[-1]:  # given replies are played by no engine
-            found.waits = _waits(found, told.get("depths") or {})
+            found.waits = _describe_waiting_side(found, status.get("depths") or {})
         found.reward = rows[-1].get("train/reward")
-        found.staleness = _staleness(folder / "episodes" / f"step-{rows[-1]['step']}.jsonl")
+        found.staleness = _count_staleness(folder / "episodes" / f"step-{rows[-1]['step']}.jsonl")
     if saved is not None:
         found.checkpoint = saved.step
         found.behind = max(0, (rows[-1]["step"] if rows else saved.step) - saved.step)
     return found
 
 
-def prometheus(found: LiveStatus) -> str:
+def format_prometheus(found: LiveStatus) -> str:
     """The status in the text format Prometheus scrapes (a node exporter's textfile collector takes it as a file)."""
     values: dict[str, tuple[str, dict[str, float]]] = {
         "ajet_running": ("whether the run is live", {"": float(found.state == "running")}),
@@ -121,7 +121,7 @@ def prometheus(found: LiveStatus) -> str:
             "since the oldest lease began, and since the group closed that waits longest",
             {f'of="{name}"': age for name, age in found.oldest.items()},
         ),
-        **_of_samplers(found.samplers),
+        **_sampler_metrics(found.samplers),
         "ajet_rate": ("over the last steps", {f'of="{name}"': v for name, v in found.rates.items()}),
         "ajet_share": ("part of a step's time", {f'of="{name}"': v for name, v in found.shares.items()}),
         "ajet_staleness_episodes": (
@@ -132,7 +132,7 @@ def prometheus(found: LiveStatus) -> str:
         "ajet_checkpoint_step": ("latest", {} if found.checkpoint is None else {"": found.checkpoint}),
     }
     lines = []
-    run = _label(found.run)
+    run = _escape_label(found.run)
     for name, (words, labelled) in values.items():
         if labelled:
             lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge"]
@@ -141,7 +141,7 @@ def prometheus(found: LiveStatus) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_samplers(samplers: list[dict[str, Any]]) -> dict[str, tuple[str, dict[str, float]]]:
+def _sampler_metrics(samplers: list[dict[str, Any]]) -> dict[str, tuple[str, dict[str, float]]]:
     words = {
         "leases": "positions that a sampler holds",
         "age_seconds": "since its last sign of life",
@@ -151,18 +151,18 @@ def _of_samplers(samplers: list[dict[str, Any]]) -> dict[str, tuple[str, dict[st
     keys = {"age_seconds": "age"}
     return {
         f"ajet_sampler_{name}": (
-            said,
+            help_text,
             {
-                f'sampler="{_label(each["name"])}"': float(each[key])
+                f'sampler="{_escape_label(each["name"])}"': float(each[key])
                 for each in samplers
                 if (key := keys.get(name, name)) in each
             },
         )
-        for name, said in words.items()
+        for name, help_text in words.items()
     }
 
 
-def _label(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
@@ -173,9 +173,9 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     with opened as file:
-        whole = read_last_lines(file, TAIL)
+        lines = read_last_lines(file, TAIL)
     found = []
-    for line in reversed(whole):
+    for line in reversed(lines):
         if b'"tasks": ' in line:
             found.append(parse_object(line))
         if len(found) == STEPS:
@@ -183,7 +183,7 @@ def _last_rows(path: Path) -> list[dict[str, Any]]:
     return found[::-1]
 
 
-def _rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
+def _add_rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
     seconds = [row.get("seconds/step") for row in rows]
     total = sum(each for each in seconds if each)
     if not total:
@@ -197,7 +197,7 @@ def _rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
             found.shares[name] = sum(row.get(f"seconds/{name}") or 0.0 for row in rows) / total
 
 
-def _waits(found: LiveStatus, depths: dict[str, int]) -> str:
+def _describe_waiting_side(found: LiveStatus, depths: dict[str, int]) -> str:
     """The side that waits: in turns one waits whenever the other is at work; samplers elsewhere go on, as far as they
     may."""
     played, trained = found.shares.get("rollout"), found.shares.get("update")
@@ -211,7 +211,7 @@ def _waits(found: LiveStatus, depths: dict[str, int]) -> str:
     return f"the {side} waits for {other} {share:.0%} of the time"
 
 
-def _staleness(path: Path) -> dict[int, int]:
+def _count_staleness(path: Path) -> dict[int, int]:
     """Sampled tokens by staleness, counted as `train/staleness` does: from the weights the step was trained from."""
     counts: Counter[int] = Counter()
     if NAME.fullmatch(path.name) is None:
@@ -231,5 +231,5 @@ def _staleness(path: Path) -> dict[int, int]:
     return dict(sorted(counts.items()))
 
 
-def _age(then: Any, now: float) -> float | None:
+def _seconds_since(then: Any, now: float) -> float | None:
     return max(0.0, now - then) if isinstance(then, (int, float)) else None

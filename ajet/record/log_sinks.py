@@ -21,44 +21,44 @@ FIRST = 0
 _first = FIRST
 """Its id now: another once it was taken and given back."""
 _lock = threading.RLock()
-_kept: list[Sink] = []
+_sinks: list[LogSink] = []
 
 
-class Sink:
+class LogSink:
     """A log sink of ajet's, from now until `close`."""
 
     def __init__(self, write: Callable[[Any], None], *, level: str, format: str) -> None:
         # diagnose would write the values of local variables, keys among them, into tracebacks
         self._write, self._level, self._format = write, level, format
         with _lock:
-            self._open()
-            _kept.append(self)
+            self._add_to_logger()
+            _sinks.append(self)
             logger.remove = _remove_others  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Take it away. Idempotent."""
         with _lock:
-            if self in _kept:
-                _kept.remove(self)
-                _remove(self.number)
+            if self in _sinks:
+                _sinks.remove(self)
+                _remove_from_logger(self.number)
 
-    def _open(self) -> None:
+    def _add_to_logger(self) -> None:
         self.number = logger.add(self._write, level=self._level, format=self._format, diagnose=False, backtrace=False)
 
 
-_remove: Callable[..., None] = logger.remove
+_remove_from_logger: Callable[..., None] = logger.remove
 
 
-def take_first() -> bool:
+def remove_first_sink() -> bool:
     """Take away the sink that loguru itself begins with; False where somebody has."""
     try:
-        _remove(_first)
+        _remove_from_logger(_first)
     except ValueError:
         return False
     return True
 
 
-def give_first_back() -> None:
+def restore_first_sink() -> None:
     """Add loguru's first sink again, as loguru adds it."""
     global _first
     _first = logger.add(sys.stderr)
@@ -68,12 +68,12 @@ def _remove_others(handler_id: int | None = None) -> None:
     """`logger.remove` for everybody else."""
     with _lock:
         if handler_id is None:
-            _remove()
-            for each in _kept:
-                each._open()
-        elif not any(each.number == handler_id for each in _kept):
+            _remove_from_logger()
+            for each in _sinks:
+                each._add_to_logger()
+        elif not any(each.number == handler_id for each in _sinks):
             try:
-                _remove(_first if handler_id == FIRST else handler_id)
+                _remove_from_logger(_first if handler_id == FIRST else handler_id)
             except ValueError:
                 if handler_id != FIRST:
                     raise
@@ -82,7 +82,7 @@ def _remove_others(handler_id: int | None = None) -> None:
 COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
-def shown_from(level: str) -> Sink:
+def show_logs(level: str) -> LogSink:
     """Show lines from `level` on, a word before a warning, until the sink is closed.
 
     They pass through the one console that draws the progress bars, so that neither tears the other apart.
@@ -97,19 +97,19 @@ def shown_from(level: str) -> Sink:
         label = f"{name.lower()}: " if name in COLOURS else ""
         console.print(Text.assemble((label, COLOURS.get(name, "")), text), soft_wrap=True)
 
-    return Sink(show, level=level, format="{message}")
+    return LogSink(show, level=level, format="{message}")
 
 
 @contextmanager
-def shown_in_a_program() -> Iterator[None]:
+def show_logs_in_program() -> Iterator[None]:
     """Within the block a Python program shows them as a command does, where nobody has said how log lines are to look:
     the sink that loguru begins with is still there."""
-    if not take_first():  # the program has its own
+    if not remove_first_sink():  # the program has its own
         yield
         return
-    sink = shown_from("INFO")
+    sink = show_logs("INFO")
     try:
         yield
     finally:
         sink.close()
-        give_first_back()
+        restore_first_sink()

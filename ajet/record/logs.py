@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_descriptor
-from ajet.record.console import console, harmless
-from ajet.record.log_sinks import Sink
+from ajet.record.console import console, replace_control_characters
+from ajet.record.log_sinks import LogSink
 from ajet.record.secrets import Redactor
 
 LEADING = ("trainer", "serve", "debug", "eval")
@@ -32,10 +32,10 @@ def main_log(run: Path) -> Path:
     """The log of the process that leads the run; that of a trainer where there is none yet."""
     ends = tuple(f"_{role}_0.log" for role in LEADING)
     named = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
-    return max(filter(has_record_file, named), key=_changed, default=run / "logs" / log_name(run, LEADING[0]))
+    return max(filter(has_record_file, named), key=_modified_time, default=run / "logs" / log_name(run, LEADING[0]))
 
 
-def _changed(path: Path) -> float:
+def _modified_time(path: Path) -> float:
     return path.stat().st_mtime
 
 
@@ -48,10 +48,10 @@ class LogFile:
         self._redact = redact
         self._file = io.FileIO(open_record_descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         self._lost = 0
-        self._sink: Sink | None = Sink(self._write, level="DEBUG", format=FORMAT)
+        self._sink: LogSink | None = LogSink(self._write_message, level="DEBUG", format=FORMAT)
 
-    def _write(self, message: Any) -> None:
-        text = harmless(self._redact(str(message)))
+    def _write_message(self, message: Any) -> None:
+        text = replace_control_characters(self._redact(str(message)))
         if self._lost:
             text = f"({self._lost} messages before this could not be written)\n{text}"
         try:

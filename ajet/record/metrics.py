@@ -45,15 +45,17 @@ class Metrics:
         """Record one row. `more` (tasks=[…]) goes to the file only; trackers get the finite numbers."""
         if self.judge:
             more = {"judge": self.judge, **more}
-        numbers = {name: _finite(value) for name, value in values.items()}
+        numbers = {name: _finite_or_none(value) for name, value in values.items()}
         row = {"step": step, "time": time.time(), **numbers, **plain(more)}
         with self._lock:
-            with write_errors.explained("a row of metrics", self.path.parent, kept="earlier rows are whole"):
+            with write_errors.explain_write_errors(
+                "a row of metrics", self.path.parent, intact="earlier rows are whole"
+            ):
                 append_lines(self.path, [line := self._redact.row(row)])
             if self.chain is not None:
                 self.chain.note_row(line)
                 self.chain.commit("step" if "tasks" in more else "record", step)
-            self._track(step, {name: value for name, value in numbers.items() if value is not None})
+            self._track_numbers(step, {name: value for name, value in numbers.items() if value is not None})
 
     def rows(self) -> list[dict[str, Any]]:
         """All rows, in the order logged; each has `step` and `time`."""
@@ -76,13 +78,13 @@ class Metrics:
             with self._lock:
                 self.trackers.episodes(step, split, episodes, outcomes)
 
-    def _track(self, step: int, numbers: dict[str, float]) -> None:
+    def _track_numbers(self, step: int, numbers: dict[str, float]) -> None:
         if step % self._every and not any(name.startswith("validation/") for name in numbers):
             return
         self.trackers.metrics(step, numbers)
 
 
-def _finite(value: float) -> float | int | None:
+def _finite_or_none(value: float) -> float | int | None:
     if isinstance(value, int):
         return value
     number = float(value)

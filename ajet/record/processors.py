@@ -26,11 +26,11 @@ def usable_cpus() -> int | None:
 
 def cpu_quota() -> int | None:
     """Whole processors that the control groups grant, at least one; None: there is no quota."""
-    found = [quota / period for quota, period in _quotas() if quota > 0 and period > 0]
+    found = [quota / period for quota, period in _list_quotas() if quota > 0 and period > 0]
     return max(1, math.floor(min(found))) if found else None
 
 
-def _quotas() -> Iterator[tuple[int, int]]:
+def _list_quotas() -> Iterator[tuple[int, int]]:
     """(microseconds that may be used, in which), of each group that this process is in and of those around it."""
     mount = ROOT / "sys/fs/cgroup"
     try:
@@ -44,13 +44,13 @@ def _quotas() -> Iterator[tuple[int, int]]:
         group = PurePosixPath(path.lstrip("/") if "/.." not in path else "")  # else it is out of sight
         for each in (group, *group.parents):
             if not controllers:
-                yield from _read(mount / each / "cpu.max")
+                yield from _read_quota(mount / each / "cpu.max")
             else:
                 folder = mount / controllers / each
-                yield from _read(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
+                yield from _read_quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
 
 
-def _read(*files: Path) -> Iterator[tuple[int, int]]:
+def _read_quota(*files: Path) -> Iterator[tuple[int, int]]:
     try:
         quota, period = " ".join(file.read_text() for file in files).split()
         yield int(quota), int(period)
@@ -58,7 +58,7 @@ def _read(*files: Path) -> Iterator[tuple[int, int]]:
         return
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Physical cores within this process's affinity and its control group's quota."""
     logical = os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical

@@ -39,9 +39,9 @@ class Progress:
                 transient=True,
             )
 
-    def bar(self, title: str, total: int | None, unit: str = "", *, done: int = 0) -> Bar:
+    def bar(self, title: str, total: int | None, unit: str = "", *, done: int = 0) -> ProgressBar:
         """A new bar at `done` of `total` (None: nobody knows of how many); it goes when it is closed."""
-        return Bar(self, title, total, unit, done)
+        return ProgressBar(self, title, total, unit, done)
 
     def __enter__(self) -> Progress:
         if self._bars is not None:
@@ -59,7 +59,7 @@ class Progress:
             self._bars.stop()
 
 
-class Bar:
+class ProgressBar:
     """A count towards a total."""
 
     def __init__(self, progress: Progress, title: str, total: int | None, unit: str, done: int) -> None:
@@ -79,7 +79,7 @@ class Bar:
         if bars is not None and self._id is not None:
             bars.update(self._id, completed=self.done, note=self._note)
         elif time.monotonic() - self._shown >= self.progress.line_every_s:
-            self._line()
+            self._print_line()
 
     def close(self) -> None:
         """Take the bar away; in plain text its last count is printed if any line was."""
@@ -88,10 +88,10 @@ class Bar:
             bars.remove_task(self._id)
             self._id = None
         elif self._lines:
-            self._line()
+            self._print_line()
             self._lines = 0
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(
@@ -99,7 +99,7 @@ class Bar:
     ) -> None:
         self.close()
 
-    def _line(self) -> None:
+    def _print_line(self) -> None:
         self._shown = time.monotonic()
         self._lines += 1
         count = str(self.done) if self.total is None else f"{self.done}/{self.total}"

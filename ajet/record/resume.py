@@ -92,7 +92,7 @@ class RunIdentity:
             missing = key not in self.training or key not in now
             if key == "ajet.backbone" or (missing and key.startswith("ajet.")):
                 continue
-            if missing or (self.training[key] != now[key] and not _blotted(self.training[key], now[key])):
+            if missing or (self.training[key] != now[key] and not _matches_redacted(self.training[key], now[key])):
                 rows.append((key, self.training.get(key, "(not set)"), now.get(key, "(not set)")))
         return rows
 
@@ -170,7 +170,7 @@ def _describe_fresh(folder: Path) -> str:
     return f"--fresh (in Python fresh=True) begins a new run (the old folder is kept as {folder.name}.old-N)"
 
 
-def _blotted(then: Any, now: Any) -> bool:
+def _matches_redacted(then: Any, now: Any) -> bool:
     """Whether the values may be the same, one written with a secret blotted out and the other not."""
     if not (isinstance(then, str) and isinstance(now, str)):
         return False
@@ -178,9 +178,9 @@ def _blotted(then: Any, now: Any) -> bool:
     return len(parts) > 1 and re.fullmatch(".*".join(map(re.escape, parts)), now, re.DOTALL) is not None
 
 
-def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
+def refuse_changed_settings(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
     """The error for a folder whose run was another one."""
-    rows = [f"{key}: {_short(then)} then, {_short(now)} now" for key, then, now in differences]
+    rows = [f"{key}: {_shorten_value(then)} then, {_shorten_value(now)} now" for key, then, now in differences]
     return UserError(
         f"The run in {folder} had another configuration; it is not continued with this one:\n{_format_rows(rows)}",
         where=str(folder),
@@ -192,13 +192,13 @@ def refuse(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
     )
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryCounts:
     """The positions of the training order that were skipped, doubled, failed or forked, over all epochs."""
 
     consumed: int
@@ -213,7 +213,7 @@ class Recovery:
     @classmethod
     def of(
         cls, rows: Sequence[Mapping[str, Any]], begun: Iterable[int], *, step: int, dead: Iterable[int] = ()
-    ) -> Recovery:
+    ) -> RecoveryCounts:
         """`rows`: of metrics.jsonl; `begun`: the positions that were and are not over; `step`: that of the
         checkpoint; `dead`: those that are given out no more."""
         taken: Counter[int] = Counter()
@@ -225,8 +225,8 @@ class Recovery:
         waiting = {*begun}
         given_up = lost - taken.keys() - waiting
         known = taken.keys() | waiting | given_up
-        whole = any(row.get("step") == 1 for row in rows)  # else it began from another run's checkpoint
-        places = range(0 if whole else min(known, default=0), max(known, default=-1) + 1)
+        from_start = any(row.get("step") == 1 for row in rows)  # else it began from another run's checkpoint
+        places = range(0 if from_start else min(known, default=0), max(known, default=-1) + 1)
         return cls(
             consumed=sum(position >= 0 for position in taken),
             under_way=len(waiting),

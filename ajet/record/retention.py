@@ -27,7 +27,7 @@ LEFTOVERS = (".step-*.partial", ".step-*.pruned", ".step-*.replaced", "step-*.da
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class RetentionBounds:
     """The bounds of what is kept of each kind; None: all stays."""
 
     episodes: int | None
@@ -37,7 +37,7 @@ class Bounds:
 
 
 @dataclass(slots=True)
-class Going:
+class FilesToRemove:
     """The files that are to go, by kind."""
 
     paths: dict[str, list[Path]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
@@ -46,25 +46,27 @@ class Going:
 
     def size(self, kind: str) -> int:
         """Bytes."""
-        return sum(_size(path) for path in self.paths[kind])
+        return sum(_path_size(path) for path in self.paths[kind])
 
     def __bool__(self) -> bool:
         return any(self.paths.values())
 
 
-def going(folder: Path, checkpoints: Checkpoints, bounds: Bounds, *, by_hand: bool = False) -> Going:
+def find_files_to_remove(
+    folder: Path, checkpoints: Checkpoints, bounds: RetentionBounds, *, by_hand: bool = False
+) -> FilesToRemove:
     """What goes of the run in `folder`. `by_hand`: checkpoints that its bounds no longer keep, and leftovers, too."""
-    found = Going()
+    found = FilesToRemove()
     outlived = checkpoints.outlived() if by_hand else []
     found.steps = [each.step for each in outlived]
     found.paths["checkpoints"] = [each.path for each in outlived]
     if by_hand:
         left = [path for each in LEFTOVERS for path in sorted(checkpoints.folder.glob(each))]
         found.paths["leftovers"] = [path for path in left if not _is_to_come_back(path)]
-    kept = [each.step for each in checkpoints.all() if each.step not in found.steps]
-    files = sorted(_files(folder / "episodes"), reverse=True)
+    staying = [each.step for each in checkpoints.all() if each.step not in found.steps]
+    files = sorted(_list_episode_files(folder / "episodes"), reverse=True)
     steps = sorted({step for step, _ in files}, reverse=True)
-    oldest = min(kept, default=-1)
+    oldest = min(staying, default=-1)
     for bound, kind in ((bounds.episodes, "episodes"), (bounds.arrays, "arrays")):
         for step in [] if bound is None else [step for step in steps[bound:] if step <= oldest]:
             for path in (path for at, path in files if at == step):
@@ -74,7 +76,7 @@ def going(folder: Path, checkpoints: Checkpoints, bounds: Bounds, *, by_hand: bo
     return found
 
 
-def remove(folder: Path, chain: Chain, found: Going, *, step: int, why: str) -> None:
+def remove_files(folder: Path, chain: Chain, found: FilesToRemove, *, step: int, why: str) -> None:
     """Say it in the chain, and let it go. Raises UserError where the link cannot be written."""
     files = [str(path.relative_to(folder)) for kind in ("episodes", "arrays") for path in found.paths[kind]]
     chain.commit("gc", step, removed=files, checkpoints=found.steps, why=why)
@@ -92,13 +94,13 @@ def _is_to_come_back(path: Path) -> bool:
     return path.name == f".{name}.replaced" and not path.with_name(name).exists()
 
 
-def _files(folder: Path) -> Iterator[tuple[int, Path]]:
+def _list_episode_files(folder: Path) -> Iterator[tuple[int, Path]]:
     for name in list_record_folder(folder):
         if match := NAME.fullmatch(name):
             yield int(match[1]), folder / name
 
 
-def _size(path: Path) -> int:
+def _path_size(path: Path) -> int:
     if path.is_dir() and not path.is_symlink():
         return sum(each.lstat().st_size for each in path.rglob("*") if each.is_file())
     return path.lstat().st_size

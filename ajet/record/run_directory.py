@@ -39,11 +39,11 @@ from ajet.record.lock import RunLock
 from ajet.record.logs import LogFile, log_name
 from ajet.record.metrics import Metrics
 from ajet.record.processors import usable_cpus
-from ajet.record.resume import Recovery
-from ajet.record.retention import Bounds, going, remove
+from ajet.record.resume import RecoveryCounts
+from ajet.record.retention import RetentionBounds, find_files_to_remove, remove_files
 from ajet.record.run_place import RunPlace
 from ajet.record.secrets import Redactor, literal_secrets
-from ajet.record.status import Status
+from ajet.record.status import StatusFile
 from ajet.record.trackers import TrackedRun, open_trackers
 from ajet.schema.errors import UserError
 
@@ -89,14 +89,14 @@ class RunDirectory:
         role = "trainer" if kind == "train" else kind
         self.log_file = LogFile(self.path / "logs" / log_name(self.path, role), redact)
         try:
-            self._prepare(experiment, place, kind)
+            self._open_files(experiment, place, kind)
         except BaseException:
             self.log_file.close()
             raise
 
-    def _prepare(self, experiment: Experiment, place: RunPlace, kind: Kind) -> None:
+    def _open_files(self, experiment: Experiment, place: RunPlace, kind: Kind) -> None:
         redact, trainer = self.redact, experiment.ajet.trainer_common
-        self.status = Status(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
+        self.status = StatusFile(self.path / "status.json", redact, run_id=self.run_id, name=self.name, kind=kind)
         self.episodes = EpisodeFiles(self.path / "episodes", redact)
         self.checkpoints = place.checkpoints
         self.chain = place.chain
@@ -105,11 +105,11 @@ class RunDirectory:
         self.metrics.chain = self.chain
         self.metrics.judge, self.judge_change = place.judge, place.judge_change
         self.episodes.on_written = self.metrics.track_episodes
-        self._describe(experiment, redact)
-        self._bounds = Bounds(None, None)
+        self._write_description(experiment, redact)
+        self._bounds = RetentionBounds(None, None)
         if self.chain is not None:
-            self._bounds = Bounds(trainer.keep_episodes, trainer.keep_arrays)
-            self._chained_before = self.chain.begun
+            self._bounds = RetentionBounds(trainer.keep_episodes, trainer.keep_arrays)
+            self._had_links = self.chain.has_links
             facts = start_facts(self.path, self.run_id, experiment, self.resumed, self.checkpoints.folder)
             self.chain.commit("start", self.resumed.step if self.resumed else 0, **facts)
         self._tracks_from_take_up = kind == "train"
@@ -138,24 +138,28 @@ class RunDirectory:
         """
         root = Path(root).absolute()
         redact = redactor_of(experiment)
-        with write_errors.explained(
-            write_errors.RECORD, root, kept="nothing was begun", elsewhere=write_errors.EXP_DIR
+        with write_errors.explain_write_errors(
+            write_errors.RECORD, root, intact="nothing was begun", other_folder=write_errors.EXP_DIR
         ):
             if kind != "train":
-                place = RunPlace.again(again, root) if again else RunPlace.new(root, experiment.name, kind)
+                place = (
+                    RunPlace.reopen_evaluation(again, root)
+                    if again
+                    else RunPlace.create_folder(root, experiment.name, kind)
+                )
                 try:
                     return cls(experiment, place, kind, redact)
                 except BaseException:
-                    place.give_back()
+                    place.release_lock()
                     if again is None:
-                        _remove(place.folder)
+                        _remove_own_folder(place.folder)
                     raise
-            place = RunPlace.locked(root, experiment.name)
+            place = RunPlace.lock_folder(root, experiment.name)
             try:
-                experiment = place.decide(experiment, root, "never" if fresh else resume, redact)
+                experiment = place.prepare_run(experiment, root, "never" if fresh else resume, redact)
                 return cls(experiment, place, kind, redact)
             except BaseException:
-                place.give_back()
+                place.release_lock()
                 raise
 
     def take_up(self) -> None:
@@ -164,13 +168,15 @@ class RunDirectory:
         if self._taken_up:
             return
         self._taken_up = True
-        self._place.settle()
+        self._place.confirm_start()
         step = self.resumed.step if self.resumed else None
-        with write_errors.explained("the record of the run", self.path, kept="its checkpoints are as they were"):
+        with write_errors.explain_write_errors(
+            "the record of the run", self.path, intact="its checkpoints are as they were"
+        ):
             self._forget_later(step)
 
     def _forget_later(self, step: int | None) -> None:
-        if self.chain is not None and self._chained_before:
+        if self.chain is not None and self._had_links:
             after = -1 if step is None else step
             self.chain.commit("resume", after, **resume_facts(self.path, after))
         self.episodes.truncate(-1 if step is None else step)
@@ -186,10 +192,10 @@ class RunDirectory:
 
     def retain(self) -> None:
         """A checkpoint was saved: let go of what lies beyond `keep_episodes` and `keep_arrays`."""
-        if self.chain is None or self._bounds == Bounds(None, None):
+        if self.chain is None or self._bounds == RetentionBounds(None, None):
             return
-        if found := going(self.path, self.checkpoints, self._bounds):
-            remove(self.path, self.chain, found, step=self.status.get("step"), why="the run's own bounds")
+        if found := find_files_to_remove(self.path, self.checkpoints, self._bounds):
+            remove_files(self.path, self.chain, found, step=self.status.get("step"), why="the run's own bounds")
 
     def recovery(self, begun: Iterable[int], left: Sequence[int] = (), *, dead: Iterable[int] = ()) -> str:
         """What of the run that goes on is consumed, under way, skipped, doubled and given up, in words; "" where its
@@ -199,7 +205,7 @@ class RunDirectory:
         own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
         path = self.metrics.path if own else self.resumed.path.parents[1] / self.metrics.path.name
         rows = [*read_rows(path), {"discarded": left}]
-        return f": {Recovery.of(rows, begun, step=self.resumed.step, dead=dead)}" if path.exists() else ""
+        return f": {RecoveryCounts.of(rows, begun, step=self.resumed.step, dead=dead)}" if path.exists() else ""
 
     def close(self, outcome: str) -> None:
         """Say how the run ended (finished, interrupted, failed) and give the folder back. Idempotent."""
@@ -207,13 +213,13 @@ class RunDirectory:
             return
         self._closed = True
         self.metrics.close(outcome)
-        self._link_the_end(outcome)
+        self._commit_end_link(outcome)
         self.status.set(phase=outcome, outcome=outcome, ended=time.time(), processes=[])
         self.log_file.close()
         if self._lock is not None:
             self._lock.release()
 
-    def _link_the_end(self, outcome: str) -> None:
+    def _commit_end_link(self, outcome: str) -> None:
         """Link what was recorded after the last row, as a server does at its end, and that nothing comes after it. A
         start that did not load its run does not say so: what a killed process left unlinked may still be there."""
         if self.chain is None or not self._taken_up:
@@ -229,12 +235,12 @@ class RunDirectory:
         back."""
         self.close("failed")
         if not self._own_folder:
-            if (meanwhile := self._place.put_back()) is not None:
+            if (meanwhile := self._place.restore_archived_run()) is not None:
                 logger.warning("nothing came of this run: {} is {} again", meanwhile, self.name)
             if not self._taken_up:
-                self._place.remove()
+                self._place.remove_unused_folder()
         elif not self.episodes.folder.exists():
-            _remove(self.path)
+            _remove_own_folder(self.path)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -245,20 +251,20 @@ class RunDirectory:
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         self.close("interrupted" if interrupted else "failed" if kind else "finished")
 
-    def _describe(self, experiment: Experiment, redact: Redactor) -> None:
+    def _write_description(self, experiment: Experiment, redact: Redactor) -> None:
         """The files that say what this run is."""
         write_atomically(self.path / "given.yaml", redact(experiment.yaml_text))
         write_atomically(self.path / CONFIG, experiment.resolved_yaml(redact.interpolated))
         write_atomically(self.path / ORIGINS, json.dumps(redact.tree(origins(experiment)), indent=1) + "\n")
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         with open_record_file(self.path / "command", "ab") as file:
-            file.write(redact(f"# {started} in {os.getcwd()}\n{_typed(sys.argv)}\n").encode())
+            file.write(redact(f"# {started} in {os.getcwd()}\n{_format_command(sys.argv)}\n").encode())
         folders = {Path(experiment.yaml_path).absolute().parent, Path(__file__).parent} if experiment.yaml_path else ()
         text = json.dumps(redact.tree(environment(*folders)), indent=1, ensure_ascii=False)
         write_atomically(self.path / "environment.json", text + "\n")
 
 
-def _remove(folder: Path) -> None:
+def _remove_own_folder(folder: Path) -> None:
     """A folder of its own, of which nothing came, and those around it if they are empty now."""
     shutil.rmtree(folder, ignore_errors=True)
     for around in folder.parents[:2]:
@@ -272,7 +278,7 @@ def redactor_of(experiment: Experiment) -> Redactor:
     return Redactor(literals=literal_secrets(tree))
 
 
-def _typed(arguments: Sequence[str]) -> str:
+def _format_command(arguments: Sequence[str]) -> str:
     """The command without values of secret options: Ray starts its workers with --redis-password."""
     shown = []
     for each in arguments:
@@ -298,22 +304,22 @@ def environment(*folders: Path) -> dict[str, Any]:
         "host": platform.node(),
         "cpu": {"model": _cpu_model(), "logical": os.cpu_count(), "usable": usable_cpus()},
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": _gpus(),
+        "gpus": _gpu_names(),
         "variables": {name: os.environ[name] for name in RECORDED_VARIABLES if name in os.environ},
         "git": {str(folder): commit for folder in folders if (commit := git_commit(folder))},
-        "packages": _packages(),
+        "packages": _installed_packages(),
     }
 
 
 def git_commit(folder: Path) -> str | None:
     """The commit of the repository around `folder`, "+changes" appended when the tree differs; None outside of one."""
-    head = _git(folder, "rev-parse", "HEAD")
+    head = _run_git(folder, "rev-parse", "HEAD")
     if head is None:
         return None
-    return head + ("+changes" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    return head + ("+changes" if _run_git(folder, "status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _git(folder: Path, *arguments: str) -> str | None:
+def _run_git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.TimeoutExpired):
@@ -321,7 +327,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _packages() -> dict[str, str]:
+def _installed_packages() -> dict[str, str]:
     found = dict(filter(None, (_name_and_version(package) for package in metadata.distributions())))
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
@@ -342,7 +348,7 @@ def _cpu_model() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def _gpus() -> list[str]:
+def _gpu_names() -> list[str]:
     """Names as NVIDIA's driver lists them; asking torch would import it."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):

@@ -18,17 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.code_digests import digest_code, digest_judge
 from ajet.record.aside import FILE as ASIDE_FILE
-from ajet.record.aside import Aside
+from ajet.record.aside import ArchivedRun
 from ajet.record.chain import FILE as CHAIN_FILE
 from ajet.record.chain import Chain, chain_key, has_saved_checkpoint
 from ajet.record.chain_starts import SETTLED
-from ajet.record.checkpoint import Checkpoint, examined
+from ajet.record.checkpoint import Checkpoint, verify_checkpoint
 from ajet.record.checkpoints import Checkpoints, checkpoints_folder, checkpoints_of
 from ajet.record.lock import FILE as LOCK_FILE
 from ajet.record.lock import GUARD, RunLock
 from ajet.record.logs import log_name
 from ajet.record.plain_json import dumps
-from ajet.record.resume import RunIdentity, refuse, refuse_changed_code, refuse_other_project, yaml_path_of
+from ajet.record.resume import (
+    RunIdentity,
+    refuse_changed_code,
+    refuse_changed_settings,
+    refuse_other_project,
+    yaml_path_of,
+)
 from ajet.record.secrets import SHAPES_ONLY, Redactor
 from ajet.record.status import read_status
 from ajet.schema.commands import ANEW
@@ -37,9 +43,9 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-OF_A_START = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, ASIDE_FILE, "command", "status.json", "logs", "services"}
+START_FILES = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, ASIDE_FILE, "command", "status.json", "logs", "services"}
 """What a start writes before it loads anything; a folder with no more than this holds nothing of a run."""
-OF_OTHERS = {"debug", "eval", "serve"}
+OTHER_RUN_FOLDERS = {"debug", "eval", "serve"}
 """Folders of runs of the same name that train nothing."""
 
 
@@ -54,11 +60,11 @@ class RunPlace:
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.chain: Chain | None = None
         """Of what trains."""
-        self._aside: Aside | None = None
+        self._archived: ArchivedRun | None = None
         """The run whose place this one has, until something comes of it."""
-        self._moved: list[tuple[Path, Path]] = []
+        self._restored_moves: list[tuple[Path, Path]] = []
         """Of folders that were put back, where they were a moment ago and where they are."""
-        self.made = False
+        self.is_new_folder = False
         """Whether a run of this name had left nothing here: what is there is this start's."""
         self.judge = ""
         """`digest_judge` of what trains."""
@@ -66,7 +72,7 @@ class RunPlace:
         """The step that the run continues from, if what an earlier process recorded of it is another judge's."""
 
     @classmethod
-    def new(cls, root: Path, name: str, kind: str) -> RunPlace:
+    def create_folder(cls, root: Path, name: str, kind: str) -> RunPlace:
         """A folder of its own below EXPERIMENT/debug, eval or serve, named by the time."""
         stamp = time.strftime("%Y%m%d-%H%M%S")
         number = 1
@@ -83,7 +89,7 @@ class RunPlace:
             return cls(folder, str(folder.relative_to(root)), lock)
 
     @classmethod
-    def again(cls, folder: Path, root: Path) -> RunPlace:
+    def reopen_evaluation(cls, folder: Path, root: Path) -> RunPlace:
         """The folder of an evaluation that goes on. Raises UserError where another process is at it."""
         lock = RunLock(folder)
         if (holder := lock.take()) is not None:
@@ -97,18 +103,20 @@ class RunPlace:
         return place
 
     @classmethod
-    def locked(cls, root: Path, name: str) -> RunPlace:
+    def lock_folder(cls, root: Path, name: str) -> RunPlace:
         """EXPERIMENT, or EXPERIMENT-2 and so on while a live run holds the one before."""
         number = 1
         holders: list[str] = []
         while True:
             tried = name if number == 1 else f"{name}-{number}"
             lock = RunLock(root / tried)
-            made = not lock.folder.exists() or {path.name for path in lock.folder.iterdir()} <= OF_OTHERS | {GUARD}
+            is_new = not lock.folder.exists() or {path.name for path in lock.folder.iterdir()} <= OTHER_RUN_FOLDERS | {
+                GUARD
+            }
             holder = lock.take()
             if holder is None:
                 place = cls(root / tried, tried, lock)
-                place.made = made
+                place.is_new_folder = is_new
                 if holders:
                     place.notes.append(
                         f"{', '.join(holders)}; this run writes to {tried} "
@@ -118,46 +126,46 @@ class RunPlace:
             holders.append(f"{tried} is being written by {holder}")
             number += 1
 
-    def decide(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
+    def prepare_run(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
         """Continue the folder's run, or set it aside and begin one, as `resume` says. Answers the experiment, with the
         defaults that the run began with."""
         backbone, given = experiment.ajet.backbone, experiment.given()
         training = _without_secrets(experiment.training_relevant(), redact)
-        self._take_back()
-        for name in OF_A_START:  # of who was killed as it wrote one of them; only who has the lock does
+        self._restore_archived_run()
+        for name in START_FILES:  # of who was killed as it wrote one of them; only who has the lock does
             for left in self.folder.glob(f".{name}.*.aside"):
                 left.unlink()
         self._open_checkpoints(experiment)
-        earlier = self._earlier(anew=resume == "never")
+        earlier = self._read_earlier_run(anew=resume == "never")
         differences = earlier.differences(backbone, training) if earlier else []
-        kept = earlier.defaults(differences, given) if earlier and resume != "never" else {}
-        differences = [row for row in differences if row[0] not in kept]
-        base = earlier.base if earlier and not self._nothing_came() else None
+        old_defaults = earlier.defaults(differences, given) if earlier and resume != "never" else {}
+        differences = [row for row in differences if row[0] not in old_defaults]
+        base = earlier.base if earlier and not self._is_unused() else None
         code, yaml = digest_code(experiment), yaml_path_of(experiment, self.folder)
         changed = earlier.changed_code(code) if earlier and self.checkpoints.all() else {}
         if resume == "auto":
-            if earlier and not self._nothing_came():
+            if earlier and not self._is_unused():
                 self._require_own_project(earlier, yaml)
                 if differences:
-                    raise refuse(self.folder, differences)
+                    raise refuse_changed_settings(self.folder, differences)
             if earlier:
-                self._refuse_elsewhere()
+                self._refuse_moved_checkpoints()
             if changed:
                 raise refuse_changed_code(self.folder, changed)
             self.resumed = self.checkpoints.sound()
             if self.resumed is None and earlier and has_saved_checkpoint(self.folder):
                 self.notes.append(f"the checkpoints of {self.name} are gone: a new run begins")
-                self._set_aside()
+                self._archive_run()
                 earlier = None
             if self.resumed is None and base is not None:
-                self.resumed = self._begun_from(root / base)
+                self.resumed = self._read_base_checkpoint(root / base)
         elif resume == "never":
             if earlier:
-                self._set_aside()
+                self._archive_run()
                 earlier = None
             base = None
         else:
-            chosen = self._named(resume, root)
+            chosen = self._find_checkpoint(resume, root)
             later = [each.step for each in self.checkpoints.all() if each.path not in self.checkpoints.damaged]
             own = chosen.path.parent.resolve() == self.checkpoints.folder.resolve()
             if own and chosen.step == max(later):
@@ -168,21 +176,21 @@ class RunPlace:
                     )
             else:
                 if earlier:
-                    chosen = self._set_aside_but(chosen)
+                    chosen = self._archive_run_except(chosen)
                     earlier = None
-                self.resumed, base = chosen, _below(root, chosen.path.absolute())
+                self.resumed, base = chosen, _path_below(root, chosen.path.absolute())
                 self.notes.append(f"{self.name} begins from {chosen.path} (step {chosen.step})")
         for path, why in self.checkpoints.damaged.items():
             after = f"after step {self.resumed.step}" if self.resumed else "anew"
             self.notes.append(f"the checkpoint {path} is damaged ({why}): the run goes on {after}")
-        if earlier and differences and self._nothing_came():
+        if earlier and differences and self._is_unused():
             self.run_id, earlier = earlier.run_id, None
         changes: list[dict[str, Any]] = []
         if earlier:
             self.run_id = earlier.run_id
             given = sorted({*earlier.given, *(key for key, _, _ in differences)})
-            experiment = self._with_kept(experiment, kept)
-            training |= kept
+            experiment = self._apply_old_defaults(experiment, old_defaults)
+            training |= old_defaults
             yaml = yaml or earlier.yaml
         self.judge = digest_judge(experiment, code)
         if earlier and self.resumed is not None:
@@ -216,10 +224,10 @@ class RunPlace:
             raise refuse_other_project(self.folder, earlier.yaml, yaml)
         self.notes.append(f"{self.name} belonged to {earlier.yaml}, which is gone: it goes on with {yaml}")
 
-    def _begun_from(self, path: Path) -> Checkpoint:
+    def _read_base_checkpoint(self, path: Path) -> Checkpoint:
         """The checkpoint of another run that this one, which has saved none of its own, began from. Raises
         UserError."""
-        found = examined(path)
+        found = verify_checkpoint(path)
         if isinstance(found, str):
             raise UserError(
                 f"{self.name} began from the checkpoint {path}, and has saved none of its own: {found}.",
@@ -230,20 +238,20 @@ class RunPlace:
         self.notes.append(f"{self.name} has saved no checkpoint: it begins again from {path} (step {found.step})")
         return found
 
-    def _nothing_came(self) -> bool:
+    def _is_unused(self) -> bool:
         """Whether the starts that the folder knows ended before anything was played, scored or stored."""
-        return self._within(OF_A_START | OF_OTHERS) and not self.checkpoints.all()
+        return self._holds_only(START_FILES | OTHER_RUN_FOLDERS) and not self.checkpoints.all()
 
-    def _within(self, names: Collection[str]) -> bool:
+    def _holds_only(self, names: Collection[str]) -> bool:
         """Whether the folder holds nothing else than these."""
         return not self.folder.exists() or {path.name for path in self.folder.iterdir()} <= {*names}
 
-    def _with_kept(self, experiment: Experiment, kept: Mapping[str, Any]) -> Experiment:
+    def _apply_old_defaults(self, experiment: Experiment, old_defaults: Mapping[str, Any]) -> Experiment:
         """The experiment with the defaults that the run began with; says so."""
-        for key, value in kept.items():
+        for key, value in old_defaults.items():
             self.notes.append(f"{key} stays {json.dumps(value)}, the default when this run began; nobody set it")
         try:
-            return experiment.with_defaults(kept)
+            return experiment.with_defaults(old_defaults)
         except ValueError as error:
             raise UserError(
                 f"The run in {self.folder} began with a default that this version of ajet does not take: {error}",
@@ -251,7 +259,7 @@ class RunPlace:
                 do=f"set the key in the YAML; or {ANEW}",
             ) from error
 
-    def _earlier(self, *, anew: bool) -> RunIdentity | None:
+    def _read_earlier_run(self, *, anew: bool) -> RunIdentity | None:
         """The run in the folder. One whose own file is damaged can be set aside, and no more."""
         try:
             return RunIdentity.read(self.folder)
@@ -260,7 +268,7 @@ class RunPlace:
                 raise
             return RunIdentity("", "", {})
 
-    def give_back(self) -> None:
+    def release_lock(self) -> None:
         """Release the lock; a folder that was made only for it goes."""
         if self.lock is not None:
             self.lock.release()
@@ -271,10 +279,10 @@ class RunPlace:
         self.checkpoints = Checkpoints(folder, keep=trainer.max_checkpoints_to_keep, keep_best=trainer.keep_best)
         self.checkpoints.clean()
 
-    def _named(self, resume: str, root: Path) -> Checkpoint:
+    def _find_checkpoint(self, resume: str, root: Path) -> Checkpoint:
         path = Path(resume)
         for place in (path, root / path):
-            for was, now in self._moved:
+            for was, now in self._restored_moves:
                 if place.absolute().is_relative_to(was):
                     return self.checkpoints.at(now / place.absolute().relative_to(was))
         found = path if path.exists() or not (root / path).exists() else root / path
@@ -282,7 +290,7 @@ class RunPlace:
             found = checkpoints_of(found).folder
         return self.checkpoints.at(found)
 
-    def _refuse_elsewhere(self) -> None:
+    def _refuse_moved_checkpoints(self) -> None:
         """Raises UserError where the checkpoints lie where the last start had them, and this one has them elsewhere: it
         would begin anew, over what is recorded."""
         there, here = checkpoints_of(self.folder), self.checkpoints.folder
@@ -294,16 +302,16 @@ class RunPlace:
                 do=f"set the key as it was; or move that folder to {here}; or {ANEW}",
             )
 
-    def _set_aside_but(self, chosen: Checkpoint) -> Checkpoint:
+    def _archive_run_except(self, chosen: Checkpoint) -> Checkpoint:
         """Set the folder aside; answers `chosen` where it is afterwards."""
         path = chosen.path.resolve()
-        real = {each: each.resolve() for each in (self.folder, *self._outside())}
-        for was, now in self._set_aside().moves:
+        real = {each: each.resolve() for each in (self.folder, *self._checkpoint_folders())}
+        for was, now in self._archive_run().moves:
             if path.is_relative_to(real[was]) and (now / path.relative_to(real[was])).exists():
                 return self.checkpoints.at(now / path.relative_to(real[was]))
         return chosen
 
-    def _outside(self) -> list[Path]:
+    def _checkpoint_folders(self) -> list[Path]:
         """Where checkpoints of the run in the folder may lie: where the present configuration has them, and where that
         of the last start did."""
         try:
@@ -311,65 +319,69 @@ class RunPlace:
         except UserError:  # a record that is damaged can be set aside all the same
             return [self.checkpoints.folder]
 
-    def _set_aside(self) -> Aside:
+    def _archive_run(self) -> ArchivedRun:
         """Rename the folder to EXPERIMENT.old-N and take an empty one. Answers where the old one is now."""
-        self._aside = aside = Aside.begin(self.folder, self._outside())
-        (aside.old / LOCK_FILE).unlink(missing_ok=True)
+        self._archived = archived = ArchivedRun.archive_run(self.folder, self._checkpoint_folders())
+        (archived.old / LOCK_FILE).unlink(missing_ok=True)
         if self.lock is not None:
             self.lock.release()
         self.lock = RunLock(self.folder)
         if (holder := self.lock.take()) is not None:
-            raise self._met(holder)
-        self.notes.append(f"the earlier run of {self.name} was kept as {aside.old.name}")
-        return aside
+            raise self._race_error(holder)
+        self.notes.append(f"the earlier run of {self.name} was kept as {archived.old.name}")
+        return archived
 
-    def _take_back(self) -> None:
+    def _restore_archived_run(self) -> None:
         """Where a start that set the run aside was killed before anything came of it, the run is where it was again,
         also where the kill came between two renames; where something is in its place, that is said."""
         (self.folder / ASIDE_FILE).unlink(missing_ok=True)  # of a start that was killed before its first rename
-        if (aside := Aside.left(self.folder)) is None:
+        if (archived := ArchivedRun.find_archived(self.folder)) is None:
             return
-        if not (self._within(OF_A_START) and aside.free):
-            self._aside = aside
-            self.notes.append(f"the earlier run of {self.name} is kept as {aside.old.name}: a start set it aside")
+        if not (self._holds_only(START_FILES) and archived.is_restorable):
+            self._archived = archived
+            self.notes.append(f"the earlier run of {self.name} is kept as {archived.old.name}: a start set it aside")
             return
-        lock, keep = RunLock(aside.old), None
+        lock, keep = RunLock(archived.old), None
         if (holder := lock.take()) is not None:
-            raise self._met(holder)
+            raise self._race_error(holder)
         if (self.folder / "logs").exists() and (read_status(self.folder) or {}).get("outcome") != "interrupted":
-            keep = aside.ended()
+            keep = archived.next_ended_path()
         try:
-            aside.put_back(keep)
+            archived.restore_run(keep)
         except OSError:
             lock.release()
-            raise self._met("another start") from None
+            raise self._race_error("another start") from None
         lock.moved(self.folder)
         if self.lock is not None:
-            self.lock.moved(keep or aside.gone)
+            self.lock.moved(keep or archived.removal_path)
             self.lock.release()
-        self.lock, self._moved = lock, [(now, was) for was, now in aside.moves]
+        self.lock, self._restored_moves = lock, [(now, was) for was, now in archived.moves]
         self.notes.append(
             f"a start of {self.name} that set the earlier run aside ended before anything came of it: "
-            f"{aside.old.name} is {self.name} again"
+            f"{archived.old.name} is {self.name} again"
             + (f", and what that start logged is in {keep.name}" if keep else "")
         )
 
-    def _met(self, holder: object) -> UserError:
+    def _race_error(self, holder: object) -> UserError:
         return UserError(
             f"{holder} began to write to {self.folder} at the same moment.",
             where=str(self.folder),
             do="start again: the new run will get a folder of its own",
         )
 
-    def settle(self) -> None:
+    def confirm_start(self) -> None:
         """Something comes of the run: the one whose place it has stays under its other name."""
-        if self._aside is not None:
-            self._aside.settle()
+        if self._archived is not None:
+            self._archived.remove_mark()
 
-    def remove(self) -> None:
+    def remove_unused_folder(self) -> None:
         """Nothing came of a run that began here, and it let go of the folder: what it wrote goes, unless another has
         the folder by now, or programs ran beside it, whose logs may say more."""
-        if not self.made or self._aside is not None or not self._within((OF_A_START | OF_OTHERS) - {"services"}):
+        if (
+            not self.is_new_folder
+            or self._archived is not None
+            or not self._holds_only((START_FILES | OTHER_RUN_FOLDERS) - {"services"})
+        ):
             return
         if any(path.name != log_name(self.folder, "trainer") for path in (self.folder / "logs").glob("*")):
             return
@@ -380,10 +392,10 @@ class RunPlace:
             if str((read_status(self.folder) or {}).get("run_id")) != self.run_id:
                 return
             for path in self.folder.iterdir():
-                if path.name in OF_OTHERS | {LOCK_FILE, GUARD}:
+                if path.name in OTHER_RUN_FOLDERS | {LOCK_FILE, GUARD}:
                     continue
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-            if self._within({LOCK_FILE, GUARD}):
+            if self._holds_only({LOCK_FILE, GUARD}):
                 gone = self.folder.with_name(f".{self.folder.name}.gone")
                 os.replace(self.folder, gone)
                 lock.moved(gone)
@@ -394,27 +406,32 @@ class RunPlace:
         finally:
             lock.release()
 
-    def put_back(self) -> str | None:
+    def restore_archived_run(self) -> str | None:
         """The run that was set aside is where it was again, if nothing came of the one that took its place: answers the
         name that it had meanwhile. Whose run it was has let go of the folder; None where that is another's by now, or
         holds what another command wrote beside it."""
-        aside = self._aside
-        if aside is None or not self._within(OF_A_START) or self.checkpoints.all() or not aside.free:
+        archived = self._archived
+        if (
+            archived is None
+            or not self._holds_only(START_FILES)
+            or self.checkpoints.all()
+            or not archived.is_restorable
+        ):
             return None
         lock = RunLock(self.folder)
         if lock.take() is not None:
             return None
         try:
-            aside.put_back()
+            archived.restore_run()
         except OSError:  # another start has made the folder anew: the earlier run stays under its other name
             return None
         finally:
-            lock.moved(aside.gone)
+            lock.moved(archived.removal_path)
             lock.release()
-        return aside.old.name
+        return archived.old.name
 
 
-def _below(root: Path, path: Path) -> str:
+def _path_below(root: Path, path: Path) -> str:
     """The path as it is below `root`, which may be moved with all its runs, or as it is."""
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 

@@ -18,7 +18,7 @@ from statistics import fmean, variance
 
 import numpy as np
 
-from ajet.record.attempts import TAG_KEYS, Attempt, tells_success
+from ajet.record.attempts import TAG_KEYS, AttemptRecord, has_success_verdicts
 from ajet.record.intervals import Z, half_width, plus_minus, wilson
 
 
@@ -32,7 +32,7 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class TaskRate:
     """A rate over tasks with its 95 % interval."""
 
     value: float
@@ -48,14 +48,14 @@ class Rate:
 class Scores:
     """The scores of one model's attempts, or of those at tasks with one tag."""
 
-    attempts: Sequence[Attempt]
+    attempts: Sequence[AttemptRecord]
     lowest: float = 0.0
-    """What a failed attempt is worth: 0, or less where rewards go below it (`worth_of_failure`)."""
-    by_task: dict[str, list[Attempt]] = field(init=False)
+    """What a failed attempt is worth: 0, or less where rewards go below it (`failure_reward`)."""
+    by_task: dict[str, list[AttemptRecord]] = field(init=False)
     """The attempts that count."""
 
     def __post_init__(self) -> None:
-        by_task: dict[str, list[Attempt]] = {}
+        by_task: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             if not attempt.left_out:
                 by_task.setdefault(attempt.task, []).append(attempt)
@@ -87,9 +87,9 @@ class Scores:
         return max((len(attempts) for attempts in self.by_task.values()), default=0)
 
     @cached_property
-    def tells_success(self) -> bool:
+    def has_success_verdicts(self) -> bool:
         """Whether success was judged."""
-        return tells_success(self.attempts)
+        return has_success_verdicts(self.attempts)
 
     @cached_property
     def solved(self) -> dict[str, float]:
@@ -99,16 +99,16 @@ class Scores:
     @cached_property
     def rewards(self) -> dict[str, float]:
         """The mean reward of the attempts, by task; a failed one counts what a failure is worth."""
-        return {task: fmean(self.worth(a) for a in attempts) for task, attempts in self.by_task.items()}
+        return {task: fmean(self.reward_or_lowest(a) for a in attempts) for task, attempts in self.by_task.items()}
 
-    def worth(self, attempt: Attempt) -> float:
+    def reward_or_lowest(self, attempt: AttemptRecord) -> float:
         """The attempt's reward, or what a failure is worth."""
         return self.lowest if attempt.reward is None else attempt.reward
 
-    def passes(self, k: int) -> Rate | None:
+    def pass_rate(self, k: int) -> TaskRate | None:
         """pass@k over the tasks with at least k attempts that count; None where success was not judged, or no task has
         so many."""
-        if not self.tells_success:
+        if not self.has_success_verdicts:
             return None
         rates = [
             pass_at_k(len(attempts), sum(a.success for a in attempts), k)
@@ -118,7 +118,7 @@ class Scores:
         if not rates:
             return None
         value = fmean(rates)
-        return Rate(value, *wilson(value, len(rates)), tasks=len(rates))
+        return TaskRate(value, *wilson(value, len(rates)), tasks=len(rates))
 
     def ks(self) -> list[int]:
         """The k of pass@k that these attempts give: powers of two, and how many there are."""
@@ -135,24 +135,24 @@ class Scores:
         """Half of its 95 % interval; None for fewer than two tasks."""
         return half_width(list(self.rewards.values())) if self.scored else None
 
-    def tagged(self, keys: Sequence[str] = TAG_KEYS) -> dict[str, Scores]:
+    def group_by_tag(self, keys: Sequence[str] = TAG_KEYS) -> dict[str, Scores]:
         """The scores at the tasks of each tag, by name; a task with several counts for each of them."""
-        parts: dict[str, list[Attempt]] = {}
+        parts: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             for tag in attempt.tags(keys):
                 parts.setdefault(tag, []).append(attempt)
         return {tag: Scores(parts[tag], self.lowest) for tag in sorted(parts)}
 
-    def by_scorer(self) -> dict[str, Scores]:
+    def group_by_scorer(self) -> dict[str, Scores]:
         """The scores of the attempts of each choice of scorers, by name, as stages and rows choose them; those that
         failed before one was asked are in none."""
-        parts: dict[str, list[Attempt]] = {}
+        parts: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             if attempt.scorer:
                 parts.setdefault(attempt.scorer, []).append(attempt)
         return {name: Scores(parts[name], self.lowest) for name in sorted(parts)}
 
-    def each_scorer(self) -> dict[str, tuple[float | None, int, int]]:
+    def average_by_scorer(self) -> dict[str, tuple[float | None, int, int]]:
         """For each scorer that was asked: the mean of what it gave, over how many, of how many."""
         given: dict[str, list[float | None]] = {}
         for attempt in self.attempts:
@@ -164,7 +164,7 @@ class Scores:
         }
 
 
-def worth_of_failure(attempts: Iterable[Attempt]) -> float:
+def failure_reward(attempts: Iterable[AttemptRecord]) -> float:
     """What a failed attempt is worth among these: 0 or the lowest reward, whichever is less. Models that are compared
     share it."""
     return min([0.0, *(a.reward for a in attempts if a.reward is not None and not a.left_out)])
@@ -200,18 +200,18 @@ class Comparison:
     """The other way round."""
 
     @property
-    def beyond_noise(self) -> bool:
+    def is_beyond_noise(self) -> bool:
         """Whether chance is no likely reason: p below 0.05."""
         return self.p < 0.05
 
-    def words(self) -> str:
+    def describe_difference(self) -> str:
         """For a line."""
         sign = f"{self.difference:+.1%}" if self.quantity == "success" else f"{self.difference:+.3g}"
         wide = plus_minus(self.error, ".0%" if self.quantity == "success" else ".2g")
-        said = f"{self.quantity} {sign}{wide} over {self.tasks} tasks, p = {_p(self.p)} ({self.test})"
-        return said if self.beyond_noise else f"{said}: may be chance"
+        text = f"{self.quantity} {sign}{wide} over {self.tasks} tasks, p = {_format_p(self.p)} ({self.test})"
+        return text if self.is_beyond_noise else f"{text}: may be chance"
 
-    def noise_words(self) -> str:
+    def describe_noise(self) -> str:
         """A line on what two runs of one model would differ by."""
         if self.noise is None:
             return "two runs of one model: not known from one attempt a task (--repeat 4 tells)"
@@ -223,7 +223,7 @@ class Comparison:
 
 def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | None:
     """The comparison over shared tasks; None where they share none."""
-    judged = before.tells_success and after.tells_success
+    judged = before.has_success_verdicts and after.has_success_verdicts
     was, now = (before.solved, after.solved) if judged else (before.rewards, after.rewards)
     shared = [task for task in was if task in now]
     if not shared:
@@ -293,9 +293,11 @@ def noise_floor(scores: Scores, tasks: Sequence[str], *, success: bool) -> float
         attempts = scores.by_task[task]
         if len(attempts) < 2:
             return None
-        total += 2 * variance(float(a.success) if success else scores.worth(a) for a in attempts) / len(attempts)
+        total += (
+            2 * variance(float(a.success) if success else scores.reward_or_lowest(a) for a in attempts) / len(attempts)
+        )
     return Z * math.sqrt(total) / len(tasks)
 
 
-def _p(value: float) -> str:
+def _format_p(value: float) -> str:
     return f"{value:.3f}" if value >= 0.001 else "below 0.001" if value < 1e-4 else f"{value:.4f}"

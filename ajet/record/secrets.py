@@ -49,53 +49,53 @@ class Redactor:
     """Replaces secrets by the name of the variable or key that they came from."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, literals: Iterable[tuple[str, str]] = ()) -> None:
-        found, whole = dict[str, str](), dict[str, str]()
+        found, interpolations = dict[str, str](), dict[str, str]()
         named = os.environ if environment is None else environment
         for name, value in [*literals, *named.items()]:
-            for secret in _searched(name, value):
-                for form in _forms(secret):
+            for secret in _secret_texts(name, value):
+                for form in _json_forms(secret):
                     found[form] = f"[redacted {name}]"
                 if name in named and secret == named[name]:
-                    whole[secret] = f"${{oc.env:{name}}}"
-        self._found = found
-        self._whole = whole
+                    interpolations[secret] = f"${{oc.env:{name}}}"
+        self._replacements = found
+        self._interpolations = interpolations
         self._longest_first = sorted(found, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         """`text` without secrets."""
         for secret in self._longest_first:
             if secret in text:
-                text = text.replace(secret, self._found[secret])
+                text = text.replace(secret, self._replacements[secret])
         return without_secret_shapes(text, SHAPE)
 
     def row(self, row: Any) -> str:
         """One line of strict JSON in which the string values of `row` have no secrets."""
         line = dumps(row)
-        return line if not self._touches(line) else dumps(self._tree(json.loads(line)))
+        return line if not self._has_secret(line) else dumps(self._redact_value(json.loads(line)))
 
     def tree(self, value: Any) -> Any:
         """`value` (dicts, lists, plain values) with string values without secrets."""
-        return self._tree(value)
+        return self._redact_value(value)
 
     def interpolated(self, text: str) -> str:
         """`text` with secrets of the environment as `${oc.env:NAME}`, so that a configuration still loads."""
         for secret in self._longest_first:
             if secret in text:
-                text = text.replace(secret, self._whole.get(secret, self._found[secret]))
+                text = text.replace(secret, self._interpolations.get(secret, self._replacements[secret]))
         return text
 
-    def _tree(self, value: Any, key: str = "") -> Any:
+    def _redact_value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
             own = key in _OWN_WORDS and _WORD_OF_A_LIST.fullmatch(value)
             return value if own else self(value)
         if isinstance(value, Mapping):
-            return {name: self._tree(item, str(name)) for name, item in value.items()}
+            return {name: self._redact_value(item, str(name)) for name, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._tree(item, key) for item in value]
+            return [self._redact_value(item, key) for item in value]
         return value
 
-    def _touches(self, line: str) -> bool:
-        return any(secret in line for secret in self._found) or has_secret_shape(line)
+    def _has_secret(self, line: str) -> bool:
+        return any(secret in line for secret in self._replacements) or has_secret_shape(line)
 
 
 SHAPES_ONLY = Redactor({})
@@ -116,21 +116,21 @@ def literal_secrets(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _searched(name: str, value: str) -> list[str]:
+def _secret_texts(name: str, value: str) -> list[str]:
     """The texts to look for, of what lies under this name."""
-    whole = [value.strip()] if is_secret_name(name) else []
-    inside = parts_of_secret(value) if whole or has_secret_shape(value) else []
-    return [secret for secret in [*whole, *inside] if _unmistakable(secret)]
+    values = [value.strip()] if is_secret_name(name) else []
+    inside = parts_of_secret(value) if values or has_secret_shape(value) else []
+    return [secret for secret in [*values, *inside] if _is_unmistakable(secret)]
 
 
-def _unmistakable(value: str) -> bool:
+def _is_unmistakable(value: str) -> bool:
     """See the module's docstring."""
     if len(value) < SHORTEST or value.isdigit() or _ONE_WORD.fullmatch(value):
         return False
     return not os.path.exists(value)
 
 
-def _forms(secret: str) -> set[str]:
+def _json_forms(secret: str) -> set[str]:
     """The secret as it is, as it reads in JSON, and in JSON that is a text of JSON."""
     forms = {secret}
     for ascii_only in (True, False):

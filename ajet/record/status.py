@@ -28,7 +28,7 @@ TO_VALIDATE = "to_validate"
 """The field with the number of episodes that a validation plays."""
 
 
-class Status:
+class StatusFile:
     """The content of `status.json`. Thread-safe. Making it raises OSError when nothing can be written."""
 
     def __init__(self, path: Path, redact: Redactor, *, run_id: str, name: str, kind: str) -> None:
@@ -45,11 +45,11 @@ class Status:
             "boot": mine.boot,
             "space": mine.space,
             "started": time.time(),
-            "processes": [_entry(mine, "run")],
+            "processes": [_process_entry(mine, "run")],
         }
         self._content["updated"] = self._content["since"] = self._content["started"]
         self._failing = False
-        self._write()
+        self._write_file()
 
     def set(self, **values: Any) -> None:
         """Change fields (phase="rollout", step=3, …) and replace the file."""
@@ -60,7 +60,7 @@ class Status:
             self._content.update(plain(values))
             self._content["updated"] = now
             try:
-                self._write()
+                self._write_file()
             except OSError as error:
                 if not self._failing:
                     logger.warning("the status of the run cannot be written to {}: {}", self._path, error.strerror)
@@ -68,7 +68,7 @@ class Status:
             else:
                 self._failing = False
 
-    def _write(self) -> None:
+    def _write_file(self) -> None:
         text = json.dumps(self._redact.tree(self._content), indent=1, ensure_ascii=False)
         write_atomically(self._path, text + "\n")
 
@@ -80,14 +80,14 @@ class Status:
             return
         with self._lock:
             processes = [entry for entry in self._content["processes"] if entry["pid"] != pid]
-            self.set(processes=[*processes, _entry(found, role)])
+            self.set(processes=[*processes, _process_entry(found, role)])
 
     def get(self, name: str) -> Any:
         """A field's present value; None when it was never set."""
         return self._content.get(name)
 
 
-def _entry(process: ProcessIdentity, role: str) -> dict[str, Any]:
+def _process_entry(process: ProcessIdentity, role: str) -> dict[str, Any]:
     return {"pid": process.pid, "started": process.started, "ticks": process.ticks, "role": role}
 
 

@@ -28,23 +28,25 @@ NAME = 1_000
 CUT = "cut"
 """Stands for arguments that are longer: their beginning and their digest."""
 _ERRORS = frozenset(get_args(ToolError))
-_SELDOM: dict[str, Any] = {each.name: each.default for each in fields(ToolUse) if isinstance(each.default, str | int)}
+_DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(ToolUse) if isinstance(each.default, str | int)}
 
 
-def canonical(arguments: Mapping[str, Any]) -> str:
+def canonical_json(arguments: Mapping[str, Any]) -> str:
     """Arguments as one text: the same for the same arguments, in whatever order they came."""
-    return json.dumps(_unicode(plain(dict(arguments))), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return json.dumps(
+        _replace_surrogates(plain(dict(arguments))), ensure_ascii=False, sort_keys=True, separators=(",", ":")
+    )
 
 
-def bounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def bound_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as plain JSON that is not too long, a copy."""
-    text = canonical(arguments)
+    text = canonical_json(arguments)
     if len(text) > ARGUMENTS:
         return {CUT: text[: ARGUMENTS // 4], "digest": digest_of(text)}
     return dict(json.loads(text))
 
 
-def kept(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
+def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
     """The use as the record keeps it, with at most `room` characters of result. Raises TypeError and ValueError for
     what is no use."""
     if not isinstance(use, ToolUse):
@@ -59,16 +61,16 @@ def kept(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
     cut = max(0, len(use.result) - most)
     return replace(
         use,
-        name=_unicode(str(use.name)[:NAME]),
-        arguments=bounded(use.arguments),
-        result=_unicode(use.result[:most]),
-        server=_unicode(str(use.server)[:NAME]),
-        call_id=_unicode(str(use.call_id)[:NAME]),
+        name=_replace_surrogates(str(use.name)[:NAME]),
+        arguments=bound_arguments(use.arguments),
+        result=_replace_surrogates(use.result[:most]),
+        server=_replace_surrogates(str(use.server)[:NAME]),
+        call_id=_replace_surrogates(str(use.call_id)[:NAME]),
         cut=use.cut + cut,
     )
 
 
-def chained(before: str, use: ToolUse) -> str:
+def chain_digest(before: str, use: ToolUse) -> str:
     """The `chain` of a use; `before`: that of the one before it, "" of the first."""
     (row,) = encode_uses([replace(use, chain="")])
     return digest_of(strict_json([before, row]))[:32]
@@ -83,7 +85,7 @@ def encode_uses(uses: Sequence[ToolUse]) -> list[dict[str, Any]]:
     """Rows of an episode's line; what has its default is left out."""
     names = [each.name for each in fields(ToolUse)]
     return [
-        {name: value for name in names if (value := getattr(use, name)) != _SELDOM.get(name, _ALWAYS)} for use in uses
+        {name: value for name in names if (value := getattr(use, name)) != _DEFAULTS.get(name, _ALWAYS)} for use in uses
     ]
 
 
@@ -91,10 +93,10 @@ def decode_uses(rows: Any) -> list[ToolUse]:
     """The uses of those rows. Raises ValueError and kin for rows that are none."""
     if not isinstance(rows, list):
         raise ValueError("its tool uses are no list")
-    return [_decoded(row) for row in rows]
+    return [_decode_use(row) for row in rows]
 
 
-def _decoded(row: Any) -> ToolUse:
+def _decode_use(row: Any) -> ToolUse:
     if not isinstance(row, dict):
         raise ValueError("a tool use is no JSON object")
     use = ToolUse(**{each.name: row[each.name] for each in fields(ToolUse) if each.name in row})
@@ -114,10 +116,10 @@ def _decoded(row: Any) -> ToolUse:
 _ALWAYS = object()
 
 
-def _unicode(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     """Without halves of surrogate pairs, which no file can hold."""
     if isinstance(value, dict):
-        return {_unicode(key): _unicode(each) for key, each in value.items()}
+        return {_replace_surrogates(key): _replace_surrogates(each) for key, each in value.items()}
     if isinstance(value, list):
-        return [_unicode(each) for each in value]
+        return [_replace_surrogates(each) for each in value]
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value

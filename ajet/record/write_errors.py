@@ -1,9 +1,9 @@
 """What the disk refuses is a sentence: the boundary of all writes below a run's folder, and of files that a user named.
 
-Invariant: full, over quota, read-only, not permitted, moved away: each is a CannotWrite, a UserError that says which,
-what could not be written and what is safe. Anything else passes through as what it is. A place that an option names is
-checked before anything is played, judged or merged for it wherever that can be known; what is there already is not
-written over unless the caller says so.
+Invariant: a disk that is full, over quota or read-only, a missing permission and a moved folder each raise
+CannotWriteError, a UserError that says what could not be written and what is safe. Any other error passes through. A
+place that an option names is checked before anything is played, judged or merged for it, if that is possible; existing
+files are not overwritten unless the caller says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from ajet.schema.errors import UserError
 
 
-class CannotWrite(UserError):
+class CannotWriteError(UserError):
     """The folder of a run cannot be written, for now: nothing of it is."""
 
 
@@ -28,68 +28,68 @@ WORDS = ("no space left", "os error 28", *TOO_LARGE)
 NEARLY_NOTHING = 2**20
 REFUSALS = {
     errno.EDQUOT: ("The quota is used up", "free some space, or have the quota raised"),
-    errno.EROFS: ("The file system is read-only", "mount it for writing{elsewhere}"),
-    errno.EACCES: ("Writing is not permitted", "give this user the right{elsewhere}"),
-    errno.EPERM: ("Writing is not permitted", "give this user the right{elsewhere}"),
+    errno.EROFS: ("The file system is read-only", "mount it for writing{other_folder}"),
+    errno.EACCES: ("Writing is not permitted", "give this user the right{other_folder}"),
+    errno.EPERM: ("Writing is not permitted", "give this user the right{other_folder}"),
     errno.ENOENT: ("The folder was moved or deleted", "leave a run's folder where it is while the run lives"),
-    errno.ENOTDIR: ("A file is where a folder should be", "move it away{elsewhere}"),
+    errno.ENOTDIR: ("A file is where a folder should be", "move it away{other_folder}"),
     errno.EIO: ("The disk reports an error", "look at the system's log: the disk may be failing"),
     errno.ESTALE: ("The file system has gone away", "mount it again"),
 }
-"""What an error of the operating system means here, and what to do; `elsewhere`: a way to name another folder."""
+"""What an error of the operating system means here, and what to do; `other_folder`: a way to name another folder."""
 RECORD = "the record of the run"
 EXP_DIR = ", or name another folder with --exp-dir"
 
 
 @contextmanager
-def explained(
+def explain_write_errors(
     what: str,
     folder: Path,
     *,
-    kept: str,
+    intact: str,
     room: str = RECORD,
-    elsewhere: str | None = None,
+    other_folder: str | None = None,
     then: str = "",
 ) -> Iterator[None]:
-    """Turn the failure of the block into a CannotWrite when the disk below `folder` refuses what it writes.
+    """Turn the failure of the block into a CannotWriteError when the disk below `folder` refuses what it writes.
 
-    `what` could not be written; `kept` says what is safe. `room`: what has to fit; `elsewhere`: a way to name another
-    folder ("" for none; None: --exp-dir, though not for room, as the run would begin anew there); `then`: what the same
-    command does once it is started again.
+    `what` could not be written; `intact` says what is safe. `room`: what has to fit; `other_folder`: a way to name
+    another folder ("" for none; None: --exp-dir, though not for room, as the run would begin anew there); `then`: what
+    the same command does once it is started again.
     """
     try:
         yield
     except UserError:
         raise
     except BaseException as error:
-        number = refusal(error, folder)
-        again = f"; then start the same command again{then}"
+        number = find_refusal(error, folder)
+        retry = f"; then start the same command again{then}"
         if number is not None:
             meaning, do = REFUSALS[number]
-            raise CannotWrite(
-                f"{meaning}: {what} could not be written ({kept}).",
+            raise CannotWriteError(
+                f"{meaning}: {what} could not be written ({intact}).",
                 where=str(folder),
                 expected="a folder that can be written to",
-                do=do.format(elsewhere=EXP_DIR if elsewhere is None else elsewhere) + again,
+                do=do.format(other_folder=EXP_DIR if other_folder is None else other_folder) + retry,
             ) from error
         if not is_full(error, folder):
             raise
         if is_limited(error):
-            raise CannotWrite(
-                f"A file may not grow so large: {what} could not be written ({kept}).",
+            raise CannotWriteError(
+                f"A file may not grow so large: {what} could not be written ({intact}).",
                 where=str(folder),
                 expected="no limit on the size of files, or a larger one (ulimit -f; the file system has one, too)",
-                do=f"raise it{again}",
+                do=f"raise it{retry}",
             ) from error
-        raise CannotWrite(
-            f"The disk is full: {what} could not be written ({kept}).",
-            where=f"{folder} ({_free(folder) / 2**20:.0f} MiB free)",
+        raise CannotWriteError(
+            f"The disk is full: {what} could not be written ({intact}).",
+            where=f"{folder} ({_free_bytes(folder) / 2**20:.0f} MiB free)",
             expected=f"room for {room}",
-            do=f"free some space{elsewhere or ''}{again}",
+            do=f"free some space{other_folder or ''}{retry}",
         ) from error
 
 
-def refusal(error: BaseException, folder: Path) -> int | None:
+def find_refusal(error: BaseException, folder: Path) -> int | None:
     """The number in REFUSALS that says why nothing can be written below `folder`; None where that is not the reason. A
     missing file elsewhere, or in a folder that is there, is none."""
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
@@ -104,17 +104,17 @@ def refusal(error: BaseException, folder: Path) -> int | None:
 
 def is_full(error: BaseException, folder: Path) -> bool:
     """True when `error`, or what caused it, says so; libraries wrap the operating system's error in their own."""
-    if _says(error, NUMBERS, WORDS):
+    if _error_matches(error, NUMBERS, WORDS):
         return True
-    return isinstance(error, Exception) and _free(folder) < NEARLY_NOTHING
+    return isinstance(error, Exception) and _free_bytes(folder) < NEARLY_NOTHING
 
 
 def is_limited(error: BaseException) -> bool:
     """True when it is a limit on the size of one file that stands in the way, however much room there is."""
-    return _says(error, (errno.EFBIG,), TOO_LARGE)
+    return _error_matches(error, (errno.EFBIG,), TOO_LARGE)
 
 
-def _says(error: BaseException, numbers: Collection[int], words: Collection[str]) -> bool:
+def _error_matches(error: BaseException, numbers: Collection[int], words: Collection[str]) -> bool:
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in numbers:
@@ -125,7 +125,7 @@ def _says(error: BaseException, numbers: Collection[int], words: Collection[str]
     return False
 
 
-def _free(folder: Path) -> int:
+def _free_bytes(folder: Path) -> int:
     """Bytes; of the nearest folder above that is there."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(there).free
@@ -134,7 +134,7 @@ def _free(folder: Path) -> int:
 def require_place(file: Path, option: str, *, new: bool = True) -> None:
     """Raises UserError where `file` cannot be written: its folder is missing, not permitted or none; it is there
     already (`new`), or is a folder."""
-    with written(file, option):  # a name that is too long, a folder that nobody may look into
+    with convert_os_errors(file, option):  # a name that is too long, a folder that nobody may look into
         _require_place(file, option, new)
 
 
@@ -153,7 +153,7 @@ def _require_place(file: Path, option: str, new: bool) -> None:
 
 def require_folder(folder: Path, option: str) -> None:
     """Raises UserError where the folder cannot be made, or written to if it is there."""
-    with written(folder, option):
+    with convert_os_errors(folder, option):
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         if not there.is_dir():
             raise NotADirectoryError(f"{there} is no folder")
@@ -162,7 +162,7 @@ def require_folder(folder: Path, option: str) -> None:
 
 
 @contextmanager
-def written(file: Path, option: str) -> Iterator[None]:
+def convert_os_errors(file: Path, option: str) -> Iterator[None]:
     """Within the block, what the system refuses becomes a UserError."""
     try:
         yield

@@ -25,7 +25,7 @@ from ajet.config.functions import is_function, require_callable_with
 from ajet.context_tracker import choose, cut_over_length, timelines
 from ajet.environment.loop import in_thread
 from ajet.record.plain_json import dumps
-from ajet.record.seldom import Seldom
+from ajet.record.seldom import RateLimiter
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.failure import bound_failure, classify_exception, keep_head, score_failure
 from ajet.rollout.runtime import wait_first
@@ -43,7 +43,7 @@ VALUE_CHARS = 1 << 16
 METADATA_CHARS = 1 << 20
 """Characters of JSON stored of an episode's metadata in all."""
 TRAIN_TURN_KEY = "ajet.rollout.train_turn"
-_near_names = Seldom(every=600)
+_near_names = RateLimiter(every=600)
 
 
 class TurnSelector:
@@ -238,7 +238,7 @@ def warn_of_near_names(output: WorkflowOutput) -> None:
     """Warn of a field with a name close to that of a known field, at most once in ten minutes for each name."""
     for name in output.model_extra or {}:
         near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
-        if near and _near_names.due(name):
+        if near and _near_names.is_due(name):
             logger.warning("WorkflowOutput({}=…) is recorded, and means nothing to ajet: is it {}?", name, near[0])
 
 

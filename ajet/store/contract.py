@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ajet.record.write_errors import CannotWrite
+from ajet.record.write_errors import CannotWriteError
 from ajet.schema.episode import Episode, UntrainedReason
 from ajet.schema.errors import AjetError, RunFailed, Unreachable, UserError
 
@@ -29,7 +29,7 @@ class StoreUnreachable(Unreachable, StoreAway):
     """The store was out of reach for as long as this process waits for it."""
 
 
-CANNOT_NOW = (StoreAway, CannotWrite, OSError)
+CANNOT_NOW = (StoreAway, CannotWriteError, OSError)
 """What a store raises that may do the same later. A mistake of the person's or of ours is none of these."""
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any
 
-from ajet.record.episodes import EpisodeFiles, arrays_of, matches_digest
+from ajet.record.episodes import EpisodeFiles, matches_digest, open_arrays
 from ajet.record.files import read_lines
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
@@ -324,7 +324,7 @@ def _find_changed(path: Path, lines: Sequence[Line]) -> Iterator[tuple[int, Alte
     """Yield the lines, numbered from 1, that are not what was put."""
     if not lines:
         return
-    with arrays_of(path) as blobs:
+    with open_arrays(path) as blobs:
         for at, (row, line) in enumerate(lines, 1):
             try:
                 with explain_alteration(row.get("position"), str(row.get("uuid")), path.name):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.record.gamed import GAMED, WINDOW, Alarm, Glimpse, alarm
+from ajet.record.gamed import GAMED, WINDOW, EpisodeSummary, GamingAlarm, detect_gaming
 from ajet.schema.commands import command, run_named
 from ajet.schema.episode import Episode
 
@@ -27,7 +27,7 @@ class GamingWatch:
     def __init__(self, run: RunDirectory, *, upto: int) -> None:
         """`upto`: the step that the run continues from; 0: it begins."""
         self._run = run
-        self._steps: dict[int, list[Glimpse]] = {}
+        self._steps: dict[int, list[EpisodeSummary]] = {}
         self._fired = False
         for step in _first_and_last([step for step in run.episodes.whole_steps() if step <= upto]):
             self._steps[step] = _take_glimpses(run.episodes.read(step), step)
@@ -39,7 +39,7 @@ class GamingWatch:
         self._steps = {each: self._steps[each] for each in kept}
         if step % EVERY:
             return
-        found = alarm(self._run.metrics.rows(), [glimpse for each in self._steps.values() for glimpse in each])
+        found = detect_gaming(self._run.metrics.rows(), [glimpse for each in self._steps.values() for glimpse in each])
         if found is not None or self._fired:
             self._run.status.set(**{GAMED: None if found is None else as_status(found)})
         if found is not None and not self._fired:
@@ -48,7 +48,7 @@ class GamingWatch:
             logger.warning("Are the rewards of this run gamed? {}", "\n".join(describe_alarm(as_status(found), named)))
 
 
-def as_status(found: Alarm) -> dict[str, Any]:
+def as_status(found: GamingAlarm) -> dict[str, Any]:
     """Return the alarm as it is in `status.json`."""
     suspects = [{"uuid": e.uuid, "step": e.step, "task": e.task, "repeat": e.repeat} for e in found.suspects]
     return {"step": found.step, "text": found.text, "episodes": suspects}
@@ -67,5 +67,5 @@ def _first_and_last(steps: list[int]) -> list[int]:
     return steps if len(steps) <= 2 * WINDOW else [*steps[:WINDOW], *steps[-WINDOW:]]
 
 
-def _take_glimpses(episodes: Iterable[Episode], step: int) -> list[Glimpse]:
-    return [glimpse for episode in episodes if (glimpse := Glimpse.of(episode, step)) is not None]
+def _take_glimpses(episodes: Iterable[Episode], step: int) -> list[EpisodeSummary]:
+    return [glimpse for episode in episodes if (glimpse := EpisodeSummary.of(episode, step)) is not None]

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.plain_json import dumps
-from ajet.record.tool_uses import bounded
+from ajet.record.tool_uses import bound_arguments
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolError, ToolUse, digest_of
 from ajet.workflow.resources import Deadline
@@ -56,7 +56,10 @@ class Running(AbstractContextManager["Running"]):
         server: str = "",
     ) -> None:
         """`arguments`: as a mapping, or as the JSON that the model wrote."""
-        self.name, self.arguments = name, bounded(arguments if isinstance(arguments, Mapping) else _read(arguments))
+        self.name, self.arguments = (
+            name,
+            bound_arguments(arguments if isinstance(arguments, Mapping) else _read(arguments)),
+        )
         self.result: Any = ""
         """What the model is shown: text, or a value that is shown as JSON."""
         self.whole: str | None = None

@@ -53,7 +53,7 @@ def render(
 ) -> None:
     """Write what starts a run on verl there: a batch script for Slurm, a RayJob for KubeRay. Nothing is started."""
     from ajet.config import load_experiment
-    from ajet.record.write_errors import require_place, written
+    from ajet.record.write_errors import convert_os_errors, require_place
     from ajet_cluster.job import cluster_job
     from ajet_cluster.kuberay import kuberay
     from ajet_cluster.slurm import slurm
@@ -68,7 +68,7 @@ def render(
             "--image and --claim are for kuberay.", do="Slurm takes the environment that renders the script"
         )
     if out is not None:
-        with written(out, "--out"):
+        with convert_os_errors(out, "--out"):
             out.parent.mkdir(parents=True, exist_ok=True)
         require_place(out, "--out")
     experiment = load_experiment(conf, backbone="verl", overrides=overrides or (), exp_dir=exp_dir)
@@ -77,7 +77,7 @@ def render(
     if out is None:
         typer.echo(text, nl=False)
         return
-    with written(out, "--out"):
+    with convert_os_errors(out, "--out"):
         out.write_text(text, encoding="utf-8")
     start = "sbatch" if scheduler is Scheduler.slurm else "kubectl apply -f"
     typer.echo(f"wrote {out}\nStart it:  {start} {out}")

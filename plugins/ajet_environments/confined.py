@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ajet.config.plugins import list_package_roots
-from ajet.record.held_folder import workdir_in
+from ajet.record.held_folder import make_workdir
 from ajet.record.remove_folder import remove_folder
 from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
@@ -136,7 +136,7 @@ class Cell:
     def _walled(self, companion: Companion, told: dict[str, object], folder: Path) -> Walled:
         uid = fresh_uid()
         shown = (folder, *_shows(companion, folder), *list_package_roots())
-        walls = Walls(workdir_in(self._root, "work", uid), shown, uid, _limits())
+        walls = Walls(make_workdir(self._root, "work", uid), shown, uid, _limits())
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         command = [sys.executable, "-I", "-S", door.__file__, json.dumps(told)]
         return walled_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ajet.record.held_folder import HeldFolder, workdir_in
+from ajet.record.held_folder import HeldFolder, make_workdir
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 from ajet_mcp.images import require_images
@@ -63,7 +63,7 @@ class Workdir:
         """The folder, and whose it is where it can be one's own."""
         if self._made is None:
             self._root, uid = HeldFolder("ajet-tools-", mode=0o711), fresh_uid()
-            self._made = workdir_in(self._root.path, "work", uid), uid
+            self._made = make_workdir(self._root.path, "work", uid), uid
         return self._made
 
     def remove(self) -> None:

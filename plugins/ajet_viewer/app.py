@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from ajet.record.bounded_json import parse_object
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
-from ajet.record.live_status import live_status
+from ajet.record.live_status import read_live_status
 from ajet.record.plain_json import strict_json
 from ajet.record.resume import last_judge_change
 from ajet.schema.errors import UserError
@@ -102,7 +102,7 @@ class Views:
         folder = self.library.path(name)
         if folder not in self._checkpoints:
             self._checkpoints[folder] = checkpoints_of(folder)
-        return live_status(folder, self._checkpoints[folder]).as_json()
+        return read_live_status(folder, self._checkpoints[folder]).as_json()
 
     def metrics(self, name: str, start: int) -> dict[str, Any]:
         """See metrics_after."""

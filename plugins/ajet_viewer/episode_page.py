@@ -15,7 +15,7 @@ import numpy as np
 
 from ajet.record.bounded_json import parse_object, read_json
 from ajet.record.episode_codec import encode_verdict, leaf_calls
-from ajet.record.episodes import arrays_of, recorded_of
+from ajet.record.episodes import decode_recorded, open_arrays
 from ajet.record.plain_json import plain
 from ajet.schema.call import Call, full_ids
 from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
@@ -33,8 +33,8 @@ def read_episode(place: Place) -> tuple[Episode, Outcome]:
     """The episode of a line, and what became of it. Raises OSError when it is gone, UserError for damage, ValueError
     for a broken line."""
     row = parse_object(read_line(place))
-    with arrays_of(place.path) as blobs:
-        return recorded_of(row, blobs, f"{place.path.name}, byte {place.offset}")
+    with open_arrays(place.path) as blobs:
+        return decode_recorded(row, blobs, f"{place.path.name}, byte {place.offset}")
 
 
 def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int | None = None) -> dict[str, Any]:

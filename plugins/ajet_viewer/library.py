@@ -17,7 +17,13 @@ from ajet.record.bounded_json import parse_object, read_json
 from ajet.record.evaluations import FILE
 from ajet.record.files import read_last_lines, read_tail
 from ajet.record.gamed import GAMED
-from ajet.record.held_out import NUMBERS, numbers_of, over, short, words
+from ajet.record.held_out import (
+    NUMBERS,
+    format_scored_count,
+    format_short_validation,
+    format_validation,
+    scored_count_metrics,
+)
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.record.logs import main_log
 from ajet.record.plain_json import strict_json
@@ -32,7 +38,7 @@ WITHIN = ("debug", "eval")
 REWARDS = ("train/reward", "debug/reward")
 GIVEN = ("train/rows", "loss"), ("validation/loss",)
 """What is read of a run that learns from given replies."""
-ROWS = (*((name,) for name in REWARDS), *GIVEN, NUMBERS, numbers_of("train"), numbers_of("debug"))
+ROWS = (*((name,) for name in REWARDS), *GIVEN, NUMBERS, scored_count_metrics("train"), scored_count_metrics("debug"))
 """What is read of a run's metrics: each tuple of one row."""
 Stamp = tuple[int, int, int] | None
 """Of a file: inode, bytes, and when it was changed, in nanoseconds; None: it is not there."""
@@ -159,10 +165,10 @@ def _measured(folder: Path) -> dict[str, Any]:
         "given": found["train/rows"] is not None,
         "loss": found["loss"] if found["train/rows"] is not None else None,
         "validation/loss": found["validation/loss"],
-        "reward_over": over(found, played) or None,
+        "reward_over": format_scored_count(found, played) or None,
         "reward_short": _short(found, played),
-        "held_out": words(found) if found["validation/tasks"] is not None else None,
-        "held_out_short": short(found),
+        "held_out": format_validation(found) if found["validation/tasks"] is not None else None,
+        "held_out_short": format_short_validation(found),
     }
 
 

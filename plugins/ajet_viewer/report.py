@@ -20,7 +20,7 @@ from ajet.config.record_file import has_record_file, list_record_folder, open_re
 from ajet.record.bounded_json import MOST_BYTES
 from ajet.record.episodes import NAME
 from ajet.record.files import read_rows, read_tail
-from ajet.record.find_run import known_run, newest_run
+from ajet.record.find_run import newest_run, require_run
 from ajet.record.logs import main_log
 from ajet.record.secrets import Redactor, literal_secrets
 from ajet.record.write_errors import require_place
@@ -37,7 +37,7 @@ def report(run: str, root: Path, *, out: Path | None = None) -> Path:
     """Write the bundle and answer its place. `out`: a file that is not there yet. Raises UserError."""
     folder = newest_run(run, root, holding="status.json")
     if folder is None:
-        folder = known_run(run, root, holding="status.json", expected="a run's name or folder")
+        folder = require_run(run, root, holding="status.json", expected="a run's name or folder")
     folder = folder.absolute()
     target = out or Path(f"ajet-report-{folder.name}.zip")
     require_place(target, "--out")

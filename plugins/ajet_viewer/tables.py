@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ajet.commands.episode_panel import show_episode
 from ajet.record.console import console, counted, format_age
-from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.find_run import newest_run, run_folder, suggest_run
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
 from ajet.schema.commands import command
@@ -77,7 +77,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
             f"There are no episodes of a run named {run}.",
             where=str(folder / "episodes"),
             expected="a run directory",
-            do=which_runs(run, root),
+            do=suggest_run(run, root),
         )
     if split and split not in get_args(Split):
         raise UserError(f"There is no split {split}.", where="--split", expected=" or ".join(get_args(Split)))

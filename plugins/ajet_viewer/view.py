@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING
 from ajet.config.programs import program
 from ajet.config.record_file import has_record_file, list_record_folder
 from ajet.record.console import console
-from ajet.record.find_run import newest_run, which_runs
+from ajet.record.find_run import newest_run, suggest_run
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
@@ -82,7 +82,7 @@ def _nothing_at(place: Path) -> UserError:
         f"There is no run or folder named {place.name}.",
         where=str(place),
         expected=expected,
-        do=which_runs(place.name, place.parent) if place.parent.is_dir() else begins,
+        do=suggest_run(place.name, place.parent) if place.parent.is_dir() else begins,
     )
 
 

@@ -438,10 +438,10 @@ def test_tasks_that_teach_nothing_are_marked(project, server, capsys, monkeypatc
 
 def test_marks_by_rewards():
     from ajet.commands.evaluation.marks import mark_task
-    from ajet.record.attempts import Attempt
+    from ajet.record.attempts import AttemptRecord
 
     def attempt(reward, success=False, judged=True, failure=""):
-        return Attempt("u", "t", 0, 0, "completed", reward, success, judged, False, failure)
+        return AttemptRecord("u", "t", 0, 0, "completed", reward, success, judged, False, failure)
 
     assert mark_task([attempt(1.0, True)]) == "unknown"
     assert mark_task([attempt(None), attempt(1.0, True)]) == "unknown"

@@ -18,7 +18,7 @@ from ajet.environment import chat_model
 from ajet.environment.chat_model import Model, NoAnswer, completion, embeddings
 from ajet.environment.loop import tools_loop
 from ajet.gateway import Gateway, Refused
-from ajet.record.seldom import Seldom
+from ajet.record.seldom import RateLimiter
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model
 from ajet.task_judge.other_model import asks_other_model
@@ -108,7 +108,7 @@ def test_a_client_hears_that_it_need_not_ask_a_server_again_that_hangs(monkeypat
 
 @pytest.mark.parametrize("server", [*HANGS, *ODD], indirect=True)
 def test_models_that_judge_write_and_embed(server, monkeypatch):
-    monkeypatch.setattr(chat_model, "_hung", Seldom(60))
+    monkeypatch.setattr(chat_model, "_hung", RateLimiter(60))
     model = Model(base_url=server.url, model="m")
     with warnings_said() as said:
         for asked in (completion(model, ASK, SECONDS), embeddings(model, ["a"], SECONDS)):

@@ -11,7 +11,7 @@ from loguru import logger
 from ajet.cli import screen
 from ajet.cli.screen import show_logs
 from ajet.record import log_sinks
-from ajet.record.log_sinks import shown_in_a_program
+from ajet.record.log_sinks import show_logs_in_program
 from ajet.record.logs import LogFile
 from ajet.record.secrets import Redactor
 
@@ -54,13 +54,13 @@ def test_our_sinks_stay_until_we_close_them(tmp_path: Path, meddle, capsys) -> N
 def test_a_program_shows_log_lines_as_a_command_does_unless_it_says_otherwise(capsys, monkeypatch) -> None:
     logger.remove()
     mine = logger.add(sys.stdout, format="mine {message}")
-    with shown_in_a_program():
+    with show_logs_in_program():
         logger.info("said once")
     assert capsys.readouterr().out == "mine said once\n"
     logger.remove(mine)
     monkeypatch.setattr(log_sinks, "_first", logger.add(sys.stderr))  # as a process begins
     for _ in range(2):  # a program may tune twice
-        with shown_in_a_program():
+        with show_logs_in_program():
             logger.info("said short")
         told = capsys.readouterr()
         assert (told.out, told.err) == ("said short\n", "")

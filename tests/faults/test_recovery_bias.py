@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ajet.record.resume import Recovery
+from ajet.record.resume import RecoveryCounts
 from ajet.store import Opener, RunStore, Store, open_shared
 from ajet.store import sqlite_store as module
 from ajet.store.sqlite_store import SqliteStore
@@ -58,7 +58,7 @@ class Run:
         self.step = self.state["step"] if self.state else 0
         self.rows = self.rows[: self.step]
         if self.state is not None:
-            counted = Recovery.of(self.rows, store.begun(), step=self.step)
+            counted = RecoveryCounts.of(self.rows, store.begun(), step=self.step)
             if self.spoil(self.state) == self.state:
                 assert (counted.skipped, counted.doubled) == (0, 0), str(counted)
         under_way: list[tuple[float, int, Any]] = []
@@ -154,7 +154,7 @@ def test_a_cursor_in_the_place_of_the_frontier_would_be_seen() -> None:
 
     without, with_kills = Run(opened, []).play(), Run(opened, kills, cursor).play()
     ratio = mean(map(duration, with_kills)) / mean(map(duration, without))
-    skipped = Recovery.of([{"step": 1, "tasks": with_kills}], [], step=1).skipped
+    skipped = RecoveryCounts.of([{"step": 1, "tasks": with_kills}], [], step=1).skipped
     distance = farthest([duration(each) for each in without], [duration(each) for each in with_kills])
     print(f"the same with a cursor: mean {ratio:.3f}, farthest {distance:.3f}")
     assert ratio < 0.9 and distance > FAR and skipped > 0, ratio

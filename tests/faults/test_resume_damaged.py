@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import digest_of, own_digest, run_here
+from tests.support.runs import digest_file, digest_state, run_here
 
 pytestmark = pytest.mark.slow
 
@@ -155,8 +155,8 @@ def the_checkpoint_does_not_load(run: Path) -> None:
     content = json.loads(file.read_text()) | {"format": 99}
     file.write_text(json.dumps(content).ljust(size))
     state = json.loads((checkpoint / "state.json").read_text())
-    state["digests"]["trainer/state.json"] = digest_of(file)
-    (checkpoint / "state.json").write_text(json.dumps({**state, "digest": own_digest(state)}))
+    state["digests"]["trainer/state.json"] = digest_file(file)
+    (checkpoint / "state.json").write_text(json.dumps({**state, "digest": digest_state(state)}))
 
 
 def run_json_is_damaged(run: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record.find_run import known_run
+from ajet.record.find_run import require_run
 from ajet.schema.errors import UserError
 
 
@@ -15,5 +15,5 @@ def test_model_folder_of_a_run_names_the_run(tmp_path: Path, inner: str) -> None
     (tmp_path / "m" / inner).mkdir(parents=True)
     (tmp_path / "m" / "run.json").touch()
     with pytest.raises(UserError) as refused:
-        known_run(str(tmp_path / "m" / inner), tmp_path, holding="run.json", expected="a run")
+        require_run(str(tmp_path / "m" / inner), tmp_path, holding="run.json", expected="a run")
     assert str(tmp_path / "m") in refused.value.do.split()

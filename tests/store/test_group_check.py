@@ -18,7 +18,7 @@ import pytest
 from ajet.backbone.following import FollowingBackbone
 from ajet.commands.launch import launch
 from ajet.config import Experiment, load_experiment
-from ajet.record.live_status import live_status
+from ajet.record.live_status import read_live_status
 from ajet.record.status import read_status
 from ajet.schema.episode import Episode
 from ajet.store import Kept, SharedStore, open_shared
@@ -243,7 +243,7 @@ def test_damaged_groups_are_quarantined_and_training_goes_on(
     assert {name: last[f"train/quarantined/{name}"] for name in kinds} == kinds
     status = read_status(project / "runs" / kind)
     assert status is not None and status["depths"]["quarantined"] > 0
-    assert live_status(project / "runs" / kind).state == "finished"
+    assert read_live_status(project / "runs" / kind).state == "finished"
     assert [row["tasks"] for row in scene.rows] == [
         scene.healthy[at : at + SIZE] for at in range(0, STEPS * SIZE, SIZE)
     ]

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from ajet.cli.launcher import main
-from ajet.record.checkpoint import digest_of, own_digest
+from ajet.record.checkpoint import digest_file, digest_state
 from ajet.record.episode_codec import decode as decode_episode
 from ajet.record.episode_codec import encode as encode_episode
 from ajet.record.held_out import Measurement
@@ -41,7 +41,7 @@ __all__ = [
     "command",
     "count_tasks",
     "decode_episode",
-    "digest_of",
+    "digest_file",
     "encode_episode",
     "environment",
     "interrupted_twice",
@@ -50,7 +50,7 @@ __all__ = [
     "launch_breaks",
     "main_log",
     "metric_rows",
-    "own_digest",
+    "digest_state",
     "prove_run",
     "prove_store",
     "run_here",

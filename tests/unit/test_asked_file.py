@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli.launcher import main
-from ajet.record.write_errors import require_place, written
+from ajet.record.write_errors import convert_os_errors, require_place
 from ajet.schema.errors import UserError
 from tests.unit.test_record_run_directory import trained
 
@@ -65,7 +65,7 @@ def test_it_is_said_on_one_screen_and_nothing_is_written_over(project, monkeypat
 def test_what_the_system_refuses_meanwhile_is_said_likewise(tmp_path):
     with (
         pytest.raises(UserError, match="a.csv cannot be written: No space left") as error,
-        written(tmp_path / "a.csv", "--csv"),
+        convert_os_errors(tmp_path / "a.csv", "--csv"),
     ):
         raise OSError(28, "No space left on device")
     assert error.value.where == "--csv"

@@ -161,5 +161,5 @@ def test_runs_are_listed_where_they_are(environment):
     assert commands.lists_runs(environment / "launcher_record") == ".venv/bin/ajet runs"
     assert commands.lists_runs(Path("my runs")) == ".venv/bin/ajet runs --exp-dir 'my runs'"
     with pytest.raises(UserError) as caught:
-        find_run.known_run("nobody", environment / "other", holding="metrics.jsonl", expected="a run")
+        find_run.require_run("nobody", environment / "other", holding="metrics.jsonl", expected="a run")
     assert caught.value.do == ".venv/bin/ajet runs --exp-dir other lists them"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.cli.exit import show_user_error
-from ajet.record.console import Screen, counted
+from ajet.record.console import SafeConsole, counted
 from ajet.record.logs import LogFile
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import UserError
@@ -21,7 +21,7 @@ OBEYED = "a\x1b]52;c;aGk=\x07b\x1b[2Jc\x9b31md\x08\u202ee\r"
 
 def test_nothing_that_a_terminal_obeys_is_printed():
     out = io.StringIO()
-    screen = Screen(file=out, force_terminal=True, color_system="standard", width=200, highlight=False)
+    screen = SafeConsole(file=out, force_terminal=True, color_system="standard", width=200, highlight=False)
     screen.print(OBEYED, markup=False)
     table = Table("x")
     table.add_row(Text(OBEYED, style="bold red"))
@@ -47,7 +47,7 @@ def test_a_line_goes_on_between_words_on_a_terminal_alone(monkeypatch):
 
     def shown(text: str, *, terminal: bool) -> list[str]:
         out = io.StringIO()
-        screen = Screen(file=out, force_terminal=terminal, color_system=None, width=30, highlight=False)
+        screen = SafeConsole(file=out, force_terminal=terminal, color_system=None, width=30, highlight=False)
         screen.print(text, markup=False, soft_wrap=True)
         return out.getvalue().splitlines()
 
@@ -71,7 +71,7 @@ def test_a_terminal_that_is_gone_costs_its_output_alone():
     terminal = os.fdopen(os.dup(theirs), "w")
     os.close(theirs)
     os.close(ours)
-    screen = Screen(file=terminal)
+    screen = SafeConsole(file=terminal)
     for _ in range(2):
         screen.print("nobody reads this")
     with pytest.raises(OSError, match="Input/output"):

@@ -13,7 +13,7 @@ from loguru import logger
 
 from ajet.config import Experiment
 from ajet.record import RunDirectory
-from ajet.record.gamed import GAMED, Glimpse, alarm
+from ajet.record.gamed import GAMED, EpisodeSummary, detect_gaming
 from ajet.schema.episode import Verdict
 from ajet.schema.task import Task
 from ajet.train.gaming import GamingWatch
@@ -24,7 +24,7 @@ from tests.record_fixtures import episode
 TOOL = Path(__file__).parents[1] / "recorded_runs" / "tool.json"
 """The first and last steps of a run of the template `tool`: every eighth episode, and all rewards and lengths."""
 STEPS = 20
-Run = tuple[list[dict[str, Any]], list[Glimpse]]
+Run = tuple[list[dict[str, Any]], list[EpisodeSummary]]
 
 
 def run(
@@ -48,7 +48,7 @@ def run(
         for task in range(16):
             right = 1.0 if draw.random() < 0.1 + rise * done else 0.0
             glimpses.append(
-                Glimpse(
+                EpisodeSummary(
                     f"e{step}-{task}", step, f"t{task}", 0, right, tokens(step) + task, answer(step, task), expected
                 )
             )
@@ -68,7 +68,7 @@ def refuses(step: int, task: int) -> str:
 
 
 def signs(made: Run) -> str:
-    found = alarm(*made)
+    found = detect_gaming(*made)
     if found is None:
         return ""
     assert len(found.suspects) == 3 == len({each.task for each in found.suspects})
@@ -85,7 +85,7 @@ def test_an_honest_run_is_silent() -> None:
     assert signs(run(empty, expected=True)) == "", "the answer is what its tasks say is right"
     assert signs(run(empty, rise=0.05)) == "", "no reward rises"
     rows, glimpses = run(empty)
-    assert alarm(rows[:9], glimpses) is None, "too early"
+    assert detect_gaming(rows[:9], glimpses) is None, "too early"
 
 
 def test_one_answer_that_takes_over() -> None:
@@ -98,7 +98,7 @@ def test_a_reward_that_is_not_there_held_out() -> None:
     assert said.startswith("the reward rises, but held out it went from 0.1 to 0.1 while training rose by 0.")
     assert "tokens" not in said
     assert "replies went from 60 to 360 tokens" in signs(run(own, held_out=0.0, tokens=lambda step: 20 * step))
-    longest = alarm(*run(own, held_out=0.0, tokens=lambda step: 20 * step))
+    longest = detect_gaming(*run(own, held_out=0.0, tokens=lambda step: 20 * step))
     assert longest is not None and min(each.tokens for each in longest.suspects) > 400, "the longest are looked at"
 
 
@@ -111,7 +111,7 @@ def test_the_recorded_tool_run_is_silent(held_out: bool) -> None:
     told = json.loads(TOOL.read_text())
     rows = [row for row in told["rows"] if held_out or "validation/reward" not in row]
     assert rows[-1 if not held_out else -2]["train/reward"] > 0.7, "it learned"
-    assert alarm(rows, [Glimpse(*each) for each in told["glimpses"]]) is None
+    assert detect_gaming(rows, [EpisodeSummary(*each) for each in told["glimpses"]]) is None
 
 
 def test_a_run_says_it_once_and_names_episodes_that_can_be_looked_at(

@@ -8,7 +8,7 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.record.resume import Recovery
+from ajet.record.resume import RecoveryCounts
 from ajet.store import RunStore, open_shared
 from ajet.store.given_up import LONGEST_REASON, GivenUp, dead_of
 
@@ -42,11 +42,13 @@ def test_a_store_of_one_process_has_none(tmp_path: Path) -> None:
 
 def test_a_resume_counts_it_by_its_name_and_skips_nothing() -> None:
     rows: list[dict[str, Any]] = [{"step": 1, "tasks": [0, 1]}, {"step": 2, "tasks": [3, 4], "discarded": [5]}]
-    found = Recovery.of(rows, [6], step=2, dead=[2, 5, 9])
+    found = RecoveryCounts.of(rows, [6], step=2, dead=[2, 5, 9])
     assert (found.consumed, found.under_way, found.skipped, found.doubled, found.given_up) == (5, 1, 2, 0, 2)
     assert str(found).endswith("skipped 2, doubled 0, given up 2 (`given_up` in metrics.jsonl says why)"), "7 and 8 are"
-    assert str(Recovery.of(rows, [2], step=2)).endswith("skipped 0, doubled 0")
-    assert Recovery.of(rows, [], step=2).skipped == 1, "without a reason it is lost"
+    assert str(RecoveryCounts.of(rows, [2], step=2)).endswith("skipped 0, doubled 0")
+    assert RecoveryCounts.of(rows, [], step=2).skipped == 1, "without a reason it is lost"
     told: list[dict[str, Any]] = [*rows, {"step": 3, "tasks": [6], "given_up": {"2": ["boom"], "6": ["boom"]}}]
-    assert (Recovery.of(told, [], step=3).skipped, Recovery.of(told, [], step=3).given_up) == (0, 1), "6 was revived"
-    assert Recovery.of(told, [], step=2).skipped == 1, "a row that is played again says nothing"
+    assert (RecoveryCounts.of(told, [], step=3).skipped, RecoveryCounts.of(told, [], step=3).given_up) == (0, 1), (
+        "6 was revived"
+    )
+    assert RecoveryCounts.of(told, [], step=2).skipped == 1, "a row that is played again says nothing"

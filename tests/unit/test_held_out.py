@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ajet.commands.summary import Tally
 from ajet.record.checkpoints import Checkpoints
-from ajet.record.held_out import Measurement, short, words
+from ajet.record.held_out import Measurement, format_short_validation, format_validation
 from ajet.record.intervals import exceeds_noise, half_width, plus_minus, t_quantile, wilson
 from ajet.schema.episode import Failure, Group, Verdict
 from ajet.schema.task import Task
@@ -105,7 +105,7 @@ def test_an_agent_that_fails_where_it_is_wrong_is_not_better_by_it():
     metrics = episode_metrics([e for group in raises for e in group.episodes], "validation")
     metrics |= interval_metrics(raises, "validation") | {"validation/tasks": 64}
     assert metrics["validation/success_rate"] == 1 / 64 and metrics["validation/success_high"] < 0.1
-    assert "1 of 64 scored" in words(metrics) and "63 failed" in words(metrics)
+    assert "1 of 64 scored" in format_validation(metrics) and "63 failed" in format_validation(metrics)
     honest = groups_of([an_episode(1.0, True)], *([an_episode(0.0, False)] for _ in range(63)))
     assert measurement_of(raises).score == measurement_of(honest).score == 1 / 64
     assert Tally.of([metrics]).held_out_failed == 63 and "63 held-out episodes failed" in Tally.of([metrics]).line()
@@ -115,7 +115,7 @@ def test_only_what_ajet_failed_at_is_left_out_and_much_of_it_is_no_measurement()
     episodes = [an_episode(1.0, True)] * 18 + [failed("tool"), failed("engine", own=True)]
     metrics = episode_metrics(episodes, "validation")
     assert metrics["validation/success_rate"] == 18 / 19 and metrics["validation/left_out"] == 1
-    assert "5.0% left out" in words(metrics)
+    assert "5.0% left out" in format_validation(metrics)
     assert measurement_of(groups_of(*([e] for e in episodes))).score == 18 / 19
     more = [*episodes, failed("judge", own=True)]
     assert measurement_of(groups_of(*([e] for e in more))).score is None
@@ -186,7 +186,7 @@ def test_equal_rewards_print_no_interval() -> None:
     numbers = {"validation/tasks": 12, "validation/reward": 1.0, "validation/scored": 12, "validation/episodes": 12,
                "validation/success_rate": 1.0, "validation/success_low": 0.76,
                "validation/success_high": 1.0}  # fmt: skip
-    assert "±" not in words(numbers) and "76%" in words(numbers)
+    assert "±" not in format_validation(numbers) and "76%" in format_validation(numbers)
     for error, printed in ((1e-5, "±"), (0.0, "")):
-        assert ("±" in words(numbers | {"validation/reward_error": error})) == bool(printed)
-        assert ("±" in (short(numbers | {"validation/reward_error": error}) or "")) == bool(printed)
+        assert ("±" in format_validation(numbers | {"validation/reward_error": error})) == bool(printed)
+        assert ("±" in (format_short_validation(numbers | {"validation/reward_error": error}) or "")) == bool(printed)

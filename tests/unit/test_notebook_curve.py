@@ -14,7 +14,7 @@ import pytest
 
 from ajet.commands.progress import TrainingProgress
 from ajet.config import Experiment
-from ajet.record.curve import Course, notebook_cell, svg
+from ajet.record.curve import MetricCurve, notebook_cell, render_svg
 
 pytest.importorskip("IPython")
 
@@ -73,9 +73,9 @@ def test_a_shell_within_a_program_is_a_terminal(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("points", [[(1, 0.5)], [(1, 0.0), (2, 1.0)], [(3, 0.5), (4, 0.5)]])
 def test_every_point_is_inside_of_the_picture(points: list[tuple[float, float]]) -> None:
     reach = [0.9] * len(points)
-    picture = parseString(svg(Course(points, "t"), Course(points, "v & w", (reach, reach))))
+    picture = parseString(render_svg(MetricCurve(points, "t"), MetricCurve(points, "v & w", (reach, reach))))
     assert len(picture.getElementsByTagName("circle")) == len(points)
     for tag, x, y in (("circle", "cx", "cy"), ("line", "x1", "y1"), ("line", "x2", "y2")):
         for each in picture.getElementsByTagName(tag):
             assert 0 <= float(each.getAttribute(x)) <= 640 and 0 <= float(each.getAttribute(y)) <= 220
-    assert svg(Course([], "t"), Course([], "v")) == ""
+    assert render_svg(MetricCurve([], "t"), MetricCurve([], "v")) == ""

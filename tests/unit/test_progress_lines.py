@@ -11,7 +11,7 @@ from ajet.commands.progress import TrainingProgress
 from ajet.config import Experiment
 from ajet.record import console as console_module
 from ajet.record import progress as bars_module
-from ajet.record.console import Screen
+from ajet.record.console import SafeConsole
 from ajet.record.status import TO_VALIDATE
 from ajet.record.trackers import console as tracker_module
 from ajet.schema.episode import Episode
@@ -28,7 +28,7 @@ def test_lines_of_a_terminal_break_between_pairs(monkeypatch: pytest.MonkeyPatch
     pairs = ("reward 0.250", "grad 0.50", "2.0 s", "rollout 1.5", "update 0.5", "lr 0.0001", "mismatch 7.01e-08")
     for width in range(50, 120):
         out = io.StringIO()
-        screen = Screen(file=out, force_terminal=True, color_system=None, width=width, highlight=False)
+        screen = SafeConsole(file=out, force_terminal=True, color_system=None, width=width, highlight=False)
         for module in (console_module, progress_module, tracker_module):
             monkeypatch.setattr(module, "console", screen)
         monkeypatch.setenv("TERM", "xterm")
@@ -44,7 +44,7 @@ def test_lines_of_a_terminal_break_between_pairs(monkeypatch: pytest.MonkeyPatch
 def test_validation_knows_how_many_episodes_it_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     monkeypatch.setenv("TERM", "xterm")
-    screen = Screen(file=out, force_terminal=True, color_system=None, width=100)
+    screen = SafeConsole(file=out, force_terminal=True, color_system=None, width=100)
     monkeypatch.setattr(bars_module, "shared_console", screen)
     status = SimpleNamespace(get={TO_VALIDATE: 64}.get)
     run = SimpleNamespace(path=tmp_path, status=status)

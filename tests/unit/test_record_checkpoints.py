@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from ajet.commands.export import export
-from ajet.record.checkpoint import own_digest, read_checkpoint, require_sound
+from ajet.record.checkpoint import digest_state, read_checkpoint, require_sound
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.held_out import Measurement
 from ajet.schema.errors import UserError
@@ -110,7 +110,7 @@ def test_a_folder_that_is_not_whole_is_no_checkpoint(tmp_path: Path, damage: str
 def naming(file: str) -> str:
     """A `state.json` that names a file, with its own digest."""
     content = {"step": 1, "files": {file: 0}, "digests": {file: ""}, "score": None, "state": {}}
-    return json.dumps({**content, "digest": own_digest(content)})
+    return json.dumps({**content, "digest": digest_state(content)})
 
 
 @pytest.mark.parametrize(

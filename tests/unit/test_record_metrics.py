@@ -11,13 +11,13 @@ import pytest
 from loguru import logger
 from rich.console import Console
 
-from ajet.record.curve import Course, draw_png, held_out_course, smoothed, text_curve, training_course
+from ajet.record.curve import MetricCurve, draw_png, held_out_course, smooth_points, text_curve, training_course
 from ajet.record.logs import LogFile
 from ajet.record.metrics import Metrics
 from ajet.record.progress import Progress
 from ajet.record.secrets import Redactor, literal_secrets
 from ajet.record.trackers import TrackedRun, Tracker, open_trackers
-from ajet.record.trackers.console import ConsoleTracker, short
+from ajet.record.trackers.console import ConsoleTracker, format_number
 from ajet.schema.commands import installs_extra
 
 
@@ -123,12 +123,12 @@ def test_an_unknown_or_missing_tracker_warns_and_the_console_stands_in(
 
 
 def test_numbers_are_short() -> None:
-    assert [short(value) for value in (3, 3.0, 0.123456, 1234567.8)] == ["3", "3", "0.123", "1.23e+06"]
+    assert [format_number(value) for value in (3, 3.0, 0.123456, 1234567.8)] == ["3", "3", "0.123", "1.23e+06"]
 
 
 def test_the_smoothed_curve_starts_at_the_first_value_and_follows_a_constant() -> None:
-    assert [value for _, value in smoothed([(1, 0.4), (2, 0.4), (9, 0.4)])] == pytest.approx([0.4, 0.4, 0.4])
-    assert smoothed([(1, 0.0), (100, 1.0)])[-1][1] > 0.99
+    assert [value for _, value in smooth_points([(1, 0.4), (2, 0.4), (9, 0.4)])] == pytest.approx([0.4, 0.4, 0.4])
+    assert smooth_points([(1, 0.0), (100, 1.0)])[-1][1] > 0.99
 
 
 def test_the_text_curve_rises_from_the_lower_left_to_the_upper_right() -> None:
@@ -145,14 +145,20 @@ def test_the_text_curve_rises_from_the_lower_left_to_the_upper_right() -> None:
 
 
 def test_a_flat_curve_is_drawn() -> None:
-    lines = text_curve(Course([(1, 1.0), (2, 1.0)], "reward"), Course([], ""), width=20, height=5).splitlines()
+    lines = text_curve(
+        MetricCurve([(1, 1.0), (2, 1.0)], "reward"), MetricCurve([], ""), width=20, height=5
+    ).splitlines()
     assert [line.split(" │")[0].strip() for line in lines[1:6]] == ["1.00", "", "", "", "0.00"]
     assert len(lines[1].split("│")[1]) == 20
     for value, ends in [(0.0, ["1.00", "0.00"]), (2.5, ["2.50", "0.00"]), (-2.0, ["0.00", "-2.00"])]:
-        flat = text_curve(Course([(1, value), (2, value)], ""), Course([], ""), width=20, height=5).splitlines()
+        flat = text_curve(
+            MetricCurve([(1, value), (2, value)], ""), MetricCurve([], ""), width=20, height=5
+        ).splitlines()
         assert [flat[1].split()[0], flat[5].split()[0]] == ends
 
-    near = text_curve(Course([(1, 0.0817), (2, 0.0819)], "loss"), Course([], ""), width=20, height=5).splitlines()
+    near = text_curve(
+        MetricCurve([(1, 0.0817), (2, 0.0819)], "loss"), MetricCurve([], ""), width=20, height=5
+    ).splitlines()
     assert near[1].split()[0] != near[5].split()[0], "its two ends are told apart"
 
 

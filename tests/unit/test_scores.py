@@ -16,9 +16,9 @@ from ajet.commands.evaluation import report
 from ajet.commands.evaluation.models import EvaluatedModel
 from ajet.commands.evaluation.play import EvaluationResult, ModelScores
 from ajet.commands.summary import flips
-from ajet.record.attempts import Attempt
+from ajet.record.attempts import AttemptRecord
 from ajet.record.episodes import EpisodeFiles
-from ajet.record.scores import Scores, compare, noise_floor, paired_p, pass_at_k, worth_of_failure
+from ajet.record.scores import Scores, compare, failure_reward, noise_floor, paired_p, pass_at_k
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 
@@ -26,7 +26,7 @@ from ajet.schema.task import Task
 def an_attempt(task, repeat, reward=None, *, failure="", **more):
     success = reward is not None and reward > 0.5
     given = {"judged": True, "left_out": False, "status": "failed" if failure else "completed", **more}
-    return Attempt(f"{task}/{repeat}", task, 0, repeat, reward=reward, success=success, failure=failure, **given)
+    return AttemptRecord(f"{task}/{repeat}", task, 0, repeat, reward=reward, success=success, failure=failure, **given)
 
 
 def scores_of(table, **more):
@@ -54,18 +54,18 @@ def test_pass_at_k_beyond_the_attempts_is_refused():
 
 def test_all_tasks_count_failures_too_and_only_our_own_failures_do_not():
     scores = scores_of({"a": [1.0, 0.0], "b": [None, None], "c": [1.0, 1.0]})
-    assert scores.passes(1).value == pytest.approx(0.5) and scores.passes(2).value == pytest.approx(2 / 3)
-    assert scores.reward == pytest.approx(0.5) and scores.failed == 2 and scores.passes(2).tasks == 3
+    assert scores.pass_rate(1).value == pytest.approx(0.5) and scores.pass_rate(2).value == pytest.approx(2 / 3)
+    assert scores.reward == pytest.approx(0.5) and scores.failed == 2 and scores.pass_rate(2).tasks == 3
     ours = an_attempt("d", 0, failure="engine: model_call: gone", left_out=True)
     more = Scores([*scores.attempts, ours])
-    assert more.passes(1) == scores.passes(1) and more.left_out == 1 and "d" not in more.by_task
+    assert more.pass_rate(1) == scores.pass_rate(1) and more.left_out == 1 and "d" not in more.by_task
 
 
 def test_a_failure_is_worth_no_more_than_the_worst_that_was_scored():
     table = {"a": [-2.0], "b": [None], "c": [3.0]}
-    lowest = worth_of_failure(scores_of(table).attempts)
+    lowest = failure_reward(scores_of(table).attempts)
     assert lowest == -2.0 and scores_of(table, lowest=lowest).reward == pytest.approx(-1 / 3)
-    assert worth_of_failure(scores_of({"a": [2.0], "b": [None]}).attempts) == 0.0
+    assert failure_reward(scores_of({"a": [2.0], "b": [None]}).attempts) == 0.0
 
 
 def test_tags_are_scored_apart_and_a_task_with_two_counts_for_both():
@@ -74,9 +74,9 @@ def test_tags_are_scored_apart_and_a_task_with_two_counts_for_both():
         an_attempt("b", 0, 0.0, metadata={"tag": "hard", "level": 2}),
         an_attempt("c", 0, 0.0, metadata={"tags": ["sum"], "level": 2}),
     ]
-    told = {tag: scores.passes(1).value for tag, scores in Scores(attempts).tagged().items()}
+    told = {tag: scores.pass_rate(1).value for tag, scores in Scores(attempts).group_by_tag().items()}
     assert told == {"easy": 1.0, "hard": 0.0, "sum": 0.5}
-    assert {tag: len(each.by_task) for tag, each in Scores(attempts).tagged(["level"]).items()} == {
+    assert {tag: len(each.by_task) for tag, each in Scores(attempts).group_by_tag(["level"]).items()} == {
         "level=1": 1,
         "level=2": 2,
     }
@@ -92,8 +92,8 @@ def test_scorers_that_stages_chose_are_scored_apart_and_shown_with_what_each_gav
     ]
     scores = Scores([an_attempt("t", at, reward, scorer=name, parts=parts, seconds=1.0)
                      for at, (name, reward, parts) in enumerate(given)])  # fmt: skip
-    assert {name: each.reward for name, each in scores.by_scorer().items()} == {"exact": 0.5, "f1+exact": 0.5}
-    assert scores.each_scorer() == {"exact": (0.5, 2, 3), "f1": (0.5, 1, 1)}
+    assert {name: each.reward for name, each in scores.group_by_scorer().items()} == {"exact": 0.5, "f1+exact": 0.5}
+    assert scores.average_by_scorer() == {"exact": (0.5, 2, 3), "f1": (0.5, 1, 1)}
     result = EvaluationResult(
         (ModelScores(EvaluatedModel("m"), Path("r"), scores, {}),), tasks=1, repeats=3, sampling="greedy", seed=0
     )
@@ -108,7 +108,7 @@ def test_where_nobody_says_success_there_is_no_pass_rate_and_rewards_are_compare
         return Scores([an_attempt(task, 0, reward, judged=False) for task, reward in table.items()])
 
     before, after = rewarded({"a": 0.1, "b": 0.5, "c": 0.2}), rewarded({"a": 0.4, "b": 0.5, "c": 0.1})
-    assert before.passes(1) is None
+    assert before.pass_rate(1) is None
     found = compare(before, after)
     assert (found.quantity, found.gained, found.lost) == ("reward", ("a",), ("c",))
     assert found.difference == pytest.approx(0.2 / 3)
@@ -207,4 +207,4 @@ def test_where_nothing_was_scored_no_task_flipped(tmp_path):
 def test_equal_differences_have_no_interval() -> None:
     before, after = (scores_of({f"t{number}": [reward] for number in range(12)}) for reward in (0.0, 1.0))
     found = compare(before, after)
-    assert found is not None and found.error is None and "±" not in found.words()
+    assert found is not None and found.error is None and "±" not in found.describe_difference()

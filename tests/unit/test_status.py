@@ -12,7 +12,7 @@ import pytest
 from ajet.cli import launcher
 from ajet.commands.status import list_lines
 from ajet.record import RunDirectory
-from ajet.record.live_status import live_status, prometheus
+from ajet.record.live_status import format_prometheus, read_live_status
 from ajet.schema.episode import Outcome
 from tests.record_fixtures import episode
 from tests.unit.test_record_run_directory import experiment
@@ -39,7 +39,7 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
         since = json.loads((run.path / "status.json").read_text())["since"]
         run.status.set(step=7)
         assert json.loads((run.path / "status.json").read_text())["since"] == since, "the phase is the same"
-        found = live_status(run.path)
+        found = read_live_status(run.path)
         assert (found.state, found.phase, found.step, found.steps) == ("running", "rollout", 7, 20)
         assert found.depths == {"leased": 5, "closed": 2} and found.phase_age is not None
         assert found.rates == {"steps_per_hour": 360.0, "episodes_per_second": 0.3, "tokens_per_second": 4.5}
@@ -60,27 +60,27 @@ def test_depths_rates_staleness_and_which_side_waits(tmp_path: Path, capsys: pyt
             "samplers": [one, {"name": "b", "leases": 1, "age": 9.0}],
         }
         run.status.set(depths={"samplers": 2, "leased": 1, "free": 3, "closed": 0}, looked=time.time() - 10, **told)
-        found = live_status(run.path)
+        found = read_live_status(run.path)
         assert 40 <= found.oldest["lease"] < 70 <= found.oldest["waiting_group"] - 10, "and since it was looked"
         assert [(each["name"], each["age"] >= 14) for each in found.samplers] == [(one["name"], True), ("b", True)]
         shown = "\n".join(list_lines(found))
         assert re.search(r"oldest   lease 4\d s, waiting group 1\.\d min", shown)
         assert 'sampler  a "host": 3 leases, policy 6, 0.5 episodes per second, heard 1' in shown
         assert "sampler  b: 1 lease, heard 1" in shown
-        scraped = prometheus(found)
+        scraped = format_prometheus(found)
         assert 'ajet_sampler_leases{run="demo",sampler="a \\"host\\""} 3\n' in scraped
         assert re.search(r'ajet_oldest_seconds\{run="demo",of="lease"\} 4\d', scraped)
         assert (
             scraped.count("ajet_sampler_episodes_per_second{") == 1 and scraped.count("ajet_sampler_age_seconds{") == 2
         )
-        assert live_status(run.path).waits == "the trainer waits for samplers 80% of the time"
+        assert read_live_status(run.path).waits == "the trainer waits for samplers 80% of the time"
         run.status.set(depths={"samplers": 2, "leased": 0, "free": 0, "closed": 4})
-        assert live_status(run.path).waits.endswith("; samplers wait for its next step: nothing is free")
+        assert read_live_status(run.path).waits.endswith("; samplers wait for its next step: nothing is free")
     said = capsys.readouterr().out
     assert 'ajet_depth{run="demo",of="leased"} 5\n' in said and 'ajet_running{run="demo"} 1\n' in said
     assert 'ajet_staleness_episodes{run="demo",steps="2"} 2\n' in said
     assert "# TYPE ajet_rate gauge" in said and '"tokens_per_second": 4.5' in said
-    over = live_status(tmp_path / "demo")
+    over = read_live_status(tmp_path / "demo")
     assert over.state == "finished" and not over.depths
     shown = "\n".join(list_lines(over))
     assert re.match(r"demo: finished \d+ s ago, step 7 of 20\n", shown) and "waits" not in shown

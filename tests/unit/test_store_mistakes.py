@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ajet.gateway import Refused
-from ajet.record.write_errors import CannotWrite
+from ajet.record.write_errors import CannotWriteError
 from ajet.rollout.served.groups import ask_store_or_refuse
 from ajet.schema.errors import UserError
 from ajet.store import CANNOT_NOW, Address, Fenced, Kept, RunStore, StoreAway, open_reading, open_shared
@@ -23,7 +23,7 @@ DAMAGED = sqlite3.DatabaseError("database disk image is malformed")
 
 
 def test_what_may_be_asked_again_is_no_mistake_of_anybodys() -> None:
-    for kind in (StoreAway, StoreDown, Fenced, CannotWrite, OSError):
+    for kind in (StoreAway, StoreDown, Fenced, CannotWriteError, OSError):
         assert issubclass(kind, CANNOT_NOW)
     assert not issubclass(UserError, CANNOT_NOW)
     assert not any(map(is_mistake, (FULL, DAMAGED)))
@@ -75,7 +75,7 @@ def test_a_run_store_without_room_may_be_asked_again(tmp_path: Path, monkeypatch
     def full(*given: Any, **more: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(CannotWrite, match="The disk is full"):
+    with monkeypatch.context() as patch, pytest.raises(CannotWriteError, match="The disk is full"):
         patch.setattr("ajet.record.episodes.append_lines", full)
         store.put(lease, Kept(episode("a")))
     store.put(lease, Kept(episode("a")))

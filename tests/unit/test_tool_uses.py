@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from ajet.record.tool_uses import ARGUMENTS, IN_ALL, RESULT, bounded, canonical, decode_uses, encode_uses, kept
+from ajet.record.tool_uses import (
+    ARGUMENTS,
+    IN_ALL,
+    RESULT,
+    bound_arguments,
+    bound_tool_use,
+    canonical_json,
+    decode_uses,
+    encode_uses,
+)
 from ajet.schema.errors import EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolUse, digest_of
 from ajet.workflow.tools import Running, recorded
@@ -68,17 +77,17 @@ def test_what_a_tool_raises_goes_on_and_is_classified(problem: BaseException, er
 
 def test_what_is_kept_is_bounded_and_the_digest_is_of_the_whole() -> None:
     long = "x" * (RESULT + 10)
-    cut = kept(use(result=long, digest=digest_of(long)))
+    cut = bound_tool_use(use(result=long, digest=digest_of(long)))
     assert len(cut.result) == RESULT and cut.cut == 10 and cut.shown_whole and cut.digest == digest_of(long)
-    assert kept(cut) == cut
-    many = bounded({"text": '"' * (ARGUMENTS + 1)})
-    assert set(many) == {"cut", "digest"} and bounded(many) == many
-    assert many != bounded({"text": '"' * ARGUMENTS + "'"})
-    assert canonical({"b": (1, 2), "a": {"d": 1, "c": 2}}) == canonical({"a": {"c": 2, "d": 1}, "b": [1, 2]})
+    assert bound_tool_use(cut) == cut
+    many = bound_arguments({"text": '"' * (ARGUMENTS + 1)})
+    assert set(many) == {"cut", "digest"} and bound_arguments(many) == many
+    assert many != bound_arguments({"text": '"' * ARGUMENTS + "'"})
+    assert canonical_json({"b": (1, 2), "a": {"d": 1, "c": 2}}) == canonical_json({"a": {"c": 2, "d": 1}, "b": [1, 2]})
 
 
 def test_half_of_a_surrogate_pair_does_not_stop_the_record() -> None:
-    odd = kept(use(result="a\udcff", arguments={"\udcff": "\udcff"}, digest=digest_of("a\udcff")))
+    odd = bound_tool_use(use(result="a\udcff", arguments={"\udcff": "\udcff"}, digest=digest_of("a\udcff")))
     assert odd.result == "a\ufffd" and odd.arguments == {"\ufffd": "\ufffd"}
     assert unpacked(packed(episode(tool_uses=[odd]))).tool_uses == [odd]
 
@@ -88,7 +97,7 @@ def test_half_of_a_surrogate_pair_does_not_stop_the_record() -> None:
 )
 def test_what_is_no_use_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
-        kept(use(**wrong))
+        bound_tool_use(use(**wrong))
 
 
 def test_an_episode_keeps_so_much_in_all_and_nothing_after_its_end() -> None:

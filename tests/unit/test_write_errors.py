@@ -8,7 +8,7 @@ import pytest
 from ajet.commands import export as exporting
 from ajet.commands.export import checkpoint_of, export, model_folder
 from ajet.record.checkpoints import Checkpoints
-from ajet.record.write_errors import explained
+from ajet.record.write_errors import explain_write_errors
 from ajet.schema.errors import UserError
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -57,7 +57,7 @@ def test_a_limit_on_the_size_of_a_file_is_no_full_disk(tmp_path):
 def test_who_only_records_is_not_told_of_checkpoints(tmp_path):
     with (
         pytest.raises(UserError) as error,
-        explained("the episodes of step 3", tmp_path, kept="earlier steps are whole"),
+        explain_write_errors("the episodes of step 3", tmp_path, intact="earlier steps are whole"),
     ):
         raise FULL
     assert error.value.expected == "room for the record of the run" and "checkpoint" not in str(error.value)
@@ -82,6 +82,6 @@ def test_a_deployment_that_merges_first_is_told_of_nothing_that_it_does_not_take
 
 @pytest.mark.parametrize("elsewhere, do", [(None, ", or name another folder with --exp-dir"), ("", "")])
 def test_a_disk_that_is_read_only(tmp_path, elsewhere, do):
-    with pytest.raises(UserError) as error, explained("it", tmp_path, kept="all", elsewhere=elsewhere):
+    with pytest.raises(UserError) as error, explain_write_errors("it", tmp_path, intact="all", other_folder=elsewhere):
         raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / "a"))
     assert error.value.do == f"mount it for writing{do}; then start the same command again"

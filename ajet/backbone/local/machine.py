@@ -13,7 +13,7 @@ import psutil
 import torch
 from loguru import logger
 
-from ajet.record.processors import cores
+from ajet.record.processors import count_cores
 from ajet.schema.errors import ConfigError
 
 LOOK_SECONDS = 0.3
@@ -67,7 +67,7 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
     elif (told := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(told) > 0:
         count, why = int(told), "OMP_NUM_THREADS"
     else:
-        free, busy = cores(), _busy_cores()
+        free, busy = count_cores(), _busy_cores()
         count = max(1, math.floor(free - busy + NOISE))
         why = f"{free} cores, {busy:.1f} of them busy with other processes"
     torch.set_num_threads(count)

@@ -14,7 +14,7 @@ from statistics import fmean, median
 
 from rich.table import Table
 
-from ajet.record.attempts import Attempt
+from ajet.record.attempts import AttemptRecord
 from ajet.record.console import console, counted, print_line, printable
 from ajet.record.intervals import kappa, kappa_interval
 from ajet.train.accounting import correlate
@@ -81,7 +81,7 @@ class JudgeComparison:
         return [each for each in self.judges if not each.decided and each.judge != PLAYED]
 
 
-def compare_judges(by_judge: Mapping[str, Sequence[Attempt]]) -> JudgeComparison:
+def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComparison:
     """Compare the verdicts of judges on the same attempts, in the same order, without attempts that failed in play."""
     every = list(zip(*by_judge.values(), strict=True))
     kept = [each for each in every if not all(attempt.failure for attempt in each)]
@@ -92,7 +92,7 @@ def compare_judges(by_judge: Mapping[str, Sequence[Attempt]]) -> JudgeComparison
     )
 
 
-def _summarize_judge(name: str, attempts: Sequence[Attempt]) -> JudgeSummary:
+def _summarize_judge(name: str, attempts: Sequence[AttemptRecord]) -> JudgeSummary:
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     spent = [attempt.spent for attempt in attempts]
     times = [time for each in spent if (time := each.get("waited", each.get("seconds"))) is not None]
@@ -108,7 +108,7 @@ def _summarize_judge(name: str, attempts: Sequence[Attempt]) -> JudgeSummary:
     )
 
 
-def _compare_pair(one: str, other: str, first: Sequence[Attempt], second: Sequence[Attempt]) -> JudgePair:
+def _compare_pair(one: str, other: str, first: Sequence[AttemptRecord], second: Sequence[AttemptRecord]) -> JudgePair:
     both = [
         (a, b, a.reward, b.reward)
         for a, b in zip(first, second, strict=True)
@@ -127,7 +127,7 @@ def _compare_pair(one: str, other: str, first: Sequence[Attempt], second: Sequen
     )  # fmt: skip
 
 
-def _is_success(attempt: Attempt) -> bool:
+def _is_success(attempt: AttemptRecord) -> bool:
     return attempt.success if attempt.judged else (attempt.reward or 0.0) >= 0.5
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.schema.choices import is_reference
-from ajet.record.attempts import Attempt
-from ajet.record.scores import Scores, worth_of_failure
+from ajet.record.attempts import AttemptRecord
+from ajet.record.scores import Scores, failure_reward
 from ajet.rollout.runtime import rare_collections
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
@@ -36,7 +36,7 @@ YAML = (".yaml", ".yml")
 class RejudgedAttempt:
     """An attempt with the verdict of another judge."""
 
-    attempt: Attempt
+    attempt: AttemptRecord
     verdict: Verdict | None = None
     """None: the judge was not asked, or it failed."""
 
@@ -78,7 +78,7 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
 
 
 def scores_by_judge(
-    judges: Mapping[str, Judge], attempts: Sequence[Attempt], tasks: Mapping[int, Task]
+    judges: Mapping[str, Judge], attempts: Sequence[AttemptRecord], tasks: Mapping[int, Task]
 ) -> dict[str, Scores]:
     """Return the attempts' scores under each judge; `tasks` by order."""
     found = {}
@@ -86,15 +86,15 @@ def scores_by_judge(
         again = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
         judge.let_go()
         after = [each.attempt for each in again]
-        found[reference] = Scores(after, worth_of_failure(after))
+        found[reference] = Scores(after, failure_reward(after))
     return found
 
 
-async def rejudge_attempts(judge: Judge, played: Sequence[tuple[Attempt, Task]]) -> list[RejudgedAttempt]:
+async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, Task]]) -> list[RejudgedAttempt]:
     """Judge attempts one by one."""
     free = asyncio.Semaphore(AT_ONCE)
 
-    async def one(attempt: Attempt, task: Task) -> RejudgedAttempt:
+    async def one(attempt: AttemptRecord, task: Task) -> RejudgedAttempt:
         if not is_judgeable(attempt):
             return RejudgedAttempt(attempt)
         arrived = make_judge_input(judge, attempt, task)
@@ -110,7 +110,7 @@ async def rejudge_attempts(judge: Judge, played: Sequence[tuple[Attempt, Task]])
         return list(await asyncio.gather(*(one(*each) for each in played)))
 
 
-async def rejudge_group(judge: Judge, group: Sequence[tuple[Attempt, Task]], seed: int) -> list[RejudgedAttempt]:
+async def rejudge_group(judge: Judge, group: Sequence[tuple[AttemptRecord, Task]], seed: int) -> list[RejudgedAttempt]:
     """Rank the attempts of one group, shown in the order of the play; `seed`: the run's."""
     inputs = {at: make_judge_input(judge, *each) for at, each in enumerate(group) if is_judgeable(each[0])}
     if not inputs:
@@ -132,12 +132,12 @@ async def rejudge_group(judge: Judge, group: Sequence[tuple[Attempt, Task]], see
     ]
 
 
-def is_judgeable(attempt: Attempt) -> bool:
+def is_judgeable(attempt: AttemptRecord) -> bool:
     """Return whether the attempt has an output that a judge can be asked about."""
     return attempt.lacks_verdict or (not attempt.failure and attempt.status == "completed")
 
 
-def make_judge_input(judge: Judge, attempt: Attempt, of: Task) -> JudgeInput:
+def make_judge_input(judge: Judge, attempt: AttemptRecord, of: Task) -> JudgeInput:
     """Return what the judge is asked; a judge that ranks takes the last reply if the workflow states no answer."""
     task = WorkflowTask(
         task=of,
@@ -149,19 +149,19 @@ def make_judge_input(judge: Judge, attempt: Attempt, of: Task) -> JudgeInput:
         tool_results=list(attempt.tools),
     )
     output = dict(attempt.output)
-    if judge.ranks is not None and attempt.said is not None:
-        output.setdefault("final_answer", attempt.said)
+    if judge.ranks is not None and attempt.last_reply is not None:
+        output.setdefault("final_answer", attempt.last_reply)
     return JudgeInput(task, WorkflowOutput(metadata=output))
 
 
-def record_failure(attempt: Attempt, problem: BoundaryError) -> RejudgedAttempt:
+def record_failure(attempt: AttemptRecord, problem: BoundaryError) -> RejudgedAttempt:
     """Return the attempt as one at which the judge failed."""
     side = "judge" if isinstance(problem, JudgeFailure) else problem.boundary
     nothing: dict[str, Any] = {"reward": None, "success": False, "reason": "", "scorer": "", "parts": {}, "spent": {}}
     return RejudgedAttempt(replace(attempt, judged=True, failure=f"{side}: {problem}", left_out=problem.own, **nothing))
 
 
-def record_verdict(attempt: Attempt, verdict: Verdict, seconds: float) -> RejudgedAttempt:
+def record_verdict(attempt: AttemptRecord, verdict: Verdict, seconds: float) -> RejudgedAttempt:
     """Return the attempt with a verdict that took so many seconds."""
     after = replace(
         attempt,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from ajet.commands.evaluation.play import ModelScores
-from ajet.record.attempts import Attempt
+from ajet.record.attempts import AttemptRecord
 from ajet.record.files import write_atomically
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
@@ -41,7 +41,7 @@ def mark_tasks(tasks: Sequence[Task], by: ModelScores, *, drop: bool = False) ->
         yield task.model_copy(update={"metadata": {**task.metadata, KEY: summary}})
 
 
-def mark_task(attempts: Sequence[Attempt]) -> Mark:
+def mark_task(attempts: Sequence[AttemptRecord]) -> Mark:
     """Return the mark of a task by its attempts; a failed attempt solves nothing."""
     known = [attempt for attempt in attempts if attempt.reward is not None or attempt.failure]
     if len(known) < 2:
@@ -65,7 +65,7 @@ def write_marked(tasks: Sequence[Task], by: ModelScores, file: Path, *, drop: bo
     return f"{summary}; {counts['teaches']} of {len(tasks)} can teach. {len(lines)} are in {file}"
 
 
-def _is_solved(attempt: Attempt) -> bool:
+def _is_solved(attempt: AttemptRecord) -> bool:
     """Return the verdict's success, or whether the reward is above 0 if the judge gives only rewards."""
     if attempt.judged:
         return attempt.success

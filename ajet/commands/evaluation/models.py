@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.commands.export import checkpoint_of, model_folder, run_of
 from ajet.config.other_models import key_in
-from ajet.record.checkpoint import NAME, STATE, Checkpoint, look_at, refusal
+from ajet.record.checkpoint import NAME, STATE, Checkpoint, damaged_checkpoint_error, inspect_checkpoint
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.evaluations import state_digest
 from ajet.schema.bounded_json import load_json
@@ -140,9 +140,9 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
             named if number is None else f"step-{number}", run, checkpoint_of(checkpoints_of(run), number)
         )
     if (place / STATE).is_file() and NAME.fullmatch(place.name):
-        found = look_at(place)
+        found = inspect_checkpoint(place)
         if isinstance(found, str):
-            raise refusal(place, found)
+            raise damaged_checkpoint_error(place, found)
         return _of_checkpoint(named, place.absolute().parent.parent, found)
     for folder in (place, experiment.root / named):
         if (folder / "run.json").is_file():

@@ -21,11 +21,11 @@ from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.services import list_services, require_answers
 from ajet.engine.endpoint import ENDPOINT_KEY
 from ajet.engine.endpoint import services_of as model_servers
-from ajet.record.attempts import Attempt
+from ajet.record.attempts import AttemptRecord
 from ajet.record.console import format_age, print_line
 from ajet.record.episodes import EpisodeWriter
-from ajet.record.progress import Bar, Progress
-from ajet.record.scores import Comparison, Scores, compare, worth_of_failure
+from ajet.record.progress import Progress, ProgressBar
+from ajet.record.scores import Comparison, Scores, compare, failure_reward
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.task_judge.registry import prepare_judge
@@ -138,11 +138,11 @@ def _play_models(
     for evaluation in evaluations:
         if options.fresh or not _is_played(evaluation, record.find_earlier(evaluation)):
             _require_model_server(evaluation)
-    played: list[tuple[EvaluatedModel, Path, list[Attempt]]] = []
+    played: list[tuple[EvaluatedModel, Path, list[AttemptRecord]]] = []
     for evaluation in evaluations:
         folder = _complete_record(evaluation, fresh=options.fresh)
         played.append((evaluation.model, folder, record.read_recorded(evaluation, folder, told=bool(judges))))
-    lowest = worth_of_failure(attempt for _, _, attempts in played for attempt in attempts)
+    lowest = failure_reward(attempt for _, _, attempts in played for attempt in attempts)
     first = evaluations[0]
     tasks = dict(first.tasks)
     return EvaluationResult(
@@ -311,7 +311,7 @@ class _AttemptBar:
 
     def __init__(self, label: str, bars: Progress) -> None:
         self._label, self._bars = label, bars
-        self._bar: Bar | None = None
+        self._bar: ProgressBar | None = None
         self._count = self._reward = 0.0
 
     def begin(self, total: int, done: int) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.commands.evaluation.models import EvaluatedModel
 from ajet.config.code_digests import digest_code
 from ajet.record import RunDirectory
-from ajet.record.attempts import Attempt, attempt_of, read_attempts
+from ajet.record.attempts import AttemptRecord, decode_attempt, read_attempts
 from ajet.record.bounded_json import read_json
 from ajet.record.evaluations import FILE
 from ajet.record.files import keep_rows, write_atomically
@@ -94,7 +94,7 @@ def open_record(evaluation: Evaluation, again: Path | None) -> RunDirectory:
             content = {"model": evaluation.model.label, "identity": evaluation.identity()}
             write_atomically(run.path / FILE, json.dumps(content, indent=1) + "\n")
         else:
-            keep_rows(file_of(run.path, evaluation.model.step), lambda row: not attempt_of(row).left_out)
+            keep_rows(file_of(run.path, evaluation.model.step), lambda row: not decode_attempt(row).left_out)
     except BaseException:
         run.close("failed")
         raise
@@ -119,13 +119,13 @@ def count_missing(evaluation: Evaluation, folder: Path) -> int | None:
     return len(wanted - list_over(read_recorded(evaluation, folder)))
 
 
-def read_recorded(evaluation: Evaluation, folder: Path, *, told: bool = False) -> list[Attempt]:
+def read_recorded(evaluation: Evaluation, folder: Path, *, told: bool = False) -> list[AttemptRecord]:
     """Return the recorded attempts of the requested tasks. `told`: see `read_attempts`."""
-    found = read_attempts(file_of(folder, evaluation.model.step), told=told)
+    found = read_attempts(file_of(folder, evaluation.model.step), judge_inputs=told)
     return [each for each in found if each.order < evaluation.count and each.repeat < evaluation.repeats]
 
 
-def list_over(attempts: Sequence[Attempt]) -> set[tuple[int, int]]:
+def list_over(attempts: Sequence[AttemptRecord]) -> set[tuple[int, int]]:
     """Return the attempts that are not played again, by order and number."""
     return {(each.order, each.repeat) for each in attempts if not each.left_out}
 

@@ -23,7 +23,7 @@ from ajet.commands.evaluation.play import EvaluationResult, ModelScores
 from ajet.record.attempts import TAG_KEYS
 from ajet.record.console import console, counted, print_line, printable
 from ajet.record.intervals import plus_minus
-from ajet.record.scores import Rate, Scores
+from ajet.record.scores import Scores, TaskRate
 from ajet.schema.errors import MissingExtra, UserError
 
 NAMED = 8
@@ -47,15 +47,15 @@ def show(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for each in result.evaluated:
         table.add_row(printable(each.model.label), *_format_cells(each.scores, names), style="bold")
-        for tag, scores in each.scores.tagged(keys).items():
+        for tag, scores in each.scores.group_by_tag(keys).items():
             table.add_row(f"  {printable(tag)}", *_format_cells(scores, names), style="dim")
-        by_scorer = each.scores.by_scorer()
+        by_scorer = each.scores.group_by_scorer()
         for scorer, scores in by_scorer.items() if len(by_scorer) > 1 else ():
             table.add_row(f"  scorer {printable(scorer)}", *_format_cells(scores, names), style="dim")
         for judge, scores in each.judged.items():
             table.add_row(f"  {printable(_short_name(judge))}", *_format_cells(scores, names), style="dim")
     console.print(table)
-    if keys != TAG_KEYS and not any(each.scores.tagged(keys) for each in result.evaluated):
+    if keys != TAG_KEYS and not any(each.scores.group_by_tag(keys) for each in result.evaluated):
         text = f"No task has {' or '.join(keys)} in its metadata: there is nothing to split by."
         print_line(printable(text), style="yellow")
     _show_parts(result)
@@ -65,8 +65,8 @@ def show(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
         print_line(line)
     for after, compared in result.comparisons():
         before = result.evaluated[0].model.label
-        style = ("green" if compared.difference > 0 else "red") if compared.beyond_noise else ""
-        text = f"{after.model.label} against {before}: {compared.words()}; {compared.noise_words()}"
+        style = ("green" if compared.difference > 0 else "red") if compared.is_beyond_noise else ""
+        text = f"{after.model.label} against {before}: {compared.describe_difference()}; {compared.describe_noise()}"
         print_line(printable(text), style=style)
         for what, tasks in (("gained", compared.gained), ("lost", compared.lost)):
             if tasks:
@@ -80,7 +80,7 @@ def show(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
 
 def _show_parts(result: EvaluationResult) -> None:
     """Print the mean of each scorer, if there are several."""
-    given = [(each.model.label, each.scores.each_scorer()) for each in result.evaluated]
+    given = [(each.model.label, each.scores.average_by_scorer()) for each in result.evaluated]
     if max((len(scorers) for _, scorers in given), default=0) < 2:
         return
     table = judge_comparison.make_table("model", "scorer", "mean", "scored", texts=2)
@@ -103,7 +103,7 @@ def as_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> dict[st
         "comparisons": [
             {"before": result.evaluated[0].model.label, "after": each.model.label}
             | asdict(compared)
-            | {"beyond_noise": compared.beyond_noise}
+            | {"beyond_noise": compared.is_beyond_noise}
             for each, compared in result.comparisons()
         ],
     }
@@ -169,14 +169,14 @@ def draw(result: EvaluationResult, file: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra("matplotlib", "local", needed_for="--picture") from None
-    ks = [k for k in result.evaluated[0].scores.ks() if any(each.scores.passes(k) for each in result.evaluated)]
+    ks = [k for k in result.evaluated[0].scores.ks() if any(each.scores.pass_rate(k) for each in result.evaluated)]
     names = [f"pass@{k}" for k in ks] or ["mean reward"]
     figure = Figure(figsize=(max(4.8, 1.6 * len(names) * len(result.evaluated)), 3.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(result.evaluated)
     for at, each in enumerate(result.evaluated):
         places = [group + at * width for group in range(len(names))]
-        bars = [_rate_bar(each.scores.passes(k)) for k in ks] or [_reward_bar(each.scores)]
+        bars = [_rate_bar(each.scores.pass_rate(k)) for k in ks] or [_reward_bar(each.scores)]
         values = [value for value, _, _ in bars]
         errors = [[low for _, low, _ in bars], [high for _, _, high in bars]]
         drawn = axes.bar(places, values, width * 0.92, yerr=errors, capsize=3, label=each.model.label)
@@ -206,8 +206,8 @@ def _short_name(reference: str) -> str:
 
 def _choose_columns(everything: Sequence[Scores]) -> list[str]:
     """Return the columns of the table: reward unless it equals success, failures if there are some."""
-    ks = [k for k in everything[0].ks() if any(scores.passes(k) for scores in everything)]
-    rewarded = any(not scores.tells_success or scores.solved != scores.rewards for scores in everything)
+    ks = [k for k in everything[0].ks() if any(scores.pass_rate(k) for scores in everything)]
+    rewarded = any(not scores.has_success_verdicts or scores.solved != scores.rewards for scores in everything)
     failed = any(scores.failed for scores in everything)
     return [*(f"pass@{k}" for k in ks), *["reward"] * rewarded, "scored", *["failed"] * failed, "tokens", "s"]
 
@@ -225,7 +225,7 @@ def _format_cells(scores: Scores, columns: Sequence[str]) -> list[str]:
     }
     passes = [name for name in columns if name.startswith("pass@")]
     for name in passes:  # only the first and the last with an interval, else the line would be long
-        rate = scores.passes(int(name.removeprefix("pass@")))
+        rate = scores.pass_rate(int(name.removeprefix("pass@")))
         has_interval = name in (passes[0], passes[-1])
         cells[name] = "–" if rate is None else str(rate) if has_interval else f"{rate.value:.1%}"
     return [cells[name] for name in columns]
@@ -258,7 +258,7 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
                 f"{label}: {cut} of {replies} replies cut by a limit on tokens (max_tokens of the request, "
                 "rollout.max_response_length_in_one_turn or rollout.max_model_len)"
             )
-        if not scores.tells_success and scores.scored:
+        if not scores.has_success_verdicts and scores.scored:
             yield f"{label}: no pass rate: neither workflow nor judge says whether an attempt succeeded"
     for untold in result.untold():
         yield f"{printable(untold)}: nothing is known of it: no attempt came to a verdict (exit code 1)"
@@ -273,17 +273,17 @@ def _as_json(each: ModelScores, keys: Sequence[str]) -> dict[str, Any]:
         "record": str(each.folder),
         **_score_numbers(each.scores),
         "judges": {judge: _score_numbers(scores) for judge, scores in each.judged.items()},
-        "tags": {tag: _score_numbers(scores) for tag, scores in each.scores.tagged(keys).items()},
-        "scorers": {name: _score_numbers(scores) for name, scores in each.scores.by_scorer().items()},
+        "tags": {tag: _score_numbers(scores) for tag, scores in each.scores.group_by_tag(keys).items()},
+        "scorers": {name: _score_numbers(scores) for name, scores in each.scores.group_by_scorer().items()},
         "scorer_means": {
             name: {"mean": mean, "scored": scored, "of": of}
-            for name, (mean, scored, of) in each.scores.each_scorer().items()
+            for name, (mean, scored, of) in each.scores.average_by_scorer().items()
         },
     }
 
 
 def _score_numbers(scores: Scores) -> dict[str, Any]:
-    passes = {f"pass@{k}": asdict(rate) for k in scores.ks() if (rate := scores.passes(k)) is not None}
+    passes = {f"pass@{k}": asdict(rate) for k in scores.ks() if (rate := scores.pass_rate(k)) is not None}
     return {
         **passes,
         "reward": scores.reward,
@@ -297,7 +297,7 @@ def _score_numbers(scores: Scores) -> dict[str, Any]:
     }
 
 
-def _rate_bar(rate: Rate | None) -> tuple[float, float, float]:
+def _rate_bar(rate: TaskRate | None) -> tuple[float, float, float]:
     return (0.0, 0.0, 0.0) if rate is None else (rate.value, rate.value - rate.low, rate.high - rate.value)
 
 

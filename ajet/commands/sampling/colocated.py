@@ -21,7 +21,7 @@ from loguru import logger
 
 from ajet.backbone.decoupled.terms import OVER
 from ajet.commands.supervised_process import SupervisedProcess
-from ajet.record.processors import cores
+from ajet.record.processors import count_cores
 from ajet.schema.errors import UserError
 from ajet.store import Address, open_shared
 from ajet.train.sources.store import SamplerPool
@@ -75,7 +75,7 @@ def count_threads_per_side(trainer: TrainerCommon) -> int | Literal["auto"]:
     """Return torch's threads of trainer and sampler each, on a CPU."""
     if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS"):
         return trainer.threads
-    return max(1, cores() // 2)
+    return max(1, count_cores() // 2)
 
 
 @contextmanager

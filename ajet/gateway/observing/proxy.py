@@ -36,7 +36,7 @@ from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.requests import DIALECTS, Sent, read_request, without_keys
 from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.request import Refused
-from ajet.record.seldom import Seldom
+from ajet.record.seldom import RateLimiter
 from ajet.schema.addresses import hostname_in_header, is_loopback
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.settled import settled, settled_json
@@ -78,7 +78,7 @@ class Proxy:
     ) -> None:
         self._endpoint, self._sessions = endpoint.rstrip("/"), sessions
         self._key, self._token_ids, self._timeout = key, token_ids, timeout
-        self._seldom = Seldom(SAID_AGAIN)
+        self._seldom = RateLimiter(SAID_AGAIN)
         self._salt = secrets.token_bytes(16)
         nobodys = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
         limits = httpx.Limits(max_connections=None)
@@ -228,7 +228,7 @@ class Proxy:
         """Tell whoever watches what went wrong at the endpoint: the same not all the time."""
         if not problem or (copy.finish == "aborted" and not copy.waited):
             return
-        if self._seldom.due(problem):
+        if self._seldom.is_due(problem):
             logger.warning("{}: {}", self._endpoint, problem)
 
     async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: CopiedReply) -> None:

@@ -26,7 +26,7 @@ from ajet.gateway.observing.feedback import Feedback, read_feedback
 from ajet.gateway.observing.requests import Sent, read_request
 from ajet.gateway.observing.session import Asked, Ended, Session
 from ajet.gateway.request import Refused
-from ajet.record.files import append_lines, heal, read_rows
+from ajet.record.files import append_lines, cut_partial_line, read_rows
 from ajet.record.secrets import Redactor
 from ajet.schema.bounded_json import LONG_BYTES
 from ajet.schema.call import FinishReason
@@ -178,7 +178,7 @@ class Sessions:
         count = 0
         for file in files:
             try:
-                heal(file)
+                cut_partial_line(file)
                 rows = list(read_rows(file))
                 if not rows:  # its process was killed before it held anything
                     file.unlink()

@@ -38,24 +38,24 @@ class Trackers:
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """To each."""
-        self._tell(lambda tracker: tracker.metrics(step, numbers))
+        self._call_each(lambda tracker: tracker.metrics(step, numbers))
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
         """To each."""
-        self._tell(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
+        self._call_each(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
 
     def close(self, outcome: str = "finished") -> None:
         """Each of them, at the end of a run that ended so. Idempotent."""
         for tracker in self.opened:
             tracker.outcome = outcome
-        self._tell(lambda tracker: tracker.close(), closing=True)
+        self._call_each(lambda tracker: tracker.close(), closing=True)
         self.opened.clear()
 
-    def _tell(self, told: Callable[[Tracker], None], *, closing: bool = False) -> None:
+    def _call_each(self, call: Callable[[Tracker], None], *, closing: bool = False) -> None:
         for tracker in list(self.opened):
-            patience = _patience(type(tracker), closing=closing)
+            patience = _patience_seconds(type(tracker), closing=closing)
             try:
-                within(patience, partial(told, tracker), what=type(tracker).__name__)
+                call_within(patience, partial(call, tracker), what=type(tracker).__name__)
             except Exception as error:  # noqa: BLE001 - a service's client or the user's code: the run goes on without
                 name = type(tracker).__name__
                 logger.warning("{} failed ({}: {}) and is left out from now on", name, type(error).__name__, error)
@@ -70,8 +70,8 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
     shipped = find_parts("tracker")
     for name in dict.fromkeys(wanted):
         try:
-            made = _class_of(name, base or Path.cwd())
-            opened[name] = within(_patience(made), partial(made, run), what=name)
+            made = _tracker_class(name, base or Path.cwd())
+            opened[name] = call_within(_patience_seconds(made), partial(made, run), what=name)
             continue
         except MissingExtra as error:
             reason = f"{error.what} {error.do}"
@@ -85,7 +85,7 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
     return list(opened.values())
 
 
-def _class_of(name: str, base: Path) -> type[Tracker]:
+def _tracker_class(name: str, base: Path) -> type[Tracker]:
     if not is_reference(name) and find_part("tracker", name) is None:
         raise UserError(f"There is no tracker of this name (known: {', '.join(find_all_parts('tracker'))}).")
     does = ("metrics", "episodes", "close")
@@ -93,13 +93,13 @@ def _class_of(name: str, base: Path) -> type[Tracker]:
     return class_of(name, "tracker", base=base, what="ajet.trainer_common.logger", does=does, like=like)
 
 
-def _patience(kind: type[Any], *, closing: bool = False) -> float | None:
+def _patience_seconds(kind: type[Any], *, closing: bool = False) -> float | None:
     """Seconds that one of this kind is waited for; a class of the user's need not be derived from ours."""
     patience: float | None = getattr(kind, "patience_s", PATIENCE_S)
     return getattr(kind, "closing_s", CLOSING_S) if closing and patience is not None else patience
 
 
-def within(seconds: float | None, call: Callable[[], T], *, what: str) -> T:
+def call_within(seconds: float | None, call: Callable[[], T], *, what: str) -> T:
     """Return or raise what `call` does, within `seconds`. None: without a limit, in this thread.
 
     A call that exceeds the limit runs on in a daemon thread, which keeps no process alive. Raises TimeoutError, which

@@ -32,13 +32,13 @@ class ConsoleTracker(Tracker):
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """One line; nothing when the event has none of these numbers (a validation)."""
-        shown = [f"{word} {short(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
+        shown = [f"{word} {format_number(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
         room = console.width - INDENT if console.is_terminal else None
-        for line in _filled(shown, room):
+        for line in _wrap_pairs(shown, room):
             console.print(Text(" " * INDENT + line, style="dim"), soft_wrap=True)
 
 
-def _filled(pairs: list[str], room: int | None) -> list[str]:
+def _wrap_pairs(pairs: list[str], room: int | None) -> list[str]:
     """Return the pairs in as few lines of `room` columns as they need, none of them broken; None: in one line."""
     lines: list[str] = []
     for pair in pairs:
@@ -49,6 +49,6 @@ def _filled(pairs: list[str], room: int | None) -> list[str]:
     return lines
 
 
-def short(value: float) -> str:
+def format_number(value: float) -> str:
     """A number in few characters: counts whole, the rest with three significant digits."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e9 else f"{value:.3g}"

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ajet.record.trackers.contract import TrackedRun, Tracker
-from ajet.record.trackers.sample import COLUMNS, rows
+from ajet.record.trackers.sample import COLUMNS, sample_rows
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import MissingExtra
 
@@ -54,20 +54,20 @@ class MlflowTracker(Tracker):
             return
         tags = {TAG: run.run_id, "mlflow.source.name": "ajet"}
         self._id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
-        params = [Param(_name(key), text[:LONGEST]) for key, text in _leaves(run.config)]
+        params = [Param(_clean_name(key), text[:LONGEST]) for key, text in _flatten_config(run.config)]
         for first in range(0, len(params), AT_ONCE):
             self._client.log_batch(self._id, params=params[first : first + AT_ONCE])
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send all numbers in one request."""
         now = int(time.time() * 1000)
-        told = [self._metric(_name(name), value, now, step) for name, value in numbers.items()]
-        if told:
-            self._client.log_batch(self._id, metrics=told)
+        metrics = [self._metric(_clean_name(name), value, now, step) for name, value in numbers.items()]
+        if metrics:
+            self._client.log_batch(self._id, metrics=metrics)
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
         """A table of some of them."""
-        if data := rows(episodes, outcomes, self.run.redact):
+        if data := sample_rows(episodes, outcomes, self.run.redact):
             table = {"columns": list(COLUMNS), "data": data}
             self._client.log_text(self._id, json.dumps(table, ensure_ascii=False), f"episodes/{split}-{step}.json")
 
@@ -91,14 +91,14 @@ def _files_allowed(place: str | None) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_config(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _flatten_config(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", str(value)
 
 
-def _name(text: str) -> str:
+def _clean_name(text: str) -> str:
     """The text with signs only that MLflow takes."""
     return _NO_NAME.sub("_", text)[:250]

@@ -20,18 +20,18 @@ COLUMNS = ("task", "repeat", "status", "reward", "advantage", "question", "answe
 Cell = str | float | None
 
 
-def rows(episodes: Sequence[Episode], outcomes: Mapping[str, Outcome], redact: Redactor) -> list[list[Cell]]:
+def sample_rows(episodes: Sequence[Episode], outcomes: Mapping[str, Outcome], redact: Redactor) -> list[list[Cell]]:
     """One row an episode, with a cell for each of `COLUMNS`."""
     worst_first = sorted(episodes, key=lambda episode: (episode.reward is not None, episode.reward or 0.0))
     count = min(MOST, len(worst_first))
     chosen = [worst_first[round(index * (len(worst_first) - 1) / max(count - 1, 1))] for index in range(count)]
-    return [_row(episode, outcomes.get(episode.uuid), redact) for episode in chosen]
+    return [_episode_row(episode, outcomes.get(episode.uuid), redact) for episode in chosen]
 
 
-def _row(episode: Episode, outcome: Outcome | None, redact: Redactor) -> list[Cell]:
+def _episode_row(episode: Episode, outcome: Outcome | None, redact: Redactor) -> list[Cell]:
     def short(text: str) -> str:
-        told = redact(text)
-        return told if len(told) <= LONGEST else told[: LONGEST - 1] + "…"
+        redacted = redact(text)
+        return redacted if len(redacted) <= LONGEST else redacted[: LONGEST - 1] + "…"
 
     reason = episode.verdict.reason if episode.verdict else str(episode.failure or episode.ending)
     return [

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from ajet.record.trackers.contract import TrackedRun, Tracker
-from ajet.record.trackers.sample import COLUMNS, rows
+from ajet.record.trackers.sample import COLUMNS, sample_rows
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import MissingExtra, UserError
 
@@ -33,7 +33,7 @@ class SwanlabTracker(Tracker):
             import swanlab
         except ImportError as error:
             raise MissingExtra("swanlab", "swanlab", needed_for="The tracker swanlab") from error
-        _quiet()
+        _silence_console()
         chosen: Any = swanlab.Settings
         given = chosen(interactive=False)
         if given.mode == "online" and not given.api_key:
@@ -63,7 +63,7 @@ class SwanlabTracker(Tracker):
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
         """A table of some of them."""
-        if data := rows(episodes, outcomes, self.run.redact):
+        if data := sample_rows(episodes, outcomes, self.run.redact):
             table = self._table()
             table.add(list(COLUMNS), data)
             self._run.log({f"episodes/{split}": table}, step=step)
@@ -75,7 +75,7 @@ class SwanlabTracker(Tracker):
             self._run.finish(state=state, error="the run failed" if state == "crashed" else None)
 
 
-def _quiet() -> None:
+def _silence_console() -> None:
     """Send what SwanLab prints to its own log in its folder only; it has no setting for it."""
     with suppress(ImportError, AttributeError):
         import_module("swanlab.sdk.internal.pkg.console").c.quiet = True

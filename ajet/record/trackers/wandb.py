@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ajet.record.trackers.contract import TrackedRun, Tracker
-from ajet.record.trackers.sample import COLUMNS, rows
+from ajet.record.trackers.sample import COLUMNS, sample_rows
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import MissingExtra, UserError
 
@@ -64,7 +64,7 @@ class WandbTracker(Tracker):
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
         """A table of some of them."""
-        if data := rows(episodes, outcomes, self.run.redact):
+        if data := sample_rows(episodes, outcomes, self.run.redact):
             self._run.log({STEP: step, f"episodes/{split}": self._table(columns=list(COLUMNS), data=data)})
 
     def close(self) -> None:

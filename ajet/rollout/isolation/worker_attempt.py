@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from ajet.environment.pinned import Told
 from ajet.environment.replay import ReplayMiss
-from ajet.record.tool_uses import bounded, kept
+from ajet.record.tool_uses import bound_arguments, bound_tool_use
 from ajet.rollout.attempt import AttemptBase
 from ajet.rollout.failure import EpisodeError, make_error
 from ajet.rollout.isolation.channel import MAX_MESSAGE_BYTES
@@ -57,7 +57,7 @@ class RemoteEndpoints:
 
     def tool_used(self, use: ToolUse) -> None:
         """Record a use of a tool. Nothing is sent from a forked process or after the attempt's end."""
-        use = kept(use)  # shortened here: the channel refuses messages over its maximum size
+        use = bound_tool_use(use)  # shortened here: the channel refuses messages over its maximum size
         try:
             self.ask("tool_used", use)
         except EpisodeError:
@@ -82,7 +82,7 @@ class RemoteReplay:
 
     def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolUse | None:
         """Return the recorded use of the tool, or None to call the tool. Raises ReplayMiss."""
-        found: ToolUse | None = self._ask_replay("replay", (name, bounded(arguments)))
+        found: ToolUse | None = self._ask_replay("replay", (name, bound_arguments(arguments)))
         return found
 
     def tools(self) -> list[dict[str, Any]] | None:

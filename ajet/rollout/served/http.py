@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from ajet.gateway import Refused
 from ajet.gateway.limits import Held, after_wrong_key, welcome
-from ajet.record.tool_uses import decode_uses, kept
+from ajet.record.tool_uses import bound_tool_use, decode_uses
 from ajet.rollout.served.episode import EpisodeRequest
 from ajet.rollout.served.protocol import Finish, Open, openapi
 from ajet.rollout.served.registry import EpisodeRegistry
@@ -157,7 +157,7 @@ def _validate_body(model: type[Any], body: dict[str, Any]) -> Any:
 def _parse_uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
     try:
         complete = [row if "digest" in row else row | {"digest": digest_of(row["result"])} for row in rows]
-        return [kept(use) for use in decode_uses(complete)]
+        return [bound_tool_use(use) for use in decode_uses(complete)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refused(f"A tool use is none: {error}.", param="tool_uses") from error
 

@@ -14,7 +14,7 @@ from loguru import logger
 
 from ajet.record.console import counted
 from ajet.record.episodes import EpisodeFiles
-from ajet.record.find_run import known_run
+from ajet.record.find_run import require_run
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.messages import text_of
 from ajet.train.sft.lessons import Lesson, make_lesson, use_record
@@ -130,7 +130,7 @@ def find_source_run(settings: Sft, root: Path) -> Path:
     """Return the folder of the run whose episodes are learned. Raises UserError if it is not there."""
     assert settings.from_run is not None
     expected = f"a run with recorded episodes ({KEY}: its name or folder)"
-    return known_run(settings.from_run, root, holding="episodes", expected=expected)
+    return require_run(settings.from_run, root, holding="episodes", expected=expected)
 
 
 def require_same_tokenizer(lessons: Sequence[Lesson], renderer: Renderer, run: str) -> None:

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ajet.record.files import append_lines, heal, read_rows
+from ajet.record.files import append_lines, cut_partial_line, read_rows
 from ajet.record.lock import alone
-from ajet.record.write_errors import explained
+from ajet.record.write_errors import explain_write_errors
 
 ELSEWHERE = ", or name another folder in the variable AJET_CACHE"
 
@@ -32,13 +32,13 @@ class Kept:
     @contextmanager
     def open(self) -> Iterator[Kept]:
         """Held by this process until it is left. Raises UserError where nothing can be kept there."""
-        with explained(
-            "what a model writes", self.path.parent, kept="nothing was asked", elsewhere=ELSEWHERE, room="it"
+        with explain_write_errors(
+            "what a model writes", self.path.parent, intact="nothing was asked", other_folder=ELSEWHERE, room="it"
         ):
             self.path.parent.mkdir(parents=True, exist_ok=True)
         does, do = "writes the same tasks", "set AJET_CACHE to another one"
         with alone(self.path.with_suffix(".lock"), does, do=do):
-            heal(self.path)
+            cut_partial_line(self.path)
             yield self
 
     def rows(self) -> dict[str, Any]:

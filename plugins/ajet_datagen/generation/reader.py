@@ -18,7 +18,7 @@ from loguru import logger
 from ajet.config.locations import cache_root
 from ajet.config.other_models import other_server
 from ajet.environment.chat_model import Model, configured, model_at
-from ajet.record.progress import Bar, Progress
+from ajet.record.progress import Progress, ProgressBar
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
 from ajet.schema.settled import whole_letters
@@ -157,7 +157,13 @@ class GenerationReader:
         ]
 
     async def _ask(
-        self, writer: Writer, asks: Sequence[Ask], kept: Kept, rows: dict[str, Any], refusals: Refusals, bar: Bar
+        self,
+        writer: Writer,
+        asks: Sequence[Ask],
+        kept: Kept,
+        rows: dict[str, Any],
+        refusals: Refusals,
+        bar: ProgressBar,
     ) -> list[list[Written]]:
         async def one(ask: Ask) -> list[Written]:
             found = [] if refusals.knows(ask.name, ask.title) else rows.get(ask.name) or await asked(ask)

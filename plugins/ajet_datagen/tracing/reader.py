@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
-from ajet.record.write_errors import require_folder, written
+from ajet.record.write_errors import convert_os_errors, require_folder
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
@@ -75,7 +75,7 @@ class TracingReader:
                 expected="settings of task_reader.tracing that some replies meet",
                 do="loosen what leaves them out, as named",
             )
-        with written(folder, "--out"):
+        with convert_os_errors(folder, "--out"):
             folder.mkdir(parents=True, exist_ok=True)
         for side in SPLITS:
             traces = self.traces(side)
@@ -87,7 +87,7 @@ class TracingReader:
             for kind, rows in made.items():
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
                 counts[f"{kind}.{side}.jsonl"] = len(lines)
-                with written(folder / f"{kind}.{side}.jsonl", "--out"):
+                with convert_os_errors(folder / f"{kind}.{side}.jsonl", "--out"):
                     write_atomically(folder / f"{kind}.{side}.jsonl", "".join(lines))
         if left:
             logger.info("{}", "; ".join(f"{count} {why}" for why, count in sorted(left.items())))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.record.held_folder import HeldFolder, workdir_in
+from ajet.record.held_folder import HeldFolder, make_workdir
 from ajet.record.remove_folder import remove_folder
 from ajet_sandbox.identity import fresh_uid
 
@@ -26,7 +26,7 @@ class Workdirs:
         folder = self._root.path / (episode or "ahead")
         if folder not in self._users:
             uid = self._users[folder] = fresh_uid()
-            workdir_in(self._root.path, folder.name, uid)
+            make_workdir(self._root.path, folder.name, uid)
         return folder, self._users[folder]
 
     def remove(self, episode: str) -> None:

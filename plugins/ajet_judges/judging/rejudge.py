@@ -28,10 +28,10 @@ from ajet.commands.evaluation.judged import (
 from ajet.config import Experiment, load_experiment, recorded_experiment
 from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import list_record_folder
-from ajet.record.attempts import Attempt, attempt_of
-from ajet.record.episodes import NAME, arrays_of, recorded_of
+from ajet.record.attempts import AttemptRecord, decode_attempt
+from ajet.record.episodes import NAME, decode_recorded, open_arrays
 from ajet.record.files import read_rows
-from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.find_run import newest_run, run_folder, suggest_run
 from ajet.record.run_directory import CONFIG
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import JudgeFailure, UserError
@@ -45,8 +45,8 @@ class Judged:
     """One episode under both judges."""
 
     file: str
-    before: Attempt
-    after: Attempt
+    before: AttemptRecord
+    after: AttemptRecord
     advantages: tuple[float | None, float | None] = (None, None)
     """Under both; None where it was not credited."""
 
@@ -114,7 +114,7 @@ def judges_compared(named: str, root: Path, references: Sequence[str]) -> JudgeC
         }.values()  # one that several steps trained on stands in the file of each
     )
 
-    async def all_of_them() -> dict[str, list[Attempt]]:
+    async def all_of_them() -> dict[str, list[AttemptRecord]]:
         return {
             name: [each.attempt for each in await rejudge_attempts(judge, played)] for name, judge in judges.items()
         }
@@ -139,7 +139,7 @@ def recorded_run(named: str, root: Path) -> Path:
             f"There are no episodes of a run named {named}.",
             where=str(folder / "episodes"),
             expected="a run directory",
-            do=which_runs(named, root),
+            do=suggest_run(named, root),
         )
     load_project_dotenv(record=folder)
     return folder
@@ -155,7 +155,7 @@ async def _rejudged(folder: Path, own: Experiment, judge: Judge) -> Rejudged:
     what_if = WhatIf(own)
     episodes: list[Judged] = []
     steps = []
-    told: dict[str, tuple[Attempt, RejudgedAttempt]] = {}
+    told: dict[str, tuple[AttemptRecord, RejudgedAttempt]] = {}
     """As each was played and as it was judged again: once, however many steps trained on it."""
     for step, split, path in episode_files(folder):
         recorded, attempts = _read(path)
@@ -187,7 +187,7 @@ async def _again(
     judge: Judge,
     split: str,
     recorded: Sequence[tuple[Episode, Outcome]],
-    attempts: Sequence[tuple[Attempt, Task]],
+    attempts: Sequence[tuple[AttemptRecord, Task]],
     seed: int,
 ) -> list[RejudgedAttempt]:
     groups: dict[str, list[int]] = {}
@@ -205,18 +205,18 @@ async def _again(
     return [found[at] for at in range(len(attempts))]
 
 
-def _read(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[Attempt, Task]]]:
+def _read(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[AttemptRecord, Task]]]:
     """The episodes of a file, whole and as a judge is told of them. Raises UserError for damage."""
     recorded, attempts = [], []
-    with arrays_of(path) as blobs:
+    with open_arrays(path) as blobs:
         for number, row in enumerate(read_rows(path), 1):
             attempts.append(_attempt(row, f"{path}:{number}"))
-            recorded.append(recorded_of(row, blobs, f"{path}:{number}"))
+            recorded.append(decode_recorded(row, blobs, f"{path}:{number}"))
     return recorded, attempts
 
 
-def _attempt(row: dict[str, Any], where: str) -> tuple[Attempt, Task]:
+def _attempt(row: dict[str, Any], where: str) -> tuple[AttemptRecord, Task]:
     try:
-        return attempt_of(row, told=True), Task(**row["task"])
+        return decode_attempt(row, judge_inputs=True), Task(**row["task"])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise UserError("A line of the record is no episode.", where=where) from error

@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ajet.record.attempts import Attempt
+from ajet.record.attempts import AttemptRecord
 from ajet.record.console import counted, printable
-from ajet.record.write_errors import require_place, written
+from ajet.record.write_errors import convert_os_errors, require_place
 from ajet.schema.errors import UserError
 from ajet_judges.judging.rejudge import Judged, Rejudged
 from ajet_judges.judging.what_if import StepWhatIf, Under
@@ -45,7 +45,7 @@ def tables_for(run: Path, out: Path | None) -> tuple[Path, Path]:
 def write(found: Rejudged, tables: tuple[Path, Path]) -> None:
     """Fill them. Raises UserError."""
     for table, rows in zip(tables, (map(_row, found.episodes), map(_step_row, found.steps)), strict=True):
-        with written(table, "--out"):
+        with convert_os_errors(table, "--out"):
             _write(table, rows)
 
 
@@ -149,11 +149,11 @@ def _mean_of(under: Under) -> str:
     return "–" if under.reward is None else f"{under.reward:.3f}"
 
 
-def _mean(attempts: Sequence[Attempt]) -> str:
+def _mean(attempts: Sequence[AttemptRecord]) -> str:
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "no reward"
     return f"{mean} over {len(rewards)} of {len(attempts)}"
 
 
-def _number(attempt: Attempt) -> str:
+def _number(attempt: AttemptRecord) -> str:
     return "–" if attempt.reward is None else f"{attempt.reward:g}"

@@ -19,10 +19,10 @@ from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import has_record_file, list_record_folder, open_record_file, read_record_part
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import FILE, METRICS, chain_key, digest_of
-from ajet.record.checkpoint import examined
+from ajet.record.checkpoint import verify_checkpoint
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
 from ajet.record.episodes import NAME
-from ajet.record.find_run import known_run
+from ajet.record.find_run import require_run
 from ajet.record.resume import FILE as IDENTITY
 from ajet.schema.errors import UserError
 from ajet_proof.auditing import altered
@@ -77,7 +77,7 @@ class Trail:
 
 def run_of(run: str, root: Path) -> Path:
     """The folder of a recorded run. Raises UserError."""
-    return known_run(run, root, holding="status.json", expected="the directory of a run").absolute()
+    return require_run(run, root, holding="status.json", expected="the directory of a run").absolute()
 
 
 def audit_whole(folder: Path, *, weights: bool = True, head: str = "") -> Whole:
@@ -126,7 +126,7 @@ def _changes_without_chain(
     if (sizes.files or sizes.checkpoints) and os.path.lexists(folder / IDENTITY):
         yield Change(FILE, f"it is missing, and {IDENTITY} says that this is a training run")
     for name in sorted(sizes.checkpoints):
-        found = examined(checkpoints.folder / name, tensors=weights)
+        found = verify_checkpoint(checkpoints.folder / name, tensors=weights)
         if damage := found if isinstance(found, str) else found.find_extra_files():
             yield Change(f"checkpoints/{name}", damage)
 

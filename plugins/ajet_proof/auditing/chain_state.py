@@ -35,7 +35,7 @@ from ajet.record.chain import (
     links_of,
     split_link,
 )
-from ajet.record.checkpoint import STATE, Checkpoint, look_at
+from ajet.record.checkpoint import STATE, Checkpoint, inspect_checkpoint
 from ajet.record.checkpoint import step_of as step_of_checkpoint
 from ajet.record.episodes import NAME
 from ajet_proof.auditing.unlinked import UnlinkedWindow
@@ -381,7 +381,7 @@ def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Cha
         place, replaced = folder / f"step-{step}", folder / f".step-{step}.replaced"
         if not place.exists() and replaced.exists():  # killed as it was saved again: the next start gives it its name
             place = replaced
-        found = look_at(place)
+        found = inspect_checkpoint(place)
         if isinstance(found, str):
             yield Change(name, "it is missing" if not place.exists() else found)
         elif found.digest not in (digest, state.again.get(step)):
@@ -397,7 +397,7 @@ def _foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> I
         step = step_of_checkpoint(folder / name)
         if step in state.kept or state.unlinked.admits_step(step):
             continue
-        found = look_at(folder / name)
+        found = inspect_checkpoint(folder / name)
         if (isinstance(found, str) or found.digest != state.saved.get(step)) and (folder / name).exists():
             yield Change(f"checkpoints/{name}", "it was never committed")
 

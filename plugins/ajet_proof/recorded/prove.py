@@ -19,7 +19,7 @@ from rich.console import Console
 from ajet.config.record_file import open_record_file
 from ajet.record import Checkpoints
 from ajet.record.checkpoints import checkpoints_folder
-from ajet.record.episodes import recorded_of
+from ajet.record.episodes import decode_recorded
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.components import split_sampling
@@ -355,7 +355,7 @@ def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[t
             if not meant:
                 continue
             if lacking is None:
-                yield recorded_of(row, blobs, f"{file}:{number}")
+                yield decode_recorded(row, blobs, f"{file}:{number}")
             else:
                 wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
 

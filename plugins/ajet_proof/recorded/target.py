@@ -12,7 +12,7 @@ from pathlib import Path
 from ajet.config.record_file import list_record_folder, open_record_file
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.episodes import NAME
-from ajet.record.find_run import newest_run, run_folder, which_runs
+from ajet.record.find_run import newest_run, run_folder, suggest_run
 from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
 
@@ -56,7 +56,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
         f"There is no run and no episode named {named}.",
         where=str(root),
         expected=f"a run's name or folder, an episodes/step-N.jsonl, or {SHORTEST} letters of an episode's uuid",
-        do=which_runs(named, root),
+        do=suggest_run(named, root),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet.record.tool_uses import RESULT, chained, kept
+from ajet.record.tool_uses import RESULT, bound_tool_use, chain_digest
 from ajet.schema.tool_use import ToolUse, digest_of
 from ajet_proof.tokens.proof_uses import prove_uses
 
@@ -17,8 +17,8 @@ LONG = "z" * (RESULT + 5)
 def chain(*uses: ToolUse) -> list[ToolUse]:
     """As a session keeps them."""
     made: list[ToolUse] = []
-    for use in map(kept, uses):
-        made.append(replace(use, chain=chained(made[-1].chain if made else "", use)))
+    for use in map(bound_tool_use, uses):
+        made.append(replace(use, chain=chain_digest(made[-1].chain if made else "", use)))
     return made
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ajet.record.tool_uses import chained, encode_uses
+from ajet.record.tool_uses import chain_digest, encode_uses
 from ajet.schema.call import Call
 from ajet.schema.messages import text_of
 from ajet.schema.tool_use import ToolUse, digest_of
@@ -30,7 +30,7 @@ def prove_uses(
         wrong = None
         blotted = REDACTED in str(encode_uses([use]))
         if use.chain:
-            if not blotted and chained(before, use) != use.chain:
+            if not blotted and chain_digest(before, use) != use.chain:
                 wrong = WrongToken(episode, 0, 0, f"tool use {at} ({use.name}) is not as it was recorded")
             yield use, wrong
         before = use.chain

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.record.held_folder import workdir_in
+from ajet.record.held_folder import make_workdir
 from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.sandbox import Limits
@@ -95,7 +95,7 @@ print(json.dumps(said))
 def of_a_tool_server(command: list[str], shown: Path, work: Path) -> str:
     """What a command says as a confined tool server, or a confined service, is started."""
     uid = fresh_uid()
-    wall = walled_program(command, Walls(workdir_in(work, "work", uid), (shown,), uid), {})
+    wall = walled_program(command, Walls(make_workdir(work, "work", uid), (shown,), uid), {})
     try:
         done = subprocess.run(
             wall.argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env={}, cwd="/",

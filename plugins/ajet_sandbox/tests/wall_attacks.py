@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet.record.held_folder import HeldFolder, workdir_in
+from ajet.record.held_folder import HeldFolder, make_workdir
 from ajet_sandbox.identity import fresh_uid
 from ajet_sandbox.program import Walls, walled_program
 
@@ -43,7 +43,7 @@ def run_inside(code: str, folders: Sequence[Path], change: Callable[[], None] | 
     work = HeldFolder("walls-", mode=0o711)
     uid = fresh_uid()
     command = [sys.executable, "-I", "-S", "-c", code, *map(str, folders)]
-    wall = walled_program(command, Walls(workdir_in(work.path, "work", uid), tuple(folders), uid), {})
+    wall = walled_program(command, Walls(make_workdir(work.path, "work", uid), tuple(folders), uid), {})
     try:
         with subprocess.Popen(
             wall.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={},

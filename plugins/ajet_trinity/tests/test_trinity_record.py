@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ajet.record import EpisodeFiles
-from ajet.record.resume import Recovery
+from ajet.record.resume import RecoveryCounts
 from ajet.schema.errors import RunFailed
 from ajet.store import open_shared
 from ajet_ray.mailbox import Assigned, Saved, Stepped
@@ -73,7 +73,7 @@ def test_a_row_says_which_positions_are_given_up(made, tmp_path):
         first, second = rows(run)
         assert first["given_up"] == {"1": ["its server is down"], "2": [DEADLY]} and "given_up" not in second
         assert first["train/given_up"] == second["train/given_up"] == 2
-        found = Recovery.of([first, second], tickets.begun(), step=2, dead=tickets.dead())
+        found = RecoveryCounts.of([first, second], tickets.begun(), step=2, dead=tickets.dead())
         assert (found.skipped, found.given_up) == (0, 2), "what its resume line says"
     finally:
         store.disconnect()

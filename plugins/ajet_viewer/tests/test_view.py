@@ -54,7 +54,7 @@ def test_what_a_killed_process_left_goes_with_the_next_page(opened: list[str], t
     left = browser.opened_page(ADDRESS)
     assert left is not None and left._folder._lock is not None
     left._folder._lock.close()  # as the kernel does
-    held_folder._sweep.cache_clear()
+    held_folder._remove_abandoned_folders.cache_clear()
     page = browser.opened_page(ADDRESS)
     assert page is not None and [*tmp_path.iterdir()] == [page._folder.path]
 

@@ -14,7 +14,7 @@ from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.image_text import text_of
-from ajet.record.live_status import live_status
+from ajet.record.live_status import read_live_status
 from ajet.schema.call import full_ids
 from ajet_viewer.app import Views, build_app
 from ajet_viewer.config_page import config_page
@@ -194,7 +194,7 @@ def test_every_episode_is_in_one_cell(rows):
 def test_what_a_run_does_now_is_what_ajet_status_says(root):
     busy(root / "one")
     client = client_of(root)
-    found, said = client.get("/api/live/one").json(), json.loads(json.dumps(live_status(root / "one").as_json()))
+    found, said = client.get("/api/live/one").json(), json.loads(json.dumps(read_live_status(root / "one").as_json()))
     assert found == said | {"updated_age": found["updated_age"]}
     assert found["depths"] == {"leased": 5, "closed": 2} and found["rates"]["steps_per_hour"] == 360.0
     assert found["waits"] == "the trainer waits for rollout 80% of the time" and found["staleness"]
