@@ -13,6 +13,8 @@ from typing import Any, cast
 from ajet.engine.contract import ChatEngine, Sampling
 from ajet.gateway.ignored_fields import IgnoredFieldLog
 from ajet.gateway.recorder import Recorder
+from ajet.gateway.remote_reply import parse_chat_choice
+from ajet.gateway.remote_stream import MALFORMED, ChunkCollector
 from ajet.gateway.reply import Reply
 from ajet.gateway.request import ParsedRequest, Refused, build_ended_error
 from ajet.schema.call import FinishReason
@@ -21,7 +23,6 @@ from ajet.tokens.parsing import Delta
 
 ChatAnswer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
 """The message, why it ended, and the server's own token counts."""
-_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 
 async def relay_chat(
@@ -103,44 +104,26 @@ def build_chat_body(request: ParsedRequest, run: Sampling) -> dict[str, Any]:
 def read_answer(answer: Mapping[str, Any]) -> ChatAnswer:
     """Return the parts of a chat engine's answer. Raises EngineFailure if it is no chat completion."""
     try:
-        choice = answer["choices"][0]
-        message = {name: value for name, value in choice["message"].items() if value is not None}
-        message.setdefault("role", "assistant")
-        message.setdefault("content", None if message.get("tool_calls") else "")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        message, finish = parse_chat_choice(answer["choices"][0])
+    except MALFORMED as error:
         raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
-    return message, _FINISH.get(choice.get("finish_reason"), "stop"), answer.get("usage") or {}
+    return message, finish, answer.get("usage") or {}
 
 
 async def relay_stream(
     chunks: AsyncIterator[dict[str, Any]], add_deltas: Callable[[Sequence[Delta]], None]
 ) -> ChatAnswer:
-    """Pass on a streamed answer and return its parts."""
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    calls: dict[int, dict[str, Any]] = {}
-    finish: FinishReason = "stop"
-    usage: Mapping[str, Any] = {}
+    """Pass on a streamed answer and return its parts. Raises EngineFailure."""
+    collector = ChunkCollector()
     async with aclosing(cast(Any, chunks)) as stream:
         async for chunk in stream:
-            usage = chunk.get("usage") or usage
+            try:
+                collector.add_event(chunk)
+            except MALFORMED as error:
+                raise EngineFailure(f"the server's answer is no chat completion: {error!r}") from error
             for choice in chunk.get("choices") or ():
                 delta = {name: value for name, value in (choice.get("delta") or {}).items() if value is not None}
-                finish = _FINISH.get(choice.get("finish_reason"), finish)
-                for name in ("content", "reasoning_content"):
-                    if delta.get(name):
-                        message[name] = message.get(name, "") + delta[name]
-                for call in delta.get("tool_calls") or ():
-                    tool_call = calls.setdefault(
-                        call.get("index", 0), {"type": "function", "function": {"arguments": ""}}
-                    )
-                    tool_call["id"] = call.get("id") or tool_call.get("id", "")
-                    function = call.get("function") or {}
-                    tool_call["function"]["name"] = function.get("name") or tool_call["function"].get("name", "")
-                    tool_call["function"]["arguments"] += function.get("arguments") or ""
                 delta.pop("role", None)
                 if any(delta.values()):
                     add_deltas([delta])
-    if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
-        message["content"] = message["content"] or None
-    return message, finish, usage
+    return read_answer(collector.build_body() or {})

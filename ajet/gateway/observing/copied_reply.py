@@ -16,10 +16,10 @@ import httpx
 
 from ajet.gateway.exchange import MAX_BODY
 from ajet.gateway.observing.hidden import Hidden
-from ajet.gateway.observing.no_reply import what_came
 from ajet.gateway.observing.session import Ended
 from ajet.gateway.observing.sessions import CLIENT_LEFT
-from ajet.gateway.observing.streams import Stream
+from ajet.gateway.remote_reply import describe_body
+from ajet.gateway.remote_stream import DialectName, RemoteStream
 from ajet.schema.bounded_json import LONG_BYTES
 from ajet.schema.settled import settled_json, with_whole_letters
 
@@ -33,9 +33,9 @@ _PASSWORD = re.compile("//[^/@]*@")
 class CopiedReply:
     """The kept part of one request's reply. `dialect` None: nothing is kept."""
 
-    def __init__(self, dialect: str | None, hidden: Hidden) -> None:
+    def __init__(self, dialect: DialectName | None, hidden: Hidden) -> None:
         self._dialect, self._hidden = dialect, hidden
-        self._stream: Stream | None = None
+        self._stream: RemoteStream | None = None
         self._parts: list[bytes] = []
         self._size = 0
         self._unpack: Any = None
@@ -63,7 +63,7 @@ class CopiedReply:
         if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
             self._unpack = zlib.decompressobj(47)
         if self._dialect is not None and reply.headers.get("content-type", "").startswith("text/event-stream"):
-            self._stream = Stream(self._dialect)
+            self._stream = RemoteStream(self._dialect)
 
     def feed(self, part: bytes) -> None:
         """Some more of the reply came."""
@@ -94,9 +94,9 @@ class CopiedReply:
         if self._size > MOST_KEPT:
             problem = problem or f"the reply is larger than what is kept of one, {MOST_KEPT >> 20} MiB"
         if self._stream is not None:
-            body = with_whole_letters(self._stream.body())  # they may be halved between two events
-            problem = problem or self._stream.problem
-            if not problem and not self._stream.ended:
+            body = with_whole_letters(self._stream.build_body())  # they may be halved between two events
+            problem = problem or self._stream.error
+            if not problem and not self._stream.has_ended:
                 problem = "the endpoint broke off its reply"
             if not problem and body is None:
                 problem = "the endpoint's stream held no reply"
@@ -115,7 +115,7 @@ class CopiedReply:
         return Ended(self._hidden.tree(body), self._hidden.text(problem)[:500], finish)
 
 
-def _told(dialect: str, body: Any) -> str:
+def _told(dialect: DialectName, body: Any) -> str:
     """The words of a refusal: an endpoint's JSON as it is, all else in words."""
     page = body is None or (isinstance(body, dict) and list(body) == ["text"])
-    return what_came(dialect, body) if page else json.dumps(body, ensure_ascii=False)
+    return describe_body(dialect, body) if page else json.dumps(body, ensure_ascii=False)

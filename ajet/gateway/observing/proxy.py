@@ -35,6 +35,7 @@ from ajet.gateway.observing.feedback import read_feedback
 from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.requests import DIALECTS, Sent, read_request, without_keys
 from ajet.gateway.observing.sessions import Sessions
+from ajet.gateway.remote_stream import DialectName
 from ajet.gateway.request import Refused
 from ajet.record.seldom import RateLimiter
 from ajet.schema.addresses import hostname_in_header, is_loopback
@@ -271,14 +272,14 @@ class Proxy:
             refused = Refused(copy.problem, status=status, code=code)
             await send_refusal(send, refused, _error("/v1/" + path, refused))
 
-    def _read(self, hidden: Hidden, dialect: str, body: bytes) -> tuple[Any, Sent | None, bytes]:
+    def _read(self, hidden: Hidden, dialect: DialectName, body: bytes) -> tuple[Any, Sent | None, bytes]:
         """Return (what is recorded of a request, the same as read; None where it is no object, the body to send on)."""
         said = without_keys(hidden.tree(settled_json(body)))
         if not isinstance(said, dict):
             return said, None, body
         return said, read_request(dialect, said), self._with_token_ids(body, dialect)
 
-    def _with_token_ids(self, body: bytes, dialect: str) -> bytes:
+    def _with_token_ids(self, body: bytes, dialect: DialectName) -> bytes:
         if not self._token_ids or dialect not in ("chat", "completions"):
             return body
         try:

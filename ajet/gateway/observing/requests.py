@@ -16,11 +16,13 @@ from ajet.gateway.dialects.anthropic import messages as anthropic_messages
 from ajet.gateway.dialects.chat import read_messages, read_tools
 from ajet.gateway.dialects.responses import items, kept
 from ajet.gateway.dialects.responses import tools as responses_tools
+from ajet.gateway.remote_reply import open_reasoning
+from ajet.gateway.remote_stream import DialectName
 from ajet.gateway.request import Refused
 from ajet.schema.secrets import is_secret_name
 
 Message = dict[str, Any]
-DIALECTS = {
+DIALECTS: Mapping[str, DialectName] = {
     "chat/completions": "chat",
     "completions": "completions",
     "responses": "responses",
@@ -47,7 +49,7 @@ class Sent:
     """All of it, where its messages or tools could not be read whole."""
 
 
-def read_request(dialect: str, body: Mapping[str, Any]) -> Sent:
+def read_request(dialect: DialectName, body: Mapping[str, Any]) -> Sent:
     """Never fails."""
     whole = True
     try:
@@ -80,24 +82,6 @@ def without_keys(value: Any) -> Any:
     return [without_keys(item) for item in value] if isinstance(value, list) else value
 
 
-def assistant_message(output: Sequence[Any]) -> Message:
-    """The message that the items of a response's output make. Raises Refused and kin for items of other kinds."""
-    told = items.messages_of([], [_open(item) for item in output], kept.KeptResponses(), [])
-    content = "".join(each["content"] or "" for each in told)
-    calls = [call for each in told for call in each.get("tool_calls") or ()]
-    thought = "".join(each.get("reasoning_content", "") for each in told)
-    message: Message = {"role": "assistant", "content": content or (None if calls else "")}
-    message |= {"reasoning_content": thought} if thought else {}
-    return message | ({"tool_calls": calls} if calls else {})
-
-
-def _open(item: Any) -> Any:
-    """An item whose reasoning is sealed by the endpoint, without the seal: nobody here can read it."""
-    if isinstance(item, dict) and item.get("type") == "reasoning":
-        return {name: value for name, value in item.items() if name != "encrypted_content"}
-    return item
-
-
 def _chat(body: Mapping[str, Any]) -> list[Message]:
     return read_messages(body.get("messages"), [])
 
@@ -112,7 +96,7 @@ def _completions(body: Mapping[str, Any]) -> list[Message]:
 def _responses(body: Mapping[str, Any]) -> list[Message]:
     memory = kept.KeptResponses()
     given = body.get("input", [])
-    own = items.read_input([_open(item) for item in given] if isinstance(given, list) else given, memory)
+    own = items.read_input(open_reasoning(given) if isinstance(given, list) else given, memory)
     messages = items.messages_of([], own, memory, [])
     told = body.get("instructions")
     return [{"role": "system", "content": told}, *messages] if isinstance(told, str) else messages

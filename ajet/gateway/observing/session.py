@@ -19,9 +19,10 @@ import numpy as np
 
 from ajet.context_tracker.timeline_making import timelines
 from ajet.gateway.observing.feedback import Feedback, verdict_of
-from ajet.gateway.observing.replies import Answer, Said, Tokens, read_reply
 from ajet.gateway.observing.requests import Sent
 from ajet.gateway.recorder import Recorder, common_start
+from ajet.gateway.remote_reply import RemoteChoice, RemoteReply, parse_reply
+from ajet.gateway.remote_stream import DialectName
 from ajet.schema.call import Call, FinishReason, Terms, full_ids
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.messages import text_of
@@ -35,7 +36,7 @@ LOOKED_AT = 8
 class Asked:
     """A call under way."""
 
-    dialect: str
+    dialect: DialectName
     agent: str
     body: Mapping[str, Any]
     sent: Sent
@@ -73,15 +74,15 @@ class Session:
         self._responses: dict[str, Call] = {}
         """Those of the replies that something can go on from."""
 
-    def begin(self, dialect: str, body: Mapping[str, Any], sent: Sent, agent: str) -> Asked:
+    def begin(self, dialect: DialectName, body: Mapping[str, Any], sent: Sent, agent: str) -> Asked:
         """A call is asked."""
         return Asked(dialect, agent, body, sent, self._enter(sent, agent, dialect))
 
-    def settle(self, asked: Asked, ended: Ended) -> Answer:
+    def settle(self, asked: Asked, ended: Ended) -> RemoteReply:
         """Settle a call that has ended."""
         self.calls += 1
         broken = ended.body is None and bool(ended.problem)
-        answer = Answer("") if broken else read_reply(asked.dialect, ended.body)
+        answer = RemoteReply() if broken else parse_reply(asked.dialect, ended.body)
         problem = ended.problem or answer.problem
         choices = answer.choices or (None,)
         calls = [asked.call, *(self._enter(asked.sent, asked.agent, asked.dialect) for _ in choices[1:])]
@@ -130,7 +131,7 @@ class Session:
             ended=max((call.ended for call in calls), default=self.began),
         )
 
-    def _enter(self, sent: Sent, agent: str, dialect: str) -> Call:
+    def _enter(self, sent: Sent, agent: str, dialect: DialectName) -> Call:
         messages: Sequence[dict[str, Any]] = sent.messages
         extra: dict[str, Any] = {"model": sent.model, "dialect": dialect, "settings": dict(sent.settings)}
         if sent.follows is not None:
@@ -162,24 +163,24 @@ class Session:
         told = [messages[at] for at in before.messages] + ([messages[before.reply]] if before.reply is not None else [])
         return [each for each in told if each.get("role") != "system"] if any(map(_instructs, own)) else told
 
-    def _settle(self, call: Call, said: Said | None, answer: Answer, problem: str, ended: Ended) -> None:
+    def _settle(self, call: Call, said: RemoteChoice | None, answer: RemoteReply, problem: str, ended: Ended) -> None:
         finish = ended.finish or ("error" if said is None or problem else said.finish)
         call.extra |= {"id": answer.id, "usage": dict(answer.usage), "exact": False}
         if said is None and ended.body is not None:
             call.extra["said"] = ended.body
-        if said is not None and said.tokens is not None and not problem:
-            self._set_tokens(call, said.tokens, self._recorder.stored[call.index].extends)
+        if said is not None and len(said.reply_ids) and not problem:
+            self._set_tokens(call, said, self._recorder.stored[call.index].extends)
         self._recorder.settle(call, finish, message=said.message if said else None, error=problem or None)
 
-    def _set_tokens(self, call: Call, tokens: Tokens, extends: int | None) -> None:
+    def _set_tokens(self, call: Call, choice: RemoteChoice, extends: int | None) -> None:
         calls = self._recorder.capture.calls
-        prompt = np.array(tokens.prompt, np.int32)
+        prompt = np.array(choice.prompt_ids, np.int32)
         looked_at = {*range(max(0, call.index - LOOKED_AT), call.index), *([extends] if extends is not None else [])}
         shared = [(common_start(prompt, full_ids(calls, each)), each) for each in looked_at]
         prefix, parent = max(shared, default=(0, 0))
         call.parent, call.prefix = (parent, prefix) if prefix else (None, 0)
-        call.suffix_ids, call.response_ids = prompt[prefix:], np.array(tokens.reply, np.int32)
-        known = tokens.logprobs or np.zeros(len(tokens.reply))
+        call.suffix_ids, call.response_ids = prompt[prefix:], np.array(choice.reply_ids, np.int32)
+        known = choice.logprobs or np.zeros(len(choice.reply_ids))
         call.logprobs = np.array(known, np.float32)
         call.logprobs_unit = np.array(known, np.float32)
         call.terms, call.extra["exact"] = Terms(written=True), True

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 from ajet.gateway.observing.feedback import Feedback, read_feedback
 from ajet.gateway.observing.requests import Sent, read_request
 from ajet.gateway.observing.session import Asked, Ended, Session
+from ajet.gateway.remote_stream import DialectName
 from ajet.gateway.request import Refused
 from ajet.record.files import append_lines, cut_partial_line, read_rows
 from ajet.record.secrets import Redactor
@@ -56,7 +57,7 @@ class _CallRow(BaseModel):
     """The row of a call that has ended."""
 
     model_config = ConfigDict(strict=True)
-    dialect: Literal["chat", "completions", "responses", "anthropic"]
+    dialect: DialectName
     agent: str
     sent: dict[str, Any]
     said: Any
@@ -104,7 +105,7 @@ class Sessions:
         return session
 
     async def begin(
-        self, name: str, dialect: str, body: Mapping[str, Any], sent: Sent, agent: str, *, is_long: bool = False
+        self, name: str, dialect: DialectName, body: Mapping[str, Any], sent: Sent, agent: str, *, is_long: bool = False
     ) -> tuple[Session, Asked]:
         """A call is asked, in this session; `call_ended` must follow. It must not be cancelled. `sent`: the body as
         `read_request` reads it; `is_long`: it belongs on a thread."""

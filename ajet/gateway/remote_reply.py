@@ -1,0 +1,209 @@
+"""Complete replies of other servers, parsed: messages, why each ended, and token ids if the server sends them.
+
+Invariant: a choice has ids only if the server sent those of the prompt and of the reply; nothing is encoded here. A
+body that is no reply is described by what came (a page, nothing, half of a reply, an error, another service's JSON),
+not by the parser's error.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from ajet.context_tracker.matching import message_key
+from ajet.gateway.dialects.anthropic.messages import read_messages
+from ajet.gateway.dialects.responses.items import messages_of
+from ajet.gateway.dialects.responses.kept import KeptResponses
+from ajet.gateway.remote_stream import MALFORMED, DialectName
+from ajet.gateway.request import Refused
+from ajet.record.console import counted
+from ajet.schema.call import FinishReason
+
+_NAMES: Mapping[DialectName, str] = {
+    "chat": "Chat Completions", "completions": "Completions", "responses": "Responses", "anthropic": "Messages"
+}  # fmt: skip
+_REPLY_FIELDS: Mapping[DialectName, str] = {
+    "chat": "choices", "completions": "choices", "responses": "output", "anthropic": "content"
+}  # fmt: skip
+"""The field of a body that holds the reply."""
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+_ANTHROPIC_FINISH: dict[str, FinishReason] = {"max_tokens": "length", "tool_use": "tool_calls"}
+_SHOWN_CHARS = 120
+_PAGE_CHARS = 4096
+"""Characters in which a page says that it is one."""
+_PAGE = re.compile(r"\s*(<\?xml[^>]*>\s*)?(<!--[^>]*-->\s*)?<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
+_TITLE = re.compile(r"<(title|h1)[^>]*>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteChoice:
+    """One choice of a reply."""
+
+    message: dict[str, Any]
+    finish: FinishReason
+    prompt_ids: Sequence[int] = ()
+    reply_ids: Sequence[int] = ()
+    """Both empty if the server did not send both."""
+    logprobs: Sequence[float] = ()
+    """One for each of `reply_ids`; empty if the server did not send them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReply:
+    """A server's reply."""
+
+    id: str = ""
+    choices: Sequence[RemoteChoice] = ()
+    usage: Mapping[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    """Why the body is no reply."""
+
+
+def parse_reply(dialect: DialectName, body: Any) -> RemoteReply:
+    """Return the reply in a body that came complete, or was collected from a stream. `body`: JSON, {"text": …} for what
+    is no JSON, None if nothing came."""
+    try:
+        name = body["id"] if isinstance(body.get("id"), str) else ""
+        usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
+        if choices := _PARSERS[dialect](body):
+            return RemoteReply(name, choices, usage)
+    except (Refused, *MALFORMED):
+        name, usage = "", {}
+    problem = f"the endpoint answered no reply of {_NAMES[dialect]} but {describe_body(dialect, body)}"
+    return RemoteReply(name, (), usage, problem)
+
+
+def parse_chat_choice(choice: Mapping[str, Any]) -> tuple[dict[str, Any], FinishReason]:
+    """Return the message of a choice of Chat Completions, and why it ended. Raises one of MALFORMED."""
+    message = {name: value for name, value in choice["message"].items() if value is not None}
+    message.setdefault("role", "assistant")
+    message.setdefault("content", None if message.get("tool_calls") else "")
+    hash(message_key(message))  # later requests are matched with it
+    return message, _FINISH.get(str(choice.get("finish_reason")), "stop")
+
+
+def open_reasoning(items: Sequence[Any]) -> list[Any]:
+    """Return items of Responses without reasoning that its server has encrypted: nobody else can read it."""
+    return [
+        {name: value for name, value in item.items() if name != "encrypted_content"}
+        if isinstance(item, dict) and item.get("type") == "reasoning"
+        else item
+        for item in items
+    ]
+
+
+def describe_body(dialect: DialectName, body: Any) -> str:
+    """Describe a body that is no reply; see `parse_reply`."""
+    if body is None:
+        return "an empty body"
+    text = body.get("text") if isinstance(body, Mapping) and len(body) == 1 else None
+    if isinstance(text, str):
+        return _describe_text(text)
+    if not isinstance(body, Mapping):
+        return f"JSON that is no object: {_shorten(body)}"
+    if error := body.get("error"):
+        return f"an error: {_shorten((error.get('message') if isinstance(error, Mapping) else None) or error)}"
+    name = _REPLY_FIELDS[dialect]
+    if name in body:
+        return f"JSON whose {name} cannot be read: {_shorten(body[name])}"
+    return f"JSON without {name}: {_shorten(body)}"
+
+
+def _parse_chat(body: Mapping[str, Any]) -> list[RemoteChoice]:
+    choices = []
+    for choice in body["choices"]:
+        message, finish = parse_chat_choice(choice)
+        if message.get("tool_calls") and not message["content"]:
+            message["content"] = None  # as OpenAI has it
+        thought = message.pop("reasoning", None)
+        if isinstance(thought, str):
+            message.setdefault("reasoning_content", thought)
+        content = (choice.get("logprobs") or {}).get("content") or ()
+        choices.append(_build_choice(body, choice, message, finish, [each["logprob"] for each in content]))
+    return choices
+
+
+def _parse_completions(body: Mapping[str, Any]) -> list[RemoteChoice]:
+    choices = []
+    for choice in body["choices"]:
+        finish: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        message = {"role": "assistant", "content": str(choice["text"])}
+        choices.append(_build_choice(body, choice, message, finish, logprobs))
+    return choices
+
+
+def _build_choice(
+    body: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    message: dict[str, Any],
+    finish: FinishReason,
+    logprobs: Sequence[Any],
+) -> RemoteChoice:
+    """Return a choice with its token ids, which vLLM sends if asked for them."""
+    prompt, reply = body.get("prompt_token_ids") or choice.get("prompt_token_ids"), choice.get("token_ids")
+    if not _are_ids(prompt) or not _are_ids(reply):
+        return RemoteChoice(message, finish)
+    are_known = len(logprobs) == len(reply) and all(isinstance(each, (int, float)) for each in logprobs)
+    return RemoteChoice(message, finish, prompt, reply, [float(each) for each in logprobs] if are_known else ())
+
+
+def _are_ids(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(each) is int and 0 <= each < 1 << 31 for each in value)
+
+
+def _parse_response(body: Mapping[str, Any]) -> list[RemoteChoice]:
+    messages = messages_of([], open_reasoning(body["output"]), KeptResponses(), [])
+    content = "".join(each["content"] or "" for each in messages)
+    calls = [call for each in messages for call in each.get("tool_calls") or ()]
+    thought = "".join(each.get("reasoning_content", "") for each in messages)
+    message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    is_cut = body.get("status") == "incomplete"
+    return [RemoteChoice(message, "length" if is_cut else "tool_calls" if calls else "stop")]
+
+
+def _parse_message(body: Mapping[str, Any]) -> list[RemoteChoice]:
+    [message] = read_messages([{"role": "assistant", "content": body["content"]}], [])
+    return [RemoteChoice(message, _ANTHROPIC_FINISH.get(str(body.get("stop_reason")), "stop"))]
+
+
+_PARSERS = {
+    "chat": _parse_chat, "completions": _parse_completions, "responses": _parse_response, "anthropic": _parse_message
+}  # fmt: skip
+
+
+def _describe_text(text: str) -> str:
+    if not text.strip():
+        return "an empty body"
+    if _PAGE.match(text[:_PAGE_CHARS]):
+        title = _TITLE.search(text[:_PAGE_CHARS])
+        name = " ".join(html.unescape(re.sub("<[^>]*>", "", title[2])).split()) if title else ""
+        return f"a page of HTML ({_shorten(name)})" if name else "a page of HTML"
+    if text.lstrip().startswith(("{", "[")) and _is_cut_json(text):
+        return f"JSON that breaks off after {counted(len(text), 'character')}"
+    return f"text: {_shorten(text)}"
+
+
+def _is_cut_json(text: str) -> bool:
+    """Return True if the text is the beginning of a JSON document."""
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as problem:
+        return problem.pos >= len(text.rstrip()) - 1 or "Unterminated" in problem.msg
+    except RecursionError:
+        return False
+    return False
+
+
+def _shorten(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]}…"

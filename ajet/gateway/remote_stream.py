@@ -1,0 +1,228 @@
+"""Streamed replies of other servers, collected to the body that the same request gets unstreamed.
+
+Invariant: bytes may be cut anywhere, and what came before a stream broke off is in the body. A line that is no event of
+its protocol changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol
+
+from ajet.schema.bounded_json import load_json
+from ajet.schema.settled import is_shallow
+
+DialectName = Literal["chat", "completions", "responses", "anthropic"]
+Event = Mapping[str, Any]
+_ID_LISTS = ("token_ids", "prompt_token_ids")
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+"""Errors of code that takes a server's JSON for a reply or an event, and finds something else."""
+
+
+class StreamCollector(Protocol):
+    """Collects the events of one reply."""
+
+    has_ended: bool
+
+    def add_event(self, event: Event) -> None:
+        """Add an event. Raises one of MALFORMED for one of another protocol."""
+
+    def build_body(self) -> dict[str, Any] | None:
+        """Return the body so far; None before there is a reply."""
+
+
+class ChunkCollector:
+    """Collects chunks of Chat Completions and of Completions."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self._head: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+        self._calls: dict[int, dict[int, dict[str, Any]]] = {}
+
+    def add_event(self, event: Event) -> None:
+        """Add a chunk."""
+        self._head |= {name: event[name] for name in ("id", "model", "prompt_token_ids", "usage") if event.get(name)}
+        for part in event.get("choices") or ():
+            index = _read_index(part, "index")
+            choice = self._choices.setdefault(index, {"index": index})
+            if part.get("finish_reason"):
+                choice["finish_reason"], self.has_ended = part["finish_reason"], True
+            for name in _ID_LISTS:
+                if isinstance(part.get(name), list):
+                    choice[name] = choice.get(name, []) + part[name]
+            for name, values in (part.get("logprobs") or {}).items():
+                if isinstance(values, list):
+                    logprobs = choice.setdefault("logprobs", {})
+                    logprobs[name] = logprobs.get(name, []) + values
+            if isinstance(part.get("text"), str):
+                choice["text"] = choice.get("text", "") + part["text"]
+            elif isinstance(part.get("delta"), dict):
+                self._add_delta(index, part["delta"])
+
+    def build_body(self) -> dict[str, Any] | None:
+        """Return a chat.completion or a text_completion."""
+        for index, calls in self._calls.items():
+            message = self._choices[index]["message"]
+            message["tool_calls"] = [calls[at] for at in sorted(calls)]
+            message["content"] = message["content"] or None
+        if not self._choices:
+            return None
+        return {**self._head, "choices": [self._choices[index] for index in sorted(self._choices)]}
+
+    def _add_delta(self, index: int, delta: Event) -> None:
+        message = self._choices[index].setdefault("message", {"role": "assistant", "content": ""})
+        for name in _TEXTS:
+            if isinstance(delta.get(name), str):
+                message[name] = (message.get(name) or "") + delta[name]
+        for part in delta.get("tool_calls") or ():
+            empty = {"type": "function", "function": {"name": "", "arguments": ""}}
+            call = self._calls.setdefault(index, {}).setdefault(_read_index(part, "index"), empty)
+            given, function = part.get("function") or {}, call["function"]
+            if part.get("id"):
+                call["id"] = part["id"]
+            if given.get("name") and given["name"] != function["name"]:  # some servers repeat it
+                function["name"] += given["name"]
+            function["arguments"] += given.get("arguments") or ""
+
+
+class MessageCollector:
+    """Collects events of Messages."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self._head: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, str] = {}
+
+    def add_event(self, event: Event) -> None:
+        """Add an event."""
+        kind, index = event.get("type"), _read_index(event, "index")
+        if kind == "message_start":
+            self._head = dict(event["message"])
+        elif kind == "content_block_start":
+            self._blocks[index] = dict(event["content_block"])
+        elif kind == "content_block_delta":
+            block, delta = self._blocks[index], event["delta"]
+            for name in ("text", "thinking"):
+                if isinstance(delta.get(name), str):
+                    block[name] = block.get(name, "") + delta[name]
+            if isinstance(delta.get("partial_json"), str):
+                self._inputs[index] = self._inputs.get(index, "") + delta["partial_json"]
+        elif kind == "message_delta":
+            self._head |= event.get("delta") or {}
+            self._head["usage"] = {**(self._head.get("usage") or {}), **(event.get("usage") or {})}
+        elif kind == "message_stop":
+            self.has_ended = True
+
+    def build_body(self) -> dict[str, Any] | None:
+        """Return a message."""
+        for index, text in self._inputs.items():
+            if text and self._blocks[index].get("type") == "tool_use":
+                self._blocks[index]["input"] = _parse_arguments(text)
+        return {**self._head, "content": [self._blocks[at] for at in sorted(self._blocks)]} if self._blocks else None
+
+
+class ResponseCollector:
+    """Collects events of Responses. The last one has the complete response."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+        self._response: Any = None
+        self._head: dict[str, Any] = {}
+        self._items: dict[int, Any] = {}
+        self._texts: dict[int, str] = {}
+
+    def add_event(self, event: Event) -> None:
+        """Add an event."""
+        kind, index = str(event.get("type")), _read_index(event, "output_index")
+        if kind in ("response.completed", "response.incomplete"):
+            self._response, self.has_ended = event["response"], True
+        elif kind == "response.created":
+            self._head = {"id": event["response"]["id"]}
+        elif kind == "response.output_item.done":
+            self._items[index] = event["item"]
+        elif kind == "response.output_text.delta":
+            self._texts[index] = self._texts.get(index, "") + event["delta"]
+
+    def build_body(self) -> Any:
+        """Return a response: complete items, and the text of one that was cut."""
+        cut = {index: {"type": "message", "role": "assistant", "content": text} for index, text in self._texts.items()}
+        items = cut | self._items
+        if self._response is None and items:
+            return {**self._head, "output": [items[index] for index in sorted(items)]}
+        return self._response
+
+
+_COLLECTORS: Mapping[DialectName, Callable[[], StreamCollector]] = {
+    "chat": ChunkCollector,
+    "completions": ChunkCollector,
+    "responses": ResponseCollector,
+    "anthropic": MessageCollector,
+}
+
+
+class RemoteStream:
+    """Reads the bytes of one streamed reply."""
+
+    def __init__(self, dialect: DialectName) -> None:
+        self._collector = _COLLECTORS[dialect]()
+        self._rest: list[bytes] = []
+        self.error = ""
+        """The error that the server sent within the stream."""
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the reply is complete."""
+        return self._collector.has_ended
+
+    def feed(self, data: bytes) -> None:
+        """Read the next bytes."""
+        self._rest.append(data)
+        if b"\n" not in data:
+            return
+        *lines, rest = b"".join(self._rest).split(b"\n")
+        self._rest = [rest]
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._read_data(line[5:].strip())
+
+    def build_body(self) -> dict[str, Any] | None:
+        """Return the body so far; None before there is a reply."""
+        return self._collector.build_body()
+
+    def _read_data(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self._collector.has_ended = True
+            return
+        try:
+            event = load_json(data)
+            if not isinstance(event, dict) or not is_shallow(event):
+                return
+            error = event.get("error") or (event if event.get("type") == "error" else None)
+            if event.get("type") == "response.failed":
+                error = event["response"].get("error") or event["type"]
+            if error is not None:
+                self.error = json.dumps(error, ensure_ascii=False)
+            else:
+                self._collector.add_event(event)
+        except MALFORMED:
+            return
+
+
+def _read_index(event: Event, name: str) -> int:
+    index = event.get(name, 0)
+    if type(index) is not int:
+        raise TypeError(f"{name} is no integer")
+    return index
+
+
+def _parse_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a tool call; those that were cut as their text."""
+    try:
+        arguments = load_json(text)
+    except ValueError:
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"unfinished": text}
