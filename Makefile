@@ -42,6 +42,7 @@ test-slow: setup ## The extra slow tests, in parts (ARGS="--only kills": one of 
 	$(RUN)/python -m tests.contract.npm_packages --slow
 	$(RUN)/python -m tests.contract.mcp_two
 	$(RUN)/python -m tests.contract.real_sglang
+	$(RUN)/python -m tests.contract.newest_vllm
 	$(RUN)/python scripts/slow_parts.py $(ARGS)
 
 test-times: setup ## The same as test, with a table of what each file and each test costs

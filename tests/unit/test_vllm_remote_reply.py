@@ -68,9 +68,11 @@ def test_what_does_not_fit_together_is_refused(events: list[dict[str, Any]], wor
 def test_alternatives_are_read_by_their_ids(names_ids: bool) -> None:
     sent = event([8], names_ids=names_ids)
     content = sent["choices"][0]["logprobs"]["content"][0]
-    content["top_logprobs"] = [event([i], names_ids=names_ids)["choices"][0]["logprobs"]["content"][0] for i in (8, 3)]
+    content["top_logprobs"] = [
+        event([i], names_ids=names_ids)["choices"][0]["logprobs"]["content"][0] for i in (8, 3, 5)
+    ]
     chunk = VllmReply(request_of(top_logprobs=2), 0).read(sent)
-    assert chunk is not None and chunk.top == [[(8, -1.0), (3, -0.375)]]
+    assert chunk is not None and chunk.top == [[(3, -0.375), (5, -0.625)]]
 
 
 def test_a_greedy_reply_is_certain() -> None:

@@ -56,7 +56,7 @@ class VllmWire:
     """See `Wire`."""
 
     kind = "vLLM"
-    expected = "the URL of `vllm serve MODEL` (0.28 or newer), and its key in the environment if it has one"
+    expected = "the URL of `vllm serve MODEL` (0.28 or newer, --enable-scale-out since 0.32), its key in .env"
     says_sampled_by = "start it with --logprobs-mode processed_logprobs"
     says_cut = True
     route = ROUTE
@@ -174,5 +174,6 @@ class VllmReply(StreamedReply):
             self._add(chunk, token, read_token_id(said), said["logprob"])
             if self._top:
                 rows = [(read_token_id(row), float(row["logprob"])) for row in said["top_logprobs"]]
+                rows.sort(key=lambda row: -row[1])  # the sampled token comes first there, also where it is unlikely
                 chunk.top.append(rows[: self._top])
         return chunk
