@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet.algorithm import credit
+from ajet.algorithm import assign_credit
 from ajet.backbone.local.trainer import Trainer
 from ajet.config.schema.experiment import AjetConfig
 from ajet.context_tracker import timelines
@@ -85,7 +85,7 @@ class Learner:
 
     def learn(self, groups: Sequence[Group], step: int) -> TrainingBatch:
         """One update, if there is something to learn from."""
-        batch = credit(groups, self.config, step=step)
+        batch = assign_credit(groups, self.config, step=step)
         if batch.samples:
             with self.engine.paused():
                 self.trainer.update(batch)

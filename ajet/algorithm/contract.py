@@ -49,7 +49,7 @@ class Algorithm:
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""
     """The folder that the reference is relative to; likewise."""
-    made_by: Callable[[str, str, Settings], Algorithm]
+    factory: Callable[[str, str, Settings], Algorithm]
     """What makes it anew of name, base and settings; likewise."""
 
     def __init__(self, settings: Settings) -> None:
@@ -58,7 +58,7 @@ class Algorithm:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Pickle the algorithm as its name, so that a class in a user's file reaches processes that have not loaded the
         file."""
-        return self.made_by, (self.name, self.base, self.settings)
+        return self.factory, (self.name, self.base, self.settings)
 
     def require_fit(self, config: AjetConfig) -> None:
         """Raises UserError where other settings of the experiment do not go with it: asked before a run begins."""
@@ -76,7 +76,7 @@ class Algorithm:
         """
         returns = rewards_E - np.array([penalties.sum() for penalties in penalties_E_T])
         rows: list[Row] = [np.zeros(0)] * len(penalties_E_T)
-        for members in members_of(groups_E):
+        for members in index_groups(groups_E):
             values = np.asarray(self.of_group(returns[members]), np.float64)
             if values.shape != (len(members),):
                 raise UserError(
@@ -110,8 +110,8 @@ class Algorithm:
         """[P] one advantage per part: parts of one class are compared with each other as attempts of one group are.
         Those of a class that are no further apart than `equal_rewards` are the same."""
         rewards = rewards_P.copy()
-        for members in members_of(classes_P):
-            rewards[members] = without_rounding(rewards[members], self.settings.equal_rewards)
+        for members in index_groups(classes_P):
+            rewards[members] = equalize_rewards(rewards[members], self.settings.equal_rewards)
         rows = self.advantages(rewards, [np.zeros(1)] * rewards.size, classes_P)
         return np.concatenate([np.asarray(row, np.float64) for row in rows])
 
@@ -133,20 +133,20 @@ class Algorithm:
         """
         if "critic" in self.needs:
             return bool(group.scored)  # the critic learns from any attempt
-        if self._speaks_of_parts(group):
+        if self._has_part_advantage(group):
             return True
-        rewards = shaped_rewards(group.scored, self.settings.overlong)
+        rewards = shape_rewards(group.scored, self.settings.overlong)
         if rewards.size < 2:
             return rewards.size == 1 and "group" not in self.needs
         rows = self.of_episodes(
             group.scored,
-            without_rounding(rewards, self.settings.equal_rewards),
+            equalize_rewards(rewards, self.settings.equal_rewards),
             [np.zeros(1)] * rewards.size,
             [0] * rewards.size,
         )
         return any(np.any(row) for row in rows)
 
-    def _speaks_of_parts(self, group: Group) -> bool:
+    def _has_part_advantage(self, group: Group) -> bool:
         parts = (
             [part for episode in group.scored for part in self.parts(episode)] if self.settings.process_weight else []
         )
@@ -157,20 +157,20 @@ class Algorithm:
         return bool(np.any(self.of_parts(rewards, [classes[part.compared] for part in parts])))
 
 
-def without_rounding(rewards_G: Row, equal: float) -> Row:
+def equalize_rewards(rewards_G: Row, equal: float) -> Row:
     """[k] the rewards of one group; all the first one where they are no further apart than `equal`."""
     return np.full_like(rewards_G, rewards_G[0]) if np.ptp(rewards_G) <= equal else rewards_G
 
 
-def members_of(groups_E: Sequence[int]) -> list[list[int]]:
+def index_groups(groups_E: Sequence[int]) -> list[list[int]]:
     """The indices of each group's episodes, groups in order of their first."""
-    found: dict[int, list[int]] = {}
+    members: dict[int, list[int]] = {}
     for index, group in enumerate(groups_E):
-        found.setdefault(group, []).append(index)
-    return list(found.values())
+        members.setdefault(group, []).append(index)
+    return list(members.values())
 
 
-def shaped_rewards(episodes: Sequence[Episode], overlong: Overlong) -> Row:
+def shape_rewards(episodes: Sequence[Episode], overlong: Overlong) -> Row:
     """Return the rewards of scored episodes, [E], reduced by their length (overlong shaping).
 
     DAPO, arXiv 2503.14476, section 3.4, with L = `overlong.length`, c = `overlong.buffer` and p = `overlong.penalty`,
@@ -180,17 +180,17 @@ def shaped_rewards(episodes: Sequence[Episode], overlong: Overlong) -> Row:
     rewards = np.array([episode.reward for episode in episodes], np.float64)
     if overlong.length is None:
         return rewards
-    return rewards + np.array([length_reward(length_of(episode), overlong) for episode in episodes])
+    return rewards + np.array([compute_length_reward(count_sampled_tokens(episode), overlong) for episode in episodes])
 
 
-def length_of(episode: Episode) -> int:
+def count_sampled_tokens(episode: Episode) -> int:
     """Return the number of sampled tokens in the replies that the agent received, `train_turn`'s refused turns too."""
     return sum(
         len(call.response_ids) for call in episode.calls if call.is_delivered and (call.trained or call.turned_down)
     )
 
 
-def length_reward(tokens: int, overlong: Overlong) -> float:
+def compute_length_reward(tokens: int, overlong: Overlong) -> float:
     """The reward, 0 or less, for an attempt's length in sampled tokens."""
     if overlong.length is None:
         return 0.0

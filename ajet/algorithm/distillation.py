@@ -28,13 +28,13 @@ class Distillation(Grpo):
     def advantages(self, rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]) -> list[Row]:
         """A token's log-probability by the teacher less that by the policy, weighted. One attempt a task is enough."""
         teacher = self.settings.teacher
-        told = [-np.asarray(penalties, np.float64) for penalties in penalties_E_T]
+        gaps = [-np.asarray(penalties, np.float64) for penalties in penalties_E_T]
         if teacher.bound is not None:
-            told = [np.clip(row, -teacher.bound, teacher.bound) for row in told]
+            gaps = [np.clip(row, -teacher.bound, teacher.bound) for row in gaps]
         if not teacher.reward_weight:
-            return [teacher.weight * row for row in told]
-        compared = super().advantages(rewards_E, [np.zeros_like(row) for row in told], groups_E)
-        return [teacher.weight * row + teacher.reward_weight * own for row, own in zip(told, compared, strict=True)]
+            return [teacher.weight * row for row in gaps]
+        compared = super().advantages(rewards_E, [np.zeros_like(row) for row in gaps], groups_E)
+        return [teacher.weight * row + teacher.reward_weight * own for row, own in zip(gaps, compared, strict=True)]
 
     def learns_from(self, group: Group) -> bool:
         """A teacher has something to say of any attempt."""

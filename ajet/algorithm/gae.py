@@ -38,12 +38,12 @@ class Gae(Algorithm):
         """The returns are of the advantages before the batch is normalised."""
         settings = self.settings
         pairs = list(zip(rewards_E_T, values_E_T, strict=True))
-        rows = [estimated(rewards, values, settings.gamma, settings.lam) for rewards, values in pairs]
+        rows = [estimate_advantages(rewards, values, settings.gamma, settings.lam) for rewards, values in pairs]
         returns = [row + values for row, (_, values) in zip(rows, pairs, strict=True)]
-        return (normalised(rows) if settings.norm_adv_by_std else rows), returns
+        return (normalise_advantages(rows) if settings.norm_adv_by_std else rows), returns
 
 
-def estimated(rewards_T: Row, values_T: Row, gamma: float, lam: float) -> Row:
+def estimate_advantages(rewards_T: Row, values_T: Row, gamma: float, lam: float) -> Row:
     """[T] the advantages of one attempt."""
     following = np.append(values_T[1:], 0.0)
     deltas = rewards_T + gamma * following - values_T
@@ -53,7 +53,7 @@ def estimated(rewards_T: Row, values_T: Row, gamma: float, lam: float) -> Row:
     return advantages
 
 
-def normalised(rows_E_T: Sequence[Row]) -> list[Row]:
+def normalise_advantages(rows_E_T: Sequence[Row]) -> list[Row]:
     """The advantages less their mean, divided by their standard deviation; both are over attempts (DESIGN decision 8):
     each counts once, however long it is. As they are where there is one token."""
     counted = [row for row in rows_E_T if row.size]

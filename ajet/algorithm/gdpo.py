@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.contract import Row, length_of, length_reward, members_of, without_rounding
+from ajet.algorithm.contract import Row, compute_length_reward, count_sampled_tokens, equalize_rewards, index_groups
 from ajet.algorithm.grpo import EPSILON, Grpo
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError, UserError
@@ -26,7 +26,7 @@ from ajet.schema.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
 
-WHOLE = "reward"
+TOTAL_REWARD = "reward"
 """The name of an attempt's reward: the only one of a group in which no attempt has parts that count."""
 LENGTH = "overlong"
 SECTION = "ajet.trainer_common.algorithm"
@@ -55,23 +55,25 @@ class Gdpo(Grpo):
                     expected=f"the weight of {name} there, too; 0: recorded only",
                 )
         if len(scorers) > 1 and not config.task_judge.stages:
-            _refuse_unknown([name for name in weights if name.partition("/")[0] not in {*names, WHOLE, LENGTH}], names)
+            _refuse_unknown(
+                [name for name in weights if name.partition("/")[0] not in {*names, TOTAL_REWARD, LENGTH}], names
+            )
 
     def of_episodes(
         self, episodes_E: Sequence[Episode], rewards_E: Row, penalties_E_T: Sequence[Row], groups_E: Sequence[int]
     ) -> list[Row]:
         """Advantages over several rewards, each normalised by itself; all 0 in a group in which no reward differs."""
         weights = self.settings.reward_weights
-        groups = members_of(groups_E)
+        groups = index_groups(groups_E)
         if len(groups) > 1:  # one alone may be of a task that has other scorers
-            told = list(dict.fromkeys(name for each in episodes_E for name in _parts(each)))
-            named = [name for name in weights if name not in (WHOLE, LENGTH)]
-            if told and not set(named) & set(told):
-                _refuse_unknown(named, told)
+            reported = list(dict.fromkeys(name for each in episodes_E for name in _read_parts(each)))
+            named = [name for name in weights if name not in (TOTAL_REWARD, LENGTH)]
+            if reported and not set(named) & set(reported):
+                _refuse_unknown(named, reported)
         total = np.zeros(len(episodes_E))
         for members in groups:
-            for name, values in self._rewards([episodes_E[index] for index in members]).items():
-                compared = without_rounding(values, self.settings.equal_rewards)
+            for name, values in self._collect_rewards([episodes_E[index] for index in members]).items():
+                compared = equalize_rewards(values, self.settings.equal_rewards)
                 total[members] += weights.get(name, 1.0) * self.of_group(compared)
             charged = np.array([penalties_E_T[index].sum() for index in members])
             if charged.any():
@@ -80,32 +82,37 @@ class Gdpo(Grpo):
             total /= total.std(ddof=1) + EPSILON
         return [np.full(row.size, value) for row, value in zip(penalties_E_T, total, strict=True)]
 
-    def _rewards(self, episodes_G: Sequence[Episode]) -> dict[str, Row]:
+    def _collect_rewards(self, episodes_G: Sequence[Episode]) -> dict[str, Row]:
         """[k] of the attempts at one task, by their names."""
         weights, overlong = self.settings.reward_weights, self.settings.overlong
-        whole = np.array([each.reward for each in episodes_G], np.float64)
+        totals = np.array([each.reward for each in episodes_G], np.float64)
         names = {
-            name: None for each in episodes_G for name in _parts(each) if name in _scorers(each) or name in weights
+            name: None
+            for each in episodes_G
+            for name in _read_parts(each)
+            if name in _list_scorers(each) or name in weights
         }
-        found = {
+        rewards = {
             name: np.array([
-                reward if (own := _parts(each).get(name)) is None else own
-                for each, reward in zip(episodes_G, whole, strict=True)
+                reward if (own := _read_parts(each).get(name)) is None else own
+                for each, reward in zip(episodes_G, totals, strict=True)
             ])
             for name in names
         }  # fmt: skip
-        if not found or WHOLE in weights:
-            found[WHOLE] = whole
+        if not rewards or TOTAL_REWARD in weights:
+            rewards[TOTAL_REWARD] = totals
         if overlong.length is not None:
-            found[LENGTH] = np.array([length_reward(length_of(each), overlong) for each in episodes_G])
-        return found
+            rewards[LENGTH] = np.array(
+                [compute_length_reward(count_sampled_tokens(each), overlong) for each in episodes_G]
+            )
+        return rewards
 
 
-def _parts(episode: Episode) -> dict[str, float | None]:
+def _read_parts(episode: Episode) -> dict[str, float | None]:
     return episode.verdict.parts if episode.verdict is not None else {}
 
 
-def _scorers(episode: Episode) -> list[str]:
+def _list_scorers(episode: Episode) -> list[str]:
     return episode.verdict.scorer.split("+") if episode.verdict is not None else []
 
 

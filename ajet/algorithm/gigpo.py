@@ -21,7 +21,7 @@ from ajet.schema.call import Call
 from ajet.schema.episode import Episode
 from ajet.schema.process_reward import ProcessReward, ReplySpan
 
-UNSTABLE = ("tool_call_id", "id")
+UNSTABLE_KEYS = ("tool_call_id", "id")
 """Keys of a message that differ where the world does not."""
 
 
@@ -38,35 +38,35 @@ class Gigpo(Grpo):
     def parts(self, episode: Episode) -> list[ProcessReward]:
         """A reward a step, compared with attempts at the same state; other parts are credited as everywhere."""
         assert episode.verdict is not None and episode.reward is not None
-        given: dict[int, float] = {}
+        step_rewards: dict[int, float] = {}
         for part in episode.verdict.process:
             if part.compared[0] == "step" and part.tokens:
-                given[part.tokens[0].call] = given.get(part.tokens[0].call, 0.0) + part.reward
+                step_rewards[part.tokens[0].call] = step_rewards.get(part.tokens[0].call, 0.0) + part.reward
         trained = [call.index for call in episode.calls if call.is_step]
-        if trained and not given:
-            given[trained[-1]] = episode.reward
+        if trained and not step_rewards:
+            step_rewards[trained[-1]] = episode.reward
         steps, following = [], 0.0
         for call in reversed(episode.calls):
-            if call.index not in given and call.index not in trained:
+            if call.index not in step_rewards and call.index not in trained:
                 continue
-            following = given.get(call.index, 0.0) + self.settings.step_discount * following
+            following = step_rewards.get(call.index, 0.0) + self.settings.step_discount * following
             if call.index not in trained:  # `train_turn` turned it down
                 continue
-            whole = ReplySpan(call.index, 0, int(call.response_ids.size))
+            reply_span = ReplySpan(call.index, 0, int(call.response_ids.size))
             steps.append(
-                ProcessReward(reward=following, step=call.index, name=state_of(episode, call), tokens=(whole,))
+                ProcessReward(reward=following, step=call.index, name=hash_state(episode, call), tokens=(reply_span,))
             )
         others = [part for part in episode.verdict.process if part.compared[0] != "step"]
         return [*reversed(steps), *others]
 
 
-def state_of(episode: Episode, call: Call) -> str:
+def hash_state(episode: Episode, call: Call) -> str:
     """Digest of the messages since the agent's last reply; of a raw prompt, of what is new in it."""
     shown = []
     for index in reversed(call.messages):
         message = episode.messages[index]
         if message.get("role") == "assistant":
             break
-        shown.append({key: value for key, value in message.items() if key not in UNSTABLE})
-    told = json.dumps(shown, sort_keys=True, default=str).encode() if call.messages else call.suffix_ids.tobytes()
-    return hashlib.blake2b(told, digest_size=16).hexdigest()
+        shown.append({key: value for key, value in message.items() if key not in UNSTABLE_KEYS})
+    content = json.dumps(shown, sort_keys=True, default=str).encode() if call.messages else call.suffix_ids.tobytes()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.losses.dpo import Dpo
-from ajet.algorithm.token_credit import gathered
-from ajet.algorithm.weights import token_weights
+from ajet.algorithm.losses.dpo import DpoLoss
+from ajet.algorithm.token_credit import gather_tokens
+from ajet.algorithm.weights import compute_token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
 from ajet.schema.episode import Group, Outcome, episodes_of
@@ -29,23 +29,23 @@ TEMPERATURE = 1.0
 """What a model is trained on at temperature 1 it says at temperature 1."""
 
 
-def likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step: int) -> TrainingBatch:
+def build_likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step: int) -> TrainingBatch:
     """Every given reply, weighed as `sft.loss_aggregation` says."""
     episodes = episodes_of(groups)
-    lengths = [_length(episode) for episode in episodes]
-    weights = token_weights(config.sft.loss_aggregation, lengths, max_length=1)
-    batch = _batch(step)
+    lengths = [_count_trained_tokens(episode) for episode in episodes]
+    weights = compute_token_weights(config.sft.loss_aggregation, lengths, max_length=1)
+    batch = _make_batch(step)
     places = {id(episode): index for index, group in enumerate(groups) for episode in group.episodes}
     for episode, weight in zip(episodes, weights, strict=True):
-        batch.samples += _samples(episode, places[id(episode)], 1.0, weight)
+        batch.samples += _make_samples(episode, places[id(episode)], 1.0, weight)
         batch.outcomes[episode.uuid] = Outcome(step, 1.0)
     return batch
 
 
-def pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, step: int) -> TrainingBatch:
+def build_pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, step: int) -> TrainingBatch:
     """The pairs, whose loss is a mean over them. The first episode of a group is the chosen one."""
     share = 1 / len(groups)
-    sides = [[_samples(episode, at, 0.0, share) for episode in group.episodes] for at, group in enumerate(groups)]
+    sides = [[_make_samples(episode, at, 0.0, share) for episode in group.episodes] for at, group in enumerate(groups)]
     samples = [sample for pair in sides for side in pair for sample in side]
     policy, reference = scores(samples)
     gaps = {
@@ -56,15 +56,15 @@ def pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, 
     chosen, rejected = (
         np.array([sum(gained[id(sample)] for sample in pair[side]) for pair in sides], np.float64) for side in (0, 1)
     )
-    pairs = Dpo(config.sft.beta, config.sft.label_smoothing)(chosen, rejected)
-    batch = _batch(step)
+    pairs = DpoLoss(config.sft.beta, config.sft.label_smoothing)(chosen, rejected)
+    batch = _make_batch(step)
     for group, pair, slope in zip(groups, sides, pairs.slope, strict=True):
         for episode, side, sign in zip(group.episodes, pair, (1.0, -1.0), strict=True):
             for sample in side:
                 sample.advantages[:] = sign * slope
             batch.samples += side
-            told = gathered(side, [gaps[id(sample)] for sample in side])
-            batch.outcomes[episode.uuid] = Outcome(step, float(sign * slope), reference_gap=told)
+            reference_gap = gather_tokens(side, [gaps[id(sample)] for sample in side])
+            batch.outcomes[episode.uuid] = Outcome(step, float(sign * slope), reference_gap=reference_gap)
     batch.metrics |= {
         "loss": float(pairs.loss.mean()),
         "dpo/accuracy": float((pairs.margin > 0).mean()),
@@ -75,20 +75,22 @@ def pairs_batch(groups: Sequence[Group], config: AjetConfig, scores: Scores, *, 
     return batch
 
 
-def samples_of(groups: Sequence[Group]) -> list[Sample]:
+def list_samples(groups: Sequence[Group]) -> list[Sample]:
     """All samples of the given groups, unweighted."""
-    return [sample for at, group in enumerate(groups) for e in group.episodes for sample in _samples(e, at, 1.0, 0.0)]
+    return [
+        sample for at, group in enumerate(groups) for e in group.episodes for sample in _make_samples(e, at, 1.0, 0.0)
+    ]
 
 
-def _batch(step: int) -> TrainingBatch:
+def _make_batch(step: int) -> TrainingBatch:
     return TrainingBatch(step=step, samples=[], temperature=TEMPERATURE, written=True)
 
 
-def _length(episode: Episode) -> int:
+def _count_trained_tokens(episode: Episode) -> int:
     return sum(timeline.sampled for timeline in episode.timelines)
 
 
-def _samples(episode: Episode, group: int, advantage: float, weight: float) -> list[Sample]:
+def _make_samples(episode: Episode, group: int, advantage: float, weight: float) -> list[Sample]:
     return [
         Sample(timeline, episode.uuid, group, np.full(timeline.ids.size, advantage, np.float32), weight)
         for timeline in episode.timelines

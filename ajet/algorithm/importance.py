@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from ajet.algorithm.loss_terms import means, sums
+from ajet.algorithm.loss_terms import average_by_reply, sum_by_reply
 
 if TYPE_CHECKING:
     from ajet.config.schema.algorithm import Algorithm as Settings
@@ -38,7 +38,7 @@ Mode = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class ImportanceCorrection:
     """Importance weights of tokens: their form, their cap and their floor."""
 
     cap: float
@@ -46,7 +46,7 @@ class Correction:
     floor: float = 0.0
 
     @classmethod
-    def from_settings(cls, trainer: TrainerCommon) -> Correction | None:
+    def from_settings(cls, trainer: TrainerCommon) -> ImportanceCorrection | None:
         """The correction that `trainer_common` asks for; None: every weight is 1."""
         cap, settings = trainer.importance_cap, trainer.algorithm
         return None if cap is None else cls(cap, settings.is_mode, settings.is_floor)
@@ -61,7 +61,7 @@ class Correction:
         gap = trainer_K.detach() - engine_K
         if not self.over_replies:
             return gap
-        return (sums if self.mode.startswith("sequence") else means)(gap, replies_K)
+        return (sum_by_reply if self.mode.startswith("sequence") else average_by_reply)(gap, replies_K)
 
     def weights(self, gaps_T: Tensor) -> Tensor:
         """[T] constants in the gradient."""
@@ -70,11 +70,11 @@ class Correction:
             return ratio.clamp(max=self.cap)
         return torch.where((ratio <= self.cap) & (ratio >= self.floor), ratio, torch.zeros_like(ratio))
 
-    def bounded(self, weights_T: Tensor) -> Tensor:
+    def find_bounded(self, weights_T: Tensor) -> Tensor:
         """[T] where the bound had an effect: held at it, or not trained."""
         return weights_T >= self.cap if self.mode.endswith("truncate") else weights_T == 0
 
-    def tightened(self, gap: float | None, alarm: float | None) -> Correction:
+    def tighten(self, gap: float | None, alarm: float | None) -> ImportanceCorrection:
         """This correction with a bound closer to 1, the more the mean distance `gap` between the two programs' logprobs
         of the same weights is above `alarm`, both nats a token: cap' - 1 = (cap - 1) alarm / gap. A property of what
         was measured alone, so that a resumed run has the same."""
@@ -123,15 +123,15 @@ class StaleBounds:
         return cls(*bounds, ratio, settings.strict_in_bound, settings.out_of_date_decay)
 
     @property
-    def by_age(self) -> bool:
+    def needs_ages(self) -> bool:
         """Whether the bounds depend on the tokens' ages, so that `ages_T` is read."""
         return self.decay is not None and not self.strict
 
-    def outside(self, logratio_T: Tensor, advantages_T: Tensor, ages_T: Tensor | None) -> Tensor:
+    def find_outside(self, logratio_T: Tensor, advantages_T: Tensor, ages_T: Tensor | None) -> Tensor:
         """[T] booleans: the tokens that are left out. `ages_T`: policy versions between the weights that sampled each
         token and those that are updated. Raises ValueError where it lacks."""
         width: Tensor | float = 1.0 if self.strict else self.ratio
-        if self.by_age:
+        if self.needs_ages:
             if ages_T is None:
                 raise ValueError("bounds that narrow with age need each token's age")
             assert self.decay is not None

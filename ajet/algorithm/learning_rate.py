@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LearningRateSchedule:
     """Learning rate by step: a linear warm-up from 0, then constant, linear or cosine down to `floor` * lr."""
 
     lr: float
@@ -27,7 +27,7 @@ class Schedule:
     total: int | None
 
     @classmethod
-    def from_config(cls, optim: Optim, total: int | None) -> Schedule:
+    def from_config(cls, optim: Optim, total: int | None) -> LearningRateSchedule:
         """Raises ConfigError for a falling schedule whose end is unknown."""
         if optim.lr_schedule != "constant" and total is None:
             raise ConfigError(
@@ -38,7 +38,7 @@ class Schedule:
             )
         return cls(optim.lr, optim.lr_schedule, max(0, optim.lr_warmup_steps), optim.min_lr_ratio, total)
 
-    def at(self, step: int) -> float:
+    def rate_at(self, step: int) -> float:
         """The rate of step `step`, counted from 0."""
         if step < self.warmup:
             return self.lr * (step + 1) / (self.warmup + 1)

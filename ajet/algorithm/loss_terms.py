@@ -1,7 +1,8 @@
 """Terms of a token's loss, as tensors: clipped policy gradient, KL estimates, a critic's squared error.
 
-`replies_of`, `sums` and `means` give numbers of complete replies. Invariant: a reply is a run of trained tokens of one
-timeline with nothing between them, the same on every backbone, however timelines are cut into rows and passes.
+`number_replies`, `sum_by_reply` and `average_by_reply` give numbers of complete replies. Invariant: a reply is a run of
+trained tokens of one timeline with nothing between them, the same on every backbone, however timelines are cut into
+rows and passes.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ LARGEST_EXPONENT = 20.0
 """Beyond it exp(-d) is held, so that one outlier token cannot make the loss infinite."""
 
 
-def estimate(logprobs_T: Tensor, reference_T: Tensor, estimator: Estimator) -> Tensor:
+def estimate_kl(logprobs_T: Tensor, reference_T: Tensor, estimator: Estimator) -> Tensor:
     """[T] the estimate of KL(policy || reference) at each token, differentiable in `logprobs_T`.
 
     Schulman, Approximating KL Divergence (2020), http://joschu.net/blog/kl-approx.html, with d = log policy - log
@@ -89,11 +90,11 @@ def value_loss(values_T: Tensor, old_T: Tensor, returns_T: Tensor, clip: float |
     loss = (values_T - returns_T) ** 2
     if clip is None:
         return 0.5 * loss, torch.zeros_like(loss, dtype=torch.bool)
-    held = (torch.minimum(torch.maximum(values_T, old_T - clip), old_T + clip) - returns_T) ** 2
-    return 0.5 * torch.maximum(loss, held), held.detach() > loss.detach()
+    clipped = (torch.minimum(torch.maximum(values_T, old_T - clip), old_T + clip) - returns_T) ** 2
+    return 0.5 * torch.maximum(loss, clipped), clipped.detach() > loss.detach()
 
 
-def replies_of(mask_T: Tensor) -> Tensor:
+def number_replies(mask_T: Tensor) -> Tensor:
     """[..., T] a number for each token that tells its reply; of tokens outside `mask_T` any. Each row along the last
     axis begins anew."""
     before = torch.zeros_like(mask_T)
@@ -102,13 +103,13 @@ def replies_of(mask_T: Tensor) -> Tensor:
     return begins.long().cumsum(0).reshape(mask_T.shape)
 
 
-def sums(values_K: Tensor, replies_K: Tensor) -> Tensor:
+def sum_by_reply(values_K: Tensor, replies_K: Tensor) -> Tensor:
     """[K] of each trained token, the sum over its reply."""
     _, place = torch.unique(replies_K, return_inverse=True)
     totals = torch.zeros(int(place.max()) + 1 if place.numel() else 0, dtype=values_K.dtype, device=values_K.device)
     return totals.index_add(0, place, values_K)[place]
 
 
-def means(values_K: Tensor, replies_K: Tensor) -> Tensor:
+def average_by_reply(values_K: Tensor, replies_K: Tensor) -> Tensor:
     """[K] of each trained token, the mean over its reply."""
-    return sums(values_K, replies_K) / sums(torch.ones_like(values_K), replies_K)
+    return sum_by_reply(values_K, replies_K) / sum_by_reply(torch.ones_like(values_K), replies_K)

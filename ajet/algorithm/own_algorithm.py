@@ -21,7 +21,7 @@ from ajet.schema.errors import AjetError, UserError
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Row
 
-TRIED = (0.0, 1.0, 0.0, 0.5)
+TRIAL_RETURNS = (0.0, 1.0, 0.0, 0.5)
 """Returns of the group that an algorithm is tried on before a run."""
 
 
@@ -39,7 +39,8 @@ def explain_failures(algorithm: Algorithm) -> Iterator[None]:
         raise UserError(
             f"{algorithm.name} raised {type(problem).__name__}: {problem}.",
             where=place,
-            do=f"mend the algorithm; `{command('config', 'validate')}` tries of_group with the returns {list(TRIED)}",
+            do="mend the algorithm; "
+            f"`{command('config', 'validate')}` tries of_group with the returns {list(TRIAL_RETURNS)}",
         ) from problem
 
 
@@ -62,9 +63,9 @@ def try_group(algorithm: Algorithm) -> None:
     has_own_rows = kind.advantages is not Algorithm.advantages or kind.of_episodes is not Algorithm.of_episodes
     if find_part("algorithm", algorithm.name) or has_own_rows or "critic" in algorithm.needs:
         return
-    returns = np.array(TRIED)
+    returns = np.array(TRIAL_RETURNS)
     with explain_failures(algorithm):
-        rows = algorithm.advantages(returns, [np.zeros(1)] * len(TRIED), [0] * len(TRIED))
+        rows = algorithm.advantages(returns, [np.zeros(1)] * len(TRIAL_RETURNS), [0] * len(TRIAL_RETURNS))
     require_finite(algorithm, rows, returns)
 
 

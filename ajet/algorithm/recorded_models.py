@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.token_credit import sampled_runs, scattered
+from ajet.algorithm.token_credit import list_sampled_runs, scatter_tokens
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 from ajet.schema.episode import NO_OUTCOME, Outcome
 from ajet.schema.errors import AjetError
 
 if TYPE_CHECKING:
-    from ajet.algorithm.credit_assignment import Logprobs
-    from ajet.algorithm.token_credit import Values
+    from ajet.algorithm.credit_assignment import LogprobPairs
+    from ajet.algorithm.token_credit import CriticFunction
 
 
-class NotRecorded(AjetError, ValueError):
+class NotRecordedError(AjetError, ValueError):
     """A record lacks what a model said of an episode, which it names. `what`: whose numbers."""
 
     def __init__(self, uuid: str, what: str) -> None:
@@ -31,17 +31,19 @@ class NotRecorded(AjetError, ValueError):
         self.what = what
 
 
-def recorded_critic(outcomes: Mapping[str, Outcome]) -> Values:
-    """The critic's values. Raises NotRecorded."""
-    return lambda samples: _told(samples, lambda uuid: outcomes.get(uuid, NO_OUTCOME).values, "the critic's values")
+def make_recorded_critic(outcomes: Mapping[str, Outcome]) -> CriticFunction:
+    """The critic's values. Raises NotRecordedError."""
+    return lambda samples: _scatter_recorded(
+        samples, lambda uuid: outcomes.get(uuid, NO_OUTCOME).values, "the critic's values"
+    )
 
 
-def recorded_reference(outcomes: Mapping[str, Outcome]) -> Logprobs:
+def make_recorded_reference(outcomes: Mapping[str, Outcome]) -> LogprobPairs:
     """Log-probabilities whose difference is the recorded one: it is all that credit reads of the two models. Raises
-    NotRecorded."""
+    NotRecordedError."""
 
     def logprobs(samples: list[Sample]) -> tuple[list[Floats], list[Floats]]:
-        gaps = _told(
+        gaps = _scatter_recorded(
             samples,
             lambda uuid: outcomes.get(uuid, NO_OUTCOME).reference_gap,
             "the log-probabilities of policy and reference model",
@@ -51,13 +53,13 @@ def recorded_reference(outcomes: Mapping[str, Outcome]) -> Logprobs:
     return logprobs
 
 
-def _told(samples: list[Sample], of: Callable[[str], Floats | None], what: str) -> list[Floats]:
-    found: dict[int, Floats] = {}
+def _scatter_recorded(samples: list[Sample], read: Callable[[str], Floats | None], what: str) -> list[Floats]:
+    rows: dict[int, Floats] = {}
     for uuid in dict.fromkeys(sample.episode for sample in samples):
         own = [sample for sample in samples if sample.episode == uuid]
-        told = of(uuid)
-        tokens = sum(where.stop - where.start for _, _, where in sampled_runs(own))
-        if told is None or told.size != tokens or not np.isfinite(told).all():
-            raise NotRecorded(uuid, what)
-        found |= {id(sample): row for sample, row in zip(own, scattered(own, told), strict=True)}
-    return [found[id(sample)] for sample in samples]
+        recorded = read(uuid)
+        tokens = sum(where.stop - where.start for _, _, where in list_sampled_runs(own))
+        if recorded is None or recorded.size != tokens or not np.isfinite(recorded).all():
+            raise NotRecordedError(uuid, what)
+        rows |= {id(sample): row for sample, row in zip(own, scatter_tokens(own, recorded), strict=True)}
+    return [rows[id(sample)] for sample in samples]

@@ -27,7 +27,7 @@ KEY = f"{SECTION}.adv_estimator"
 LOSS_KEY = f"{SECTION}.policy_loss"
 
 
-def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
+def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     """The algorithm that `config` names. `base`: the folder that a reference is relative to; None: `base_dir`, else the
     working directory. Raises UnresolvedReference, ConfigError, or the UserError that a user's class raises."""
     settings = config.trainer_common.algorithm
@@ -41,9 +41,9 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
             where=f"{SECTION}.old_policy",
             expected="rollout.top_p: 1.0 and rollout.top_k: -1, or old_policy: proximal",
         )
-    algorithm = made(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
+    algorithm = make_algorithm(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
     if "teacher" in algorithm.needs:
-        _require_teachable(algorithm, config)
+        _require_teacher_support(algorithm, config)
     if "critic" in algorithm.needs and "values" not in described(config.backbone).can:
         raise ConfigError(
             f"{algorithm.name} needs a backbone that {IN_WORDS['values']}, which {config.backbone} does not.",
@@ -58,7 +58,7 @@ def opened(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
         )
     algorithm.require_fit(config)
     if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
-        _require_at_hand(loss_of(algorithm), config)  # those by name say so in the schema
+        _require_loss_support(open_loss(algorithm), config)  # those by name say so in the schema
     return algorithm
 
 
@@ -89,7 +89,7 @@ def _require_trainable(config: AjetConfig) -> None:
         )
 
 
-def _require_at_hand(loss: PolicyLoss, config: AjetConfig) -> None:
+def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
     if loss.over_batch and "chooses" not in described(config.backbone).can:
         raise ConfigError(
             f"{loss.name} needs a backbone that {IN_WORDS['chooses']}, which {config.backbone} does not.",
@@ -98,7 +98,7 @@ def _require_at_hand(loss: PolicyLoss, config: AjetConfig) -> None:
         )
 
 
-def _require_teachable(algorithm: Algorithm, config: AjetConfig) -> None:
+def _require_teacher_support(algorithm: Algorithm, config: AjetConfig) -> None:
     rollout, teacher = config.rollout, algorithm.settings.teacher
     if "distils" not in described(config.backbone).can:
         raise ConfigError(
@@ -125,10 +125,10 @@ def _require_teachable(algorithm: Algorithm, config: AjetConfig) -> None:
         )
 
 
-def made(name: str, base: str, settings: Settings) -> Algorithm:
+def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
     """Make the algorithm `name` with these settings; `base`: the folder of a user's `file.py->Class`."""
     part = find_part("algorithm", name)
-    kind: type[Algorithm] = load_code(part.code) if part is not None else _own(name, Path(base))
+    kind: type[Algorithm] = load_code(part.code) if part is not None else _resolve_own_algorithm(name, Path(base))
     try:
         algorithm = kind(settings)
     except UserError:
@@ -139,7 +139,7 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             where=KEY,
             expected="a class that can be called with the settings of `trainer_common.algorithm` alone",
         ) from problem
-    algorithm.name, algorithm.base, algorithm.made_by = name, base, made
+    algorithm.name, algorithm.base, algorithm.factory = name, base, make_algorithm
     if settings.policy_loss is not None and kind.policy_loss is not Algorithm.policy_loss:
         raise ConfigError(
             f"{name} has a policy_loss of its own, and {settings.policy_loss} is chosen, too.",
@@ -169,7 +169,7 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
             expected="length at most: the last tokens before it",
         )
     if settings.policy_loss is not None and find_part("loss", settings.policy_loss) is None:
-        loss_of(algorithm)  # a reference that leads nowhere is told before a step
+        open_loss(algorithm)  # a reference that leads nowhere is told before a step
     if "teacher" in kind.needs and settings.use_kl_in_reward:
         raise ConfigError(
             f"{name} is told by a teacher, and penalties against the reference model are asked for in the reward, too.",
@@ -186,17 +186,17 @@ def made(name: str, base: str, settings: Settings) -> Algorithm:
     return algorithm
 
 
-def loss_of(algorithm: Algorithm) -> PolicyLoss:
+def open_loss(algorithm: Algorithm) -> PolicyLoss:
     """The loss that its settings name, else its own. Raises UnresolvedReference or ConfigError."""
     name = algorithm.settings.policy_loss
     if name is None:
         from ajet.algorithm.losses.own import OwnLoss
 
         return OwnLoss(algorithm)
-    return made_loss(name, algorithm.base, algorithm.settings)
+    return make_loss(name, algorithm.base, algorithm.settings)
 
 
-def made_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
+def make_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
     """The loss of that name, or at that reference."""
     from ajet.algorithm.losses.contract import PolicyLoss
 
@@ -207,20 +207,20 @@ def made_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
         else resolve_reference(name, base=Path(base), expect=PolicyLoss, what=LOSS_KEY)
     )
     loss = kind(settings)
-    loss.name, loss.base, loss.made_by = name, base, made_loss
+    loss.name, loss.base, loss.factory = name, base, make_loss
     return loss
 
 
-def _own(reference: str, base: Path) -> type[Algorithm]:
+def _resolve_own_algorithm(reference: str, base: Path) -> type[Algorithm]:
     kind: type[Algorithm] = resolve_reference(reference, base=base, expect=Algorithm, what=KEY)
-    critical = "critic" in kind.needs
-    if critical and kind.of_values is Algorithm.of_values:
+    needs_critic = "critic" in kind.needs
+    if needs_critic and kind.of_values is Algorithm.of_values:
         raise ConfigError(
             f"{reference} has a critic say values, and does not say what an attempt's advantages are.",
             where=KEY,
             expected="of_values(self, rewards_E_T, values_E_T), which answers advantages and returns",
         )
-    if not critical and kind.of_group is Algorithm.of_group and kind.advantages is Algorithm.advantages:
+    if not needs_critic and kind.of_group is Algorithm.of_group and kind.advantages is Algorithm.advantages:
         raise ConfigError(
             f"{reference} does not say what an attempt's advantage is.",
             where=KEY,

@@ -2,7 +2,8 @@
 
 Invariant: a run that can have them says at its start what importance weights they get, and at each step how old they
 were; a run in turns has none. The bound of an update that the alarm tightens follows from what was measured of the
-weights that it begins with (`Correction.tightened`), never from earlier steps, so that a resumed run has the same.
+weights that it begins with (`ImportanceCorrection.tighten`), never from earlier steps, so that a resumed run has the
+same.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ class Freshness(NamedTuple):
 
     age: int
     """Policy versions between the oldest weights that sampled what is trained on, and the present ones."""
-    usable: bool
+    is_usable: bool
     """Whether it may be trained on: no older than `max_staleness`."""
     decay: float
     """What the bounds of its oldest tokens' ratios are narrowed by (`out_of_date_decay`): 1 of a fresh one, towards 0
     the older it is."""
 
     @property
-    def stale(self) -> bool:
+    def is_stale(self) -> bool:
         """To be discarded, as `stale`."""
-        return not self.usable
+        return not self.is_usable
 
 
-def freshness(episodes: Iterable[Episode], version: int, trainer: TrainerCommon) -> Freshness:
+def measure_freshness(episodes: Iterable[Episode], version: int, trainer: TrainerCommon) -> Freshness:
     """The freshness of the episodes of one group, for an update of the policy's `version`. A group without a token to
     train is fresh. Nothing is kept between two calls: that a group is trained on once (`max_trained_count`) the ledger
     holds."""
-    age, rate = max(0, staleness(episodes, version)), trainer.algorithm.out_of_date_decay
-    usable = trainer.max_staleness is None or age <= trainer.max_staleness
-    return Freshness(age, usable, math.exp(-age * rate) if rate is not None else 1.0)
+    age, rate = max(0, measure_staleness(episodes, version)), trainer.algorithm.out_of_date_decay
+    is_usable = trainer.max_staleness is None or age <= trainer.max_staleness
+    return Freshness(age, is_usable, math.exp(-age * rate) if rate is not None else 1.0)
 
 
-def importance_weights(trainer: TrainerCommon) -> str:
+def describe_importance_weights(trainer: TrainerCommon) -> str:
     """The factor on a stale token's loss, in words for people."""
     cap, algorithm = trainer.importance_cap, trainer.algorithm
     if algorithm.old_policy == "behaviour":
@@ -58,26 +59,28 @@ def importance_weights(trainer: TrainerCommon) -> str:
     return f"importance weight min(trainer's probability / engine's, {cap:g}) (algorithm.is_cap)"
 
 
-def announce(trainer: TrainerCommon, oldest: int | None) -> None:
+def log_staleness(trainer: TrainerCommon, oldest: int | None) -> None:
     """Once, at the start. `oldest`: training steps that a token may be behind; None: any number."""
     age = "earlier weights" if oldest is None else f"weights up to {oldest} steps old"
-    logger.info("tokens sampled by {} are trained on with {}", age, importance_weights(trainer))
+    logger.info("tokens sampled by {} are trained on with {}", age, describe_importance_weights(trainer))
 
 
-def staleness(episodes: Iterable[Episode], version: int) -> int:
+def measure_staleness(episodes: Iterable[Episode], version: int) -> int:
     """How many policy versions lie at most between the weights that sampled what is trained on and the present ones."""
-    return version - min(_sampled_by(episodes), default=version)
+    return version - min(_list_sampled_versions(episodes), default=version)
 
 
-def staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
+def compute_staleness_metrics(episodes: Iterable[Episode], version: int) -> dict[str, float]:
     """The largest and the mean number of versions that sampled tokens lie behind `version`."""
-    found = _sampled_by(episodes)
+    versions = _list_sampled_versions(episodes)
     return (
-        {"train/staleness_max": version - min(found), "train/staleness_mean": version - fmean(found)} if found else {}
+        {"train/staleness_max": version - min(versions), "train/staleness_mean": version - fmean(versions)}
+        if versions
+        else {}
     )
 
 
-def _sampled_by(episodes: Iterable[Episode]) -> list[int]:
+def _list_sampled_versions(episodes: Iterable[Episode]) -> list[int]:
     """The policy version of each run of tokens that are trained on."""
     calls = (call for episode in episodes if episode.scored for call in episode.calls if call.is_step)
     return [run.low for call in calls for run in call.versions]
@@ -86,14 +89,14 @@ def _sampled_by(episodes: Iterable[Episode]) -> list[int]:
 GAP, CAP = "is_tightened_gap", "is_tightened_cap"
 
 
-def tightened_metrics(gap: float, cap: float) -> dict[str, float]:
+def build_tightened_metrics(gap: float, cap: float) -> dict[str, float]:
     """The metrics of an update whose importance weights are bounded at `cap` because engine and trainer are `gap` nats
     a token apart."""
     return {GAP: gap, CAP: cap}
 
 
 def warn_of_mismatch(metrics: Mapping[str, float], alarm: float | None) -> None:
-    """Says what `tightened_metrics` hold, where they are among `metrics`."""
+    """Says what `build_tightened_metrics` hold, where they are among `metrics`."""
     if GAP in metrics and alarm is not None:
         logger.warning(
             "engine and trainer are {:.3g} nats a token apart with the same weights, more than {:g} "

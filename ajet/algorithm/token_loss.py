@@ -2,8 +2,8 @@
 coefficient * KL estimate.
 
 Invariant: one place says which terms there are and in which order they are joined, so that every backbone trains the
-same loss. Weights (DESIGN decision 8) and sums are the caller's; so are the numbers of whole replies (`Replies`), which
-a caller has that sees a reply in several passes.
+same loss. Weights (DESIGN decision 8) and sums are the caller's; so are the numbers of whole replies
+(`ReplyStatistics`), which a caller has that sees a reply in several passes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from ajet.algorithm.importance import Correction, StaleBounds
-from ajet.algorithm.loss_terms import Estimator, estimate, means
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
-from ajet.algorithm.registry import loss_of
+from ajet.algorithm.importance import ImportanceCorrection, StaleBounds
+from ajet.algorithm.loss_terms import Estimator, average_by_reply, estimate_kl
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
+from ajet.algorithm.registry import open_loss
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Algorithm
     from ajet.config.schema.trainer_common import TrainerCommon
 
 
-class Terms(NamedTuple):
+class TokenLossTerms(NamedTuple):
     """Shapes: [T]. Only `loss` is to be differentiated."""
 
     loss: Tensor
@@ -37,13 +37,13 @@ class Terms(NamedTuple):
     """The KL estimate; None without a KL term."""
 
 
-class Replies(NamedTuple):
+class ReplyStatistics(NamedTuple):
     """Per token, numbers of the whole reply that it belongs to. Shapes: [T]; constants in the gradient."""
 
     drift: Tensor | None = None
     """See `Tokens.drift`; read where the policy loss is `over_replies`."""
     gaps: Tensor | None = None
-    """See `Correction.gaps`; read where the correction is `over_replies`."""
+    """See `ImportanceCorrection.gaps`; read where the correction is `over_replies`."""
     chosen: Tensor | None = None
     """See `Tokens.chosen`; read where the policy loss is `over_batch`."""
 
@@ -53,7 +53,7 @@ class TokenLoss:
     """All settings that the loss of a token depends on."""
 
     policy: PolicyLoss
-    correction: Correction | None
+    correction: ImportanceCorrection | None
     """None: no importance weights."""
     bounds: StaleBounds | None
     """None: no token is left out."""
@@ -67,8 +67,8 @@ class TokenLoss:
     def from_settings(cls, trainer: TrainerCommon, algorithm: Algorithm) -> TokenLoss:
         """The token loss that `trainer_common` and the algorithm ask for."""
         return cls(
-            loss_of(algorithm),
-            Correction.from_settings(trainer),
+            open_loss(algorithm),
+            ImportanceCorrection.from_settings(trainer),
             StaleBounds.from_settings(trainer.algorithm),
             trainer.algorithm.old_policy == "behaviour",
             trainer.kl_loss_coef if trainer.use_kl_loss else None,
@@ -82,11 +82,11 @@ class TokenLoss:
 
     @property
     def over_replies(self) -> bool:
-        """Whether the loss depends on whole replies, so that `Replies` is read."""
+        """Whether the loss depends on whole replies, so that `ReplyStatistics` is read."""
         return self.policy.over_replies or self._corrects_replies
 
     @property
-    def looks_back(self) -> bool:
+    def needs_old_logprobs(self) -> bool:
         """Whether the policy's logprobs before the update are needed, however few its optimizer steps."""
         return self.over_replies or self.policy.over_batch
 
@@ -94,21 +94,24 @@ class TokenLoss:
     def _corrects_replies(self) -> bool:
         return self.correction is not None and self.correction.over_replies
 
-    def tightened(self, gap: float | None, alarm: float | None) -> TokenLoss:
-        """This loss with the correction that follows from a mismatch of engine and trainer (`Correction.tightened`)."""
-        found = self.correction.tightened(gap, alarm) if self.correction is not None else None
+    def tighten(self, gap: float | None, alarm: float | None) -> TokenLoss:
+        """This loss with the correction that follows from a mismatch of engine and trainer
+        (`ImportanceCorrection.tighten`)."""
+        found = self.correction.tighten(gap, alarm) if self.correction is not None else None
         return self if found is self.correction else replace(self, correction=found)
 
-    def replies(self, present_K: Tensor, old_K: Tensor, engine_K: Tensor, replies_K: Tensor) -> Replies:
+    def compute_reply_statistics(
+        self, present_K: Tensor, old_K: Tensor, engine_K: Tensor, replies_K: Tensor
+    ) -> ReplyStatistics:
         """[K] for all trained tokens of whole replies, whose numbers are in `replies_K`. `present_K`: the policy's
         logprobs as it is now; `old_K`: before the update."""
         drift = gaps = None
         if self.policy.over_replies:
-            drift = means(present_K.detach() - (engine_K if self.behaviour else old_K), replies_K)
+            drift = average_by_reply(present_K.detach() - (engine_K if self.behaviour else old_K), replies_K)
         if self._corrects_replies:
             assert self.correction is not None
             gaps = self.correction.gaps(old_K, engine_K, replies_K)
-        return Replies(drift, gaps)
+        return ReplyStatistics(drift, gaps)
 
     def __call__(
         self,
@@ -119,18 +122,18 @@ class TokenLoss:
         engine_T: Tensor | None = None,
         reference_T: Tensor | None = None,
         ages_T: Tensor | None = None,
-        replies: Replies | None = None,
-    ) -> Terms:
+        replies: ReplyStatistics | None = None,
+    ) -> TokenLossTerms:
         """`old_T`: the policy's logprobs before the update; `engine_T`: those of the distribution sampled from, read
         with `is_cap` and `old_policy: behaviour`; `reference_T`: the reference model's, read with `kl_coef`; `ages_T`:
         see `StaleBounds`. Raises ValueError where one lacks."""
-        refers = self._engine(engine_T) if self.behaviour else old_T
+        refers = self._require_engine_logprobs(engine_T) if self.behaviour else old_T
         drift = replies.drift if replies is not None else None
         chosen = replies.chosen if replies is not None else None
-        loss, clipped = self.policy(Tokens(logprobs_T, refers, advantages_T, drift, chosen))
+        loss, clipped = self.policy(LossInputs(logprobs_T, refers, advantages_T, drift, chosen))
         if self.bounds is not None:
             moved = drift if drift is not None else logprobs_T.detach() - refers
-            outside = self.bounds.outside(moved, advantages_T, ages_T)
+            outside = self.bounds.find_outside(moved, advantages_T, ages_T)
             loss, clipped = loss.masked_fill(outside, 0.0), clipped | outside
         weights = capped = divergence = None
         if self.correction is not None:
@@ -138,18 +141,18 @@ class TokenLoss:
             if gaps is None:
                 if self.correction.over_replies:
                     raise ValueError("importance weights of replies need all of their tokens")
-                gaps = old_T.detach() - self._engine(engine_T)
+                gaps = old_T.detach() - self._require_engine_logprobs(engine_T)
             weights = self.correction.weights(gaps)
-            capped = self.correction.bounded(weights)
+            capped = self.correction.find_bounded(weights)
             loss = loss * weights
         if self.kl_coef is not None:
             if reference_T is None:
                 raise ValueError("a KL term needs the reference model's logprobs")
-            divergence = estimate(logprobs_T, reference_T, self.kl_type)
+            divergence = estimate_kl(logprobs_T, reference_T, self.kl_type)
             loss = loss + self.kl_coef * divergence
-        return Terms(loss, clipped, weights, capped, divergence)
+        return TokenLossTerms(loss, clipped, weights, capped, divergence)
 
-    def _engine(self, engine_T: Tensor | None) -> Tensor:
+    def _require_engine_logprobs(self, engine_T: Tensor | None) -> Tensor:
         if engine_T is None:
             raise ValueError("importance weights and the behaviour policy's ratio need the engine's logprobs")
         return engine_T

@@ -20,7 +20,7 @@ from ajet.schema.batch import Sample
 Aggregation = Literal["token", "sequence", "sequence-sum"]
 
 
-def token_weights(aggregation: Aggregation, lengths_E: Sequence[int], max_length: int) -> list[float]:
+def compute_token_weights(aggregation: Aggregation, lengths_E: Sequence[int], max_length: int) -> list[float]:
     """[E] the weight of each token of each episode; `lengths_E` are the T_e of all episodes that count, those
     without a token or without a signal included."""
     episodes, tokens = len(lengths_E), sum(lengths_E)
@@ -31,23 +31,23 @@ def token_weights(aggregation: Aggregation, lengths_E: Sequence[int], max_length
     return [1.0 / (max(episodes, 1) * max_length)] * episodes
 
 
-def mini_batch_scale(aggregation: Aggregation, whole: Sequence[Sample], part: Sequence[Sample]) -> float:
+def compute_mini_batch_scale(aggregation: Aggregation, batch: Sequence[Sample], part: Sequence[Sample]) -> float:
     """What the weights of `part` are multiplied by when it alone makes an optimizer step: then they are decision 8's
     over the part, as they were over the whole."""
     if aggregation == "token":
-        return _tokens(whole) / max(_tokens(part), 1)
-    return _episodes(whole) / max(_episodes(part), 1)
+        return _count_tokens(batch) / max(_count_tokens(part), 1)
+    return _count_episodes(batch) / max(_count_episodes(part), 1)
 
 
-def _tokens(samples: Sequence[Sample]) -> int:
+def _count_tokens(samples: Sequence[Sample]) -> int:
     return sum(sample.timeline.sampled for sample in samples)
 
 
-def _episodes(samples: Sequence[Sample]) -> int:
+def _count_episodes(samples: Sequence[Sample]) -> int:
     return len({sample.episode for sample in samples})
 
 
-def mini_batches(samples: Sequence[Sample], count: int) -> list[list[int]]:
+def split_mini_batches(samples: Sequence[Sample], count: int) -> list[list[int]]:
     """Indices of the samples of each optimizer step: whole groups (they share prefixes), or whole episodes when
     there are fewer groups than steps; in order, of nearly equal numbers."""
     units: dict[Any, list[int]] = {}

@@ -50,10 +50,10 @@ def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScor
 def open_teacher(experiment: Experiment, tokenizer: Any) -> TeacherModel | None:
     """Whom the experiment's algorithm learns from; None where it needs none. `tokenizer`: the policy's. Raises
     UserError where the teacher cannot be asked, or has another one."""
-    from ajet.algorithm import opened
+    from ajet.algorithm import open_algorithm
 
     config = experiment.ajet
-    if "teacher" not in opened(config, base=experiment.base).needs:
+    if "teacher" not in open_algorithm(config, base=experiment.base).needs:
         return None
     if config.trainer_common.algorithm.teacher.path is not None:
         from ajet.backbone.local.teacher import LocalTeacher

@@ -203,7 +203,7 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
 
 def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str, str]:
     """Return the rows on what is played in a step, and on the steps, of `train` tasks and `epoch` of them an epoch."""
-    from ajet.algorithm.staleness import importance_weights
+    from ajet.algorithm.staleness import describe_importance_weights
     from ajet.commands.sampling.colocated import count_threads_per_side
     from ajet.engine.machine import device_kind
     from ajet.record.processors import count_cores
@@ -224,7 +224,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
             share = f"; threads of each: {count_threads_per_side(trainer)}, of {counted(count_cores(), 'core')}"
         rows["both sides"] = f"a trainer and a sampler at once, a process each{share}"
     if trainer.mode != "sync":
-        rows["stale tokens"] = importance_weights(trainer)
+        rows["stale tokens"] = describe_importance_weights(trainer)
     return rows
 
 

@@ -127,10 +127,10 @@ def algorithm_of(experiment: Experiment) -> Algorithm:
     Raises:
         UserError: the algorithm fails, or the backbone refuses the settings.
     """
-    from ajet.algorithm import opened
+    from ajet.algorithm import open_algorithm
     from ajet.algorithm.own_algorithm import try_group
 
-    algorithm = opened(runner_of(experiment.backbone).settings(experiment), base=experiment.base)
+    algorithm = open_algorithm(runner_of(experiment.backbone).settings(experiment), base=experiment.base)
     try_group(algorithm)
     return algorithm
 

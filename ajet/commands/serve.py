@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from rich.text import Text
 
-from ajet.algorithm.staleness import announce
+from ajet.algorithm.staleness import log_staleness
 from ajet.commands.http_server import read_key
 from ajet.commands.launch import record_run, warn_of_unconfined
 from ajet.commands.launch_checks import refuse_untrainable
@@ -103,7 +103,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
         ):
             if trains:
                 trainer = experiment.ajet.trainer_common
-                announce(trainer, trainer.max_staleness)
+                log_staleness(trainer, trainer.max_staleness)
                 if rehearsal:
                     rehearse_update(experiment, served.backbone)
                 sink = RunSink(experiment, run, _show_step)

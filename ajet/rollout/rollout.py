@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.engine.contract import Sampling
 from ajet.environment.pinned import Pins
 from ajet.rollout.attempt import Identity
@@ -147,7 +147,9 @@ class Rollout:
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
         if self._rounds is not None:
             self._rounds.begin()
-        keep_rule = None if keep is None else KeepRule(keep, opened(self._settings, base=self._base).learns_from)
+        keep_rule = (
+            None if keep is None else KeepRule(keep, open_algorithm(self._settings, base=self._base).learns_from)
+        )
         batch = InflightBatch(keep_rule, in_order=rollout.deterministic)
         self.tally = batch.tally
         options = PlayOptions(step, split, sampling or split_sampling(self._settings, split), repeats)

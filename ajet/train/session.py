@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.algorithm import Algorithm, credit, discarded, opened
+from ajet.algorithm import Algorithm, assign_credit, build_discarded_outcomes, open_algorithm
 from ajet.backbone.contract import scored
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
@@ -80,7 +80,7 @@ class TrainingSession:
         self.experiment, self.run = self.sink.experiment, self.sink.run
         settings, run, tokenizer = self.experiment.ajet, self.run, self.backbone.tokenizer
         self._given_up = GivenUp(self.store)
-        self.algorithm = opened(settings, base=self.experiment.base)
+        self.algorithm = open_algorithm(settings, base=self.experiment.base)
         renderer = renderer_of(settings, tokenizer) if tokenizer is not None else None
         self.sink.begin(renderer, total=self.total_steps)
         if run.resumed is not None:
@@ -147,7 +147,7 @@ class TrainingSession:
             return self.credit_rule(taken.groups, step)
         reference = self._score_twice if settings.trainer_common.algorithm.use_kl_in_reward else None
         critic = self.backbone.values if "critic" in self.algorithm.needs else None
-        return credit(taken.groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
+        return assign_credit(taken.groups, settings, self.algorithm, step=step, reference=reference, critic=critic)
 
     def update(self, batch: TrainingBatch, taken: StepGroups) -> StepUpdate:
         """Update the weights with a batch; without samples, only measure.
@@ -176,7 +176,7 @@ class TrainingSession:
         unused = [group for groups in taken.unused.values() for group in groups]
         outcomes = dict(batch.outcomes)
         for reason, groups in taken.unused.items():
-            outcomes |= discarded(groups, reason)
+            outcomes |= build_discarded_outcomes(groups, reason)
         self._mark_used(taken, step, outcomes)
         if taken.reuse.worn:
             store.discard(taken.reuse.worn, step, "stale")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.algorithm.staleness import staleness_metrics
+from ajet.algorithm.staleness import compute_staleness_metrics
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, episodes_of
 from ajet.train.accounting import check_tokens, episode_metrics, log_formats, measurement_of, validation_metrics
@@ -103,7 +103,7 @@ class RunSink:
         check_tokens([*episodes, *unused], outcomes, trained.tokens)
         metrics = episode_metrics(episodes, "train", outcomes)
         taken = [each for each in episodes if outcomes.get(each.uuid, NO_OUTCOME).discarded is None]
-        metrics |= staleness_metrics(taken, trained.version)
+        metrics |= compute_staleness_metrics(taken, trained.version)
         metrics |= self.observers.metrics(episodes, step, trained.newest_version)
         metrics["train/trained_tokens"] = sum(trained.tokens.values())
         metrics |= trained.metrics

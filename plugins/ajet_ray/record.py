@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from loguru import logger
 
-from ajet.algorithm import discarded
+from ajet.algorithm import build_discarded_outcomes
 from ajet.algorithm.staleness import warn_of_mismatch
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled.closed_groups import samplers_of
@@ -156,7 +156,7 @@ class Record:
             letter.step,
             letter.step - 1,
             [*groups, *stale],
-            {uuid: each.outcome for uuid, each in credited.items()} | discarded(stale, "stale"),
+            {uuid: each.outcome for uuid, each in credited.items()} | build_discarded_outcomes(stale, "stale"),
             {uuid: each.trained for uuid, each in credited.items()},
             letter.metrics,
             tasks=sorted(group.order for group in groups if group.scored and group.order not in taken.again),

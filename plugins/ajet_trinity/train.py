@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import overlap
@@ -164,7 +164,7 @@ def _config(
     tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     known = overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
-    sink.review(opened(settings, base=experiment.base), train=len(tasks), validates=False, known=known)
+    sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, known=known)
     launch = Launch(run.path / FOLDER, f"ajet-{run.run_id}", settings.total_steps(len(tasks)))
     return trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.algorithm import opened
-from ajet.algorithm.staleness import announce
+from ajet.algorithm import open_algorithm
+from ajet.algorithm.staleness import log_staleness
 from ajet.record.status import TO_VALIDATE
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
@@ -149,7 +149,7 @@ def announce_staleness(config: Mapping[str, Any]) -> None:
     v1 = config["trainer"]["v1"]
     if v1["trainer_mode"] != SYNC:
         most = v1["sampler"]["max_off_policy_threshold"]
-        announce(credit_settings(config).trainer_common, None if most is None else most - 1)
+        log_staleness(credit_settings(config).trainer_common, None if most is None else most - 1)
 
 
 def _config(
@@ -174,7 +174,7 @@ def _config(
     tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
-    algorithm = opened(credit_settings(config), base=experiment.base)
+    algorithm = open_algorithm(credit_settings(config), base=experiment.base)
     held_out = reader.tasks("validation") if reader.has("validation") else []
     known = overlap(tasks, held_out) if reader.has("validation") else None
     run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})

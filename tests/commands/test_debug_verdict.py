@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.commands.debug import advise, describe_tasks
 from ajet.config import AjetConfig
 from ajet.schema.commands import command
@@ -39,8 +39,8 @@ def settings(**changes: object) -> AjetConfig:
     ],
 )
 def test_a_line_a_task(rewards: tuple[float | None, ...], told: str) -> None:
-    assert describe_tasks([group(*rewards)], opened(AjetConfig()).learns_from) == [f"  t: {told}"]
-    many = describe_tasks([group(*rewards)] * 20, opened(AjetConfig()).learns_from)
+    assert describe_tasks([group(*rewards)], open_algorithm(AjetConfig()).learns_from) == [f"  t: {told}"]
+    many = describe_tasks([group(*rewards)] * 20, open_algorithm(AjetConfig()).learns_from)
     assert len(many) == 13 and many[-1] == "  … and 8 more tasks"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ajet.algorithm import credit, opened
+from ajet.algorithm import assign_credit, open_algorithm
 from ajet.algorithm.registry import KEY
 from ajet.config import AjetConfig, Experiment, recorded_experiment
 from ajet.config.plugin import load_code
@@ -78,9 +78,9 @@ MIXED = ([1.0, 0.0, 0.25], [1.0, None], [0.5, 0.5], [0.0, 1.0], [None, None])
 
 def test_the_same_groups_get_the_same_credit(config):
     """Also from the second call on, and from an object of another process."""
-    algorithm = opened(config)
+    algorithm = open_algorithm(config)
     found = [
-        advantages(credit(groups_of(*MIXED), config, each, reference=apart))
+        advantages(assign_credit(groups_of(*MIXED), config, each, reference=apart))
         for each in (algorithm, algorithm, pickle.loads(pickle.dumps(algorithm)))
     ]
     assert found[0] and found[1] == found[0] and found[2] == found[0]
@@ -88,10 +88,10 @@ def test_the_same_groups_get_the_same_credit(config):
 
 def test_what_there_is_to_learn_from_is_what_gets_an_advantage(config):
     """By itself and without penalties; one scored attempt alone is compared with the batch, if with anything."""
-    algorithm = opened(config)
+    algorithm = open_algorithm(config)
     for rewards in MIXED:
         (group,) = groups_of(rewards)
-        trained = credit([copy.deepcopy(group)], config, algorithm, reference=alike).samples
+        trained = assign_credit([copy.deepcopy(group)], config, algorithm, reference=alike).samples
         if len(group.scored) == 1:
             assert algorithm.learns_from(group) == ("group" not in algorithm.needs)
         else:
@@ -101,8 +101,8 @@ def test_what_there_is_to_learn_from_is_what_gets_an_advantage(config):
 
 def test_dynamic_sampling_keeps_what_there_is_to_learn_from(config):
     config.trainer_common.algorithm.dynamic_sampling = True
-    algorithm, groups = opened(config), groups_of(*MIXED)
-    batch = credit(groups, config, algorithm, reference=alike)
+    algorithm, groups = open_algorithm(config), groups_of(*MIXED)
+    batch = assign_credit(groups, config, algorithm, reference=alike)
     nothing = [group for group in groups if not algorithm.learns_from(group)]
     assert batch.metrics["credit/left_out_groups"] == batch.metrics["credit/zero_variance_groups"] == len(nothing)
     assert {s.group for s in batch.samples} == {at for at, group in enumerate(groups) if algorithm.learns_from(group)}
@@ -111,7 +111,7 @@ def test_dynamic_sampling_keeps_what_there_is_to_learn_from(config):
 def test_a_judges_rounding_is_nothing_to_learn_from(config):
     if config.trainer_common.algorithm.adv_estimator == "own.py->AgainstHalf":
         pytest.skip("it compares with a number")
-    algorithm = opened(config)
+    algorithm = open_algorithm(config)
     assert not algorithm.learns_from(groups_of([0.7, 0.70005])[0]) and algorithm.learns_from(groups_of([0.7, 0.71])[0])
 
 
@@ -119,7 +119,7 @@ def test_the_loss_of_a_token_has_a_gradient(config):
     import torch
 
     logprobs = torch.tensor([-1.0, -2.0, -0.5], requires_grad=True)
-    loss, clipped = opened(config).policy_loss(logprobs, logprobs.detach(), torch.tensor([1.0, -1.0, 0.0]))
+    loss, clipped = open_algorithm(config).policy_loss(logprobs, logprobs.detach(), torch.tensor([1.0, -1.0, 0.0]))
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     torch.testing.assert_close(gradient, torch.tensor([-1.0, 1.0, 0.0]))
     assert clipped.dtype == torch.bool and not clipped.any()
@@ -129,7 +129,7 @@ def test_the_loss_of_a_token_has_a_gradient(config):
 def test_each_line_of_the_table_is_its_class(name):
     asked = {"adv_estimator": name, "teacher": {"path": "embedded:tiny-tools"}}
     settings = AjetConfig.model_validate({"rollout": {"temperature": 1.0}, "trainer_common": {"algorithm": asked}})
-    algorithm = opened(settings)
+    algorithm = open_algorithm(settings)
     assert (algorithm.name, algorithm.needs) == (name, ALGORITHMS[name].needs)
     told = {".".join(path): described(field) for path, field, _ in walk(AjetConfig)}
     assert name in str(told["trainer_common.algorithm.adv_estimator"]) and f"\n| `{name}` |" in PAGE.read_text()
@@ -192,7 +192,7 @@ class Rows(Algorithm):
 def test_what_is_no_algorithm_is_refused_before_a_run(tmp_path, name, said):
     (tmp_path / "wrong.py").write_text(WRONG)
     with pytest.raises(UserError, match=said) as refused:
-        opened(config_of(algorithm__adv_estimator=name), base=tmp_path)
+        open_algorithm(config_of(algorithm__adv_estimator=name), base=tmp_path)
     assert KEY in str(refused.value)
 
 
@@ -204,22 +204,24 @@ def test_credit_that_is_none_ends_the_step(tmp_path, name, said):
     (tmp_path / "wrong.py").write_text(WRONG)
     config = config_of(algorithm__adv_estimator=f"wrong.py->{name}")
     with pytest.raises(UserError, match=said):
-        credit(groups_of([1.0, 0.0]), config, opened(config, base=tmp_path))
+        assign_credit(groups_of([1.0, 0.0]), config, open_algorithm(config, base=tmp_path))
 
 
 def test_a_node_without_the_folder_finds_it_in_its_copy(folder, monkeypatch):
     """Where verl's processes on another machine have the project: in their working directory."""
     config = config_of(algorithm__adv_estimator=OWN[0])
     config.base_dir = "/not/on/this/machine"
-    packed = pickle.dumps(opened(config, base=folder))
+    packed = pickle.dumps(open_algorithm(config, base=folder))
     monkeypatch.chdir(folder)
-    assert type(opened(config)) is type(pickle.loads(packed))
+    assert type(open_algorithm(config)) is type(pickle.loads(packed))
 
 
 @pytest.mark.slow
 def test_it_travels_by_its_reference(folder, tmp_path):
     """To a process that has not loaded the file, and cannot import it by a name."""
-    (tmp_path / "packed").write_bytes(pickle.dumps(opened(config_of(algorithm__adv_estimator=OWN[0]), base=folder)))
+    (tmp_path / "packed").write_bytes(
+        pickle.dumps(open_algorithm(config_of(algorithm__adv_estimator=OWN[0]), base=folder))
+    )
     script = "import pickle; print(type(pickle.load(open('packed', 'rb'))).__name__)"
     own = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=own, capture_output=True, text=True)

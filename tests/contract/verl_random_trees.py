@@ -188,7 +188,7 @@ def apart(mine: Any, theirs: Any, rows: list[tuple[list[int], int]]) -> dict[str
 def check(engine: Any, examples: int) -> dict[str, float]:
     """The worst of all examples, and how far trees and rows are from float64, the geometric means over them. Raises
     AssertionError for an example beyond `EXACT` or `TIGHT`, made as small as can be."""
-    from ajet.algorithm import opened
+    from ajet.algorithm import open_algorithm
     from ajet.algorithm.token_loss import TokenLoss
     from ajet.backbone.local import tree_attention
     from ajet_verl.trainer.losses import WeightedSum
@@ -196,7 +196,7 @@ def check(engine: Any, examples: int) -> dict[str, float]:
 
     assert engine.packed
     config = config_of(algorithm__mismatch_alarm=None)
-    loss = WeightedSum(TokenLoss.from_settings(config.trainer_common, opened(config)))
+    loss = WeightedSum(TokenLoss.from_settings(config.trainer_common, open_algorithm(config)))
     worst = {"loss": 0.0, "gradient": 0.0, "logprob": 0.0, "entropy": 0.0, "exact": 0.0, "total / unique": 0.0}
     whole, exact, rounded = twin(engine), twin(engine).double(), []
 

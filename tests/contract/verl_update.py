@@ -125,7 +125,7 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.trainer.ppo.v1 import PPOTrainerSync
 
-    from ajet.algorithm import opened
+    from ajet.algorithm import open_algorithm
     from ajet.algorithm.token_loss import TokenLoss
     from ajet_verl.config.credit import credit_settings
     from ajet_verl.trainer.hooks import CreditHooks
@@ -133,7 +133,7 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
 
     trainer: Any = object.__new__(type("Hooked", (CreditHooks, PPOTrainerSync), {}))
     trainer.config, trainer.settings = config, credit_settings(config)
-    trainer.algorithm = opened(trainer.settings)
+    trainer.algorithm = open_algorithm(trainer.settings)
     trainer.use_critic, trainer.use_reference_policy = False, need_reference_policy(config)
     trainer.parameter_sync_step, trainer.global_steps = 1, 1
     split = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ajet.algorithm import credit
+from ajet.algorithm import assign_credit
 from ajet.backbone.local.trainer import Trainer
 from ajet.config.schema.trainer_common import Adapter
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
@@ -57,7 +57,7 @@ def test_each_of_two_agents_with_opposite_rewards_learns_its_own():
     for step in range(STEPS):
         groups = asyncio.run(groups_of(engine, draw, step))
         rewards.append([np.mean([e.reward for group in groups[at::2] for e in group.episodes]) for at in range(2)])
-        batch = credit(groups, config, step=step)
+        batch = assign_credit(groups, config, step=step)
         if batch.samples:
             with engine.paused():
                 assert trainer.update(batch)["logprob_gap_max"] < 1e-3, "engine and trainer are the same policies"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm import credit
+from ajet.algorithm import assign_credit
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import Experiment
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
@@ -100,7 +100,7 @@ def learns(model, config):
     for step in range(40):
         groups = asyncio.run(sample_groups(engine, draw, step))
         rewards.append(np.mean([episode.reward for group in groups for episode in group.episodes]))
-        batch = credit(groups, config, step=step)
+        batch = assign_credit(groups, config, step=step)
         if batch.samples:
             with engine.paused():
                 gaps.append(trainer.update(batch)["logprob_gap_max"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ajet.algorithm import credit
+from ajet.algorithm import assign_credit
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.transformers import TransformersEngine
 from tests.ajet_command import ajet, metric_rows, start
@@ -45,7 +45,7 @@ def test_one_attempt_at_each_task_learns_to_repeat_a_token(monkeypatch, rank):
     for step in range(1, 31):
         groups = asyncio.run(repeating.sample_groups(engine, draw, step))
         rewards.append(np.mean([episode.reward for group in groups for episode in group.episodes]))
-        batch = credit(groups, config, step=step, critic=trainer.values)
+        batch = assign_credit(groups, config, step=step, critic=trainer.values)
         explained.append(batch.metrics.get("critic/explained_variance", 0.0))
         with engine.paused():
             trainer.update(batch)

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.algorithm import credit
-from ajet.algorithm.contract import length_of as count_length
+from ajet.algorithm import assign_credit
+from ajet.algorithm.contract import count_sampled_tokens as count_length
 from ajet.config import Experiment, resolve_reference
 from ajet.config.schema import AjetConfig
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
@@ -334,7 +334,7 @@ def time_is_up(when: Callable[[], bool], of: Any = attempt_runner) -> Iterator[N
 
 def credit_of(*groups: Group) -> TrainingBatch:
     """Return the batch of the first step of a training with the default settings."""
-    return credit(list(groups), AjetConfig(), step=1)
+    return assign_credit(list(groups), AjetConfig(), step=1)
 
 
 def metrics_of(*episodes: Episode) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.backbone.local.checkpoint import write
 from ajet.backbone.local.trainer import Trainer
 from ajet.commands.sampling.colocated import limit_sampler_cache
@@ -75,7 +75,7 @@ def test_weights_optimizer_and_checkpoint_are_what_the_trainer_holds_and_writes(
     told = estimate_footprint(size, settings, wide=dtype == torch.float32)
     model = load_model(ModelSource("tiny", folder=TINY), dtype=dtype)
     base = sum(p.numel() * p.element_size() for p in model.parameters())
-    trainer = Trainer(model, settings, opened(settings))
+    trainer = Trainer(model, settings, open_algorithm(settings))
     weights, optimizer = trainer.policy.weights, trainer.optimizer
     held = weights.values.nbytes + (weights.low.nbytes if weights.low is not None else 0) + (base if rank else 0)
     assert told.weights == pytest.approx(held, rel=0.02)
@@ -137,7 +137,7 @@ def test_what_has_no_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     keys = [finding.key for finding in review_machine(made, train=8, validates=True)]
     assert keys == ["trainer_common.max_checkpoints_to_keep", "model.path"]
     assert list(review_machine(experiment(tmp_path, "debug"), train=8, validates=True)) == []
-    said = describe_remarks(made, opened(made.ajet), train=8, validates=True)
+    said = describe_remarks(made, open_algorithm(made.ajet), train=8, validates=True)
     assert f"checkpoints take about {format_bytes(1 << 60)} each, up to 4 at once" in said and "1 MiB are free" in said
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError
@@ -23,7 +23,7 @@ def experiment(backbone: str = "local", **sections: Any) -> Experiment:
 
 def keys(backbone: str = "local", **sections: Any) -> list[str]:
     made = experiment(backbone, **sections)
-    return [each.key for each in review_settings(made.ajet, opened(made.ajet))]
+    return [each.key for each in review_settings(made.ajet, open_algorithm(made.ajet))]
 
 
 RATE = "trainer_common.optim.lr"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ajet.algorithm import discarded
+from ajet.algorithm import build_discarded_outcomes
 from ajet.commands.serve import list_held_out
 from ajet.config import Experiment
 from ajet.schema.episode import Group, Outcome
@@ -30,7 +30,7 @@ def test_a_group_that_is_too_old_is_recorded_and_not_trained_on(most, taken):
     batch = ServedBatch(9)
     batch.add(group, 8, most)
     assert (batch.groups, batch.stale, batch.unscored) == (([group], [], []) if taken else ([], [group], []))
-    outcomes = discarded(batch.stale, "stale")
+    outcomes = build_discarded_outcomes(batch.stale, "stale")
     if taken:
         assert outcomes == {}
         return

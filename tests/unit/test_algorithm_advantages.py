@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ajet.algorithm import credit, opened
-from ajet.algorithm.contract import length_of
-from ajet.algorithm.recorded_models import NotRecorded, recorded_reference
+from ajet.algorithm import assign_credit, open_algorithm
+from ajet.algorithm.contract import count_sampled_tokens
+from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_reference
 from ajet.config import Experiment
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
@@ -19,7 +19,7 @@ from tests.local_fixtures import config_of, episode_of, group_of
 
 
 def algorithm(name, **changes):
-    return opened(config_of(algorithm__adv_estimator=name, **changes))
+    return open_algorithm(config_of(algorithm__adv_estimator=name, **changes))
 
 
 def test_grpo_by_hand():
@@ -62,7 +62,7 @@ def test_reinforce_plus_plus_by_hand():
 
 def test_reinforce_plus_plus_normalises_over_all_groups():
     groups = [group_of(episode_of(1.0, uuid="a"), episode_of(1.0, uuid="b")), group_of(episode_of(0.0, uuid="c"))]
-    batch = credit(groups, config_of(algorithm__adv_estimator="reinforce_plus_plus"))
+    batch = assign_credit(groups, config_of(algorithm__adv_estimator="reinforce_plus_plus"))
     assert [sample.episode for sample in batch.samples] == ["a", "b", "c"]
     assert batch.outcomes["a"].advantage == pytest.approx(1 / math.sqrt(3), rel=1e-4)
     assert batch.outcomes["c"].advantage == pytest.approx(-2 / math.sqrt(3), rel=1e-4)
@@ -71,7 +71,7 @@ def test_reinforce_plus_plus_normalises_over_all_groups():
 def test_baseline_is_over_the_scored_episodes():
     failed, unscored = episode_of(None, uuid="f", status="failed"), episode_of(None, (2,), uuid="n")
     group = group_of(episode_of(1.0, (5, 2), uuid="a"), failed, episode_of(0.0, (1,), uuid="b"), unscored)
-    batch = credit([group], config_of(algorithm__norm_adv_by_std=False))
+    batch = assign_credit([group], config_of(algorithm__norm_adv_by_std=False))
     assert [batch.outcomes[episode.uuid].advantage for episode in group.episodes] == [0.5, None, -0.5, None]
     assert batch.outcomes["f"].untrained == {"failed": 3} and batch.outcomes["n"].untrained == {"no_score": 2}
     for sample in batch.samples:
@@ -85,7 +85,7 @@ def test_weights_are_those_of_decision_8(aggregation):
     group = group_of(episode_of(1.0, (4, 2), uuid="a"), episode_of(0.0, (3,), uuid="b"))
     silent = group_of(episode_of(1.0, (7,), uuid="c"), episode_of(1.0, (1,), uuid="d"))
     config = config_of(algorithm__loss_aggregation=aggregation, data__max_response_length=100)
-    batch = credit([group, silent], config)
+    batch = assign_credit([group, silent], config)
     wanted = {
         "token": {"a": 1 / 17, "b": 1 / 17},
         "sequence": {"a": 1 / (4 * 6), "b": 1 / (4 * 3)},
@@ -98,7 +98,7 @@ def test_weights_are_those_of_decision_8(aggregation):
 
 def test_zero_variance_is_counted():
     silent = group_of(episode_of(0.5, (4, 2), uuid="a"), episode_of(0.5, (3,), uuid="b"))
-    batch = credit([silent], config_of())
+    batch = assign_credit([silent], config_of())
     assert batch.samples == []
     assert [batch.outcomes[uuid].untrained["zero_variance"] for uuid in "ab"] == [6, 3]
     assert batch.metrics["credit/zero_variance_groups"] == 1
@@ -108,19 +108,19 @@ def test_zero_variance_is_counted():
 def test_a_judges_rounding_is_no_preference(estimator):
     """Rewards 1e-5 apart, divided by their standard deviation, would be advantages of about 1."""
     rounded = group_of(episode_of(0.5, uuid="a"), episode_of(0.50001, uuid="b"), episode_of(0.49999, uuid="c"))
-    batch = credit([rounded], config_of(algorithm__adv_estimator=estimator))
+    batch = assign_credit([rounded], config_of(algorithm__adv_estimator=estimator))
     assert batch.samples == [] and batch.metrics["credit/zero_variance_groups"] == 1
     assert all(each.untrained["zero_variance"] == 3 for each in batch.outcomes.values())
     small = group_of(episode_of(0.5, uuid="a"), episode_of(0.50001, uuid="b"))
-    assert len(credit([small], config_of(algorithm__equal_rewards=0.0)).samples) == 2
+    assert len(assign_credit([small], config_of(algorithm__equal_rewards=0.0)).samples) == 2
     clear = group_of(episode_of(0.5, uuid="a"), episode_of(0.501, uuid="b"))
-    assert len(credit([clear], config_of(algorithm__adv_estimator=estimator)).samples) == 2
+    assert len(assign_credit([clear], config_of(algorithm__adv_estimator=estimator)).samples) == 2
 
 
 def test_a_kl_term_trains_silent_groups_too():
     """Their policy loss is 0, their KL loss is not: leaving them out would change the gradient."""
     silent = group_of(episode_of(0.5, uuid="a"), episode_of(0.5, uuid="b"))
-    batch = credit([silent], config_of(use_kl_loss=True))
+    batch = assign_credit([silent], config_of(use_kl_loss=True))
     assert len(batch.samples) == 2 and not batch.outcomes["a"].untrained
     assert all(not sample.advantages.any() for sample in batch.samples)
 
@@ -129,7 +129,7 @@ def test_dynamic_sampling_leaves_silent_groups_out_of_the_weights():
     group = group_of(episode_of(1.0, (4,), uuid="a"), episode_of(0.0, (2,), uuid="b"))
     silent = group_of(episode_of(1.0, (7,), uuid="c"), episode_of(1.0, (1,), uuid="d"))
     config = config_of(algorithm__dynamic_sampling=True, use_kl_loss=True)
-    batch = credit([silent, group], config)
+    batch = assign_credit([silent, group], config)
     assert [(s.episode, s.weight) for s in batch.samples] == [("a", 1 / 8), ("b", 1 / 4)]
     assert batch.outcomes["c"] == Outcome(None, None, {"zero_variance": 7})
 
@@ -147,16 +147,16 @@ def test_kl_in_reward_by_hand():
     config = config_of(
         algorithm__use_kl_in_reward=True, algorithm__kl_in_reward_coef=0.1, algorithm__norm_adv_by_std=False
     )
-    batch = credit([group], config, reference=logprobs)
+    batch = assign_credit([group], config, reference=logprobs)
     returns = [1 - 0.1 * 2 * 0.5, 1 - 0.1 * 2 * 0.25]
     mean = sum(returns) / 2
     assert batch.outcomes["a"].advantage == pytest.approx(returns[0] - mean)
     assert batch.outcomes["b"].advantage == pytest.approx(returns[1] - mean)
     assert all(sample.reference is not None for sample in batch.samples)
-    again = credit([group], config, reference=recorded_reference(batch.outcomes))
+    again = assign_credit([group], config, reference=make_recorded_reference(batch.outcomes))
     assert again.outcomes == batch.outcomes and again.metrics == batch.metrics, "as a proof does it"
-    with pytest.raises(NotRecorded, match="^a$"):
-        credit([group], config, reference=recorded_reference({}))
+    with pytest.raises(NotRecordedError, match="^a$"):
+        assign_credit([group], config, reference=make_recorded_reference({}))
 
 
 def test_kl_in_reward_of_reinforce_plus_plus_follows_the_order_of_sampling():
@@ -171,24 +171,24 @@ def test_kl_in_reward_of_reinforce_plus_plus_follows_the_order_of_sampling():
         algorithm__kl_in_reward_coef=1.0,
         algorithm__adv_estimator="reinforce_plus_plus",
     )
-    batch = credit([group_of(episode, other)], config, reference=logprobs)
+    batch = assign_credit([group_of(episode, other)], config, reference=logprobs)
     by_call = {s.timeline.spans[0].call: float(s.advantages.min()) for s in batch.samples if s.episode == "a"}
     assert by_call[0] < by_call[1] < 0, "the first token pays for both, the second for itself"
 
 
 def test_kl_in_reward_without_a_reference_is_refused():
     with pytest.raises(ValueError, match="reference"):
-        credit([group_of(episode_of(1.0))], config_of(algorithm__use_kl_in_reward=True))
+        assign_credit([group_of(episode_of(1.0))], config_of(algorithm__use_kl_in_reward=True))
 
 
 def test_no_groups():
-    batch = credit([], config_of())
+    batch = assign_credit([], config_of())
     assert batch.samples == [] and batch.trained_tokens == 0
 
 
 def test_advantages_are_scaled():
     group = [group_of(*(episode_of(r, uuid=str(n)) for n, r in enumerate([1.0, 0.0, 0.5])))]
-    plain, scaled = (credit(group, config_of(algorithm__adv_scaling=scale)) for scale in (1.0, 2.5))
+    plain, scaled = (assign_credit(group, config_of(algorithm__adv_scaling=scale)) for scale in (1.0, 2.5))
     for one, other in zip(plain.samples, scaled.samples, strict=True):
         np.testing.assert_allclose(other.advantages, 2.5 * one.advantages, rtol=1e-6)
 
@@ -198,10 +198,10 @@ def test_what_dynamic_sampling_leaves_out_is_not_what_others_are_normalised_by(e
     silent = group_of(episode_of(1.0, uuid="a"), episode_of(1.0, uuid="b"))
     others = [group_of(episode_of(1.0, uuid=f"{n}+"), episode_of(0.0, uuid=f"{n}-")) for n in range(2)]
     config = config_of(algorithm__adv_estimator=estimator, algorithm__dynamic_sampling=True)
-    found, alone = credit([silent, *others], config), credit(others, config)
+    found, alone = assign_credit([silent, *others], config), assign_credit(others, config)
     assert {name: found.outcomes[name] for name in alone.outcomes} == alone.outcomes
     assert found.outcomes["a"].untrained == {"zero_variance": 3}
-    assert credit([silent], config).outcomes["a"].untrained == {"zero_variance": 3}  # the only one
+    assert assign_credit([silent], config).outcomes["a"].untrained == {"zero_variance": 3}  # the only one
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -212,15 +212,15 @@ def test_balanced_groups_train_on_nearly_as_many_failures_as_successes(dynamic):
     equal = group_of(episode_of(1.0, (2,), uuid="x"), episode_of(1.0, (2,), uuid="y"))
     changes = {"algorithm__balance_sample": True, "algorithm__dynamic_sampling": dynamic}
     config = config_of(algorithm__adv_estimator="rloo", algorithm__loss_aggregation="token", **changes)
-    batch = credit([group, equal], config)
+    batch = assign_credit([group, equal], config)
     left = [uuid for uuid, each in batch.outcomes.items() if each.untrained.get("balanced") == 3]
     assert len(left) == 7 and "9" not in left and batch.metrics["credit/balanced_episodes"] == 7
     assert batch.outcomes["9"].advantage == pytest.approx(0.8)
-    assert len(batch.samples) == 3 and credit([group, equal], config).outcomes == batch.outcomes
+    assert len(batch.samples) == 3 and assign_credit([group, equal], config).outcomes == batch.outcomes
     tokens = 9 if dynamic else 13
     assert {sample.weight for sample in batch.samples} == {1 / tokens}
     many = group_of(*(episode_of(r, uuid=str(n)) for n, r in enumerate([0.0, 1.0, 1.0, 1.0, 1.0])))
-    assert len(credit([many], config).samples) == 1 + 3
+    assert len(assign_credit([many], config).samples) == 1 + 3
 
 
 def test_overlong_shaping_by_hand():
@@ -229,22 +229,22 @@ def test_overlong_shaping_by_hand():
     config = config_of(algorithm__norm_adv_by_std=False, **overlong)
     lost = {6: 0.0, 7: 0.125, 9: 0.375, 10: 0.5, 30: 0.5}
     group = group_of(*(episode_of(1.0, (n,), uuid=str(n)) for n in lost))
-    batch = credit([group], config)
+    batch = assign_credit([group], config)
     mean = sum(lost.values()) / 5
     for n, penalty in lost.items():
         assert batch.outcomes[str(n)].advantage == pytest.approx(mean - penalty, abs=1e-7)
     assert batch.metrics["credit/overlong_penalty_mean"] == pytest.approx(mean)
     assert batch.metrics["credit/overlong_fraction"] == pytest.approx(4 / 5)
-    assert opened(config).learns_from(group) and not opened(config_of()).learns_from(group)
-    assert not opened(config).learns_from(group_of(episode_of(1.0, (5,)), episode_of(1.0, (3,))))
+    assert open_algorithm(config).learns_from(group) and not open_algorithm(config_of()).learns_from(group)
+    assert not open_algorithm(config).learns_from(group_of(episode_of(1.0, (5,)), episode_of(1.0, (3,))))
     long = group.episodes[-1]
     (call,) = long.calls
     long.calls[:] = [replace(call, trained=False, turned_down=True)]  # by `train_turn`
-    assert length_of(long) == 30, "a turn that is not trained was sampled all the same"
+    assert count_sampled_tokens(long) == 30, "a turn that is not trained was sampled all the same"
     long.calls[:] = [replace(call, trained=False)]
-    assert length_of(long) == 0, "another agent's, or another model's"
+    assert count_sampled_tokens(long) == 0, "another agent's, or another model's"
     with pytest.raises(UserError, match="more than the 10"):
-        opened(config_of(**{**overlong, "algorithm__overlong__buffer": 11}))
+        open_algorithm(config_of(**{**overlong, "algorithm__overlong__buffer": 11}))
 
 
 def several(uuid, **parts):
@@ -267,7 +267,7 @@ def test_gdpo_by_hand():
     total = [2 * a + b for a, b in zip(normal(rewards["a"]), normal(rewards["b"]), strict=True)]
     spread = math.sqrt(sum(v * v for v in [*total, 0, 0]) / 5)
     config = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"a": 2.0})
-    batch = credit([group_of(*attempts), group_of(*single)], config)
+    batch = assign_credit([group_of(*attempts), group_of(*single)], config)
     for i, value in enumerate(total):
         assert batch.outcomes[str(i)].advantage == pytest.approx(value / (spread + 1e-6), rel=1e-6)
     assert batch.outcomes["x"].untrained == {"zero_variance": 3}, "a group in which no reward differs"
@@ -278,14 +278,14 @@ def test_gdpo_learns_where_the_sum_is_equal():
         several("a", right=1.0, short=0.0), several("b", right=0.0, short=1.0), several("c", right=0.0, short=1.0)
     )
     gdpo = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"right": 3.0})
-    assert not opened(config_of()).learns_from(group) and opened(gdpo).learns_from(group)
-    outcomes = credit([group], gdpo).outcomes
+    assert not open_algorithm(config_of()).learns_from(group) and open_algorithm(gdpo).learns_from(group)
+    outcomes = assign_credit([group], gdpo).outcomes
     assert outcomes["a"].advantage > 1 > 0 > outcomes["b"].advantage == outcomes["c"].advantage
     ended = replace(episode_of(-1.0, uuid="d"))  # by a check, without parts: -1 in each
-    assert credit([group_of(*group.episodes, ended)], gdpo).outcomes["d"].advantage < outcomes["b"].advantage
+    assert assign_credit([group_of(*group.episodes, ended)], gdpo).outcomes["d"].advantage < outcomes["b"].advantage
     with pytest.raises(UserError, match="No attempt has the reward write"):
         unlike = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"write": 1.0})
-        credit([group, group_of(several("e", right=1.0), several("f", right=0.0))], unlike)
+        assign_credit([group, group_of(several("e", right=1.0), several("f", right=0.0))], unlike)
 
 
 def told(made, **more):
@@ -299,16 +299,16 @@ def test_gdpo_compares_what_scorers_gave_and_what_is_named():
     right = [told(several("a", right=1.0), length=10.0), told(several("b", right=0.0), length=900.0)]
     other = [several("c", exact=1.0, f1=0.0), several("d", exact=0.0, f1=0.0)]
     plain = [several("a", right=1.0), several("b", right=0.0)]
-    batch = credit([group_of(*right), group_of(*other)], gdpo)
-    assert batch.outcomes == credit([group_of(*plain), group_of(*other)], gdpo).outcomes
+    batch = assign_credit([group_of(*right), group_of(*other)], gdpo)
+    assert batch.outcomes == assign_credit([group_of(*plain), group_of(*other)], gdpo).outcomes
     assert (
         batch.outcomes["a"].advantage == pytest.approx(batch.outcomes["c"].advantage)
         and batch.outcomes["a"].advantage > 0
     )
     named = config_of(algorithm__adv_estimator="gdpo", algorithm__reward_weights={"length": 3.0})
-    assert credit([group_of(*right), group_of(*other)], named).outcomes["a"].advantage < 0
+    assert assign_credit([group_of(*right), group_of(*other)], named).outcomes["a"].advantage < 0
     by_judge = [told(episode_of(r, uuid=str(r)), words=-r) for r in (0.0, 1.0)]
-    assert credit([group_of(*by_judge)], gdpo).outcomes["1.0"].advantage > 0, "the reward itself"
+    assert assign_credit([group_of(*by_judge)], gdpo).outcomes["1.0"].advantage > 0, "the reward itself"
 
 
 def test_gdpo_knows_the_coefficient_of_a_penalty():
@@ -327,9 +327,12 @@ def test_gdpo_knows_the_coefficient_of_a_penalty():
 def test_gdpo_counts_length_once_and_by_its_weight():
     overlong = dict(algorithm__overlong__length=4, algorithm__adv_estimator="gdpo")
     group = group_of(*(episode_of(r, (n,), uuid=str(n)) for n, r in ((3, 0.0), (9, 1.0))))
-    assert credit([group], config_of(**overlong)).outcomes["9"].untrained, "right is worth what too long costs"
+    assert assign_credit([group], config_of(**overlong)).outcomes["9"].untrained, "right is worth what too long costs"
     assert (
-        credit([group], config_of(**overlong, algorithm__reward_weights={"overlong": 0.5})).outcomes["9"].advantage > 0
+        assign_credit([group], config_of(**overlong, algorithm__reward_weights={"overlong": 0.5}))
+        .outcomes["9"]
+        .advantage
+        > 0
     )
 
 
@@ -346,8 +349,8 @@ def test_gdpo_refuses_before_a_run_what_it_would_read_otherwise(scorers, setting
         {"ajet": {"task_judge": {"scorers": scorers}, "trainer_common": {"algorithm": {"adv_estimator": "gdpo"}}}},
         base=Path.cwd(),
     ).ajet
-    opened(config.model_copy(update={"task_judge": config_of().task_judge}))
+    open_algorithm(config.model_copy(update={"task_judge": config_of().task_judge}))
     for name, value in settings.items():
         setattr(config.trainer_common.algorithm, name, value)
     with pytest.raises(UserError, match=why):
-        opened(config)
+        open_algorithm(config)

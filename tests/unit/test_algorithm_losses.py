@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm.loss_terms import estimate, policy_loss
-from ajet.algorithm.weights import mini_batch_scale, token_weights
+from ajet.algorithm.loss_terms import estimate_kl, policy_loss
+from ajet.algorithm.weights import compute_mini_batch_scale, compute_token_weights
 from tests.local_fixtures import sample_of
 
 LOGPROBS = [-0.1, -2.0, -1.0, -0.5, -3.0, -1.2, -0.7, -0.2]
@@ -82,7 +82,7 @@ def test_on_policy_gradient_is_reinforce():
 def test_kl_estimators(name, by_hand):
     policy = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([x + 0.02 for x in OLD], dtype=torch.float64)
-    found = estimate(policy, reference, name)
+    found = estimate_kl(policy, reference, name)
 
     def total(values):
         return sum(by_hand(p, r + 0.02) for p, r in zip(values, OLD, strict=True))
@@ -96,31 +96,31 @@ def test_kl_estimators(name, by_hand):
 def test_unbiased_estimators_average_to_the_divergence(name):
     policy, reference = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
     exact = (policy * (policy / reference).log()).sum()
-    expectation = (policy * estimate(policy.log(), reference.log(), name)).sum()
+    expectation = (policy * estimate_kl(policy.log(), reference.log(), name)).sum()
     torch.testing.assert_close(expectation, exact)
 
 
 def test_an_outlier_does_not_make_k3_infinite():
-    assert torch.isfinite(estimate(torch.tensor([-500.0]), torch.tensor([0.0]), "k3")).all()
+    assert torch.isfinite(estimate_kl(torch.tensor([-500.0]), torch.tensor([0.0]), "k3")).all()
 
 
 def test_unknown_estimator():
     with pytest.raises(ValueError, match="k4"):
-        estimate(torch.zeros(1), torch.zeros(1), "k4")
+        estimate_kl(torch.zeros(1), torch.zeros(1), "k4")
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence-sum"])
 def test_mini_batches_have_the_weights_of_their_own_batch(aggregation):
     whole = [sample_of(range(9), [(1, 1 + n)], episode=str(n)) for n in (2, 4, 6, 8)]
-    for sample, weight in zip(whole, token_weights(aggregation, [2, 4, 6, 8], 50), strict=True):
+    for sample, weight in zip(whole, compute_token_weights(aggregation, [2, 4, 6, 8], 50), strict=True):
         sample.weight = weight
     part = whole[1:3]
-    scale = mini_batch_scale(aggregation, whole, part)
+    scale = compute_mini_batch_scale(aggregation, whole, part)
     found = [sample.weight * scale for sample in part]
-    np.testing.assert_allclose(found, token_weights(aggregation, [4, 6], 50))
+    np.testing.assert_allclose(found, compute_token_weights(aggregation, [4, 6], 50))
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence-sum"])
 def test_a_batch_without_an_episode_has_no_weights(aggregation):
-    assert token_weights(aggregation, [], 50) == []
-    assert all(np.isfinite(token_weights(aggregation, [0, 0], 50)))
+    assert compute_token_weights(aggregation, [], 50) == []
+    assert all(np.isfinite(compute_token_weights(aggregation, [0, 0], 50)))

@@ -11,11 +11,11 @@ import pytest
 import torch
 from loguru import logger
 
-from ajet.algorithm import opened
-from ajet.algorithm.importance import Correction, StaleBounds
-from ajet.algorithm.loss_terms import means, replies_of, sums
-from ajet.algorithm.staleness import freshness
-from ajet.algorithm.token_loss import Replies, TokenLoss
+from ajet.algorithm import open_algorithm
+from ajet.algorithm.importance import ImportanceCorrection, StaleBounds
+from ajet.algorithm.loss_terms import average_by_reply, number_replies, sum_by_reply
+from ajet.algorithm.staleness import measure_freshness
+from ajet.algorithm.token_loss import ReplyStatistics, TokenLoss
 from ajet.backbone.local.losses import StepLoss
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import AjetConfig
@@ -96,7 +96,7 @@ BETA = {"algorithm__covariance__beta": 0.5}
 def loss_of(**changes):
     bounds = {"algorithm__clip_low": LOW, "algorithm__clip_high": HIGH}
     config = config_of(**{**bounds, "algorithm__tau_positive": 2.0, "algorithm__tau_negative": 3.0, **BETA, **changes})
-    return TokenLoss.from_settings(config.trainer_common, opened(config))
+    return TokenLoss.from_settings(config.trainer_common, open_algorithm(config))
 
 
 def tensors(*rows):
@@ -106,9 +106,9 @@ def tensors(*rows):
 def terms_of(loss, at=LOGPROBS, old=OLD, ages=None):
     logprobs = torch.tensor(at, dtype=torch.float64, requires_grad=True)
     before, advantages, engine = tensors(old, ADVANTAGES, ENGINE)
-    told = loss.replies(logprobs, before, engine, torch.tensor(REPLIES)) if loss.over_replies else None
+    told = loss.compute_reply_statistics(logprobs, before, engine, torch.tensor(REPLIES)) if loss.over_replies else None
     if loss.policy.over_batch:
-        told = (told or Replies())._replace(chosen=torch.tensor(CHOSEN))
+        told = (told or ReplyStatistics())._replace(chosen=torch.tensor(CHOSEN))
     ages = torch.tensor(ages) if ages is not None else None
     return logprobs, loss(logprobs, before, advantages, engine_T=engine, replies=told, ages_T=ages)
 
@@ -146,7 +146,7 @@ def test_the_reply_of_gspo_has_the_gradient_of_the_sequences_loss():
     loss = loss_of(algorithm__policy_loss="gspo", algorithm__clip_low=0.99, algorithm__clip_high=99.0)
     logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
     old, given, engine = tensors(OLD, advantages, ENGINE)
-    told = loss.replies(logprobs, old, engine, torch.tensor(REPLIES))
+    told = loss.compute_reply_statistics(logprobs, old, engine, torch.tensor(REPLIES))
     loss(logprobs, old, given, replies=told).loss.sum().backward()
 
     def sequences(values):
@@ -180,7 +180,7 @@ def test_importance_weights(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_equal_policies_have_the_weight_1_and_none_is_above_the_cap(mode):
-    correction, draw = Correction(2.0, mode, 0.5), np.random.default_rng(1)
+    correction, draw = ImportanceCorrection(2.0, mode, 0.5), np.random.default_rng(1)
     own, engine = (torch.from_numpy(draw.normal(-2, 1, 60)) for _ in "ab")
     replies = torch.from_numpy(np.sort(draw.integers(0, 9, 60)))
     assert torch.equal(correction.weights(correction.gaps(own, own, replies)), torch.ones_like(own))
@@ -204,7 +204,7 @@ def test_what_counts_twice_is_refused():
     ):
         tree = {"trainer_common": {"algorithm": {"policy_loss": "sapo", **settings}}}
         with pytest.raises(UserError):
-            opened(AjetConfig.model_validate(tree))
+            open_algorithm(AjetConfig.model_validate(tree))
 
 
 @pytest.mark.parametrize(
@@ -218,22 +218,22 @@ def test_what_counts_twice_is_refused():
 )
 def test_bounds_that_hold_no_token_are_refused(settings, key):
     with pytest.raises(UserError) as refused:
-        opened(AjetConfig.model_validate({"backbone": "local", "trainer_common": {"algorithm": settings}}))
+        open_algorithm(AjetConfig.model_validate({"backbone": "local", "trainer_common": {"algorithm": settings}}))
     assert refused.value.where == f"ajet.trainer_common.algorithm.{key}"
     kept = {"is_mode": "token_mask", "is_floor": 1.0, "is_cap": 1.0}, {"is_cap": 0.5}, {"is_floor": 1.5}
     for each in kept:  # what is held at a cap is trained with it
-        opened(AjetConfig.model_validate({"backbone": "local", "trainer_common": {"algorithm": each}}))
-    opened(AjetConfig.model_validate({"backbone": "debug", "trainer_common": {"algorithm": settings}}))
+        open_algorithm(AjetConfig.model_validate({"backbone": "local", "trainer_common": {"algorithm": each}}))
+    open_algorithm(AjetConfig.model_validate({"backbone": "debug", "trainer_common": {"algorithm": settings}}))
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}], ids=str)
 def test_a_ratio_to_what_a_part_of_the_distribution_says_is_refused(cut):
     behaviour = {"trainer_common": {"algorithm": {"old_policy": "behaviour"}}}
     with pytest.raises(UserError, match="part of the distribution") as refusal:
-        opened(AjetConfig.model_validate({**behaviour, "rollout": cut}))
+        open_algorithm(AjetConfig.model_validate({**behaviour, "rollout": cut}))
     assert "old_policy" in refusal.value.where and "proximal" in refusal.value.expected
-    opened(AjetConfig.model_validate(behaviour))
-    opened(AjetConfig.model_validate({"rollout": cut}))
+    open_algorithm(AjetConfig.model_validate(behaviour))
+    open_algorithm(AjetConfig.model_validate({"rollout": cut}))
 
 
 @pytest.mark.parametrize(
@@ -248,13 +248,13 @@ def test_bounds_of_stale_tokens(strict, decay, ages, width):
     """AgentRL's example: clip_low 0.2, clip_high 0.3, ratio 4 give [0.2, 2.2], strict [0.8, 1.3]."""
     bounds = StaleBounds(0.2, 0.3, 4.0, strict, decay)
     logratio, advantages = tensors([a - o for a, o in zip(LOGPROBS, OLD, strict=True)], ADVANTAGES)
-    found = bounds.outside(logratio, advantages, torch.tensor(ages))
+    found = bounds.find_outside(logratio, advantages, torch.tensor(ages))
     wanted = [
         (a > 0 and math.exp(x - o) > 1 + 0.3 * w) or (a < 0 and math.exp(x - o) < 1 - 0.2 * w)
         for x, o, a, w in zip(LOGPROBS, OLD, ADVANTAGES, width, strict=True)
     ]
     assert found.tolist() == wanted
-    assert not bounds.outside(torch.zeros(8), advantages, torch.tensor(ages)).any(), "equal policies lose no token"
+    assert not bounds.find_outside(torch.zeros(8), advantages, torch.tensor(ages)).any(), "equal policies lose no token"
 
 
 @pytest.mark.parametrize("name", ["minirl", "gspo"])
@@ -270,28 +270,28 @@ def test_a_token_outside_has_no_loss_and_no_gradient(name):
 def test_what_bears_on_bounds_that_are_not_there_is_refused(given):
     changes = {f"algorithm__{name}": value for name, value in given.items()}
     with pytest.raises(ConfigError, match="no bounds(.|\n)*importance_weight_cap_ratio: a number") as refused:
-        opened(config_of(**changes))
+        open_algorithm(config_of(**changes))
     assert f"algorithm.{next(iter(given))}" in str(refused.value)
-    opened(config_of(**changes, algorithm__importance_weight_cap_ratio=4.0))
+    open_algorithm(config_of(**changes, algorithm__importance_weight_cap_ratio=4.0))
 
 
 def test_replies_are_the_runs_of_trained_tokens():
     mask = torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 0, 0, 0, 1]], dtype=torch.bool)
-    found = replies_of(mask)[mask]
+    found = number_replies(mask)[mask]
     assert found.tolist() == [1, 1, 2, 2, 3, 3, 4], "a row begins anew"
     values = torch.tensor([1.0, 2, 3, 4, 5, 6, 7])
-    assert sums(values, found).tolist() == [3, 3, 7, 7, 11, 11, 7]
-    assert means(values, found).tolist() == [1.5, 1.5, 3.5, 3.5, 5.5, 5.5, 7]
+    assert sum_by_reply(values, found).tolist() == [3, 3, 7, 7, 11, 11, 7]
+    assert average_by_reply(values, found).tolist() == [1.5, 1.5, 3.5, 3.5, 5.5, 5.5, 7]
 
 
 def test_what_a_queue_asks_of_a_group():
     trainer = config_of(max_staleness=4, algorithm__out_of_date_decay=0.5).trainer_common
     episodes = [episode_of(1.0, uuid=name) for name in "ab"]
-    found = freshness(episodes, 2, trainer)
-    assert (found.age, found.usable, found.stale, found.decay) == (2, True, False, pytest.approx(math.exp(-1)))
-    assert freshness(episodes, 5, trainer).stale
-    assert freshness(episodes, 5, config_of(max_staleness=None).trainer_common) == (5, True, 1.0)
-    assert freshness([], 5, trainer) == (0, True, 1.0), "nothing of it is trained"
+    found = measure_freshness(episodes, 2, trainer)
+    assert (found.age, found.is_usable, found.is_stale, found.decay) == (2, True, False, pytest.approx(math.exp(-1)))
+    assert measure_freshness(episodes, 5, trainer).is_stale
+    assert measure_freshness(episodes, 5, config_of(max_staleness=None).trainer_common) == (5, True, 1.0)
+    assert measure_freshness([], 5, trainer) == (0, True, 1.0), "nothing of it is trained"
 
 
 @pytest.mark.parametrize(
@@ -351,9 +351,9 @@ def test_a_mismatch_tightens_the_bound_and_is_said():
     assert loud["is_capped_fraction"] > quiet["is_capped_fraction"]
     [line] = [line for line in lines if "apart" in line]
     assert "0.4 nats a token apart" in line and "more than 0.1" in line and "at 1.5" in line
-    assert Correction(3.0).tightened(math.nan, 0.1).cap == 1.0
+    assert ImportanceCorrection(3.0).tighten(math.nan, 0.1).cap == 1.0
     for gap, alarm in ((0.1, 0.1), (None, 0.1), (9.0, None)):
-        assert Correction(3.0).tightened(gap, alarm).cap == 3.0
+        assert ImportanceCorrection(3.0).tighten(gap, alarm).cap == 3.0
 
 
 def test_what_auto_is_of_the_alarm():

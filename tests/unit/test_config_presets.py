@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment, load_experiment
 from ajet.config.locations import preset_file
@@ -31,7 +31,7 @@ def test_a_preset_is_what_its_file_says(name):
     for key, value in said.pop("algorithm").items():
         assert getattr(found.algorithm, key) == value, key
     assert found.use_kl_loss is False and set(said) == {"use_kl_loss"}
-    loss = TokenLoss.from_settings(found, opened(of(name).ajet))
+    loss = TokenLoss.from_settings(found, open_algorithm(of(name).ajet))
     assert loss.behaviour and loss.correction is None and loss.bounds is not None
     assert of(name).served().ajet.trainer_common.importance_cap is None, "the ratio already refers to the sampler"
 

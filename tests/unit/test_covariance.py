@@ -5,31 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ajet.algorithm.losses.contract import covariances, largest, some_between
+from ajet.algorithm.losses.contract import compute_covariances, draw_between, select_largest
 
 LOGPROBS, ADVANTAGES = np.array([-1.0, -2.0, -0.5, -4.5]), np.array([1.0, -1.0, 2.0, -2.0])
 
 
 def test_covariances_by_hand():
     """Their mean is the covariance of both rows."""
-    found = covariances(LOGPROBS, ADVANTAGES)
+    found = compute_covariances(LOGPROBS, ADVANTAGES)
     np.testing.assert_allclose(found, [1.0 * 1, 0.0 * -1, 1.5 * 2, -2.5 * -2])
     np.testing.assert_allclose(found.mean(), np.cov(LOGPROBS, ADVANTAGES, ddof=0)[0, 1])
 
 
 def test_kl_cov_takes_the_largest():
-    assert largest(covariances(LOGPROBS, ADVANTAGES), 0.5).tolist() == [False, False, True, True]
-    assert largest(np.zeros(3), 1e-4).tolist() == [True, False, False], "one at least, the first of equals"
-    assert largest(np.zeros(0), 0.5).size == 0
+    assert select_largest(compute_covariances(LOGPROBS, ADVANTAGES), 0.5).tolist() == [False, False, True, True]
+    assert select_largest(np.zeros(3), 1e-4).tolist() == [True, False, False], "one at least, the first of equals"
+    assert select_largest(np.zeros(0), 0.5).size == 0
 
 
 def test_clip_cov_takes_some_between_its_bounds():
     many = np.tile([0.5, 2.0, 3.0, 7.0], 50)
-    first, again, other = (some_between(many, 0.1, 1.0, 5.0, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    first, again, other = (draw_between(many, 0.1, 1.0, 5.0, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert first.sum() == 20 and set(many[first]) == {2.0, 3.0}
     assert (first == again).all() and (first != other).any(), "chance is the step's own"
-    assert some_between(many, 1.0, 1.0, 5.0, np.random.default_rng(0)).sum() == 100
-    assert not some_between(many, 0.5, 8.0, 9.0, np.random.default_rng(0)).any()
+    assert draw_between(many, 1.0, 1.0, 5.0, np.random.default_rng(0)).sum() == 100
+    assert not draw_between(many, 0.5, 8.0, 9.0, np.random.default_rng(0)).any()
 
 
 @pytest.mark.slow

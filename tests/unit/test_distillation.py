@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from loguru import logger
 
-from ajet.algorithm import credit, opened
+from ajet.algorithm import assign_credit, open_algorithm
 from ajet.commands.launch import launch
 from ajet.commands.launch_checks import refuse_untrainable
 from ajet.config import Experiment
@@ -47,20 +47,20 @@ def taught(reward, own, told, uuid="a"):
 
 def test_the_advantage_by_hand():
     episodes = [taught(1.0, [-1.0, -2.0], [-0.5, -4.0]), taught(0.0, [-0.1], [-0.4], "b")]
-    batch = credit([group_of(*episodes)], config(algorithm__teacher__weight=2.0))
+    batch = assign_credit([group_of(*episodes)], config(algorithm__teacher__weight=2.0))
     rows = [sample.advantages[sample.timeline.mask].tolist() for sample in batch.samples]
     np.testing.assert_allclose(rows[0], [2 * 0.5, 2 * -2.0], rtol=1e-6)
     np.testing.assert_allclose(rows[1], [2 * -0.3], rtol=1e-6)
     assert batch.metrics["distillation/reverse_kl"] == pytest.approx((-0.5 + 2.0 + 0.3) / 3, rel=1e-6)
     mixed = config(algorithm__teacher__bound=1.0, algorithm__teacher__reward_weight=0.5)
-    rows = [s.advantages[s.timeline.mask].tolist() for s in credit([group_of(*episodes)], mixed).samples]
+    rows = [s.advantages[s.timeline.mask].tolist() for s in assign_credit([group_of(*episodes)], mixed).samples]
     grpo = 0.5 / (np.sqrt(0.5) + 1e-6)
     np.testing.assert_allclose(rows[0], [0.5 + 0.5 * grpo, -1.0 + 0.5 * grpo], rtol=1e-6)
 
 
 def test_one_attempt_is_enough_and_an_unscored_one_is_left_out():
-    algorithm, one = opened(config()), group_of(taught(0.0, [-1.0], [-2.0]))
-    assert algorithm.learns_from(one) and credit([one], config()).trained_tokens == 1
+    algorithm, one = open_algorithm(config()), group_of(taught(0.0, [-1.0], [-2.0]))
+    assert algorithm.learns_from(one) and assign_credit([one], config()).trained_tokens == 1
     assert not algorithm.learns_from(group_of(taught(None, [-1.0], [-2.0])))
 
 
@@ -77,7 +77,7 @@ def test_its_gradient_is_that_of_the_reverse_divergence():
         return float((np.exp(policy(at)) * (policy(at) - teacher)).sum())
 
     penalties = [policy(logits)[token : token + 1] - teacher[token] for token in range(5)]
-    advantages = np.concatenate(opened(config()).advantages(np.zeros(5), penalties, [0] * 5))
+    advantages = np.concatenate(open_algorithm(config()).advantages(np.zeros(5), penalties, [0] * 5))
     p = np.exp(policy(logits))
     found = -sum(p[token] * advantages[token] * (np.eye(5)[token] - p) for token in range(5))
     steps = 1e-5 * np.eye(5)
@@ -91,7 +91,7 @@ def test_what_the_teacher_said_is_recorded_bit_for_bit():
     again = decode(json.loads(dumps(row)), blob)
     assert again.calls[0].teacher.tobytes() == made.calls[0].teacher.tobytes()
     with pytest.raises(ValueError, match="no teacher was asked about its call 0"):
-        credit([group_of(again)], config())
+        assign_credit([group_of(again)], config())
     assert "teacher" not in encode(episode_of(1.0))[0]["calls"][0]
 
 
@@ -108,7 +108,7 @@ def test_what_the_teacher_said_is_recorded_bit_for_bit():
 )
 def test_what_it_cannot_do_is_refused(changes, why):
     with pytest.raises(UserError, match=why):
-        opened(config(**changes))
+        open_algorithm(config(**changes))
 
 
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
@@ -116,7 +116,7 @@ def test_other_backbones_refuse_by_name(backbone):
     settings = config()
     settings.backbone = backbone
     with pytest.raises(UserError, match=f"asks a teacher about what was sampled, which {backbone} does not"):
-        opened(settings)
+        open_algorithm(settings)
 
 
 class Scripted:
@@ -327,7 +327,7 @@ def test_a_loss_of_ones_own_that_chooses_is_refused_where_there_is_nothing_to_ch
     settings = config_of(algorithm__policy_loss="tests.own_algorithms->Choosy")
     settings.backbone = backbone
     if backbone == "local":
-        assert opened(settings).name == "grpo"
+        assert open_algorithm(settings).name == "grpo"
         return
     with pytest.raises(UserError, match=f"Choosy needs a backbone that has all tokens .* which {backbone} does not"):
-        opened(settings)
+        open_algorithm(settings)

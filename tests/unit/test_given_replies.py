@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm.given_replies import likelihood_batch, pairs_batch, samples_of
-from ajet.algorithm.losses.dpo import Dpo
-from ajet.algorithm.recorded_models import recorded_reference
+from ajet.algorithm.given_replies import build_likelihood_batch, build_pairs_batch, list_samples
+from ajet.algorithm.losses.dpo import DpoLoss
+from ajet.algorithm.recorded_models import make_recorded_reference
 from ajet.backbone.local.trainer import Trainer
 from tests.local_fixtures import config_of, episode_of, group_of, plain_logprobs, tiny_qwen3
 
@@ -26,7 +26,7 @@ def by_hand(chosen, rejected, beta, wrong):
 
 @pytest.mark.parametrize("beta, wrong", [(0.1, 0.0), (0.5, 0.2)])
 def test_the_loss_of_a_pair_and_its_slope(beta, wrong):
-    found = Dpo(beta, wrong)(np.array(CHOSEN), np.array(REJECTED))
+    found = DpoLoss(beta, wrong)(np.array(CHOSEN), np.array(REJECTED))
     for index, (c, r) in enumerate(zip(CHOSEN, REJECTED, strict=True)):
         assert found.loss[index] == pytest.approx(by_hand(c, r, beta, wrong), rel=1e-12)
         by_chosen = (by_hand(c + 1e-5, r, beta, wrong) - by_hand(c - 1e-5, r, beta, wrong)) / 2e-5
@@ -62,12 +62,12 @@ def test_an_update_has_the_likelihood_of_the_models_own_forward_pass(aggregation
     settings.sft.loss_aggregation = aggregation
     model, groups = tiny_qwen3(), groups_of(1)
     plain = copy.deepcopy(model)
-    nll = [[-plain_logprobs(plain, sample) for sample in samples_of([group])] for group in groups]
+    nll = [[-plain_logprobs(plain, sample) for sample in list_samples([group])] for group in groups]
     if aggregation == "token":
         loss = torch.cat([row for rows in nll for row in rows]).mean()
     else:
         loss = torch.stack([torch.cat(rows).mean() for rows in nll]).mean()
-    batch = likelihood_batch(groups, settings, step=1)
+    batch = build_likelihood_batch(groups, settings, step=1)
     trainer = Trainer(model, settings)
     trainer.version = 3
     metrics = trainer.update(batch)
@@ -97,18 +97,18 @@ def test_an_update_on_pairs_has_the_gradient_of_their_loss():
     for group in groups:
         gained = []
         for episode in group.episodes:
-            samples = samples_of([group_of(episode)])
+            samples = list_samples([group_of(episode)])
             own = sum(plain_logprobs(plain, sample).sum() for sample in samples)
             gained.append(own - sum(plain_logprobs(reference, sample).sum() for sample in samples).detach())
         h = 0.3 * (gained[0] - gained[1])
         losses.append(-0.9 * torch.nn.functional.logsigmoid(h) - 0.1 * torch.nn.functional.logsigmoid(-h))
     loss = torch.stack(losses).mean()
-    batch = pairs_batch(groups, settings, scores, step=1)
+    batch = build_pairs_batch(groups, settings, scores, step=1)
     metrics = Trainer(model, settings).update(batch) | batch.metrics
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert metrics["grad_norm"] == pytest.approx(norm_of(plain, loss), rel=1e-4)
     assert 0 <= metrics["dpo/accuracy"] <= 1
-    again = pairs_batch(groups, settings, recorded_reference(batch.outcomes), step=1)
+    again = build_pairs_batch(groups, settings, make_recorded_reference(batch.outcomes), step=1)
     for uuid, outcome in again.outcomes.items():
         assert outcome.advantage == pytest.approx(batch.outcomes[uuid].advantage, rel=1e-6), "as a proof does it"
     assert {o.advantage > 0 for e, o in batch.outcomes.items() if e.endswith("/0")} == {True}

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ajet import AgentJetJob
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.config import load_experiment, resolve_reference
 from ajet.rollout.components import workflow_of
 from ajet.schema.errors import ConfigError, UserError
@@ -124,7 +124,7 @@ def test_a_function_of_a_notebook_is_found_there(monkeypatch):
 
 def test_an_algorithm_may_be_a_class(tmp_path):
     path = AgentJetJob(algorithm=AgainstTheMedian).dump_job_as_yaml(tmp_path / "elsewhere.yaml")
-    assert type(opened(load_experiment(path).ajet, base=tmp_path)) is AgainstTheMedian
+    assert type(open_algorithm(load_experiment(path).ajet, base=tmp_path)) is AgainstTheMedian
 
 
 def test_a_class_that_no_reference_can_name_is_refused():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ajet.algorithm.learning_rate import Schedule
+from ajet.algorithm.learning_rate import LearningRateSchedule
 from ajet.backbone.local.flat_weights import FlatWeights
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
 from ajet.schema.errors import ConfigError
@@ -181,15 +181,15 @@ def test_masters_are_placed_no_sooner_than_they_are_used_and_then_as_if_it_had_b
 
 def test_schedules():
     optim = config_of(optim__lr=2.0, optim__lr_warmup_steps=3, optim__min_lr_ratio=0.1).trainer_common.optim
-    constant = Schedule.from_config(optim, None)
+    constant = LearningRateSchedule.from_config(optim, None)
     assert [constant.at(step) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
-    linear = Schedule(1.0, "linear", 0, 0.1, 10)
+    linear = LearningRateSchedule(1.0, "linear", 0, 0.1, 10)
     assert linear.at(0) == 1.0 and linear.at(5) == pytest.approx(0.55) and linear.at(10) == pytest.approx(0.1)
-    cosine = Schedule(1.0, "cosine", 0, 0.0, 10)
+    cosine = LearningRateSchedule(1.0, "cosine", 0, 0.0, 10)
     assert cosine.at(0) == 1.0 and cosine.at(5) == pytest.approx(0.5) and cosine.at(12) == pytest.approx(0.0)
 
 
 def test_a_falling_schedule_needs_an_end():
     optim = config_of(optim__lr_schedule="cosine").trainer_common.optim
     with pytest.raises(ConfigError, match="last step"):
-        Schedule.from_config(optim, None)
+        LearningRateSchedule.from_config(optim, None)

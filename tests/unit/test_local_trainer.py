@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm import credit
-from ajet.algorithm.loss_terms import estimate
-from ajet.algorithm.losses.contract import Tokens
-from ajet.algorithm.losses.kl_cov import KlCov
-from ajet.algorithm.weights import mini_batches
+from ajet.algorithm import assign_credit
+from ajet.algorithm.loss_terms import estimate_kl
+from ajet.algorithm.losses.contract import LossInputs
+from ajet.algorithm.losses.kl_cov import KlCovLoss
+from ajet.algorithm.weights import split_mini_batches
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.timeline import SampledSpan
@@ -76,7 +76,7 @@ def test_splitting_a_timeline_leaves_loss_and_gradient_unchanged(aggregation):
         other = episode_of(0.0, (4,), uuid="b")
         for one in (episode, other):
             one.untrained.clear()
-        batch = credit([group_of(copy.deepcopy(episode), other)], config)
+        batch = assign_credit([group_of(copy.deepcopy(episode), other)], config)
         found, tally = gradient_of(Trainer(tiny_qwen3(), config), batch.samples)
         results.append((tally.loss, found))
     for loss, found in results[1:]:
@@ -198,11 +198,11 @@ def test_what_has_no_cap_keeps_its_bits():
 
 def test_mini_batches_are_whole_groups():
     samples = random_samples(groups=5, size=2)
-    parts = mini_batches(samples, 2)
+    parts = split_mini_batches(samples, 2)
     assert sorted(sum(parts, [])) == list(range(10))
     assert [{samples[index].group for index in part} for part in parts] == [{0, 1}, {2, 3, 4}]
-    assert [len(part) for part in mini_batches(samples[:4], 3)] == [1, 2, 1]
-    assert mini_batches([], 3) == []
+    assert [len(part) for part in split_mini_batches(samples[:4], 3)] == [1, 2, 1]
+    assert split_mini_batches([], 3) == []
 
 
 def test_several_mini_batches_clip_against_the_policy_before_the_first():
@@ -384,8 +384,8 @@ def test_kl_cov_gives_rounding_no_gradient(apart):
     """The first optimizer step: old log-probabilities of another pass differ from the present ones by rounding."""
     old = torch.linspace(-3, -0.1, 8)
     logprobs = (old + apart).requires_grad_()
-    tokens = Tokens(logprobs, old, torch.linspace(-1, 1, 8), chosen=torch.ones(8, dtype=torch.bool))
-    loss = KlCov(config_of(algorithm__policy_loss="kl_cov").trainer_common.algorithm)
+    tokens = LossInputs(logprobs, old, torch.linspace(-1, 1, 8), chosen=torch.ones(8, dtype=torch.bool))
+    loss = KlCovLoss(config_of(algorithm__policy_loss="kl_cov").trainer_common.algorithm)
     (gradient,) = torch.autograd.grad(loss(tokens)[0].sum(), logprobs)
     assert float((gradient + tokens.advantages).abs().max()) < 1e-3
 
@@ -393,5 +393,5 @@ def test_kl_cov_gives_rounding_no_gradient(apart):
 def test_kl_estimator_abs_gives_rounding_no_gradient():
     reference = torch.linspace(-3, -0.1, 8)
     logprobs = (reference + 3.6e-7).requires_grad_()
-    (gradient,) = torch.autograd.grad(estimate(logprobs, reference, "abs").sum(), logprobs)
+    (gradient,) = torch.autograd.grad(estimate_kl(logprobs, reference, "abs").sum(), logprobs)
     assert float(gradient.abs().max()) < 1e-3

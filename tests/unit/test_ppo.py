@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.algorithm import credit, opened
-from ajet.algorithm.gae import estimated
-from ajet.algorithm.recorded_models import NotRecorded, recorded_critic
+from ajet.algorithm import assign_credit, open_algorithm
+from ajet.algorithm.gae import estimate_advantages
+from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_critic
 from ajet.config import Experiment
 from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
@@ -26,9 +26,9 @@ GAE = dict(algorithm__adv_estimator="gae", algorithm__norm_adv_by_std=False)
 
 def test_the_recursion_by_hand():
     """gamma 0.5, lam 0.5; delta: 0 + 0.5*0.4 - 0.2 = 0; 0 + 0.5*0.8 - 0.4 = 0; 1 - 0.8 = 0.2."""
-    found = estimated(np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.4, 0.8]), 0.5, 0.5)
+    found = estimate_advantages(np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.4, 0.8]), 0.5, 0.5)
     np.testing.assert_allclose(found, [0.2 / 16, 0.2 / 4, 0.2], atol=1e-12)
-    told = estimated(np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.4, 0.8]), 1.0, 1.0)
+    told = estimate_advantages(np.array([0.0, 0.0, 1.0]), np.array([0.2, 0.4, 0.8]), 1.0, 1.0)
     np.testing.assert_allclose(told, [0.8, 0.6, 0.2], err_msg="with 1 and 1: what came, less what was expected")
 
 
@@ -53,7 +53,7 @@ def by_id(samples):
 def test_an_observation_takes_no_time_and_timelines_change_nothing(split):
     """V = 0.3, 0.4 | 0.8; gamma 0.9, lam 0.5. delta: 0.06, 0.32, 0.2; A_2 = 0.2, A_1 = 0.32 + 0.45*0.2 = 0.41."""
     config = config_of(**GAE, algorithm__gamma=0.9, algorithm__lam=0.5)
-    batch = credit([group_of(two_turns(split=split))], config, step=1, critic=by_id)
+    batch = assign_credit([group_of(two_turns(split=split))], config, step=1, critic=by_id)
     runs = [(s.advantages[s.timeline.mask], s.returns[s.timeline.mask]) for s in batch.samples]
     advantages, returns = (np.concatenate(part) for part in zip(*runs, strict=True))
     np.testing.assert_allclose(advantages, [0.06 + 0.45 * 0.41, 0.41, 0.2], rtol=1e-5)
@@ -63,27 +63,29 @@ def test_an_observation_takes_no_time_and_timelines_change_nothing(split):
     assert batch.metrics["critic/explained_variance"] == pytest.approx(1 - spread, rel=1e-4)
     outcome = batch.outcomes["a"]
     np.testing.assert_allclose(outcome.values, [0.3, 0.4, 0.8])
-    again = credit([group_of(two_turns(split=split))], config, step=1, critic=recorded_critic(batch.outcomes))
+    again = assign_credit(
+        [group_of(two_turns(split=split))], config, step=1, critic=make_recorded_critic(batch.outcomes)
+    )
     assert again.outcomes == batch.outcomes and again.metrics == batch.metrics, "as a proof does it"
-    with pytest.raises(NotRecorded, match="^a$"):
-        credit([group_of(two_turns(split=split))], config, step=1, critic=recorded_critic({}))
+    with pytest.raises(NotRecordedError, match="^a$"):
+        assign_credit([group_of(two_turns(split=split))], config, step=1, critic=make_recorded_critic({}))
     outcome.values[1] = np.nan  # in a damaged record
-    with pytest.raises(NotRecorded, match="^a$"):
-        credit([group_of(two_turns(split=split))], config, step=1, critic=recorded_critic(batch.outcomes))
+    with pytest.raises(NotRecordedError, match="^a$"):
+        assign_credit([group_of(two_turns(split=split))], config, step=1, critic=make_recorded_critic(batch.outcomes))
 
 
 def test_a_steps_reward_comes_at_the_end_of_the_step():
     """Of 0.5, at the second token, times process_weight 2; with gamma and lam 1 a token has all that is to come."""
     part = ProcessReward(reward=0.5, step=0, name="", tokens=(ReplySpan(0, 0, 2),))
     config = config_of(**GAE, algorithm__process_weight=2.0)
-    batch = credit([group_of(two_turns(process=[part]))], config, step=1, critic=by_id)
+    batch = assign_credit([group_of(two_turns(process=[part]))], config, step=1, critic=by_id)
     np.testing.assert_allclose(batch.samples[0].returns[batch.samples[0].timeline.mask], [2.0, 2.0, 1.0])
     assert batch.metrics["credit/parts"] == 1
     cut = [
         part.model_copy(update={"tokens": (ReplySpan(call, start, stop),)})
         for call, start, stop in ((0, 2, 3), (1, 0, 0))
     ]
-    batch = credit([group_of(two_turns(process=cut))], config, step=1, critic=by_id)
+    batch = assign_credit([group_of(two_turns(process=cut))], config, step=1, critic=by_id)
     np.testing.assert_allclose(batch.samples[0].returns[batch.samples[0].timeline.mask], [1.0] * 3, err_msg="untrained")
 
 
@@ -117,7 +119,7 @@ def test_it_is_the_sum_that_the_paper_has(data):
         return [table[: s.timeline.ids.size] for s in samples]
 
     config = config_of(**GAE, algorithm__gamma=gamma, algorithm__lam=lam)
-    batch = credit([group_of(episode)], config, step=1, critic=critic)
+    batch = assign_credit([group_of(episode)], config, step=1, critic=critic)
     found = np.zeros(end)
     for sample in batch.samples:
         found[np.flatnonzero(sample.timeline.mask)] = sample.advantages[sample.timeline.mask]
@@ -131,7 +133,7 @@ def test_the_batch_is_normalised_over_episodes():
     config = config_of(algorithm__adv_estimator="gae")
     lone = [two_turns(reward) for reward in (0.0, 1.0, 1.0)]
     groups = [group_of(replace(each, uuid=str(at), task=Task(task_id=str(at)))) for at, each in enumerate(lone)]
-    batch = credit(groups, config, step=1, critic=by_id)
+    batch = assign_credit(groups, config, step=1, critic=by_id)
     rows = [sample.advantages[sample.timeline.mask] for sample in batch.samples]
     assert np.mean([row.mean() for row in rows]) == pytest.approx(0, abs=1e-6)
     assert np.mean([np.mean(row**2) for row in rows]) == pytest.approx(1, rel=1e-4)
@@ -140,19 +142,19 @@ def test_the_batch_is_normalised_over_episodes():
 
 def test_it_needs_its_critic():
     with pytest.raises(ValueError, match="gae needs the values"):
-        credit([group_of(two_turns())], config_of(**GAE), step=1)
+        assign_credit([group_of(two_turns())], config_of(**GAE), step=1)
 
 
 def test_one_head_does_not_serve_several_adapters():
     lora = {"adapters": {"one": {"agents": ["a"]}, "other": {"agents": ["b"]}}}
     tree = {"backbone": "local", "trainer_common": {"algorithm": {"adv_estimator": "gae"}, "lora": lora}}
     with pytest.raises(ConfigError, match="one value head"):
-        opened(Experiment.from_dict({"ajet": tree}, base=Path()).ajet)
+        open_algorithm(Experiment.from_dict({"ajet": tree}, base=Path()).ajet)
 
 
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
 def test_a_backbone_without_a_critic_refuses_it_by_name(backbone):
     tree = {"backbone": backbone, "trainer_common": {"algorithm": {"adv_estimator": "gae"}}}
     with pytest.raises(ConfigError, match="critic") as refused:
-        opened(Experiment.from_dict({"ajet": tree}, base=Path()).ajet)
+        open_algorithm(Experiment.from_dict({"ajet": tree}, base=Path()).ajet)
     assert "adv_estimator" in str(refused.value) and "local" in str(refused.value)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.algorithm import credit, opened
+from ajet.algorithm import assign_credit, open_algorithm
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.process_reward import ProcessReward, ReplySpan
 from tests.local_fixtures import config_of, episode_of, group_of
@@ -26,7 +26,7 @@ def added(groups: list[Group], **changes: Any) -> dict[str, np.ndarray]:
     """[T] by episode, in the order of its calls: what its tokens get more than without rewards of parts."""
     rows = []
     for weight in (changes.pop("algorithm__process_weight", 1.0), 0.0):
-        batch = credit(groups, config_of(algorithm__process_weight=weight, use_kl_loss=True, **changes))
+        batch = assign_credit(groups, config_of(algorithm__process_weight=weight, use_kl_loss=True, **changes))
         found: dict[str, np.ndarray] = {}
         for sample in batch.samples:
             row = sample.advantages[sample.timeline.mask]
@@ -67,7 +67,7 @@ def groups(draw: Any) -> Group:
 def test_what_is_added_is_on_the_parts_tokens_and_sums_to_their_advantages(estimator, group, weight):
     changes = {"algorithm__adv_estimator": estimator, "algorithm__process_weight": weight}
     found = added([group], **changes)
-    algorithm = opened(config_of(algorithm__adv_estimator=estimator))
+    algorithm = open_algorithm(config_of(algorithm__adv_estimator=estimator))
     parts = [(episode.uuid, part) for episode in group.episodes for part in episode.verdict.process]
     names = list(dict.fromkeys(part.compared for _, part in parts))
     values = (
@@ -107,12 +107,12 @@ def test_a_part_is_compared_with_those_of_its_name_alone():
         ProcessReward(reward=4, step=1, tokens=(ReplySpan(1, 0, 3),)),
     )
     one = 1 / (math.sqrt(2) + 1e-6 * 2)
-    batch = credit([group_of(a, b)], config_of())
+    batch = assign_credit([group_of(a, b)], config_of())
     rows = {uuid: [s.advantages[s.timeline.mask] for s in batch.samples if s.episode == uuid] for uuid in "ab"}
     np.testing.assert_allclose(np.concatenate(rows["a"]), [one, one, -one, -one, -one], rtol=1e-4)
     np.testing.assert_allclose(np.concatenate(rows["b"]), [-one, -one, one, one, one], rtol=1e-4)
     assert batch.metrics["credit/parts"] == 4 and batch.metrics["credit/zero_variance_groups"] == 0
-    silent = credit([group_of(a, b)], config_of(algorithm__process_weight=0))
+    silent = assign_credit([group_of(a, b)], config_of(algorithm__process_weight=0))
     assert silent.samples == [] and silent.metrics["credit/zero_variance_groups"] == 1
 
 
@@ -133,7 +133,7 @@ def test_gigpo_by_the_papers_formula(by_std):
     """Two attempts start alike and meet again in the hall; gamma 0.5, w 2, only the outcome has a reward."""
     won, lost = steps(1.0, "start", "hall", "door", uuid="won"), steps(0.0, "start", "hall", uuid="lost")
     changes = {"algorithm__step_discount": 0.5, "algorithm__norm_adv_by_std": by_std}
-    batch = credit([group_of(won, lost)], config_of(
+    batch = assign_credit([group_of(won, lost)], config_of(
         algorithm__adv_estimator="gigpo", algorithm__process_weight=2.0, **changes
     ))  # fmt: skip
     rows = {u: [float(s.advantages[s.timeline.mask][0]) for s in batch.samples if s.episode == u] for u in
@@ -158,12 +158,12 @@ def test_gigpo_takes_the_steps_own_rewards_where_there_are_any():
     other_way = [ProcessReward(reward=reward, step=at, tokens=spans[at]) for at, reward in enumerate((1.0, 0.0))]
     group = group_of(with_parts(one, *scored), with_parts(other, *other_way))
     config = config_of(algorithm__adv_estimator="gigpo", algorithm__step_discount=0.0, algorithm__norm_adv_by_std=False)
-    batch = credit([group], config)
+    batch = assign_credit([group], config)
     rows = {s.episode: [] for s in batch.samples}
     for sample in batch.samples:
         rows[sample.episode].append(float(sample.advantages[sample.timeline.mask][0]))
     assert rows == {"one": [-0.5, 0.5], "other": [0.5, -0.5]}
-    assert opened(config).learns_from(group), "although both attempts are worth the same"
+    assert open_algorithm(config).learns_from(group), "although both attempts are worth the same"
 
 
 def test_gigpo_adds_up_a_steps_rewards_and_counts_those_of_turns_that_do_not_train():
@@ -172,7 +172,7 @@ def test_gigpo_adds_up_a_steps_rewards_and_counts_those_of_turns_that_do_not_tra
              ProcessReward(reward=2.0, step=0, name="right", tokens=spans[0]),
              ProcessReward(reward=4.0, step=1, tokens=spans[1])]  # fmt: skip
     episode = with_parts(steps(7.0, "start", "hall", uuid="one"), *parts)
-    gigpo = opened(config_of(algorithm__adv_estimator="gigpo", algorithm__step_discount=0.5))
+    gigpo = open_algorithm(config_of(algorithm__adv_estimator="gigpo", algorithm__step_discount=0.5))
     assert [part.reward for part in gigpo.parts(episode)] == [3.0 + 0.5 * 4.0, 4.0]
     chosen = replace(episode, calls=[episode.calls[0], replace(episode.calls[1], trained=False)])
     assert [part.reward for part in gigpo.parts(chosen)] == [3.0 + 0.5 * 4.0]
@@ -182,7 +182,7 @@ def test_gigpo_adds_up_a_steps_rewards_and_counts_those_of_turns_that_do_not_tra
 def test_gigpo_ignores_undelivered_replies(finish):
     episode = steps(1.0, "start", "start", "hall", uuid="one")
     redrawn = replace(episode, calls=[replace(episode.calls[0], finish=finish), *episode.calls[1:]])
-    gigpo = opened(config_of(algorithm__adv_estimator="gigpo", algorithm__step_discount=0.5))
+    gigpo = open_algorithm(config_of(algorithm__adv_estimator="gigpo", algorithm__step_discount=0.5))
     assert [(part.tokens[0].call, part.reward) for part in gigpo.parts(redrawn)] == [(1, 0.5), (2, 1.0)]
     cut = replace(episode, calls=[*episode.calls[:2], replace(episode.calls[2], finish=finish)])
     assert [(part.tokens[0].call, part.reward) for part in gigpo.parts(cut)] == [(0, 0.5), (1, 1.0)]

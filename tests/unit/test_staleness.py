@@ -9,7 +9,7 @@ from loguru import logger
 
 from ajet.algorithm import Algorithm
 from ajet.algorithm.importance import stale_metrics
-from ajet.algorithm.staleness import announce
+from ajet.algorithm.staleness import log_staleness
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment
 from ajet.config.schema.trainer_common import TrainerCommon
@@ -59,16 +59,18 @@ def said_by(function, *arguments) -> str:
 
 def test_a_run_says_what_stale_tokens_get():
     assert "up to 4 steps old are trained on with importance weight min(" in said_by(
-        announce, TrainerCommon(mode="colocate_async"), 4
+        log_staleness, TrainerCommon(mode="colocate_async"), 4
     )
-    assert "engine's, 2)" in said_by(announce, TrainerCommon(mode="colocate_async"), 4)
-    assert "by earlier weights are trained on with importance weight 1 (" in said_by(announce, TrainerCommon(), None)
+    assert "engine's, 2)" in said_by(log_staleness, TrainerCommon(mode="colocate_async"), 4)
+    assert "by earlier weights are trained on with importance weight 1 (" in said_by(
+        log_staleness, TrainerCommon(), None
+    )
     for written, said in (
         ({"old_policy": "behaviour"}, "the ratio to the policy that sampled them"),
         ({"is_mode": "geometric_mask"}, "importance weights up to 2, geometric_mask"),
     ):
         found = TrainerCommon.model_validate({"mode": "colocate_async", "algorithm": written})
-        assert said in said_by(announce, found, 4)
+        assert said in said_by(log_staleness, found, 4)
 
 
 @without_verl

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
-class Cispo(PolicyLoss):
+class CispoLoss(PolicyLoss):
     """-sg(clip(r)) A log p. What is said to be clipped has a bounded weight, and a gradient still."""
 
     formula = "−sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·log π"
     paper = "CISPO in MiniMax-M1, arXiv 2506.13585, section 3.1"
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         ratio = (tokens.logprobs.detach() - tokens.old).exp()
         weight = ratio.clamp(1 - self.settings.clip_low, 1 + self.settings.clip_high)
         return -weight * tokens.advantages * tokens.logprobs, weight != ratio

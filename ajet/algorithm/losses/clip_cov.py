@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ajet.algorithm.contract import Row
 from ajet.algorithm.loss_terms import policy_loss
-from ajet.algorithm.losses.contract import Chosen, PolicyLoss, Tokens, covariances, some_between
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss, TokenMask, compute_covariances, draw_between
 
 
-class ClipCov(PolicyLoss):
+class ClipCovLoss(PolicyLoss):
     """The clipped loss, 0 for tokens chosen by their covariance."""
 
     formula = (
@@ -23,12 +23,12 @@ class ClipCov(PolicyLoss):
     paper = "Clip-Cov, arXiv 2505.22617, section 4"
     over_batch = True
 
-    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:
+    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
         """Choose tokens at random among those whose covariance lies between the bounds."""
         cov = self.settings.covariance
-        return some_between(covariances(logprobs_N, advantages_N), cov.share, cov.low, cov.high, draw)
+        return draw_between(compute_covariances(logprobs_N, advantages_N), cov.share, cov.low, cov.high, draw)
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
         loss, clipped = policy_loss(
             tokens.logprobs, tokens.old, tokens.advantages, clip_low=low, clip_high=high, clip_dual=dual

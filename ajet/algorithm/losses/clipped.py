@@ -10,10 +10,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ajet.algorithm.loss_terms import policy_loss
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
-class Clipped(PolicyLoss):
+class ClippedLoss(PolicyLoss):
     """max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), for A < 0 at most -A clip_dual."""
 
     formula = "max(−A·ρ, −A·clip(ρ, 1 − clip_low, 1 + clip_high)), for A < 0 at most −A·clip_dual"
@@ -22,6 +22,6 @@ class Clipped(PolicyLoss):
         "1912.09729, section 3"
     )
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         low, high, dual = self.settings.clip_low, self.settings.clip_high, self.settings.clip_dual
         return policy_loss(tokens.logprobs, tokens.old, tokens.advantages, clip_low=low, clip_high=high, clip_dual=dual)

@@ -1,7 +1,8 @@
 """PolicyLoss: the loss of a token, all else given. One class a file.
 
-Invariant: it keeps nothing between two calls, and the loss of one token depends on what `Tokens` holds of it alone: how
-a reply is cut into passes changes nothing. Importance weights, bounds on stale tokens and KL terms are `token_loss`'s.
+Invariant: it keeps nothing between two calls, and the loss of one token depends on what `LossInputs` holds of it alone:
+how a reply is cut into passes changes nothing. Importance weights, bounds on stale tokens and KL terms are
+`token_loss`'s.
 
 Losses over a batch choose the tokens that take the entropy away, those whose logprob and advantage are high together.
 The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, arXiv 2505.22617, section 4: Cov(t) =
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ajet.config.schema.algorithm import Algorithm as Settings
 
 
-class Tokens(NamedTuple):
+class LossInputs(NamedTuple):
     """Shapes: [T]. Only `logprobs` is to be differentiated."""
 
     logprobs: Tensor
@@ -63,7 +64,7 @@ class PolicyLoss:
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""
     """The folder that the reference is relative to; likewise."""
-    made_by: Callable[[str, str, Settings], PolicyLoss]
+    factory: Callable[[str, str, Settings], PolicyLoss]
     """What makes it anew of name, base and settings; likewise."""
 
     def __init__(self, settings: Settings) -> None:
@@ -71,40 +72,40 @@ class PolicyLoss:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Pickle the loss as its name, as an algorithm is."""
-        return self.made_by, (self.name, self.base, self.settings)
+        return self.factory, (self.name, self.base, self.settings)
 
-    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:
+    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
         """[N] of all trained tokens of an optimizer step, with the policy's logprobs from before the training step.
         `draw`: the same for the same step."""
         raise NotImplementedError
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         """[T] losses, differentiable in `tokens.logprobs`, and [T] booleans: where a bound cut the gradient off."""
         raise NotImplementedError
 
 
-Chosen = npt.NDArray[np.bool_]
+TokenMask = npt.NDArray[np.bool_]
 
 
-def covariances(logprobs_N: Row, advantages_N: Row) -> Row:
+def compute_covariances(logprobs_N: Row, advantages_N: Row) -> Row:
     """[N] of each trained token."""
     return (logprobs_N - logprobs_N.mean()) * (advantages_N - advantages_N.mean())
 
 
-def some_between(covariances_N: Row, share: float, low: float, high: float, draw: np.random.Generator) -> Chosen:
+def draw_between(covariances_N: Row, share: float, low: float, high: float, draw: np.random.Generator) -> TokenMask:
     """Clip-Cov: of the tokens between the bounds some by chance, `share` of all N of them at most."""
-    there = np.flatnonzero((covariances_N > low) & (covariances_N < high))
+    candidates = np.flatnonzero((covariances_N > low) & (covariances_N < high))
     chosen = np.zeros(covariances_N.size, np.bool_)
-    chosen[draw.permutation(there)[: _count(covariances_N, share)]] = True
+    chosen[draw.permutation(candidates)[: _count_chosen(covariances_N, share)]] = True
     return chosen
 
 
-def largest(covariances_N: Row, share: float) -> Chosen:
+def select_largest(covariances_N: Row, share: float) -> TokenMask:
     """KL-Cov: the first ones where they are ranked, `share` of all N of them."""
     chosen = np.zeros(covariances_N.size, np.bool_)
-    chosen[np.argsort(-covariances_N, kind="stable")[: _count(covariances_N, share)]] = True
+    chosen[np.argsort(-covariances_N, kind="stable")[: _count_chosen(covariances_N, share)]] = True
     return chosen
 
 
-def _count(covariances_N: Row, share: float) -> int:
+def _count_chosen(covariances_N: Row, share: float) -> int:
     return max(1, int(share * covariances_N.size)) if covariances_N.size else 0

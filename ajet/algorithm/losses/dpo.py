@@ -17,7 +17,7 @@ import numpy as np
 from ajet.algorithm.contract import Row
 
 
-class Pairs(NamedTuple):
+class PairLosses(NamedTuple):
     """Shapes: [P]."""
 
     loss: Row
@@ -28,16 +28,16 @@ class Pairs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Dpo:
+class DpoLoss:
     """The loss of pairs."""
 
     beta: float
     label_smoothing: float = 0.0
 
-    def __call__(self, chosen_P: Row, rejected_P: Row) -> Pairs:
+    def __call__(self, chosen_P: Row, rejected_P: Row) -> PairLosses:
         """The loss of P pairs, from each reply's sum of log p - log ref in nats."""
         margin = self.beta * (chosen_P - rejected_P)
         wrong = self.label_smoothing
         loss = (1 - wrong) * np.logaddexp(0.0, -margin) + wrong * np.logaddexp(0.0, margin)
         slope = self.beta * (np.exp(-np.logaddexp(0.0, margin)) - wrong)
-        return Pairs(loss, slope, margin)
+        return PairLosses(loss, slope, margin)

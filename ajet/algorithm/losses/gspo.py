@@ -12,17 +12,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
-class Gspo(PolicyLoss):
+class GspoLoss(PolicyLoss):
     """max(-A s, -A clip(s, 1 - clip_low, 1 + clip_high))."""
 
     formula = "max(−A·s, −A·clip(s, 1 − clip_low, 1 + clip_high)), s = exp(mean of log ρ over the token's reply)"
     paper = "GSPO, arXiv 2507.18071, equation 5 and section 4.3"
     over_replies = True
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         if tokens.drift is None:
             raise ValueError("the ratio of a reply needs the mean of its logprobs")
         ratio = (tokens.drift + tokens.logprobs - tokens.logprobs.detach()).exp()

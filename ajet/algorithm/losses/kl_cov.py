@@ -14,21 +14,21 @@ from torch import Tensor
 
 from ajet.algorithm.contract import Row
 from ajet.algorithm.loss_terms import smooth_abs
-from ajet.algorithm.losses.contract import Chosen, PolicyLoss, Tokens, covariances, largest
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss, TokenMask, compute_covariances, select_largest
 
 
-class KlCov(PolicyLoss):
+class KlCovLoss(PolicyLoss):
     """-A r + beta |log r| of the chosen ones. Nothing is cut off."""
 
     formula = "−A·ρ, plus `covariance.beta`·abs(log ρ) for the `share` of the tokens with the largest covariance"
     paper = "KL-Cov, arXiv 2505.22617, section 4"
     over_batch = True
 
-    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> Chosen:
+    def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
         """The largest ones."""
-        return largest(covariances(logprobs_N, advantages_N), self.settings.covariance.share)
+        return select_largest(compute_covariances(logprobs_N, advantages_N), self.settings.covariance.share)
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         moved = tokens.logprobs - tokens.old
         penalty = self.settings.covariance.beta * smooth_abs(moved)
         loss = -tokens.advantages * moved.exp() + penalty.masked_fill(~tokens.require_chosen(), 0.0)

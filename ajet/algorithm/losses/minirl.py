@@ -11,15 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
-class Minirl(PolicyLoss):
+class MinirlLoss(PolicyLoss):
     """-sg(r) A log p."""
 
     formula = "−sg(ρ)·A·log π"
     paper = "MiniRL, arXiv 2512.01374, section 2; AgentRL's MINIRL"
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         ratio = (tokens.logprobs.detach() - tokens.old).exp()
         return -ratio * tokens.advantages * tokens.logprobs, torch.zeros_like(ratio, dtype=torch.bool)

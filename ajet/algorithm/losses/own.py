@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Algorithm
@@ -23,5 +23,5 @@ class OwnLoss(PolicyLoss):
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return OwnLoss, (self.algorithm,)
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         return self.algorithm.policy_loss(tokens.logprobs, tokens.old, tokens.advantages)

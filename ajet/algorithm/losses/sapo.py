@@ -10,16 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ajet.algorithm.losses.contract import PolicyLoss, Tokens
+from ajet.algorithm.losses.contract import LossInputs, PolicyLoss
 
 
-class Sapo(PolicyLoss):
+class SapoLoss(PolicyLoss):
     """-A 4 / tau sigmoid(tau (r - 1)). Nothing is cut off."""
 
     formula = "−A·(4/τ)·σ(τ(ρ − 1)), τ is `tau_positive` where A > 0, else `tau_negative`"
     paper = "SAPO, arXiv 2511.20347, section 3"
 
-    def __call__(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: LossInputs) -> tuple[Tensor, Tensor]:
         ratio = (tokens.logprobs - tokens.old).exp()
         positive = torch.full_like(ratio, self.settings.tau_positive)
         tau = torch.where(tokens.advantages > 0, positive, self.settings.tau_negative)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ajet.algorithm.staleness import freshness
+from ajet.algorithm.staleness import measure_freshness
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class ClosedGroups:
 def fresh(group: Group, version: int, trainer: TrainerCommon) -> bool:
     """Whether it may be trained on by an update of the policy's `version`. What names a later one was sampled with
     weights that no checkpoint has any more."""
-    return newest(group.episodes, version) <= version and freshness(group.episodes, version, trainer).usable
+    return newest(group.episodes, version) <= version and measure_freshness(group.episodes, version, trainer).is_usable
 
 
 def samplers_of(groups: Iterable[Group], version: int) -> set[str]:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from loguru import logger
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.backbone.canary import PROMPT, REPLY, Canary, gap_of
 from ajet.backbone.contract import Rehearsal, Scorer, Update, scored
 from ajet.backbone.local.machine import (
@@ -72,7 +72,7 @@ class LocalBackbone:
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
         agreed = Agreed() if settings.canary is not None else None  # which holds the weights that a verdict does not
-        algorithm, start = opened(config, base=experiment.base), _beginning(config, source)
+        algorithm, start = open_algorithm(config, base=experiment.base), _beginning(config, source)
         self.trainer = Trainer(model, config, algorithm, start=start, agreed=agreed)
         weights = self.trainer.policy.weights
         logger.info(

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ajet.algorithm.loss_terms import replies_of
-from ajet.algorithm.token_loss import Replies, Terms, TokenLoss
+from ajet.algorithm.loss_terms import number_replies
+from ajet.algorithm.token_loss import ReplyStatistics, TokenLoss, TokenLossTerms
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 
@@ -126,22 +126,22 @@ class StepLoss:
         self._reference = np.concatenate(given) if len(given) == len(self.samples) else None
         bounds = self.tokens.bounds
         ages = [self.version - sample.timeline.versions for sample in self.samples]
-        self._ages = np.concatenate(ages).astype(np.float32) if bounds is not None and bounds.by_age else None
+        self._ages = np.concatenate(ages).astype(np.float32) if bounds is not None and bounds.needs_ages else None
         self._replies = self._of_replies() if self.tokens.over_replies else (None, None)
         self._chosen = self._choice() if self.tokens.policy.over_batch else None
 
     def _of_replies(self) -> tuple[Floats | None, Floats | None]:
-        """What `Replies` holds, of all samples: a row sees some tokens of a reply at a time. Raises ValueError without
-        `old`."""
+        """What `ReplyStatistics` holds, of all samples: a row sees some tokens of a reply at a time. Raises ValueError
+        without `old`."""
         if self._old is None:
             raise ValueError("a loss of whole replies needs the policy's logprobs before the update")
         mask = torch.from_numpy(np.concatenate([sample.timeline.mask for sample in self.samples]))
         mask_S = [torch.from_numpy(sample.timeline.mask) for sample in self.samples]
         counts = np.cumsum([0] + [sample.timeline.mask.size for sample in self.samples])
-        replies = torch.cat([replies_of(each) + int(start) for each, start in zip(mask_S, counts, strict=False)])
+        replies = torch.cat([number_replies(each) + int(start) for each, start in zip(mask_S, counts, strict=False)])
         present = np.concatenate(self.present) if self.present is not None else self._old
         own, old, engine = (torch.from_numpy(values)[mask] for values in (present, self._old, self._engine))
-        told = self.tokens.replies(own, old, engine, replies[mask])
+        told = self.tokens.compute_reply_statistics(own, old, engine, replies[mask])
 
         def spread(values: Tensor | None) -> Floats | None:
             if values is None:
@@ -187,7 +187,7 @@ class StepLoss:
             pick(self._old) if self._old is not None else None,
             reference_K if self.tokens.kl_coef is not None else None,
             pick(self._ages) if self._ages is not None else None,
-            Replies(drift, gaps, chosen),
+            ReplyStatistics(drift, gaps, chosen),
         )
 
 
@@ -204,7 +204,7 @@ class RowLoss:
     old: Tensor | None
     reference: Tensor | None
     ages: Tensor | None
-    replies: Replies
+    replies: ReplyStatistics
 
     def __call__(self, logprobs_C: Tensor, entropy_C: Tensor, at: slice) -> Tensor:
         """The summed loss of the targets `at`."""
@@ -218,7 +218,7 @@ class RowLoss:
             engine_T=self.engine[at],
             reference_T=self.reference[at] if self.reference is not None else None,
             ages_T=self.ages[at] if self.ages is not None else None,
-            replies=Replies(*(values[at] if values is not None else None for values in self.replies)),
+            replies=ReplyStatistics(*(values[at] if values is not None else None for values in self.replies)),
         )
         if terms.capped is not None:
             tally.capped += int(terms.capped.sum())
@@ -240,7 +240,7 @@ class RowLoss:
                 tally.fresh_gap += float(gap[torch.from_numpy(fresh).to(gap.device)].abs().sum())
         return total
 
-    def _count_stale(self, terms: Terms, at: slice) -> None:
+    def _count_stale(self, terms: TokenLossTerms, at: slice) -> None:
         found = np.flatnonzero(self.stale[at])
         if not found.size:
             return

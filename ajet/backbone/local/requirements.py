@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ajet.algorithm.learning_rate import Schedule
+from ajet.algorithm.learning_rate import LearningRateSchedule
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
             where="ajet.rollout.temperature",
             expected="a number above 0, such as 1.0",
         )
-    Schedule.from_config(trainer.optim, trainer.total_training_steps)
+    LearningRateSchedule.from_config(trainer.optim, trainer.total_training_steps)
     return config.model.path
 
 

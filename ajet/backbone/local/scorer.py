@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ajet.algorithm import opened
-from ajet.algorithm.loss_terms import estimate
+from ajet.algorithm import open_algorithm
+from ajet.algorithm.loss_terms import estimate_kl
 from ajet.algorithm.token_loss import TokenLoss
-from ajet.algorithm.weights import mini_batch_scale
+from ajet.algorithm.weights import compute_mini_batch_scale
 from ajet.backbone.contract import LossAgain, scored
 from ajet.backbone.local import checkpoint as checkpoints
 from ajet.backbone.local.lora import with_saved
@@ -110,10 +110,10 @@ class Scorer(ForwardScorer):
     def losses(self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None) -> dict[str, LossAgain]:
         """`loss` and, with a KL term, `kl` of an update of these weights by one optimizer step over the batch."""
         config = self._experiment.ajet
-        tokens = TokenLoss.from_settings(config.trainer_common, opened(config, base=self._experiment.base))
+        tokens = TokenLoss.from_settings(config.trainer_common, open_algorithm(config, base=self._experiment.base))
         rows = pack(batch.samples, self._row_tokens, share_prefixes=self.shares_prefixes)
         found = [self.logprobs(row, batch.temperature) for row in rows]
-        scale = mini_batch_scale(config.trainer_common.algorithm.loss_aggregation, batch.samples, batch.samples)
+        scale = compute_mini_batch_scale(config.trainer_common.algorithm.loss_aggregation, batch.samples, batch.samples)
         return losses_again(batch, tokens, rows, found, scale=scale, version=version, reference=reference)
 
     @property
@@ -156,7 +156,7 @@ def losses_again(
     samples = batch.samples
     if tokens.kl_coef is not None and reference is not None:
         samples = [replace(each, reference=its) for each, its in zip(samples, reference, strict=True)]
-    old = placed(samples, rows, logprobs) if tokens.looks_back else None
+    old = placed(samples, rows, logprobs) if tokens.needs_old_logprobs else None
     loss = StepLoss(samples, tokens, scale, compare_engine=False, old=old, version=version, written=batch.written)
     slope = apart = 0.0
     for row, own in zip(rows, logprobs, strict=True):
@@ -165,7 +165,7 @@ def losses_again(
         (gradient,) = torch.autograd.grad(its(policy, torch.zeros_like(policy), slice(0, policy.numel())), policy)
         slope += float(gradient.abs().sum())
         if its.reference is not None:
-            (drawn,) = torch.autograd.grad(estimate(policy, its.reference, tokens.kl_type).sum(), policy)
+            (drawn,) = torch.autograd.grad(estimate_kl(policy, its.reference, tokens.kl_type).sum(), policy)
             apart += float(drawn.abs().sum())
     means = loss.tally.means()
     found = {"loss": LossAgain(means["loss"], SIDES * slope)}

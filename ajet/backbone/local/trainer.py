@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from loguru import logger
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.algorithm.importance import stale_metrics
-from ajet.algorithm.learning_rate import Schedule
-from ajet.algorithm.staleness import tightened_metrics, warn_of_mismatch
+from ajet.algorithm.learning_rate import LearningRateSchedule
+from ajet.algorithm.staleness import build_tightened_metrics, warn_of_mismatch
 from ajet.algorithm.token_loss import TokenLoss
-from ajet.algorithm.weights import mini_batch_scale, mini_batches
+from ajet.algorithm.weights import compute_mini_batch_scale, split_mini_batches
 from ajet.backbone.contract import scored
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import LossTally, StepLoss
@@ -59,12 +59,12 @@ class Trainer:
         agreed: Agreed | None = None,
     ) -> None:
         self.settings = config.trainer_common
-        algorithm = algorithm or opened(config)
+        algorithm = algorithm or open_algorithm(config)
         self.tokens = TokenLoss.from_settings(self.settings, algorithm)
         self.temperature = config.rollout.temperature
         self.truncates = config.rollout.truncates
         optim = self.settings.optim
-        self.schedule = Schedule.from_config(optim, self.settings.total_training_steps)
+        self.schedule = LearningRateSchedule.from_config(optim, self.settings.total_training_steps)
         self.policy = Policy(
             model,
             lora=self.settings.lora,
@@ -125,17 +125,17 @@ class Trainer:
         importance weights are bounded more tightly."""
         began = time.monotonic()
         self._require_adapters(batch.samples)
-        parts = mini_batches(batch.samples, self.settings.mini_batch_num)
-        lr = self.schedule.at(batch.step - 1)
+        parts = split_mini_batches(batch.samples, self.settings.mini_batch_num)
+        lr = self.schedule.rate_at(batch.step - 1)
         tallies: list[LossTally] = []
         norms: list[float] = []
         own: list[dict[str, float]] = []
         critics: list[ValueTally] = []
         tokens = 0
-        tokens_loss = self.tokens.tightened(gap, alarm)
+        tokens_loss = self.tokens.tighten(gap, alarm)
         warming = self.critic is not None and batch.step <= self.critic.settings.warmup
         with self._all_or_nothing(sum(self._moves([batch.samples[index] for index in part]) for part in parts)):
-            looks_back = len(parts) > 1 or self.tokens.looks_back
+            looks_back = len(parts) > 1 or self.tokens.needs_old_logprobs
             old = self.logprobs(batch.samples, temperature=batch.temperature) if looks_back else None
             for number, part in enumerate(parts):
                 samples = [batch.samples[index] for index in part]
@@ -143,7 +143,7 @@ class Trainer:
                 loss = StepLoss(
                     samples,
                     tokens_loss,
-                    mini_batch_scale(self.settings.algorithm.loss_aggregation, batch.samples, samples),
+                    compute_mini_batch_scale(self.settings.algorithm.loss_aggregation, batch.samples, samples),
                     compare_engine=not (self.truncates or batch.written),
                     old=[old[index] for index in part] if old is not None else None,
                     present=self.logprobs(samples, temperature=batch.temperature) if moved else None,
@@ -168,7 +168,7 @@ class Trainer:
         metrics |= ValueTally.merge(critics).means() if critics else {}
         if tokens_loss is not self.tokens:
             assert gap is not None and tokens_loss.is_cap is not None
-            metrics |= tightened_metrics(gap, tokens_loss.is_cap)
+            metrics |= build_tightened_metrics(gap, tokens_loss.is_cap)
             warn_of_mismatch(metrics, alarm)
         return metrics
 
@@ -195,7 +195,7 @@ class Trainer:
             torch.random.fork_rng([device] if device.type == "cuda" else []),
             self._all_or_nothing(self.settings.mini_batch_num * max(1, len(self.policy.adapters.names))),
         ):
-            old = self.logprobs(samples) if self.tokens.looks_back else None
+            old = self.logprobs(samples) if self.tokens.needs_old_logprobs else None
             loss = StepLoss(samples, self.tokens, 1.0, compare_engine=False, old=old, version=self.version)
             critic = None
             if self.critic is not None:

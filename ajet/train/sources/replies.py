@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.given_replies import TEMPERATURE, likelihood_batch, pairs_batch, samples_of
+from ajet.algorithm.given_replies import TEMPERATURE, build_likelihood_batch, build_pairs_batch, list_samples
 from ajet.backbone.contract import scored
 from ajet.config.schema.algorithm import Algorithm
 from ajet.rollout.components import renderer_of
@@ -83,9 +83,9 @@ class LessonObjective:
     def make_batch(self, groups: Sequence[Group], step: int) -> TrainingBatch:
         """Return the batch that an update trains on; its metrics count the lessons."""
         if self._is_dpo:
-            batch = pairs_batch(groups, self._settings, self._score_twice, step=step)
+            batch = build_pairs_batch(groups, self._settings, self._score_twice, step=step)
         else:
-            batch = likelihood_batch(groups, self._settings, step=step)
+            batch = build_likelihood_batch(groups, self._settings, step=step)
         batch.metrics["train/rows"] = len(groups)
         return batch
 
@@ -94,7 +94,7 @@ class LessonObjective:
         if self._is_dpo:
             found = self.make_batch(groups, step=0).metrics
             return {name: found[name] for name in PAIR_METRICS}
-        samples = samples_of(groups)
+        samples = list_samples(groups)
         masks = [sample.timeline.mask for sample in samples]
         tokens = self._settings.trainer_common.micro_batch_tokens
         with self._backbone.scorer() as scorer:

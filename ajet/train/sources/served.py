@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.algorithm import discarded
+from ajet.algorithm import build_discarded_outcomes
 from ajet.record.learned import advise_given_answers, is_never_right, why_nothing
 from ajet.schema.episode import Episode, Outcome, episodes_of
 from ajet.train.interrupts import Preempted
@@ -130,7 +130,7 @@ class ServedSource(Source):
         if groups:
             outcomes: dict[str, Outcome] = {}
             for reason, each in unused.items():
-                outcomes |= discarded(each, reason)
+                outcomes |= build_discarded_outcomes(each, reason)
             run.episodes.write(left.step, "train", episodes_of(groups), outcomes)
         if left.alone:
             run.episodes.write(left.step, "debug", left.alone)

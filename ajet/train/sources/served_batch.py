@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.algorithm.staleness import staleness
+from ajet.algorithm.staleness import measure_staleness
 from ajet.schema.episode import Episode, Group
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class ServedBatch:
         if isinstance(result, Episode):
             (self.held_out if result.split == "validation" else self.alone).append(result)
             return
-        oldest = staleness(result.episodes, version)
+        oldest = measure_staleness(result.episodes, version)
         stale = max_staleness is not None and oldest > max_staleness
         if stale:
             logger.warning(

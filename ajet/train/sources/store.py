@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ajet.algorithm.staleness import announce
+from ajet.algorithm.staleness import log_staleness
 from ajet.backbone.canary import Canary
 from ajet.backbone.contract import scored
 from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training, show_in
@@ -87,7 +87,7 @@ class StoreSource(TaskReaderSource):
         """Open the run's store at what a checkpoint holds of it. Raises UserError."""
         settings = self.parts.experiment.ajet
         trainer = settings.trainer_common
-        announce(trainer, trainer.max_staleness)
+        log_staleness(trainer, trainer.max_staleness)
         terms = Terms.of(self.parts.experiment, self.parts.backbone.tokenizer, tasks)
         store = open_for_training(self._samplers.address, run, settings, frontier)
         conf = str(self.parts.experiment.yaml_path or "FILE.yaml")

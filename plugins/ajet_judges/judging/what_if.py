@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ajet.algorithm import Algorithm, credit, opened
-from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorded_reference
+from ajet.algorithm import Algorithm, assign_credit, open_algorithm
+from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_critic, make_recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.gateway import Capture
 from ajet.rollout.process_rewards import Decode, tie_rewards
@@ -69,7 +69,9 @@ class WhatIf:
         )  # fmt: skip
         """Why some have none, as far as that is known by now; "" where all have one."""
         self._never = bool(self.why_no_advantages)
-        self._algorithm: Algorithm | None = None if own or foreign else opened(self._credited(), base=experiment.base)
+        self._algorithm: Algorithm | None = (
+            None if own or foreign else open_algorithm(self._credited(), base=experiment.base)
+        )
 
     def _credited(self) -> AjetConfig:
         """Without the loss, which bears on no credit and may be code of the record's."""
@@ -104,7 +106,7 @@ class WhatIf:
             outcomes = {episode.uuid: outcome for episode, outcome in recorded}
             try:
                 sides = [self._advantages(step, groups, left, outcomes) for groups in (before, after)]
-            except NotRecorded as lacking:
+            except NotRecordedError as lacking:
                 self.why_no_advantages = f"{lacking.what} of episode {lacking} are not in the record of step {step}"
             else:
                 advantages = {
@@ -139,9 +141,9 @@ class WhatIf:
             outcome.reference_gap is not None for outcome in outcomes.values()
         ):
             left = left | {uuid for uuid in asked if outcomes[uuid].reference_gap is None}
-        reference, critic = recorded_reference(outcomes), recorded_critic(outcomes)
+        reference, critic = make_recorded_reference(outcomes), make_recorded_critic(outcomes)
         trained = [group for group in groups if not any(episode.uuid in left for episode in group.episodes)]
-        batch = credit(trained, self._settings, self._algorithm, step=step, reference=reference, critic=critic)
+        batch = assign_credit(trained, self._settings, self._algorithm, step=step, reference=reference, critic=critic)
         scored = [episode for group in trained for episode in group.scored]
         return {episode.uuid: batch.outcomes[episode.uuid].advantage or 0.0 for episode in scored}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.algorithm import credit
+from ajet.algorithm import assign_credit
 from ajet.config import Experiment
 from ajet.record import EpisodeFiles
 from ajet.schema.episode import Failure, Group, Outcome, Verdict
@@ -133,7 +133,7 @@ def test_the_runs_curve_and_its_advantages_are_those_of_the_functions_that_train
     assert (second.recorded.reward, second.judged.reward, second.flipped, second.credited) == (0.5, 0.5, 2, 2)
     assert (held_out.split, held_out.recorded.reward, held_out.credited) == ("validation", 1.0, 0)
     settings = Experiment.from_dict({"ajet": {}}, base=run).ajet
-    wanted = credit([Group(odd[0].task, 3, odd)], settings).outcomes
+    wanted = assign_credit([Group(odd[0].task, 3, odd)], settings).outcomes
     by_uuid = {each.before.uuid: each for each in found.episodes}
     for name, outcome in wanted.items():
         assert by_uuid[name].advantages == (outcome.advantage, pytest.approx(-outcome.advantage))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm.staleness import CAP
-from ajet.algorithm.weights import mini_batches
+from ajet.algorithm.weights import split_mini_batches
 from ajet.config.schema.choices import is_reference
 from ajet_proof.tokens.proof_gaps import FLOOR
 
@@ -44,7 +44,7 @@ def why_no_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConf
         return GIVEN
     if algorithm.policy_loss is not None and is_reference(algorithm.policy_loss):
         return OWN
-    if len(mini_batches(batch.samples, settings.trainer_common.mini_batch_num)) > 1:
+    if len(split_mini_batches(batch.samples, settings.trainer_common.mini_batch_num)) > 1:
         return SEVERAL
     if CAP in row:
         return TIGHTENED

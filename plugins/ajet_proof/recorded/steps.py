@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.algorithm import credit, discarded
-from ajet.algorithm.given_replies import likelihood_batch, pairs_batch
-from ajet.algorithm.recorded_models import NotRecorded, recorded_critic, recorded_reference
+from ajet.algorithm import assign_credit, build_discarded_outcomes
+from ajet.algorithm.given_replies import build_likelihood_batch, build_pairs_batch
+from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_critic, make_recorded_reference
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.chain import METRICS
@@ -204,13 +204,13 @@ class HeldSteps:
         self.held += 1
         try:
             batch = self._batch(step, trained, outcomes)
-        except NotRecorded as lacking:
+        except NotRecordedError as lacking:
             yield f"{lacking.what} of episode {lacking} are not in the record"
             return
         expected: dict[str, Outcome] = dict(batch.outcomes)
         for group in groups:
             if (why := left[group.order]) is not None:
-                expected |= discarded([group], why)
+                expected |= build_discarded_outcomes([group], why)
         wrong = list(self._compared(row, batch, expected, outcomes))
         if wrong and self._other_settings(step):
             self.held -= 1
@@ -266,13 +266,14 @@ class HeldSteps:
             yield f"the episodes of the positions {sorted(lost)} are missing"
 
     def _batch(self, step: int, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> TrainingBatch:
-        """The batch by the function that trained, the recorded numbers in the models' place. Raises NotRecorded."""
-        settings, reference = self._settings, recorded_reference(outcomes)
+        """The batch by the function that trained, the recorded numbers in the models' place. Raises
+        NotRecordedError."""
+        settings, reference = self._settings, make_recorded_reference(outcomes)
         if settings.sft.objective == "dpo":
-            return pairs_batch(trained, settings, reference, step=step)
+            return build_pairs_batch(trained, settings, reference, step=step)
         if settings.sft.objective is not None:
-            return likelihood_batch(trained, settings, step=step)
-        return credit(trained, settings, step=step, reference=reference, critic=recorded_critic(outcomes))
+            return build_likelihood_batch(trained, settings, step=step)
+        return assign_credit(trained, settings, step=step, reference=reference, critic=make_recorded_critic(outcomes))
 
     def _why_no_credit(self) -> str:
         if self._settings.sft.objective is not None:

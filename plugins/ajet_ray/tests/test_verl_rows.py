@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.algorithm import credit
+from ajet.algorithm import assign_credit
 from ajet.record.episode_codec import rebuild as rebuild_timeline
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Failure, Group
@@ -103,8 +103,8 @@ def test_credit_over_the_rows_is_credit_over_the_episodes(groups, data):
 
     count = sum(len(stored(group, "u")) for group in groups)
     _, back = round_trip(groups, data.draw(st.permutations(range(count))))
-    wanted = credit(copy.deepcopy(groups), config, reference=reference)
-    found = credit(back.groups, config, reference=reference)
+    wanted = assign_credit(copy.deepcopy(groups), config, reference=reference)
+    found = assign_credit(back.groups, config, reference=reference)
     assert [s.episode for s in found.samples] == [s.episode for s in wanted.samples]
     for have, want in zip(found.samples, wanted.samples, strict=True):
         size = have.timeline.ids.size
@@ -153,7 +153,7 @@ def test_a_scored_episode_without_tokens_stays_in_the_baseline():
     assert empty["extra_fields"]["min_global_steps"] == 4
     _, back = round_trip([group])
     assert back.timelines[0] is None and back.timelines[1] is not None
-    batch = credit(back.groups, config_of(algorithm__norm_adv_by_std=False))
+    batch = assign_credit(back.groups, config_of(algorithm__norm_adv_by_std=False))
     assert [sample.episode for sample in batch.samples] == ["b"] and batch.samples[0].advantages.min() == -0.5
 
 
@@ -207,8 +207,8 @@ def test_an_episode_that_failed_with_a_reward_trains_as_any_other():
     failure = Failure("agent", "ValueError", "no number", policy=True)
     failed = replace(episode_of(-1.0, uuid="0/0", status="failed"), failure=failure)
     good = replace(episode_of(1.0, uuid="0/1", seed=1), repeat=1)
-    here = credit([copy.deepcopy(group_of(failed, good))], config_of())
+    here = assign_credit([copy.deepcopy(group_of(failed, good))], config_of())
     _, there = round_trip([group_of(failed, good)])
-    again = credit(there.groups, config_of())
+    again = assign_credit(there.groups, config_of())
     assert [sample.advantages.tolist() for sample in again.samples] == [s.advantages.tolist() for s in here.samples]
     assert len(here.samples) == 2 and rows(episode_of(None, status="failed"), group_order=0) == []

@@ -14,7 +14,7 @@ from trinity.algorithm.advantage_fn import AdvantageFn
 from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
-from ajet.algorithm import credit, opened
+from ajet.algorithm import assign_credit, open_algorithm
 from ajet.schema.episode import episodes_of
 from ajet_ray.mailbox import Assigned, Credited, Sender
 from ajet_ray.rows import rebuild
@@ -28,7 +28,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
     def __init__(self) -> None:
         experiment = here().experiment
         self._settings = experiment.ajet
-        self._algorithm = opened(experiment.ajet, base=experiment.base)
+        self._algorithm = open_algorithm(experiment.ajet, base=experiment.base)
         self._sender = Sender()
 
     async def prepare(self) -> None:
@@ -69,7 +69,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         own = [each for each in exps if "ajet" in each.info]
         keys = [f"{each.info['ajet']['order']}_{each.eid.run}_{each.eid.step}" for each in own]
         rebuilt = rebuild(keys, _fields(own))
-        batch = credit(rebuilt.groups, self._settings, self._algorithm, step=step)
+        batch = assign_credit(rebuilt.groups, self._settings, self._algorithm, step=step)
         place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
         trained = []
         for sample in batch.samples:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 
-from ajet.algorithm import opened
-from ajet.algorithm.loss_terms import replies_of
-from ajet.algorithm.token_loss import Terms, TokenLoss
+from ajet.algorithm import open_algorithm
+from ajet.algorithm.loss_terms import number_replies
+from ajet.algorithm.token_loss import TokenLoss, TokenLossTerms
 from ajet_trinity.processes.here import here
 
 
@@ -24,7 +24,7 @@ class _Weighted(PolicyLossFn):
     def __init__(self, backend: str = "verl") -> None:
         super().__init__(backend=backend)
         experiment = here().experiment
-        algorithm = opened(experiment.ajet, base=experiment.base)
+        algorithm = open_algorithm(experiment.ajet, base=experiment.base)
         self._tokens = TokenLoss.from_settings(experiment.ajet.trainer_common, algorithm)
 
     def __call__(self, logprob: Tensor, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
@@ -47,14 +47,14 @@ class _Weighted(PolicyLossFn):
         trained = mask.bool() & (weights != 0)
         present, engines = logprob[trained].float(), engine[trained]
         tokens, old = self._tokens, present.detach()
-        replies = replies_of(trained)[trained] if tokens.over_replies else None
+        replies = number_replies(trained)[trained] if tokens.over_replies else None
         terms = tokens(
             present,
             old,
             advantages[trained],
             engine_T=engines,
             reference_T=None if reference is None else reference[trained],
-            replies=tokens.replies(present, old, engines, replies) if replies is not None else None,
+            replies=tokens.compute_reply_statistics(present, old, engines, replies) if replies is not None else None,
         )
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         loss = torch.sum(weights[trained] * terms.loss) * ranks
@@ -86,7 +86,7 @@ class WeightedTokensWithReference(_Weighted):
         return self._sum(logprob, old_logprob, action_mask, advantages, returns, ref_logprob)
 
 
-def _tallies(trained: Tensor, terms: Terms, ranks: int) -> dict[str, Any]:
+def _tallies(trained: Tensor, terms: TokenLossTerms, ranks: int) -> dict[str, Any]:
     """Sums over the trained tokens of a step, by names of ours."""
     from verl.utils.metric import AggregationType, Metric
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from ajet.algorithm import credit
+from ajet.algorithm import assign_credit
 from ajet.commands.summary import Tally
 from ajet.config import load_experiment
 from ajet.engine.embedded import shipped_folder
@@ -169,7 +169,7 @@ def test_credit_is_what_the_recorded_episodes_give_again(project, runs):
             for episode, _ in sorted(found, key=lambda each: each[0].repeat):
                 tasks.setdefault(episode.task.task_id, []).append(episode)
             groups = [Group(each[0].task, order, each) for order, each in enumerate(tasks.values())]
-            batch = credit(groups, settings, step=row["step"])
+            batch = assign_credit(groups, settings, step=row["step"])
             assert {each.uuid: outcome.advantage for each, outcome in found if outcome.step} == pytest.approx(
                 {uuid: outcome.advantage for uuid, outcome in batch.outcomes.items() if outcome.step}
             )

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm import credit, opened
+from ajet.algorithm import assign_credit, open_algorithm
 from ajet.algorithm.token_loss import TokenLoss
 from ajet_trinity.package import DISTRIBUTION, require_trinity
 from tests.local_fixtures import config_of, episode_of, group_of
@@ -77,7 +77,7 @@ def credited():
 
 
 def test_credit_is_that_of_the_local_backbone(settings):
-    rows, wanted = credited(), credit(groups()[:2], settings.config, step=7)
+    rows, wanted = credited(), assign_credit(groups()[:2], settings.config, step=7)
     assert len(rows) % RANKS == 0 and {row.info["ajet_rows"] for row in rows} == {len(rows)}
     trained = [row for row in rows if row.returns.any()]
     assert len(trained) == len(wanted.samples) == 6
@@ -155,7 +155,7 @@ def test_the_loss_is_the_weighted_sum_however_rows_are_cut(settings, rows_at_onc
 
     trained = fields["returns"] != 0
     own = present[trained].detach().requires_grad_()
-    tokens = TokenLoss.from_settings(settings.config.trainer_common, opened(settings.config))
+    tokens = TokenLoss.from_settings(settings.config.trainer_common, open_algorithm(settings.config))
     terms = tokens(own, own.detach(), fields["advantages"][trained], reference_T=reference[trained])
     wanted = (fields["returns"][trained] * terms.loss).sum()
     torch.testing.assert_close(found, wanted)
@@ -287,7 +287,7 @@ def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
     rows, *_ = asyncio.run(strategy.sample(7))
     assert [(letter.group.order, letter.step, letter.ticket) for letter in told] == [(0, 7, 0), (2, 7, 1), (1, 7, 2)]
     assert all(isinstance(letter, Closed) for letter in told) and strategy.state_dict() == {}
-    wanted = credit(scored, settings.config, step=7)
+    wanted = assign_credit(scored, settings.config, step=7)
     trained = {tuple(row.tokens.tolist()): row.returns.max().item() for row in rows if row.returns.any()}
     assert trained == {tuple(each.timeline.ids.tolist()): np.float32(each.weight).item() for each in wanted.samples}
     (letter,) = settings.told

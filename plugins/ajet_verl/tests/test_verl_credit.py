@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.algorithm import credit
+from ajet.algorithm import assign_credit
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.embedded import shipped_folder
 from ajet.schema.episode import Group
@@ -229,7 +229,7 @@ def local(
     trainer._step = step
     metrics = []
     for number, groups in enumerate(steps or groups_of_steps(), 1):
-        batch = credit(
+        batch = assign_credit(
             groups,
             config,
             step=number,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ajet.algorithm import credit, opened
+from ajet.algorithm import assign_credit, open_algorithm
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError
@@ -89,7 +89,9 @@ def test_with_samplers_groups_that_agree_are_left_out_and_verls_filter_is_off(pr
     require_store(tree, Address.of("sqlite:/store.db"))
     settings = credit_settings(tree)
     agreed = group_of(episode_of(0.55, uuid="c"), episode_of(0.5, uuid="d"))
-    batch = credit([group_of(episode_of(1.0, uuid="a"), episode_of(0.0, uuid="b")), agreed], settings, opened(settings))
+    batch = assign_credit(
+        [group_of(episode_of(1.0, uuid="a"), episode_of(0.0, uuid="b")), agreed], settings, open_algorithm(settings)
+    )
     assert {uuid: sum(batch.outcomes[uuid].untrained.values()) > 0 for uuid in "abcd"} == {
         "a": False, "b": False, "c": True, "d": True,
     }  # fmt: skip
@@ -133,8 +135,8 @@ def test_an_algorithm_of_the_users_own_gives_credit_and_loss_there(tmp_path, sec
     config = verl_config(Experiment.from_dict(roots, base=tmp_path))
     assert config["algorithm"]["adv_estimator"] == "mine.py->Mine"
     settings = credit_settings(config)
-    algorithm = opened(settings)
-    batch = credit([group_of(episode_of(1.0, uuid="a"), episode_of(0.5, uuid="b"))], settings, algorithm)
+    algorithm = open_algorithm(settings)
+    batch = assign_credit([group_of(episode_of(1.0, uuid="a"), episode_of(0.5, uuid="b"))], settings, algorithm)
     assert [batch.outcomes[uuid].advantage for uuid in "ab"] == [2.0, 1.0]
     sent = WeightedSum(TokenLoss.from_settings(settings.trainer_common, algorithm))
     found = pickle.loads(pickle.dumps(sent)).tokens

@@ -26,11 +26,11 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from ajet.algorithm import Algorithm, credit
-from ajet.algorithm.importance import Correction, StaleBounds, stale_metrics
-from ajet.algorithm.loss_terms import replies_of
-from ajet.algorithm.staleness import tightened_metrics
-from ajet.algorithm.weights import mini_batch_scale, mini_batches
+from ajet.algorithm import Algorithm, assign_credit
+from ajet.algorithm.importance import ImportanceCorrection, StaleBounds, stale_metrics
+from ajet.algorithm.loss_terms import number_replies
+from ajet.algorithm.staleness import build_tightened_metrics
+from ajet.algorithm.weights import compute_mini_batch_scale, split_mini_batches
 from ajet.config.schema import AjetConfig
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
@@ -125,7 +125,7 @@ class CreditHooks(PPOTrainer):
                 found.append(np.where(sample.timeline.mask, values, 0).astype(np.float32))
             return found
 
-        credited = credit(
+        credited = assign_credit(
             rebuilt.groups,
             self.settings,
             self.algorithm,
@@ -147,7 +147,7 @@ class CreditHooks(PPOTrainer):
         self.credited(rebuilt, credited)
 
         bounds = StaleBounds.from_settings(self.settings.trainer_common.algorithm)
-        by_age = bounds is not None and bounds.by_age
+        by_age = bounds is not None and bounds.needs_ages
         advantages, weights, ages = {}, {}, {}
         for sample in credited.samples:
             row = own[place[id(sample.timeline)]]
@@ -217,9 +217,11 @@ class CreditHooks(PPOTrainer):
     def _optimizer_steps(self, batch: TrainingBatch) -> list[list[int]]:
         """Indices of each one's samples, whose weights become those of their step."""
         count = max(1, self.settings.trainer_common.mini_batch_num // self.parameter_sync_step)
-        parts = mini_batches(batch.samples, count)
+        parts = split_mini_batches(batch.samples, count)
         aggregation = self.settings.trainer_common.algorithm.loss_aggregation
-        scales = [mini_batch_scale(aggregation, batch.samples, [batch.samples[at] for at in part]) for part in parts]
+        scales = [
+            compute_mini_batch_scale(aggregation, batch.samples, [batch.samples[at] for at in part]) for part in parts
+        ]
         for part, scale in zip(parts, scales, strict=True):
             for at in part:
                 batch.samples[at].weight *= scale
@@ -259,7 +261,9 @@ class CreditHooks(PPOTrainer):
             "logprob_gap_max": max(float(np.abs(gap).max()) for gap in gaps),
         }
 
-    def _stale(self, samples: list[Sample], trainer: list[Floats], correction: Correction | None) -> dict[str, float]:
+    def _stale(
+        self, samples: list[Sample], trainer: list[Floats], correction: ImportanceCorrection | None
+    ) -> dict[str, float]:
         """The importance weights of tokens that earlier weights sampled, as metrics."""
         tokens = stale = capped = 0
         weight = 0.0
@@ -270,18 +274,18 @@ class CreditHooks(PPOTrainer):
             if correction is not None:
                 mask = torch.from_numpy(line.mask)
                 policy, engine = torch.from_numpy(own)[mask], torch.from_numpy(line.logprobs)[mask]
-                weights = correction.weights(correction.gaps(policy, engine, replies_of(mask)[mask]))[at[mask]]
-                weight, capped = weight + float(weights.sum()), capped + int(correction.bounded(weights).sum())
+                weights = correction.weights(correction.gaps(policy, engine, number_replies(mask)[mask]))[at[mask]]
+                weight, capped = weight + float(weights.sum()), capped + int(correction.find_bounded(weights).sum())
         return stale_metrics(tokens, stale, float(stale) if correction is None else weight, capped)
 
-    def _correction(self) -> tuple[Correction | None, dict[str, float]]:
+    def _correction(self) -> tuple[ImportanceCorrection | None, dict[str, float]]:
         """What importance weights the update has, and what is to be told where the gap is above the alarm."""
-        correction = Correction.from_settings(self.settings.trainer_common)
+        correction = ImportanceCorrection.from_settings(self.settings.trainer_common)
         alarm = self.settings.trainer_common.algorithm.mismatch_alarm
         if correction is None or isinstance(alarm, str):
             return correction, {}
-        found = correction.tightened(self._gap, alarm)
-        return found, tightened_metrics(self._gap, found.cap) if found is not correction else {}
+        found = correction.tighten(self._gap, alarm)
+        return found, build_tightened_metrics(self._gap, found.cap) if found is not correction else {}
 
     def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
         if self.settings.rollout.truncates:

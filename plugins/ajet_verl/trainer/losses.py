@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ajet.algorithm.loss_terms import replies_of
+from ajet.algorithm.loss_terms import number_replies
 from ajet.algorithm.token_loss import TokenLoss
 
 WEIGHTS = "ajet_weights"
@@ -56,15 +56,15 @@ class WeightedSum:
         names = ["response_mask", "advantages", "old_log_probs", "rollout_log_probs", WEIGHTS]
         if self.tokens.kl_coef is not None:
             names.append("ref_log_prob")
-        if self.tokens.bounds is not None and self.tokens.bounds.by_age:
+        if self.tokens.bounds is not None and self.tokens.bounds.needs_ages:
             names.append(AGES)
         padded = data.select(*names).to_padded_tensor()
         trained = padded["response_mask"].bool() & (padded[WEIGHTS] != 0)
         logprobs = no_padding_2_padding(model_output["log_probs"], data)[trained].float()
         rows = {name: padded[name][trained] for name in names}
-        tokens = self.tokens.tightened(data[GAP], self.alarm)
+        tokens = self.tokens.tighten(data[GAP], self.alarm)
         old, engine = logprobs.detach() if data[ON_POLICY] else rows["old_log_probs"], rows["rollout_log_probs"]
-        replies = replies_of(trained)[trained] if tokens.over_replies else None
+        replies = number_replies(trained)[trained] if tokens.over_replies else None
         terms = tokens(
             logprobs,
             old,
@@ -72,7 +72,7 @@ class WeightedSum:
             engine_T=engine,
             reference_T=rows.get("ref_log_prob"),
             ages_T=rows.get(AGES),
-            replies=tokens.replies(logprobs, old, engine, replies) if replies is not None else None,
+            replies=tokens.compute_reply_statistics(logprobs, old, engine, replies) if replies is not None else None,
         )
         counted = (trained, terms.divergence, terms.clipped, terms.capped)
         ranks = data["dp_size"]

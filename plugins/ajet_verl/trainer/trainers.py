@@ -16,7 +16,7 @@ from verl.trainer.ppo.v1 import (
     register_trainer,
 )
 
-from ajet.algorithm import opened
+from ajet.algorithm import open_algorithm
 from ajet.algorithm.token_loss import TokenLoss
 from ajet_verl.config.credit import credit_settings
 from ajet_verl.trainer.hooks import CreditHooks
@@ -38,7 +38,7 @@ class _Ours(Reporting, CreditHooks):
         be had here."""
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self.settings = credit_settings(plain)
-        self.algorithm = opened(self.settings)
+        self.algorithm = open_algorithm(self.settings)
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.mode
         super().__init__(config)

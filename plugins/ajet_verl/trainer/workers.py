@@ -19,7 +19,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from ajet.algorithm.learning_rate import Schedule
+from ajet.algorithm.learning_rate import LearningRateSchedule
 from ajet_verl.trainer import attention
 from ajet_verl.trainer.mini_batches import TREES
 from ajet_verl.trainer.vision import return_image_features
@@ -38,8 +38,8 @@ class LinearTraining(TrainingWorker):
         optim: Any = self.optimizer_config
         total = optim.total_training_steps
         warmup = optim.lr_warmup_steps if optim.lr_warmup_steps > 0 else int(optim.lr_warmup_steps_ratio * total)
-        schedule = Schedule(1.0, "linear", warmup, optim.min_lr_ratio or 0.0, total)
-        return LambdaLR(optimizer, lambda step: schedule.at(step))
+        schedule = LearningRateSchedule(1.0, "linear", warmup, optim.min_lr_ratio or 0.0, total)
+        return LambdaLR(optimizer, lambda step: schedule.rate_at(step))
 
 
 class _Ours:
