@@ -31,8 +31,8 @@ from ajet.schema.episode import Failure
 from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
-from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
-from ajet.store.opening import left_in_store
+from ajet.store import Address, check_store, open_reader, open_shared, store_address, write_store_address
+from ajet.store.opening import find_store_leftovers
 from ajet.task_judge import open_judge
 from ajet.task_judge.registry import prepare_judge
 from ajet.train.step import StepObservers
@@ -244,17 +244,17 @@ def test_a_shared_store_of_a_package_works(install: Install, tmp_path: Path, mon
         Address.of("shelf://host/db")
     install("shelves", "stores={'shelf': Part('shelves.code:ShelfDriver', schemes=('shelf',))}", code=DRIVER)
     address = Address.of("shelf://host/db")
-    look_at_store(address)
+    check_store(address)
     assert not [*tmp_path.glob("*.shelf")], "a look makes nothing"
     store = open_shared(address, rolls=True, run="a run")
     assert [lease.order for lease in store.lease(2)] == [0, 1]
     store.disconnect()
-    reading = open_reading(address)
+    reading = open_reader(address)
     assert reading.run == "a run"
     reading.close()
     assert [finding.text for finding in examine_store("shelf://host/db").sections["store"]] == ["shelf://host/db"]
-    note_elsewhere(tmp_path, address.shown)
-    assert left_in_store(tmp_path).count == 3
+    write_store_address(tmp_path, address.shown)
+    assert find_store_leftovers(tmp_path).count == 3
 
 
 def test_a_config_names_a_shared_store_of_a_package(install: Install, tmp_path: Path) -> None:
