@@ -33,8 +33,8 @@ from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, check_own_store, check_store, store_address
 from ajet.task_judge import open_judge
 from ajet.task_reader import TaskSplit, count_local_tasks, open_reader
-from ajet.task_reader.contamination import overlap
-from ajet.task_reader.overlong import within_prompt_length
+from ajet.task_reader.contamination import find_overlap
+from ajet.task_reader.overlong import drop_overlong
 from ajet.train.footprint import (
     describe_memory,
     estimate_checkpoint,
@@ -146,8 +146,8 @@ def _print_plan(
     if settings.rollout.engine != "endpoint":
         tokenizer, no_tokenizer = _open_tokenizer(experiment, is_needed=needs_tokenizer)
     if tokenizer is not None:
-        training = within_prompt_length(training, settings.data, tokenizer)
-        validation = within_prompt_length(validation, settings.data, tokenizer) if validation else []
+        training = drop_overlong(training, settings.data, tokenizer)
+        validation = drop_overlong(validation, settings.data, tokenizer) if validation else []
     judge.require_for([*training, *validation])
     judge.let_go()
     epoch = settings.data.curriculum.tasks_an_epoch(len(training))
@@ -177,7 +177,7 @@ def _print_plan(
         train=epoch,
         validates=bool(validation),
         workflow=None if judge.judges else workflow,
-        known=overlap(training, validation) if validation else None,
+        known=find_overlap(training, validation) if validation else None,
     )
     for text in (overridden, idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"), remarks):
         if text:

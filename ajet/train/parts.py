@@ -42,11 +42,11 @@ class RunParts:
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """Return the split's tasks without those whose prompt is too long, or raise UserError if these are refused."""
-        from ajet.task_reader.overlong import within_prompt_length
+        from ajet.task_reader.overlong import drop_overlong
 
         tasks = self.reader.tasks(split)
         self.judge.require_for(tasks)
-        return within_prompt_length(tasks, self.experiment.ajet.data, self.backbone.tokenizer)
+        return drop_overlong(tasks, self.experiment.ajet.data, self.backbone.tokenizer)
 
 
 @contextmanager

@@ -185,7 +185,7 @@ class TrainingSession:
         store.give_back(taken.unfinished)
         waiting = store.begun()
         if self.tasks is not None:
-            self.tasks.learned([*taken.groups, *unused], waiting)
+            self.tasks.record_results([*taken.groups, *unused], waiting)
         trained = TrainedStep(
             step,
             update.version,
