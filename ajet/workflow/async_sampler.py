@@ -16,7 +16,7 @@ from pydantic import PrivateAttr
 
 from ajet.schema.errors import BoundaryError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import called
+from ajet.task_judge.judgement import call_user_function
 from ajet.task_judge.scorers.call import ScorerCall
 from ajet.workflow.function import output_of
 from ajet.workflow.workflow import Workflow
@@ -104,7 +104,9 @@ async def evaluated(
     if not isinstance(output, WorkflowOutput):
         return output
     try:
-        score = await called(evaluate, Record(workflow_task, output, {} if meta_infos is None else meta_infos))
+        score = await call_user_function(
+            evaluate, Record(workflow_task, output, {} if meta_infos is None else meta_infos)
+        )
         scored = output_of(score) if score is not None else None
         if score is not None and not (isinstance(scored, WorkflowOutput) and scored.reward is not None):
             raise JudgeFailure(f"evaluate_record answered {score!r:.200}; expected a number, or None for no score")

@@ -21,7 +21,7 @@ from ajet.gateway import Gateway, Refused
 from ajet.record.seldom import RateLimiter
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model
-from ajet.task_judge.other_model import asks_other_model
+from ajet.task_judge.other_model import make_model_caller
 from ajet_judges.model_judge.panel import Member, ModelPanel
 from ajet_judges.model_judge.prompt import Question
 from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
@@ -156,7 +156,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
     monkeypatch.setattr(other_model, "RETRIES", 0)
     said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else "it answered what is no chat completion"
     with pytest.raises(JudgeFailure, match=f"m at {server.url} does not answer: {said}") as failure:
-        asks_other_model("m", 10)(ASK["messages"])
+        make_model_caller("m", 10)(ASK["messages"])
     assert failure.value.own and failure.value.retryable
 
 

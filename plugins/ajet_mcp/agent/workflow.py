@@ -22,7 +22,7 @@ from ajet.environment.replay import replays_alone
 from ajet.schema.errors import ConfigError, ToolFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import POLICYS_OWN, ToolUse
-from ajet.task_judge.extraction import AnswerForm, form_of
+from ajet.task_judge.extraction import AnswerForm, find_form
 from ajet.workflow.workflow import Workflow
 from ajet_mcp.agent.conversation import Conversation
 from ajet_mcp.agent.tokens import TokenCounts, forget
@@ -62,7 +62,7 @@ class McpAgentWorkflow(Workflow):
     @classmethod
     def opening(cls, config: Any, task: Task) -> list[dict[str, Any]]:
         """The messages that an attempt at the task begins with."""
-        form = form_of(task.metadata, config.ajet.task_judge.answer_schema)
+        form = find_form(task.metadata, config.ajet.task_judge.answer_schema)
         return _opening(task, config.ajet.rollout.mcp_agent, form)
 
     @classmethod
@@ -119,7 +119,7 @@ class McpAgentWorkflow(Workflow):
         await tuner.resources.enter_async_context(toolset)
         if browse is not None and not toolset.browsed:
             browse.warn_of_no_tool([each["function"]["name"] for each in toolset.told])
-        form = form_of(workflow_task.task.metadata, tuner.config.ajet.task_judge.answer_schema)
+        form = find_form(workflow_task.task.metadata, tuner.config.ajet.task_judge.answer_schema)
         reply_room = min(rollout.max_response_length_in_one_turn, rollout.max_model_len // 4)
         opening = self.opening(tuner.config, workflow_task.task)
         conversation = Conversation(opening, rollout.max_model_len, reply_room)
@@ -190,7 +190,9 @@ class _Play:
                 return answer.strip()
             if self._ends("format_error"):
                 return None
-            self._conversation.add({"role": "user", "content": f"There is no answer in your reply. {self._form.told}"})
+            self._conversation.add(
+                {"role": "user", "content": f"There is no answer in your reply. {self._form.instruction}"}
+            )
         return None
 
     def told(self) -> dict[str, Any]:
@@ -296,7 +298,11 @@ def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]
     asked = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
     if asked[0].get("role") == "system" and settings.system_prompt is None:
         return asked
-    system = settings.system_prompt if settings.system_prompt is not None else f"Use the tools to find out. {form.told}"
+    system = (
+        settings.system_prompt
+        if settings.system_prompt is not None
+        else f"Use the tools to find out. {form.instruction}"
+    )
     return [{"role": "system", "content": system}, *asked]
 
 

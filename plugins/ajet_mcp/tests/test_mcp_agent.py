@@ -14,7 +14,7 @@ from ajet.record import EpisodeFiles
 from ajet.schema.call import full_ids
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
-from ajet.task_judge.extraction import form_of
+from ajet.task_judge.extraction import find_form
 from ajet.tokens import Renderer
 from ajet.train.runner import LaunchOptions
 from ajet_mcp.agent import McpAgentWorkflow
@@ -208,7 +208,7 @@ def test_tools_results_and_the_answer_by_the_rows_schema(played, isolation):
     ],
 )
 def test_answers(schema, reply, answer):
-    assert form_of({"answer_schema": schema}).read(f"<think>no: \\boxed{{1}}</think>{reply}").strip() == answer
+    assert find_form({"answer_schema": schema}).read(f"<think>no: \\boxed{{1}}</think>{reply}").strip() == answer
 
 
 WRONG = {
