@@ -28,7 +28,7 @@ from ajet_mcp.agent.conversation import Conversation
 from ajet_mcp.agent.tokens import TokenCounts, forget
 from ajet_mcp.browse import Condenser, browse_agent_of
 from ajet_mcp.confined import require_sandbox
-from ajet_mcp.contract import CallFailed, Limits
+from ajet_mcp.contract import CallFailedError, Limits
 from ajet_mcp.results import Shown
 from ajet_mcp.servers import KEY, servers_of
 from ajet_mcp.toolset import Toolset
@@ -69,7 +69,7 @@ class McpAgentWorkflow(Workflow):
     async def told(cls, config: Any) -> list[dict[str, Any]]:
         """What the model is told of its tools, as a request's `tools` (a browse agent adds a parameter to its own):
         servers are asked as an attempt asks them, and those that are commands are started and ended. Raises
-        CallFailed."""
+        CallFailedError."""
 
         def keep(use: ToolUse) -> None:
             raise AssertionError("nothing is used")
@@ -93,7 +93,7 @@ class McpAgentWorkflow(Workflow):
         try:
             with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop
                 return thread.submit(asyncio.run, cls.told(experiment.config)).result()
-        except CallFailed as problem:
+        except CallFailedError as problem:
             other = next((command[0] for command in commands if _is_other_python(command)), None)
             do = f"write {{python}} for {other}, which is another Python" if other else "mend or start their server"
             raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
@@ -170,7 +170,7 @@ class _Play:
         """What the last replies were, to see repetitions."""
 
     async def run(self, max_steps: int) -> str | None:
-        """The answer; None: it gave none. Raises CallFailed, ToolFailure, and what a refused request raises."""
+        """The answer; None: it gave none. Raises CallFailedError, ToolFailure, and what a refused request raises."""
         for step in range(max_steps):
             await self._make_room(step)
             turn = await self._asked(step)
