@@ -73,7 +73,7 @@ def math_times(rounds: int) -> dict[str, tuple[float, float, int]]:
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_judge import open_judge
     from ajet.task_judge.math_rules import AnswerComparer
-    from ajet.task_judge.math_text import plain
+    from ajet.task_judge.math_text import normalize_math
 
     judge = open_judge(Experiment.from_dict({"ajet": {"task_judge": {"scorer": "math"}}}, base=Path.cwd()))
     asked = [
@@ -90,7 +90,7 @@ def math_times(rounds: int) -> dict[str, tuple[float, float, int]]:
         return False
 
     for at, pair in enumerate(PAIRS):
-        AnswerComparer(lambda *_, at=at: note(at)).decide(*map(plain, pair))
+        AnswerComparer(lambda *_, at=at: note(at)).decide(*map(normalize_math, pair))
 
     async def judged(at: int) -> float:
         begun = time.perf_counter()

@@ -32,7 +32,7 @@ from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import RunStore
-from ajet.store.shared import Opener
+from ajet.store.shared import StoreOptions
 from ajet.store.sqlite_store import SqliteStore
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
@@ -346,7 +346,7 @@ class ServedWorld:
     def _store(self, at: dict[str, Any] | None) -> Any:
         if self.kind == "files":
             return RunStore(self.folder / "pending", ledger="run", at=at)
-        return SqliteStore(self.folder / "store.sqlite", Opener(rolls=True, at=at, run="run"))
+        return SqliteStore(self.folder / "store.sqlite", StoreOptions(rolls=True, at=at, run="run"))
 
     def _require_as_the_engine_says(self, episode: Episode) -> None:
         for call in episode.calls:

@@ -20,14 +20,14 @@ from ajet.client.proxies import LOOPBACK, explain_problem, name_proxy
 from ajet.client.refusals import EpisodeLost, Refused, Unreachable
 
 _LOST = {"episode_not_found", "episode_ended", "place_lost"}
-_AGAIN = {429, 503}
+_RETRYABLE = {429, 503}
 LONGEST_PAUSE = 5.0
 _DIRECT: dict[str, Any] = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK}
 """No proxy of the environment leads to this machine itself."""
 _log = logging.getLogger("ajet.client")
 
 
-class Asking:
+class RequestSender:
     """Thread-safe."""
 
     def __init__(self, url: str, admin_key: str, *, patience: float, timeout: float) -> None:
@@ -55,10 +55,10 @@ class Asking:
                 if reply.is_success:
                     answer: dict[str, Any] = reply.json()
                     return answer
-                problem = _refused(reply)
-                if reply.status_code not in _AGAIN:
+                problem = _refusal_error(reply)
+                if reply.status_code not in _RETRYABLE:
                     raise problem
-                pause = max(pause, _seconds(reply.headers.get("Retry-After", "")))
+                pause = max(pause, _retry_seconds(reply.headers.get("Retry-After", "")))
             pause = min(LONGEST_PAUSE, pause) * random.uniform(0.8, 1.2)
             if time.monotonic() + pause > until:
                 raise problem
@@ -78,15 +78,15 @@ class Asking:
         self._http.close()
 
 
-def _refused(reply: httpx.Response) -> Refused:
+def _refusal_error(reply: httpx.Response) -> Refused:
     try:
-        said = reply.json()["error"]
-        code, message, param = said["code"] or "", said["message"], said["param"] or ""
+        error = reply.json()["error"]
+        code, message, param = error["code"] or "", error["message"], error["param"] or ""
     except (ValueError, KeyError, TypeError):
         code, message, param = "", reply.text[:500], ""
     kind = EpisodeLost if code in _LOST else Refused
     return kind(reply.status_code, code, message, param)
 
 
-def _seconds(told: str) -> float:
-    return float(told) if told.isdecimal() else 0.0
+def _retry_seconds(header: str) -> float:
+    return float(header) if header.isdecimal() else 0.0

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from ajet.client.asking import Asking
+from ajet.client.asking import RequestSender
 from ajet.client.episode import Episode
 from ajet.client.refusals import EpisodeLost, Refused, Unreachable
 
@@ -41,7 +41,7 @@ class Client:
         if not url or not admin_key:
             raise ValueError("name the server and its key: Client(url, admin_key), or AJET_URL and AJET_ADMIN_KEY")
         url = url.rstrip("/").removesuffix("/v1")
-        self._asking = Asking(url, admin_key, patience=patience, timeout=timeout)
+        self._sender = RequestSender(url, admin_key, patience=patience, timeout=timeout)
 
     def begin(
         self,
@@ -60,8 +60,8 @@ class Client:
         }  # fmt: skip
         if task is not None:
             body["task"] = task if isinstance(task, str) else dict(task)
-        given = self._asking.ask("POST", "/episodes", body)
-        return Episode(given["episode"], **{name: given[name] for name in _GIVEN}, _asking=self._asking)
+        given = self._sender.ask("POST", "/episodes", body)
+        return Episode(given["episode"], **{name: given[name] for name in _GIVEN}, _sender=self._sender)
 
     @contextmanager
     def episode(self, task: Task | None = None, **more: Any) -> Iterator[Episode]:
@@ -96,7 +96,7 @@ class Client:
         a mapping of `finish`'s arguments, or None for the server's judge; what it raises fails the episode. `tasks`:
         yours, until there are no more; else the server's. Answers how many had which status, `lost` among them. Raises
         Refused and Unreachable."""
-        playing = _Playing(self, agent, episodes, tasks, more)
+        playing = _EpisodePlayer(self, agent, episodes, tasks, more)
         threads = [threading.Thread(target=playing.run, name=f"ajet-client-{n}", daemon=True) for n in range(at_once)]
         for thread in threads:
             thread.start()
@@ -121,11 +121,11 @@ class Client:
 
     def overview(self) -> dict[str, Any]:
         """What is open at the server, counts, the version of the weights. Raises Refused and Unreachable."""
-        return self._asking.ask("GET", "/episodes")
+        return self._sender.ask("GET", "/episodes")
 
     def close(self) -> None:
         """Let connections go. Idempotent."""
-        self._asking.close()
+        self._sender.close()
 
     def __enter__(self) -> Client:
         return self
@@ -136,7 +136,7 @@ class Client:
         self.close()
 
 
-class _Playing:
+class _EpisodePlayer:
     """The state that the threads of one `play` share."""
 
     def __init__(
@@ -160,15 +160,15 @@ class _Playing:
     def run(self) -> None:
         """Until there is nothing left to play."""
         try:
-            while (found := self._next()) is not None:
-                status = self._played(*found)
+            while (found := self._next_task()) is not None:
+                status = self._play_episode(*found)
                 with self._lock:
                     self.counts[status] += 1
         except Exception as problem:  # noqa: BLE001 - a thread's, for whoever called `play`
             self.stop()
             self.problem = problem
 
-    def _next(self) -> tuple[Task | None] | None:
+    def _next_task(self) -> tuple[Task | None] | None:
         with self._lock:
             if self._left == 0:
                 return None
@@ -179,7 +179,7 @@ class _Playing:
                 self._left -= 1
             return (task,)
 
-    def _played(self, task: Task | None) -> str:
+    def _play_episode(self, task: Task | None) -> str:
         episode = self._client.begin(task, **self._more)
         try:
             try:
@@ -187,8 +187,8 @@ class _Playing:
             except (Exception, SystemExit) as problem:  # noqa: BLE001 - the agent's, which the record gets
                 return str(episode.fail(f"{type(problem).__name__}: {problem}")["status"])
             if episode.ended is None:
-                told = came if isinstance(came, Mapping) else {"reward": came}
-                episode.finish(**told)
+                outcome = came if isinstance(came, Mapping) else {"reward": came}
+                episode.finish(**outcome)
         except EpisodeLost:
             return "lost"
         except Unreachable:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ajet.client.asking import Asking
+from ajet.client.asking import RequestSender
 
 Boundary = Literal["agent", "tool", "environment", "sandbox"]
 
@@ -32,7 +32,7 @@ class Episode:
     model: str
     version: int
     """Of the weights, when it began."""
-    _asking: Asking = field(repr=False)
+    _sender: RequestSender = field(repr=False)
     ended: dict[str, Any] | None = field(default=None, repr=False)
     """What the server made of it, once it has ended."""
 
@@ -62,26 +62,26 @@ class Episode:
     ) -> dict[str, Any]:
         """Say how it went; without a reward the server's judge decides, and is waited for. Answers what became of it.
         Raises Refused, EpisodeLost among it, and Unreachable."""
-        told = {"reward": reward if isinstance(reward, (int, float, type(None))) else list(reward), "success": success,
+        body = {"reward": reward if isinstance(reward, (int, float, type(None))) else list(reward), "success": success,
                 "metadata": dict(metadata or {}), "metrics": dict(metrics or {}),
                 "tool_uses": [dict(use) for use in tool_uses]}  # fmt: skip
-        return self._end("POST", "/finish", told)
+        return self._end_episode("POST", "/finish", body)
 
     def fail(self, error: str | Exception, boundary: Boundary = "agent") -> dict[str, Any]:
         """Fail the episode, on that side, for that reason or with what was raised: it is recorded, and nothing of it is
         trained on. Raises as `finish`."""
-        said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        return self._end("POST", "/finish", {"error": said, "boundary": boundary})
+        message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        return self._end_episode("POST", "/finish", {"error": message, "boundary": boundary})
 
     def give_up(self) -> dict[str, Any]:
         """End the episode as no attempt that counts: it is recorded as aborted. Raises as `finish`."""
-        return self._end("DELETE", "", None)
+        return self._end_episode("DELETE", "", None)
 
     def state(self) -> dict[str, Any]:
         """The server's state of the episode. Raises as `finish`."""
-        return self._asking.ask("GET", f"/episodes/{self.name}")
+        return self._sender.ask("GET", f"/episodes/{self.name}")
 
-    def _end(self, method: str, path: str, told: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _end_episode(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         if self.ended is None:
-            self.ended = self._asking.ask(method, f"/episodes/{self.name}{path}", told)
+            self.ended = self._sender.ask(method, f"/episodes/{self.name}{path}", body)
         return self.ended

@@ -22,7 +22,7 @@ from ajet.config.plugins import find_failure_hint, list_package_roots
 from ajet.record.console import console, counted, label, printable
 from ajet.record.plain_json import strict_json
 from ajet.schema.commands import installs, program
-from ajet.task_judge.extraction import text_of
+from ajet.task_judge.extraction import answer_text
 
 if TYPE_CHECKING:
     from ajet.schema.call import Call
@@ -206,8 +206,8 @@ def _describe_answer(episode: Episode) -> str:
         return ""
     replies = [call.reply for call in episode.calls if call.reply is not None and call.is_delivered]
     reply = episode.messages[replies[-1]].get("content") if replies else None
-    words = text_of(answer)
-    return "" if words.split() == text_of(reply).split() else f"final_answer: {_clip_text(words) or '(empty)'}"
+    words = answer_text(answer)
+    return "" if words.split() == answer_text(reply).split() else f"final_answer: {_clip_text(words) or '(empty)'}"
 
 
 def _describe_footer(episode: Episode) -> str:

@@ -16,7 +16,7 @@ from ajet.record.lock import RunLock
 from ajet.record.retention import KINDS, FilesToRemove, RetentionBounds, find_files_to_remove, remove_files
 from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
-from ajet.store.opening import left_in_store
+from ajet.store.opening import find_store_leftovers
 
 STORE = "store"
 """Kind of the data that killed writes left in a database."""
@@ -94,7 +94,7 @@ def collect(
                 )
             latest = saved.latest()
             remove_files(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")
-        left = left_in_store(folder, remove=yes)
+        left = find_store_leftovers(folder, remove=yes)
     finally:
         lock.release()
     sizes[STORE] = left.count, left.size

@@ -30,11 +30,11 @@ from ajet.engine.model_source import HubUnreachableError, is_local, locate, refu
 from ajet.record.console import console, counted, format_bytes, format_seconds, print_line
 from ajet.rollout.components import renderer_of, require_gateway, workflow_of
 from ajet.schema.errors import ConfigError, UserError
-from ajet.store import Address, look_at_own_store, look_at_store, store_address
+from ajet.store import Address, check_own_store, check_store, store_address
 from ajet.task_judge import open_judge
 from ajet.task_reader import TaskSplit, count_local_tasks, open_reader
-from ajet.task_reader.contamination import overlap
-from ajet.task_reader.overlong import within_prompt_length
+from ajet.task_reader.contamination import find_overlap
+from ajet.task_reader.overlong import drop_overlong
 from ajet.train.footprint import (
     describe_memory,
     estimate_checkpoint,
@@ -110,8 +110,8 @@ def show_plan(
     store = None
     if "trains" in experiment.backbone.can:
         if from_store is not None:
-            look_at_store(from_store)
-        own_store = look_at_own_store(experiment, experiment.root / experiment.name)
+            check_store(from_store)
+        own_store = check_own_store(experiment, experiment.root / experiment.name)
         store = from_store or own_store
     with TemporaryDirectory() as folder, enter_run_hooks(experiment, Path(folder), services) as started:
         addresses = [f"{each.name} at {each.address}" for each in require_services(experiment)]
@@ -146,8 +146,8 @@ def _print_plan(
     if settings.rollout.engine != "endpoint":
         tokenizer, no_tokenizer = _open_tokenizer(experiment, is_needed=needs_tokenizer)
     if tokenizer is not None:
-        training = within_prompt_length(training, settings.data, tokenizer)
-        validation = within_prompt_length(validation, settings.data, tokenizer) if validation else []
+        training = drop_overlong(training, settings.data, tokenizer)
+        validation = drop_overlong(validation, settings.data, tokenizer) if validation else []
     judge.require_for([*training, *validation])
     judge.let_go()
     epoch = settings.data.curriculum.tasks_an_epoch(len(training))
@@ -177,7 +177,7 @@ def _print_plan(
         train=epoch,
         validates=bool(validation),
         workflow=None if judge.judges else workflow,
-        known=overlap(training, validation) if validation else None,
+        known=find_overlap(training, validation) if validation else None,
     )
     for text in (overridden, idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"), remarks):
         if text:
@@ -331,7 +331,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     if store is not None and store.path is None:
         unchecked.append(f"the store at {store.shown}")
     elif store is not None:
-        look_at_store(store, made=folder)
+        check_store(store, made=folder)
     if settings.environment.use:
         unchecked.append("the tools of environment.use")
     tasks = count_local_tasks(experiment)

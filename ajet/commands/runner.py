@@ -59,7 +59,7 @@ def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, in
     Args:
         samplers: the samplers that play; None: this process plays, in turns with the updates.
     """
-    from ajet.task_reader.contamination import overlap
+    from ajet.task_reader.contamination import find_overlap
     from ajet.train.loop import train
     from ajet.train.session import TrainingSession, open_store, read_resumed_frontier
     from ajet.train.sources.rollout import RolloutSource, make_task_order
@@ -78,7 +78,7 @@ def train_parts(parts: RunParts, sink: RunSink, samplers: SamplerPool | None, in
         session.algorithm,
         train=len(tasks),
         validates=validates,
-        known=overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
+        known=find_overlap(parts.tasks("train"), parts.tasks("validation")) if validates else None,
         workflow=None if parts.judge.judges else parts.workflow,
         is_colocated=samplers is None or samplers.is_colocated,
     )

@@ -137,7 +137,7 @@ def assemble_server(
     from ajet.task_judge import open_judge
     from ajet.task_judge.registry import prepare_judge
     from ajet.task_reader import open_reader
-    from ajet.task_reader.overlong import within_prompt_length
+    from ajet.task_reader.overlong import drop_overlong
 
     settings = experiment.ajet
     backbone = gateway = desk = held_out = None
@@ -157,7 +157,7 @@ def assemble_server(
             logger.info("Clients' attempts end one by one: {} {}.", judge.ranks, how)
         tasks = None
         if reader is not None and known:
-            fitting = within_prompt_length(known, settings.data, backbone.tokenizer)
+            fitting = drop_overlong(known, settings.data, backbone.tokenizer)
             tasks = TaskOrder(fitting, seed=settings.seed, shuffle=settings.data.shuffle)
         store = open_store(run, tasks, run.path / "pending") if backbone.trains else RunStore(None)
         gateway = open_gateway(
@@ -256,12 +256,12 @@ def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone:
     A reader names a split by default that its data may not have, and its other tasks can be served.
     """
     from ajet.schema.errors import TaskError
-    from ajet.task_reader.overlong import within_prompt_length
+    from ajet.task_reader.overlong import drop_overlong
 
     if reader is None or not reader.has("validation"):
         return ()
     try:
-        return within_prompt_length(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
+        return drop_overlong(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
     except TaskError as problem:
         logger.warning("there are no held-out tasks for clients that ask for one: {}", problem.what)
         return ()

@@ -21,7 +21,7 @@ from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader.csv_format import require_no_spreadsheet
 from ajet.task_reader.jsonl import TABLES
-from ajet.task_reader.plain_values import BadRow, to_plain
+from ajet.task_reader.plain_values import BadRowError, to_plain
 from ajet.task_reader.rows import row_of
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
 
 def _parse_table(path: str | Path, name: str) -> list[dict[str, Any]]:
     """Return the rows of a CSV, TSV or Parquet file. Raises UserError, MissingExtra."""
-    from ajet.task_reader.hugging_face import load_rows, locate
+    from ajet.task_reader.hugging_face import load_rows, locate_dataset
 
-    return _parse_objects(load_rows(locate(str(path), None, Path.cwd()), "train"), name)
+    return _parse_objects(load_rows(locate_dataset(str(path), None, Path.cwd()), "train"), name)
 
 
 def _refuse_question(text: str, name: str) -> None:
@@ -237,9 +237,9 @@ def _row_of(task: Any, place: str) -> dict[str, Any]:
     row = row_of(task) if isinstance(task, Task) else task
     try:
         if not isinstance(row, Mapping):
-            raise BadRow(f"it is a {type(task).__name__}")
+            raise BadRowError(f"it is a {type(task).__name__}")
         plain: dict[str, Any] = to_plain({"" if key is None else key: value for key, value in row.items()})
-    except (BadRow, RecursionError) as problem:
+    except (BadRowError, RecursionError) as problem:
         raise TaskError(
             f"A task cannot be written down: {problem or 'it is nested too deeply'}.",
             where=place,

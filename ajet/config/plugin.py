@@ -120,7 +120,7 @@ class Plugin:
     train_engines: Mapping[str, str] = field(default_factory=dict)
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
     environments: Mapping[str, str | Part] = field(default_factory=dict)
-    """Worlds that `environment.use` names as `NAME:…`: functions `(use, base) -> Chosen`
+    """Worlds that `environment.use` names as `NAME:…`: functions `(use, base) -> ChosenEnvironment`
     (`ajet.environment.services.chosen`). `class` serves a reference to a class of the user's own."""
     environment_files: Mapping[str, str] = field(default_factory=dict)
     """Environments that `ajet env up NAME` starts: references to the path of the file that describes one."""

@@ -1,9 +1,8 @@
 """A model of any OpenAI-compatible server that stands beside the one that is trained, and questions to it, on the
 tools' loop; such models of AgentRL's `agent_config.yml`, by section.
 
-Invariant: one question is one request, within its seconds; what goes wrong is `NoAnswer`, which says whether it could
-go well another time, and never holds the key. What cannot be used is one ConfigError before anything is asked.
-"""
+Invariant: one question is one request, within its seconds; what goes wrong is `NoAnswerError`, which says whether it
+could go well another time, and never holds the key. What cannot be used is one ConfigError before anything is asked."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from ajet.config.locations import default_config
 from ajet.config.other_models import OPENAI, key_in, outside
 from ajet.config.services import why_no_model
-from ajet.environment.files import expanded, file_for, read_yaml, refused, said
-from ajet.environment.loop import at_end, of_this_process
+from ajet.environment.files import expand_variables, find_named_file, first_message, invalid_section_error, read_yaml
+from ajet.environment.loop import close_at_exit, process_local
 from ajet.record.seldom import RateLimiter
 from ajet.schema.addresses import is_loopback, parts_of
 from ajet.schema.bounded_json import load_json
@@ -38,21 +37,21 @@ if TYPE_CHECKING:
 ANSWER_BYTES = 4 << 20
 VECTOR_BYTES, VECTOR_VALUES = 1 << 20, 20_000
 """Of a text's vector, as a server writes its numbers."""
-KEPT_S = 4.0
-AGAIN = (408, 409, 425, 429)
+KEEPALIVE_S = 4.0
+RETRYABLE_STATUSES = (408, 409, 425, 429)
 LONGEST_WAIT_S = 60.0
 """That a server may ask for before the next request."""
 MOST_TOKENS = 1 << 53
 """That a reply may be said to have; what says more says nothing."""
-SAID_AGAIN_S = 60.0
+HANG_WARNING_S = 60.0
 """Before it is said again that one hangs."""
-_hung = RateLimiter(SAID_AGAIN_S)
+_hung = RateLimiter(HANG_WARNING_S)
 """By server."""
-_sessions: dict[bool, aiohttp.ClientSession] = of_this_process({})
+_sessions: dict[bool, aiohttp.ClientSession] = process_local({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
 
-class Model(BaseModel):
+class ChatModel(BaseModel):
     """A model that may be asked: server, name, key."""
 
     model_config = ConfigDict(extra="forbid")
@@ -76,15 +75,15 @@ class Model(BaseModel):
         return parts.netloc.rpartition("@")[2]
 
 
-def model_at(url: str, name: str, key: str, *, where: str) -> Model:
+def model_at(url: str, name: str, key: str, *, where: str) -> ChatModel:
     """The model of that name at an address; `key`: a secret, "" for none. Raises ConfigError, which names `where`."""
     try:
-        return Model(base_url=url, model=name, api_key=SecretStr(key))
+        return ChatModel(base_url=url, model=name, api_key=SecretStr(key))
     except ValidationError as error:
-        raise ConfigError(f"{url} is no address: {said(error)}.", where=where) from None
+        raise ConfigError(f"{url} is no address: {first_message(error)}.", where=where) from None
 
 
-def configured(models: Sequence[JudgeModel], key: str) -> list[Model]:
+def list_configured(models: Sequence[JudgeModel], key: str) -> list[ChatModel]:
     """The models a YAML lists under `key`, in order, with their secrets from the environment. Raises ConfigError."""
     return [
         model_at(
@@ -97,22 +96,22 @@ def configured(models: Sequence[JudgeModel], key: str) -> list[Model]:
     ]
 
 
-class NoAnswer(AjetError):
+class NoAnswerError(AjetError):
     """Why a model gave none."""
 
-    def __init__(self, message: str, *, again: bool, status: int = 0, after: float = 0.0) -> None:
-        """`again`: it could go well another time, after so many seconds. `status`: of the server's refusal."""
+    def __init__(self, message: str, *, is_retryable: bool, status: int = 0, after: float = 0.0) -> None:
+        """`is_retryable`: it could go well another time, after so many seconds. `status`: of the server's refusal."""
         super().__init__(message)
-        self.again, self.status, self.after = again, status, after
+        self.is_retryable, self.status, self.after = is_retryable, status, after
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatReply:
     """A model's answer, and its tokens."""
 
     text: str
     """Without its thoughts."""
-    whole: str = ""
+    raw_text: str = ""
     """With them, as it came."""
     cut: bool = False
     """Whether it was cut off at its length."""
@@ -123,94 +122,98 @@ class Answer:
     """As its server counts them; 0 where it does not say."""
 
 
-async def asked(model: Model, prompt: str, seconds: float, more: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """The model's answer to one message; `more`: further fields of the request. Raises NoAnswer."""
-    answer = await completion(model, {**more, "messages": [{"role": "user", "content": prompt}]}, seconds)
+async def ask_model(
+    model: ChatModel, prompt: str, seconds: float, more: Mapping[str, Any] = MappingProxyType({})
+) -> str:
+    """The model's answer to one message; `more`: further fields of the request. Raises NoAnswerError."""
+    answer = await request_completion(model, {**more, "messages": [{"role": "user", "content": prompt}]}, seconds)
     if not answer.text:
-        raise NoAnswer("it answered nothing", again=True)
+        raise NoAnswerError("it answered nothing", is_retryable=True)
     return answer.text
 
 
-async def completion(model: Model, body: Mapping[str, Any], seconds: float) -> Answer:
-    """Its reply to a request of Chat Completions. Raises NoAnswer."""
-    whole = await _posted(model, "chat/completions", body, seconds, ANSWER_BYTES)
+async def request_completion(model: ChatModel, body: Mapping[str, Any], seconds: float) -> ChatReply:
+    """Its reply to a request of Chat Completions. Raises NoAnswerError."""
+    content = await _post_request(model, "chat/completions", body, seconds, ANSWER_BYTES)
     try:
-        return _answer(whole)
-    except NoAnswer as problem:
-        raise NoAnswer(f"{problem}: {_shown(model, whole)}", again=problem.again) from None
+        return _parse_reply(content)
+    except NoAnswerError as problem:
+        raise NoAnswerError(f"{problem}: {_shorten_body(model, content)}", is_retryable=problem.is_retryable) from None
 
 
-async def embeddings(model: Model, texts: Sequence[str], seconds: float) -> list[list[float]]:
-    """A vector for each text, all of one length. Raises NoAnswer."""
-    body = await _posted(model, "embeddings", {"input": list(texts)}, seconds, VECTOR_BYTES * (len(texts) + 1))
+async def request_embeddings(model: ChatModel, texts: Sequence[str], seconds: float) -> list[list[float]]:
+    """A vector for each text, all of one length. Raises NoAnswerError."""
+    body = await _post_request(model, "embeddings", {"input": list(texts)}, seconds, VECTOR_BYTES * (len(texts) + 1))
     try:
         rows = sorted(load_json(body, most=VECTOR_VALUES * (len(texts) + 1))["data"], key=lambda row: row["index"])
         found = [[float(number) for number in row["embedding"]] for row in rows]
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise NoAnswer(f"it answered what are no embeddings: {_shown(model, body)}", again=False) from None
-    if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not all(map(_finite, found)):
-        raise NoAnswer("it answered not one vector a text", again=False)
+        raise NoAnswerError(
+            f"it answered what are no embeddings: {_shorten_body(model, body)}", is_retryable=False
+        ) from None
+    if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not all(map(_is_finite_row, found)):
+        raise NoAnswerError("it answered not one vector a text", is_retryable=False)
     return found
 
 
-def _finite(row: Sequence[float]) -> bool:
+def _is_finite_row(row: Sequence[float]) -> bool:
     return bool(row) and all(map(math.isfinite, row))
 
 
-async def _posted(model: Model, path: str, body: Mapping[str, Any], seconds: float, most: int) -> bytes:
-    """The body of the server's answer, of `most` bytes at most. Raises NoAnswer."""
+async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], seconds: float, most: int) -> bytes:
+    """The body of the server's answer, of `most` bytes at most. Raises NoAnswerError."""
     import aiohttp
 
     key = model.api_key.get_secret_value()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     proxied = not is_loopback(urlsplit(model.base_url).hostname)
     try:
-        async with _session(proxied).post(
+        async with _get_session(proxied).post(
             f"{model.base_url}/{path}",
             json={"model": model.model, **body},
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=seconds),
         ) as reply:
-            whole = await _bounded(reply, most)
+            content = await _read_bounded(reply, most)
             if reply.status >= 400:
-                raise NoAnswer(
-                    f"it refused with status {reply.status}: {_shown(model, whole, 300)}",
-                    again=reply.status >= 500 or reply.status in AGAIN,
+                raise NoAnswerError(
+                    f"it refused with status {reply.status}: {_shorten_body(model, content, 300)}",
+                    is_retryable=reply.status >= 500 or reply.status in RETRYABLE_STATUSES,
                     status=reply.status,
-                    after=_seconds(reply.headers.get("Retry-After")),
+                    after=_retry_after_seconds(reply.headers.get("Retry-After")),
                 )
     except asyncio.TimeoutError:
-        _say_that_it_hangs(model, seconds)
-        raise NoAnswer(f"it did not answer within {seconds:g} s", again=True) from None
+        _warn_of_hang(model, seconds)
+        raise NoAnswerError(f"it did not answer within {seconds:g} s", is_retryable=True) from None
     except (aiohttp.ClientError, OSError) as problem:
-        raise NoAnswer(f"it did not answer: {type(problem).__name__}", again=True) from None
-    return whole
+        raise NoAnswerError(f"it did not answer: {type(problem).__name__}", is_retryable=True) from None
+    return content
 
 
-def _say_that_it_hangs(model: Model, seconds: float) -> None:
+def _warn_of_hang(model: ChatModel, seconds: float) -> None:
     """Tell whoever watches, though not all the time."""
     if _hung.is_due(model.place):
         logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
 
 
-def _shown(model: Model, body: bytes, most: int = 120) -> str:
+def _shorten_body(model: ChatModel, body: bytes, most: int = 120) -> str:
     """The beginning of what it answered, without its key."""
-    key, said = model.api_key.get_secret_value(), body.decode("utf-8", "replace")
-    line = " ".join((said.replace(key, "[redacted]") if key else said).split())
+    key, text = model.api_key.get_secret_value(), body.decode("utf-8", "replace")
+    line = " ".join((text.replace(key, "[redacted]") if key else text).split())
     return (line if len(line) <= most else f"{line[:most]}…") or "nothing"
 
 
-def why_none(models: Sequence[Model], seconds: float, *, named: str) -> str:
+def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str) -> str:
     """An empty string where one of them is there, else what is wrong with each; those that are not there are said."""
     wrong: list[str] = []
     for model in models:
         key, server = model.api_key.get_secret_value(), f"{named}: {model.place}"
-        said = why_no_model(model.base_url, model.model, key, seconds / len(models), named=server)
-        if not said:
+        why = why_no_model(model.base_url, model.model, key, seconds / len(models), named=server)
+        if not why:
             for each in wrong:
                 logger.warning("{}: {}; the next one is asked in its place", named, each)
             return ""
-        wrong.append(f"{model.model} at {model.place}: {said}")
+        wrong.append(f"{model.model} at {model.place}: {why}")
     return "; ".join(wrong)
 
 
@@ -222,57 +225,64 @@ async def close_all() -> None:
         await each.close()
 
 
-def _session(proxied: bool) -> aiohttp.ClientSession:
+def _get_session(proxied: bool) -> aiohttp.ClientSession:
     import aiohttp
 
     if not _sessions:
-        at_end(close_all)
+        close_at_exit(close_all)
     if proxied not in _sessions:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
         _sessions[proxied] = aiohttp.ClientSession(
             connector=connector, trust_env=proxied, cookie_jar=aiohttp.DummyCookieJar()
         )
     return _sessions[proxied]
 
 
-async def _bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
+async def _read_bounded(reply: aiohttp.ClientResponse, most: int) -> bytes:
     found = bytearray()
     while chunk := await reply.content.readany():
         found += chunk
         if len(found) > most:
             reply.close()
-            raise NoAnswer(f"it answered with more than {most} bytes", again=True)
+            raise NoAnswerError(f"it answered with more than {most} bytes", is_retryable=True)
     return bytes(found)
 
 
-def _seconds(told: str | None) -> float:
+def _retry_after_seconds(header: str | None) -> float:
     try:
-        seconds = float(told or 0)
+        seconds = float(header or 0)
     except ValueError:  # a date
         return 0.0
     return min(seconds, LONGEST_WAIT_S) if seconds > 0 else 0.0
 
 
-def _answer(body: bytes) -> Answer:
+def _parse_reply(body: bytes) -> ChatReply:
     try:
-        told: Any = load_json(body)
-        choice = told["choices"][0]
+        answer: Any = load_json(body)
+        choice = answer["choices"][0]
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
-        filtered, used = choice.get("finish_reason") == "content_filter", told.get("usage")
+        filtered, used = choice.get("finish_reason") == "content_filter", answer.get("usage")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise NoAnswer("it answered what is no chat completion", again=True) from None
-    whole = content if isinstance(content, str) else ""
-    text = whole.rpartition("</think>")[2].strip()
+        raise NoAnswerError("it answered what is no chat completion", is_retryable=True) from None
+    raw_text = content if isinstance(content, str) else ""
+    text = raw_text.rpartition("</think>")[2].strip()
     refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""
     cut = choice.get("finish_reason") == "length"
-    return Answer(text, whole, cut, refused, _tokens(used, "prompt_tokens"), _tokens(used, "completion_tokens"))
+    return ChatReply(
+        text,
+        raw_text,
+        cut,
+        refused,
+        _read_token_count(used, "prompt_tokens"),
+        _read_token_count(used, "completion_tokens"),
+    )
 
 
-def _tokens(used: Any, name: str) -> int:
+def _read_token_count(used: Any, name: str) -> int:
     """The tokens as `usage` says; 0 where it does not say: a reply is one whatever its server counts."""
-    said = used.get(name) if isinstance(used, Mapping) else None
-    if isinstance(said, (int, float)) and not isinstance(said, bool) and 0 <= said <= MOST_TOKENS:
-        return int(said)
+    count = used.get(name) if isinstance(used, Mapping) else None
+    if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count <= MOST_TOKENS:
+        return int(count)
     return 0
 
 
@@ -284,12 +294,12 @@ S = TypeVar("S", bound=BaseModel)
 def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, Any]]:
     """The file that the key names, and its section `name` with what `${NAME}` stands for, as it is written there.
     Raises ConfigError, also where there is none."""
-    file = file_for(named, base, KEY)
+    file = find_named_file(named, base, KEY)
     tree = read_yaml(file)
     section = tree.get(name) if isinstance(tree, dict) else None
     if not isinstance(section, dict):
         raise ConfigError(f"{file.name} has no section {name}.", where=str(file), expected=f"one as in {EXAMPLE}")
-    found: dict[str, Any] = expanded(section, f"{file}: {name}")
+    found: dict[str, Any] = expand_variables(section, f"{file}: {name}")
     return file, found
 
 
@@ -299,5 +309,5 @@ def section_of(named: str, base: Path, name: str, form: type[S]) -> S:
     try:
         return form.model_validate(section)
     except ValidationError as error:
-        part = Model if "models" in error.errors()[0]["loc"] else form
-        raise refused(error, file, part.model_fields, name) from None
+        part = ChatModel if "models" in error.errors()[0]["loc"] else form
+        raise invalid_section_error(error, file, part.model_fields, name) from None

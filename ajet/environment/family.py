@@ -36,7 +36,7 @@ def end_family(leader: int, grace: float) -> None:
     head = psutil.Process(leader)
     with suppress(*_GONE):
         head.suspend()
-    _each(members(head), psutil.Process.terminate)
+    _act_on_all(members(head), psutil.Process.terminate)
     until = time.monotonic() + grace
     while members(head) and time.monotonic() < until:
         time.sleep(0.01)
@@ -51,9 +51,9 @@ def end_tree(leader: int) -> None:
         head = psutil.Process(leader)
     except psutil.NoSuchProcess:
         return
-    _each([head], psutil.Process.suspend)
+    _act_on_all([head], psutil.Process.suspend)
     end_descendants(head)
-    _each([head], psutil.Process.kill)
+    _act_on_all([head], psutil.Process.kill)
 
 
 def end_descendants(head: psutil.Process) -> None:
@@ -61,9 +61,9 @@ def end_descendants(head: psutil.Process) -> None:
     stopped: set[psutil.Process] = set()
     until = time.monotonic() + PATIENCE
     while (fresh := members(head) - stopped) and time.monotonic() < until:
-        _each(fresh, psutil.Process.suspend)
+        _act_on_all(fresh, psutil.Process.suspend)
         stopped |= fresh
-    _each(stopped, psutil.Process.kill)
+    _act_on_all(stopped, psutil.Process.kill)
 
 
 def members(head: psutil.Process) -> set[psutil.Process]:
@@ -72,17 +72,17 @@ def members(head: psutil.Process) -> set[psutil.Process]:
         below = head.children(recursive=True)
     except _GONE:
         return set()
-    return {process for process in below if _lives(process)}
+    return {process for process in below if _is_alive(process)}
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except _GONE:
         return False
 
 
-def _each(processes: Iterable[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+def _act_on_all(processes: Iterable[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
     for process in processes:
         with suppress(*_GONE):
             act(process)

@@ -24,7 +24,7 @@ from ajet.schema.text_files import read_text
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 
-def file_for(named: str, base: Path, key: str) -> Path:
+def find_named_file(named: str, base: Path, key: str) -> Path:
     """The file that a key names: in `base`, or in the working directory. Raises ConfigError."""
     wanted = Path(named).expanduser()
     file = next((path for path in (base / wanted, Path.cwd() / wanted) if path.is_file()), None)
@@ -51,49 +51,49 @@ def _read_yaml(file: Path, form: str, version: tuple[int, ...]) -> Any:
     except PermissionError as error:
         raise ConfigError(f"{file.name} cannot be read: {error.strerror}.", where=str(file)) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark, said = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        why = f"{said}, line {mark.line + 1}" if mark is not None else said or type(error).__name__
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        why = f"{problem}, line {mark.line + 1}" if mark is not None else problem or type(error).__name__
         raise ConfigError(f"{file.name} is {form}: {why}.", where=str(file)) from None
 
 
-def refused(error: ValidationError, file: Path, known: Iterable[str], *above: str) -> ConfigError:
+def invalid_section_error(error: ValidationError, file: Path, known: Iterable[str], *above: str) -> ConfigError:
     """The first thing that a model found wrong, at its place below `above`; `known`: its keys."""
     first = error.errors()[0]
     place = ".".join(map(str, (*above, *first["loc"])))
     return ConfigError(
-        f"{place}: {said(error)}.",
+        f"{place}: {first_message(error)}.",
         where=str(file),
         expected=f"one of {', '.join(known)}" if first["type"] == "extra_forbidden" else "",
     )
 
 
-def said(error: ValidationError) -> str:
+def first_message(error: ValidationError) -> str:
     """The first message of a validation error, in its own words."""
     return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
 
 
-def named_in(value: Any) -> dict[str, bool]:
+def find_variables(value: Any) -> dict[str, bool]:
     """The variables that stand in it as `${NAME}`, in order: whether one of them has no default."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
         found: dict[str, bool] = {}
         for each in value:
-            for name, needed in named_in(each).items():
+            for name, needed in find_variables(each).items():
                 found[name] = found.get(name, False) or needed
         return found
     matches = _VARIABLE.finditer(value) if isinstance(value, str) else ()
     return {match[1]: match[2] is None for match in matches}
 
 
-def expanded(value: Any, where: str, variables: Mapping[str, str] | None = None) -> Any:
+def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None = None) -> Any:
     """The text with `${NAME}` and `${NAME:-default}` from `variables`, else from the environment; the default is for a
     name that is not set, or empty. Raises ConfigError for a name that is not set and has none."""
     given = os.environ if variables is None else variables
     if isinstance(value, dict):
-        return {name: expanded(each, where, given) for name, each in value.items()}
+        return {name: expand_variables(each, where, given) for name, each in value.items()}
     if isinstance(value, list):
-        return [expanded(each, where, given) for each in value]
+        return [expand_variables(each, where, given) for each in value]
     if not isinstance(value, str):
         return value
 
@@ -122,5 +122,5 @@ def read_variables(
         raise UserError(f"There is no env file {file}.", do=do)
     values: dict[str, str] = {}
     for name, value in dotenv_values(stream=StringIO(read_text(file)), interpolate=False).items():
-        values[name] = given.get(name) or expanded(value or "", f"{file}: {name}", {**values, **given})
+        values[name] = given.get(name) or expand_variables(value or "", f"{file}: {name}", {**values, **given})
     return {**given, **values}

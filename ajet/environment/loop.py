@@ -2,10 +2,9 @@
 
 Invariants: one a process, begun when first needed (a fork gets its own, and empty tables of what lives on it); no user
 code runs on it. A cancellation of the caller reaches the work on it and only that, and no work that is done to the end;
-work there that ends as cancelled though nobody cancelled it is a `CallFailed` of the transport to its caller, never a
-CancelledError. Code of others, which may hang, runs in a thread for that call (`in_thread`): such threads are daemons
-and no pool's, so that calls which never end use up nothing but themselves and hold up no exit.
-"""
+work there that ends as cancelled though nobody cancelled it is a `CallFailedError` of the transport to its caller,
+never a CancelledError. Code of others, which may hang, runs in a thread for that call (`in_thread`): such threads are
+daemons and no pool's, so that calls which never end use up nothing but themselves and hold up no exit."""
 
 from __future__ import annotations
 
@@ -35,14 +34,14 @@ async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
         except BaseException as raised:  # noqa: BLE001 - handed to whoever awaits it
             outcome, problem = None, raised
         with suppress(RuntimeError):  # that loop has ended
-            loop.call_soon_threadsafe(_settle, done, outcome, problem)
+            loop.call_soon_threadsafe(_settle_future, done, outcome, problem)
 
     thread = threading.Thread(target=work, name="ajet-call", daemon=True)
     thread.start()  # who asks where the code stands reads this variable (ajet.rollout.runtime)
     return await done
 
 
-def _settle(done: asyncio.Future[Any], outcome: Any, problem: BaseException | None) -> None:
+def _settle_future(done: asyncio.Future[Any], outcome: Any, problem: BaseException | None) -> None:
     if done.done():
         return
     if problem is None:
@@ -62,7 +61,7 @@ LONGEST_MESSAGE = 4_000
 """Characters of a failure's message: what a server says may be as long as a reply."""
 
 
-class CallFailed(EnvironmentFailure):
+class CallFailedError(EnvironmentFailure):
     """No answer: `kind` says why; `delivered`, whether the server may have seen the call; `lost`, whether the session
     and its state are gone."""
 
@@ -71,7 +70,7 @@ class CallFailed(EnvironmentFailure):
         self.kind, self.delivered, self.lost = kind, delivered, lost
 
 
-def of_this_process(table: Table) -> Table:
+def process_local(table: Table) -> Table:
     """A table of what lives on the loop: empty in a fork."""
 
     def begin_anew() -> None:
@@ -83,8 +82,8 @@ def of_this_process(table: Table) -> Table:
 
 
 _lock = threading.Lock()
-_loops: dict[int, asyncio.AbstractEventLoop] = of_this_process({})
-_at_end: list[Callable[[], Coroutine[Any, Any, None]]] = of_this_process([])
+_loops: dict[int, asyncio.AbstractEventLoop] = process_local({})
+_at_end: list[Callable[[], Coroutine[Any, Any, None]]] = process_local([])
 
 
 def tools_loop() -> asyncio.AbstractEventLoop:
@@ -94,11 +93,11 @@ def tools_loop() -> asyncio.AbstractEventLoop:
         if loop is None:
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="ajet-tools", daemon=True).start()
-            atexit.register(_end, loop)
+            atexit.register(_close_at_exit, loop)
         return loop
 
 
-def at_end(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def close_at_exit(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Await it on the loop before the process ends."""
     _at_end.append(close)
 
@@ -115,7 +114,7 @@ async def on_tools_loop(
     if here is there:
         return await (asyncio.shield(there.create_task(work)) if to_the_end else work)
     answer: asyncio.Future[T] = here.create_future()
-    asked = False
+    is_cancelled = False
     task: asyncio.Task[None] | None = None
 
     def settle(result: Any, problem: BaseException | None) -> None:
@@ -133,9 +132,9 @@ async def on_tools_loop(
         try:
             result = await work
         except asyncio.CancelledError:
-            if asked:
+            if is_cancelled:
                 return
-            problem = CallFailed("the connection's own task was cancelled", "transport", lost=True)
+            problem = CallFailedError("the connection's own task was cancelled", "transport", lost=True)
         except BaseException as raised:  # noqa: BLE001 - it is raised where it was asked for
             problem = raised
         try:
@@ -157,14 +156,14 @@ async def on_tools_loop(
         return await answer
     except asyncio.CancelledError:
         if not to_the_end:
-            asked = True
+            is_cancelled = True
             there.call_soon_threadsafe(cancel)
         if unclaimed is not None and not answer.cancelled() and answer.exception() is None:  # it came at the same time
             asyncio.run_coroutine_threadsafe(unclaimed(answer.result()), there)
         raise
 
 
-def _end(loop: asyncio.AbstractEventLoop) -> None:
+def _close_at_exit(loop: asyncio.AbstractEventLoop) -> None:
     if _loops.get(os.getpid()) is not loop:
         return
 

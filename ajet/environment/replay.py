@@ -5,10 +5,9 @@ earlier uses; what ran at the same time as it may or may not have come before. W
 a miss, never a guess. Reading a run starts nothing and reaches no network. Tools of servers are those that the run
 pinned; what a browse agent was asked is part of the result that it condensed, and no use of its own.
 
-How: `Replay` holds the attempts of a run by task. A `Walk` follows those that are still like the attempt at hand: each
-use that it `saw` drops the ones that went otherwise. That is a look-up by (digest of the earlier uses, tool, canonical
-arguments), but for uses that overlapped, whose order a replay, which answers at once, cannot repeat.
-"""
+How: `RunReplay` holds the attempts of a run by task. A `ReplayWalk` follows those that are still like the attempt at
+hand: each use that it `note_use` drops the ones that went otherwise. That is a look-up by (digest of the earlier uses,
+tool, canonical arguments), but for uses that overlapped, whose order a replay, which answers at once, cannot repeat."""
 
 from __future__ import annotations
 
@@ -30,24 +29,24 @@ from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, digest_of
 Miss = Literal["error", "live"]
 
 
-class ReplayMiss(EnvironmentFailure):
+class ReplayMissError(EnvironmentFailure):
     """The recorded run has no such use."""
 
     retryable = False
 
 
-class Replay:
+class RunReplay:
     """The tool uses of a run. Thread-safe once made."""
 
     def __init__(self, folder: Path, on_miss: Miss) -> None:
         """Reads all its episodes. Raises UserError for damage and ConfigError for a run without tool uses."""
         self.on_miss, self.tools = on_miss, read_pinned(folder)
-        self._attempts: dict[str, list[tuple[int, tuple[_Recorded, ...]]]] = defaultdict(list)
+        self._attempts: dict[str, list[tuple[int, tuple[_RecordedUse, ...]]]] = defaultdict(list)
         for path in sorted(EpisodeFiles(folder / "episodes").folder.glob("step-*.jsonl")):
             for task, repeat, uses in read_tool_uses(path):
                 if uses:
-                    found = tuple(_Recorded.of(use) for use in uses if use.name != BROWSE_AGENT)
-                    self._attempts[_key(task)].append((repeat, found))
+                    found = tuple(_RecordedUse.of(use) for use in uses if use.name != BROWSE_AGENT)
+                    self._attempts[_task_key(task)].append((repeat, found))
         if not self._attempts:
             raise ConfigError(
                 "The run to replay has no tool uses.",
@@ -56,27 +55,27 @@ class Replay:
                 do="record a run whose workflow says its tool uses (`tuner.tool`), or leave the key out",
             )
 
-    def walk(self, task: Task, repeat: int) -> Walk:
+    def walk(self, task: Task, repeat: int) -> ReplayWalk:
         """For one attempt at a task. Where several recorded attempts fit, that with the same `repeat` answers."""
-        found = sorted(self._attempts.get(_key(task), ()), key=lambda each: each[0] != repeat)
-        return Walk([_Followed(uses) for _, uses in found], self, task.task_id)
+        found = sorted(self._attempts.get(_task_key(task), ()), key=lambda each: each[0] != repeat)
+        return ReplayWalk([_FollowedAttempt(uses) for _, uses in found], self, task.task_id)
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
+class _RecordedUse:
     use: ToolUse
     arguments: str
 
     @classmethod
-    def of(cls, use: ToolUse) -> _Recorded:
+    def of(cls, use: ToolUse) -> _RecordedUse:
         return cls(use, canonical_json(use.arguments))
 
 
 @dataclass(slots=True)
-class _Followed:
+class _FollowedAttempt:
     """A recorded attempt, as far as the one at hand has come along it."""
 
-    uses: tuple[_Recorded, ...]
+    uses: tuple[_RecordedUse, ...]
     done: set[int] = field(default_factory=set)
 
     def next(self, name: str, arguments: str) -> list[int]:
@@ -92,42 +91,42 @@ class _Followed:
         ]  # fmt: skip
 
 
-class Walk:
+class ReplayWalk:
     """One attempt's way along the recorded ones. Thread-safe."""
 
-    def __init__(self, followed: list[_Followed], replay: Replay, task: str) -> None:
+    def __init__(self, followed: list[_FollowedAttempt], replay: RunReplay, task: str) -> None:
         self._followed, self._replay, self._task = followed, replay, task
         self._lock = threading.Lock()
         self._count = 0
 
     def tools(self) -> list[dict[str, Any]] | None:
         """What servers offered the run's attempts, as a request's `tools`; None where they are to be asked. Raises
-        ReplayMiss."""
+        ReplayMissError."""
         if self._replay.tools is None and self._replay.on_miss == "error":
-            raise ReplayMiss(
+            raise ReplayMissError(
                 f"the replayed run has not kept which tools its servers offered ({FILE}); environment.replay_miss: "
                 "live asks them"
             )
         return self._replay.tools
 
     def __call__(self, name: str, arguments: Mapping[str, object]) -> ToolUse | None:
-        """The recorded use; None where the tool is to be asked. Raises ReplayMiss."""
+        """The recorded use; None where the tool is to be asked. Raises ReplayMissError."""
         wanted = canonical_json(bound_arguments(arguments))
         with self._lock:
             found = [each.uses[at].use for each in self._followed for at in each.next(name, wanted)]
             why = (
                 f"its task was recorded {len(self._followed)} times like this" if self._followed else "nothing like it"
             )
-        whole = next((use for use in found if not use.cut and not use.images), None)
-        if whole is None and self._replay.on_miss == "error":
+        complete = next((use for use in found if not use.cut and not use.images), None)
+        if complete is None and self._replay.on_miss == "error":
             cut = f", only {'the text' if found[0].images else 'the beginning'} of its result" if found else ""
-            raise ReplayMiss(
+            raise ReplayMissError(
                 f"the replayed run has no use of {name}({wanted[:200]}) after {self._count} uses at task "
                 f"{self._task} ({why}{cut}); environment.replay_miss: live asks the tool"
             )
-        return whole
+        return complete
 
-    def saw(self, use: ToolUse) -> None:
+    def note_use(self, use: ToolUse) -> None:
         """A use has ended, replayed or not."""
         if use.name == BROWSE_AGENT:
             return
@@ -136,20 +135,20 @@ class Walk:
             self._count += 1
             left = []
             for each in self._followed:
-                same = [at for at in each.next(use.name, arguments) if _same(each.uses[at].use, use)]
+                same = [at for at in each.next(use.name, arguments) if _has_same_outcome(each.uses[at].use, use)]
                 if same:
                     each.done.add(same[0])
                     left.append(each)
             self._followed = left
 
 
-def _same(one: ToolUse, other: ToolUse) -> bool:
+def _has_same_outcome(one: ToolUse, other: ToolUse) -> bool:
     return (one.digest, one.error) == (other.digest, other.error)
 
 
-def _key(task: Task) -> str:
-    told = task.model_dump(mode="json")
-    return digest_of(canonical_json({name: told.get(name) for name in ("task_id", "main_query", "init_messages")}))
+def _task_key(task: Task) -> str:
+    fields = task.model_dump(mode="json")
+    return digest_of(canonical_json({name: fields.get(name) for name in ("task_id", "main_query", "init_messages")}))
 
 
 def replays_alone(environment: Any) -> bool:
@@ -158,7 +157,7 @@ def replays_alone(environment: Any) -> bool:
     return bool(environment.replay) and environment.replay_miss == "error"
 
 
-def replayed_run(named: str, *, base: Path, root: Path) -> Path:
+def find_replayed_run(named: str, *, base: Path, root: Path) -> Path:
     """The folder of the run that `environment.replay` names: below `root`, or a path from `base`. Raises
     ConfigError."""
     places = [root / named, base / Path(named).expanduser()]

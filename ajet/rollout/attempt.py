@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet.environment.pinned import Pin, Pins
+from ajet.environment.pinned import Pin, ToolPins
 from ajet.rollout.failure import Stage, make_error
 from ajet.schema.endpoint import Endpoints
 from ajet.schema.episode import Failure, Split
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.workflow.ambient import playing
+from ajet.workflow.ambient import use_endpoints
 from ajet.workflow.function import is_of_function
 from ajet.workflow.resources import Deadline, Resources, aclosing, closing
 from ajet.workflow.tools import Replayed
@@ -33,7 +33,7 @@ from ajet.workflow.tools import Replayed
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.contract import Sampling
-    from ajet.environment.replay import Walk
+    from ajet.environment.replay import ReplayWalk
     from ajet.gateway import Capture, Gateway, Session
     from ajet.schema.call import Call
     from ajet.workflow.tuner import ModelTuner
@@ -188,11 +188,11 @@ class Attempt(AttemptBase):
         task: WorkflowTask,
         config: Any,
         open_session: Callable[[Collection[str] | None], Session],
-        replay: Walk | None = None,
+        replay: ReplayWalk | None = None,
         pin: Pin | None = None,
     ) -> None:
         """Prepare the attempt. Without `pin` nothing is pinned beyond this attempt."""
-        super().__init__(workflow_class, task, config, replay, pin if pin is not None else Pins())
+        super().__init__(workflow_class, task, config, replay, pin if pin is not None else ToolPins())
         self.began, self.since = time.time(), time.monotonic()
         self.session: Session | None = None
         self.printed = ""
@@ -215,7 +215,7 @@ class Attempt(AttemptBase):
                 raise make_error("stopped", "the episode was stopped before its workflow began", boundary="ajet")
             self.session = self._open_session(trainable)
             if self._walk is not None:
-                self.session.watch_uses(self._walk.saw)
+                self.session.watch_uses(self._walk.note_use)
         self.stage = "execute"
         return self.session
 
@@ -242,7 +242,7 @@ async def perform(attempt: AttemptBase) -> WorkflowOutput:
         async with aclosing(attempt.resources):
             workflow, trainable = _make_workflow(attempt)
             tuner = _make_tuner(attempt, await attempt.aopen(trainable), trainable)
-            with playing(tuner.endpoints), _fail_if_environment_lost(attempt.task):
+            with use_endpoints(tuner.endpoints), _fail_if_environment_lost(attempt.task):
                 return _check_output(workflow, await workflow.execute(attempt.task, tuner))
 
 
@@ -251,7 +251,7 @@ def perform_plain(attempt: AttemptBase) -> WorkflowOutput:
     with _fail_on_exit(), closing(attempt.resources):
         workflow, trainable = _make_workflow(attempt)
         tuner = _make_tuner(attempt, attempt.open(trainable), trainable)
-        with playing(tuner.endpoints), _fail_if_environment_lost(attempt.task):
+        with use_endpoints(tuner.endpoints), _fail_if_environment_lost(attempt.task):
             output = workflow.execute(attempt.task, tuner)
             if inspect.isawaitable(output):
                 output = asyncio.run(_await_output(output, attempt.resources))

@@ -20,10 +20,10 @@ from loguru import logger
 
 from ajet.engine.contract import Sampling
 from ajet.environment.loop import in_thread
-from ajet.environment.pinned import Pins
-from ajet.environment.replay import Replay, replayed_run
+from ajet.environment.pinned import ToolPins
+from ajet.environment.replay import RunReplay, find_replayed_run
 from ajet.environment.services import GymEnv
-from ajet.environment.services.chosen import Chosen, chosen
+from ajet.environment.services.chosen import ChosenEnvironment, choose_environment
 from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gateway, open_session
 from ajet.rollout.checks import open_checks
 from ajet.rollout.failure import classify_exception, classify_timeout, find_failure
@@ -31,7 +31,7 @@ from ajet.rollout.isolation import Isolation, open_isolation
 from ajet.rollout.runtime import wait_first
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
 from ajet.schema.task import WorkflowTask
-from ajet.workflow.ambient import Ambient
+from ajet.workflow.ambient import RunEnvironment
 from ajet.workflow.resources import MOST_RESERVED_S, Resources
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class AttemptRunner:
         gateway: Gateway,
         workflow_class: type[Any],
         loop: asyncio.AbstractEventLoop,
-        pins: Pins,
+        pins: ToolPins,
     ) -> None:
         """Open environments and the isolation. If one of them is refused, nothing stays open.
 
@@ -73,7 +73,7 @@ class AttemptRunner:
             undone.callback(self._environments.close)
             self.isolation: Isolation = open_isolation(experiment, workflow_class, gateway.ambient)
             undone.callback(self.isolation.close)
-            self._ambient = None if self.isolation.apart else Ambient(gateway.ambient)
+            self._ambient = None if self.isolation.apart else RunEnvironment(gateway.ambient)
             undone.pop_all()
         self._hanging: list[Resources] = []
         """Resources of attempts that were stopped less than HANGS_S ago."""
@@ -180,13 +180,13 @@ class AttemptRunner:
         for resources in some or tuple(self._hanging):
             with contextlib.suppress(ValueError):
                 self._hanging.remove(resources)
-                resources.close_beside()
+                resources.close_in_thread()
 
 
-def _open_replay(experiment: Experiment) -> Replay | None:
+def _open_replay(experiment: Experiment) -> RunReplay | None:
     environment = experiment.ajet.environment
     on_miss, named = environment.replay_miss, environment.replay
-    return Replay(replayed_run(named, base=experiment.base, root=experiment.root), on_miss) if named else None
+    return RunReplay(find_replayed_run(named, base=experiment.base, root=experiment.root), on_miss) if named else None
 
 
 def _consume_exception(future: asyncio.Future[Any]) -> None:
@@ -201,7 +201,7 @@ class EnvironmentInstances:
     `release` may be called from any thread, `enter` on the rollout's loop.
     """
 
-    def __init__(self, chosen: Chosen | None, timeout: float | None) -> None:
+    def __init__(self, chosen: ChosenEnvironment | None, timeout: float | None) -> None:
         """`timeout` is an episode's, in seconds."""
         self._chosen, self._timeout = chosen, timeout
         self._releasing: set[threading.Thread] = set()
@@ -210,7 +210,7 @@ class EnvironmentInstances:
     @classmethod
     def open(cls, experiment: Experiment) -> EnvironmentInstances:
         """Open the environment that an experiment names. Raises UserError."""
-        return cls(chosen(experiment), experiment.ajet.rollout.episode_timeout)
+        return cls(choose_environment(experiment), experiment.ajet.rollout.episode_timeout)
 
     async def enter(self, played: AttemptResult, stopped: asyncio.Future[str]) -> None:
         """Create an instance and put it with its first messages into `played.task`, or set failure or aborted."""

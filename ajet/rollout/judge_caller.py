@@ -23,7 +23,7 @@ from ajet.rollout.runtime import UserLoop, wait_first
 from ajet.schema.episode import Failure, Split, Verdict
 from ajet.schema.errors import JudgeFailure, RewardFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import with_process
+from ajet.task_judge.judgement import attach_process
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -279,7 +279,7 @@ class JudgeCaller:
             return None
         assert played.output is not None
         try:
-            verdict = with_process(result, played.output.process, "the workflow's output")
+            verdict = attach_process(result, played.output.process, "the workflow's output")
             return await self._tie_rewards(verdict, played)
         except JudgeFailure as problem:
             played.failure = classify_exception(problem, "judge")

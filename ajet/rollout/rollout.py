@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import open_algorithm
 from ajet.engine.contract import Sampling
-from ajet.environment.pinned import Pins
+from ajet.environment.pinned import ToolPins
 from ajet.rollout.attempt import Identity
 from ajet.rollout.attempt_runner import AttemptRunner
 from ajet.rollout.breaker import Breaker
@@ -65,7 +65,7 @@ class Rollout:
         *,
         run_id: str,
         on_episode: Callable[[Episode], None] | None = None,
-        pins: Pins | None = None,
+        pins: ToolPins | None = None,
         teacher: TeacherModel | None = None,
     ) -> None:
         """Open isolation and environments.
@@ -90,7 +90,7 @@ class Rollout:
         builder = EpisodeBuilder.open(experiment)
         self._loop_thread = LoopThread("ajet-rollout")
         self._loop = self._loop_thread.loop
-        self._attempts = AttemptRunner(experiment, gateway, workflow_class, self._loop, pins or Pins())
+        self._attempts = AttemptRunner(experiment, gateway, workflow_class, self._loop, pins or ToolPins())
         self._episodes = EpisodePlayer(
             self._attempts, self._judge_caller, teacher_scorer, self._breaker, builder, settings.rollout.max_retries
         )

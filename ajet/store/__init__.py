@@ -13,60 +13,78 @@ from typing import TYPE_CHECKING
 from ajet.schema.lazy_names import load_lazily
 
 if TYPE_CHECKING:
-    from ajet.store.contract import CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable
-    from ajet.store.group_check import GroupRefused, GroupTerms, check_group, check_values
+    from ajet.store.contract import (
+        TRANSIENT_ERRORS,
+        Kept,
+        Lease,
+        LeaseLostError,
+        Store,
+        StoreUnavailableError,
+        StoreUnreachableError,
+    )
+    from ajet.store.group_check import GroupRefusedError, GroupTerms, check_group, check_values
     from ajet.store.opening import (
         Address,
         StoreDriver,
-        look_at_store,
-        note_elsewhere,
+        check_store,
         open_shared,
         recorded_settings,
         require_store,
+        write_store_address,
     )
     from ajet.store.own_store import (
+        check_own_store,
         is_shared,
-        look_at_own_store,
-        open_reading,
+        open_reader,
         open_store,
         require_own_store,
         store_address,
         store_class,
     )
-    from ajet.store.reading import Reading
+    from ajet.store.reading import StoreReader
     from ajet.store.run_store import RunStore
-    from ajet.store.shared import Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore
+    from ajet.store.shared import (
+        AnnouncedPolicy,
+        DeadLetter,
+        Policy,
+        Role,
+        SharedStore,
+        StoreDepths,
+        StoreMember,
+        StoreOptions,
+        TrainerFencedError,
+    )
 
 __all__ = [
-    "CANNOT_NOW",
+    "TRANSIENT_ERRORS",
     "Address",
-    "Announced",
-    "Dead",
-    "Depths",
-    "Fenced",
-    "GroupRefused",
+    "AnnouncedPolicy",
+    "DeadLetter",
+    "StoreDepths",
+    "TrainerFencedError",
+    "GroupRefusedError",
     "GroupTerms",
     "Kept",
     "Lease",
-    "LeaseLost",
-    "Member",
-    "Opener",
+    "LeaseLostError",
+    "StoreMember",
+    "StoreOptions",
     "Policy",
-    "Reading",
+    "StoreReader",
     "Role",
     "RunStore",
     "SharedStore",
     "Store",
-    "StoreAway",
+    "StoreUnavailableError",
     "StoreDriver",
-    "StoreUnreachable",
+    "StoreUnreachableError",
     "check_group",
     "check_values",
     "is_shared",
-    "look_at_own_store",
-    "look_at_store",
-    "note_elsewhere",
-    "open_reading",
+    "check_own_store",
+    "check_store",
+    "write_store_address",
+    "open_reader",
     "open_store",
     "open_shared",
     "recorded_settings",
@@ -79,13 +97,16 @@ __all__ = [
 __getattr__ = load_lazily(
     __name__,
     {
-        "contract": "CANNOT_NOW, Kept, Lease, LeaseLost, Store, StoreAway, StoreUnreachable",
-        "group_check": "GroupRefused, GroupTerms, check_group, check_values",
-        "opening": "Address, StoreDriver, look_at_store, note_elsewhere, open_shared, recorded_settings, require_store",
-        "own_store": "is_shared, look_at_own_store, open_reading, open_store, require_own_store, store_address, "
+        "contract": "TRANSIENT_ERRORS, Kept, Lease, LeaseLostError, Store, StoreUnavailableError, "
+        "StoreUnreachableError",
+        "group_check": "GroupRefusedError, GroupTerms, check_group, check_values",
+        "opening": "Address, StoreDriver, check_store, write_store_address, open_shared, recorded_settings, "
+        "require_store",
+        "own_store": "is_shared, check_own_store, open_reader, open_store, require_own_store, store_address, "
         "store_class",
-        "reading": "Reading",
+        "reading": "StoreReader",
         "run_store": "RunStore",
-        "shared": "Announced, Dead, Depths, Fenced, Member, Opener, Policy, Role, SharedStore",
+        "shared": "AnnouncedPolicy, DeadLetter, StoreDepths, TrainerFencedError, StoreMember, StoreOptions, "
+        "Policy, Role, SharedStore",
     },
 )

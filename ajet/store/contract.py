@@ -17,19 +17,19 @@ from ajet.schema.episode import Episode, UntrainedReason
 from ajet.schema.errors import AjetError, RunFailed, Unreachable, UserError
 
 
-class StoreAway(UserError):
+class StoreUnavailableError(UserError):
     """The store cannot be asked, or cannot write, for now or not by this process: nothing of what was asked is done."""
 
 
-class StoreDown(RunFailed, StoreAway):
+class StoreDownError(RunFailed, StoreUnavailableError):
     """The store's server refuses this process, or has no room."""
 
 
-class StoreUnreachable(Unreachable, StoreAway):
+class StoreUnreachableError(Unreachable, StoreUnavailableError):
     """The store was out of reach for as long as this process waits for it."""
 
 
-CANNOT_NOW = (StoreAway, CannotWriteError, OSError)
+TRANSIENT_ERRORS = (StoreUnavailableError, CannotWriteError, OSError)
 """What a store raises that may do the same later. A mistake of the person's or of ours is none of these."""
 
 
@@ -56,7 +56,7 @@ class Lease:
     """The steps that have used it, the first one first, where it stays closed to be used again."""
 
 
-class LeaseLost(AjetError):
+class LeaseLostError(AjetError):
     """The position is another's by now, or over."""
 
 
@@ -76,12 +76,12 @@ class Store(Protocol):
         ...
 
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """Keep ends, all of them or none. On return they are on the disk; again is no second time. Raises LeaseLost;
-        one of CANNOT_NOW, and then none is kept and they may be put again."""
+        """Keep ends, all of them or none. On return they are on the disk; again is no second time. Raises
+        LeaseLostError; one of TRANSIENT_ERRORS, and then none is kept and they may be put again."""
         ...
 
     def close(self, lease: Lease) -> None:
-        """Mark the leased position's group as whole. Raises LeaseLost."""
+        """Mark the leased position's group as whole. Raises LeaseLostError."""
         ...
 
     def closed(self) -> list[Lease]:
@@ -94,8 +94,8 @@ class Store(Protocol):
 
     def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
         """The update of this step is over these, which are leased or closed. Those of them in `again`, which are closed
-        and of which something was put, stay so, for a later step. Raises LeaseLost for any other, and for one that this
-        step or a later one has used; then none is used."""
+        and of which something was put, stay so, for a later step. Raises LeaseLostError for any other, and for one that
+        this step or a later one has used; then none is used."""
         ...
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
@@ -103,7 +103,7 @@ class Store(Protocol):
         ...
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """Give leases back that were not finished; what was put of them is kept. Raises LeaseLost."""
+        """Give leases back that were not finished; what was put of them is kept. Raises LeaseLostError."""
         ...
 
     def commit(self) -> dict[str, Any]:

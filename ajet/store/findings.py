@@ -11,13 +11,13 @@ SILENT = 300.0
 """Seconds after which a member is said to be silent."""
 
 
-def contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
+def report_contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
     """`states`: how many positions are in which; `size`: bytes."""
-    told = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items())) or "none yet"
-    return Finding("positions", "ok", f"{told}; {ends:,} episodes, {size / 1e6:,.1f} MB")
+    counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items())) or "none yet"
+    return Finding("positions", "ok", f"{counts}; {ends:,} episodes, {size / 1e6:,.1f} MB")
 
 
-def letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
+def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
     """`reasons`: of positions that are dead, the last one of each."""
     dead = list(reasons)
     if not dead:
@@ -27,19 +27,19 @@ def letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
     return [Finding("dead letters", "warning", f"{len(dead)}: {shown}{more}", "they are played no more")]
 
 
-def member(role: str, name: str, age: float, leases: int) -> Finding:
+def report_member(role: str, name: str, age: float, leases: int) -> Finding:
     """The finding about one process that takes part."""
     holds = f"{leases} lease{'s' * (leases != 1)}"
     silent = "silent: what it played goes to others when its leases end" if age > SILENT else ""
     return Finding(f"{role} {name}", "warning" if silent else "ok", f"heard {age:.0f} s ago, {holds}", silent)
 
 
-def announced(said: Mapping[str, Any], age: float) -> Finding:
+def report_policy(policy: Mapping[str, Any], age: float) -> Finding:
     """The policy to play with."""
-    return Finding("policy", "ok", f"step {said['step']}, {age:.0f} s ago, weights at {said['weights']}")
+    return Finding("policy", "ok", f"step {policy['step']}, {age:.0f} s ago, weights at {policy['weights']}")
 
 
-def version(found: int, known: int) -> Finding:
+def report_schema_version(found: int, known: int) -> Finding:
     """The finding about the version of the store's schema."""
     if found == known:
         return Finding("schema", "ok", f"version {found}")

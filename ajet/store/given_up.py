@@ -16,61 +16,61 @@ from loguru import logger
 from ajet.store.contract import Store
 from ajet.store.digest import ALTERED
 from ajet.store.group_check import UNREADABLE, kind_of
-from ajet.store.shared import Dead
+from ajet.store.shared import DeadLetter
 
 LONGEST_REASON = 300
 """Characters of why an attempt failed."""
 
 
-class NamesTasks(Protocol):
+class TaskNamer(Protocol):
     """An order of tasks."""
 
     def task(self, order: int) -> Any: ...
 
 
-def dead_of(store: Store) -> list[Dead]:
+def list_dead_letters(store: Store) -> list[DeadLetter]:
     """The store's dead letters, in order; empty for a store that has none."""
-    asked = getattr(store, "dead", None)
-    return list(asked()) if asked is not None else []
+    read = getattr(store, "dead", None)
+    return list(read()) if read is not None else []
 
 
-class GivenUp:
+class DeadLetterLog:
     """The positions of one store that were given up; not thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._said: set[int] = set()
+        self._logged: set[int] = set()
         """Positions of which that was said, and that are so still."""
         self._kinds: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
-        """The number of positions given up, as of the last `newly`."""
-        return len(self._said)
+        """The number of positions given up, as of the last `log_new`."""
+        return len(self._logged)
 
     @property
     def quarantined(self) -> Counter[str]:
         """The number of groups that could not be trained on, by kind, as of the last look."""
         return Counter(self._kinds)
 
-    def look(self) -> dict[int, tuple[str, ...]]:
+    def read_dead_letters(self) -> dict[int, tuple[str, ...]]:
         """Read the dead letters. Answers the reasons of each, by position."""
-        dead = {each.order: each.reasons for each in dead_of(self._store)}
+        dead = {each.order: each.reasons for each in list_dead_letters(self._store)}
         self._kinds = Counter(kind for reasons in dead.values() if (kind := _kind_of_letter(reasons)))
         return dead
 
-    def newly(self, tasks: NamesTasks | None) -> dict[int, list[str]]:
+    def log_new(self, tasks: TaskNamer | None) -> dict[int, list[str]]:
         """The positions of which it was not said yet, with what went wrong each time. `tasks`: whose names are said,
         too."""
-        dead = self.look()
-        new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in sorted(dead.keys() - self._said)}
+        dead = self.read_dead_letters()
+        new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in sorted(dead.keys() - self._logged)}
         for order, why in new.items():
             if kind_of(why[-1]):  # was logged when the group was refused
                 continue
             name = f"task {tasks.task(order).task_id} (position {order})" if tasks and order >= 0 else f"task {order}"
             times = f" after {len(why)} attempt{'' if len(why) == 1 else 's'}"
             logger.warning("{} is given up{}: {}", name, "" if why[-1].startswith(ALTERED) else times, why[-1])
-        self._said = set(dead)
+        self._logged = set(dead)
         return new
 
 

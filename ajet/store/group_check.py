@@ -1,9 +1,8 @@
 """Checks a closed group of a shared store before a trainer takes it.
 
 Invariant: what passes can be trained on by every backbone: its numbers are finite, its token ids exist, its timelines
-agree with its calls, and it is the group that was leased. Anything else raises `GroupRefused` and is quarantined by
-the caller. One damaged group never ends a run.
-"""
+agree with its calls, and it is the group that was leased. Anything else raises `GroupRefusedError` and is quarantined
+by the caller. One damaged group never ends a run."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ LONGEST_VALUE = 60
 """Characters of a wrong value that a reason quotes."""
 
 
-class GroupRefused(AjetError):
+class GroupRefusedError(AjetError):
     """A group cannot be trained on."""
 
     def __init__(self, kind: RefusalKind, why: str) -> None:
@@ -75,26 +74,26 @@ def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> 
         version: the newest policy version that the trainer knows.
 
     Raises:
-        GroupRefused: it cannot be trained on. The message names attempt and sampler.
+        GroupRefusedError: it cannot be trained on. The message names attempt and sampler.
     """
     for one in lease.kept:
         try:
             _check_parts(one.episode)
             _check_against_terms(one, lease.order, task_id, version, terms)
             _check_timelines(one.episode)
-        except GroupRefused as refused:
-            raise GroupRefused(refused.kind, f"{name_attempt(one)}: {refused}") from refused
+        except GroupRefusedError as refused:
+            raise GroupRefusedError(refused.kind, f"{name_attempt(one)}: {refused}") from refused
     repeats = sorted(one.episode.repeat for one in lease.kept)
     if repeats != list(range(terms.repeats)):
         samplers = ", ".join(sorted({one.ended_by or one.episode.sampler or "unknown" for one in lease.kept})[:5])
         found = f"{len(repeats)} attempts with the numbers {quote(repeats)}, expected {terms.repeats} from 0"
-        raise GroupRefused("attempts", f"{found} (sampler {samplers or 'unknown'})")
+        raise GroupRefusedError("attempts", f"{found} (sampler {samplers or 'unknown'})")
     if len({one.episode.group for one in lease.kept}) > 1:
-        raise GroupRefused("task", f"its attempts are of different groups ({name_attempt(lease.kept[0])})")
+        raise GroupRefusedError("task", f"its attempts are of different groups ({name_attempt(lease.kept[0])})")
 
 
 def check_values(episode: Episode) -> None:
-    """Check an episode by itself: types, finite numbers, counts. Raises GroupRefused."""
+    """Check an episode by itself: types, finite numbers, counts. Raises GroupRefusedError."""
     _check_parts(episode)
     _check_timelines(episode)
 
@@ -121,23 +120,29 @@ def quote(value: object) -> str:
 
 def _check_against_terms(one: Kept, order: int, task_id: str, version: int, terms: GroupTerms) -> None:
     episode = one.episode
-    _require(
+    _require_valid(
         episode.task.task_id == task_id and episode.order == order and not one.alone,
         "task",
         f"it is of task {quote(episode.task.task_id)} at position {episode.order}, leased was {quote(task_id)} "
         f"at {order}",
     )
-    _require(episode.split == "train", "split", f"it was played for the split {quote(episode.split)}, not for train")
-    _require(episode.run == terms.run, "policy_version", f"its policy versions are those of run {quote(episode.run)}")
+    _require_valid(
+        episode.split == "train", "split", f"it was played for the split {quote(episode.split)}, not for train"
+    )
+    _require_valid(
+        episode.run == terms.run, "policy_version", f"its policy versions are those of run {quote(episode.run)}"
+    )
     newest = max((run.high for call in episode.calls for run in call.versions), default=version)
-    _require(newest <= version, "policy_version", f"policy {newest} sampled it, and the trainer has made {version}")
+    _require_valid(
+        newest <= version, "policy_version", f"policy {newest} sampled it, and the trainer has made {version}"
+    )
     for call in episode.calls:
         _check_ids(call, terms.vocabulary)
         known = terms.adapters is None or call.terms.adapter is None or call.terms.adapter in terms.adapters
-        _require(known, "call", f"call {call.index} is of the adapter {quote(call.terms.adapter)}")
+        _require_valid(known, "call", f"call {call.index} is of the adapter {quote(call.terms.adapter)}")
     for timeline in episode.timelines:
         size = timeline.ids.size
-        _require(size <= terms.longest, "length", f"a timeline has {size} tokens, the limit is {terms.longest}")
+        _require_valid(size <= terms.longest, "length", f"a timeline has {size} tokens, the limit is {terms.longest}")
 
 
 def _check_ids(call: Call, vocabulary: int | None) -> None:
@@ -147,52 +152,54 @@ def _check_ids(call: Call, vocabulary: int | None) -> None:
         lowest, highest = int(ids.min()), int(ids.max())
         wrong = lowest if lowest < 0 else highest
         inside = lowest >= 0 and (vocabulary is None or highest < vocabulary)
-        _require(inside, "token_id", f"call {call.index} has the token id {wrong}, the vocabulary is {vocabulary}")
+        _require_valid(
+            inside, "token_id", f"call {call.index} has the token id {wrong}, the vocabulary is {vocabulary}"
+        )
 
 
 def _check_plain(episode: Episode) -> None:
-    _require(episode.status in get_args(Status), "status", f"its status is {quote(episode.status)}")
+    _require_valid(episode.status in get_args(Status), "status", f"its status is {quote(episode.status)}")
     failure = episode.failure
     if failure is not None:
         texts = (failure.kind, failure.message, failure.traceback)
         marks = (failure.retryable, failure.own, failure.policy)
-        _require(
+        _require_valid(
             failure.boundary in get_args(Boundary)
             and all(isinstance(text, str) for text in texts)
             and all(isinstance(mark, bool) for mark in marks),
             "status",
             f"its failure is none: {quote(failure)}",
         )
-    _require(episode.status != "failed" or failure is not None, "status", "it failed, and no failure says where")
-    _require(all(isinstance(name, str) for name in episode.checks), "number", "a check's name is no text")
+    _require_valid(episode.status != "failed" or failure is not None, "status", "it failed, and no failure says where")
+    _require_valid(all(isinstance(name, str) for name in episode.checks), "number", "a check's name is no text")
     _require_numbers(episode.metrics.items(), "metric")
     _require_numbers((("started", episode.started), ("ended", episode.ended)), "time")
     for reason, count in episode.untrained.items():
-        _require(
+        _require_valid(
             reason in get_args(UntrainedReason) and _is_count(count),
             "number",
             f"{quote(count)} tokens are untrained for {quote(reason)}",
         )
     for use in episode.tool_uses:
-        _require(isinstance(use.name, str) and isinstance(use.error, str), "call", "a tool use has no name")
+        _require_valid(isinstance(use.name, str) and isinstance(use.error, str), "call", "a tool use has no name")
         _require_numbers((("started", use.started), ("ended", use.ended)), "time of a tool use")
 
 
 def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
     if verdict.reward is not None:
-        _require(_is_finite(verdict.reward), "number", f"its reward is {quote(verdict.reward)}")
-    _require(verdict.success in (None, True, False), "number", f"its success is {quote(verdict.success)}")
-    _require(isinstance(verdict.scorer, str), "number", f"its scorer is {quote(verdict.scorer)}")
-    _require(isinstance(verdict.metrics, dict), "number", f"its judge's metrics are {quote(verdict.metrics)}")
-    _require(isinstance(verdict.parts, dict), "number", f"its scorers' rewards are {quote(verdict.parts)}")
+        _require_valid(_is_finite(verdict.reward), "number", f"its reward is {quote(verdict.reward)}")
+    _require_valid(verdict.success in (None, True, False), "number", f"its success is {quote(verdict.success)}")
+    _require_valid(isinstance(verdict.scorer, str), "number", f"its scorer is {quote(verdict.scorer)}")
+    _require_valid(isinstance(verdict.metrics, dict), "number", f"its judge's metrics are {quote(verdict.metrics)}")
+    _require_valid(isinstance(verdict.parts, dict), "number", f"its scorers' rewards are {quote(verdict.parts)}")
     _require_numbers(verdict.metrics.items(), "metric of its judge")
     _require_numbers(((name, part) for name, part in verdict.parts.items() if part is not None), "scorer")
-    _require(isinstance(verdict.turns, (list, tuple)), "number", f"its turns' rewards are {quote(verdict.turns)}")
+    _require_valid(isinstance(verdict.turns, (list, tuple)), "number", f"its turns' rewards are {quote(verdict.turns)}")
     _require_numbers(((str(at), reward) for at, reward in enumerate(verdict.turns)), "reward of turn")
     for part in verdict.process:
-        _require(_is_finite(part.reward), "number", f"the reward of a part is {quote(part.reward)}")
+        _require_valid(_is_finite(part.reward), "number", f"the reward of a part is {quote(part.reward)}")
         for span in part.tokens:
-            _require(
+            _require_valid(
                 0 <= span.call < len(calls) and 0 <= span.start <= span.stop <= len(calls[span.call].response_ids),
                 "call",
                 f"a rewarded part is outside of its call: {quote(tuple(span))}",
@@ -202,23 +209,25 @@ def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
 def _check_call(call: Call, at: int) -> None:
     """The parts of a call that credit, loss, proof and metrics read."""
     replied = len(call.response_ids)
-    _require(
+    _require_valid(
         call.index == at and isinstance(call.trained, bool), "call", f"call {at} says that it is {call.index!r:.20}"
     )
     sizes = {len(call.logprobs), len(call.logprobs_unit), replied if call.teacher is None else len(call.teacher)}
-    _require(sizes == {replied}, "call", f"call {at} has {replied} tokens and log-probabilities of {sorted(sizes)}")
+    _require_valid(
+        sizes == {replied}, "call", f"call {at} has {replied} tokens and log-probabilities of {sorted(sizes)}"
+    )
     _require_numbers(
         (("temperature", call.temperature), ("top_p", call.terms.top_p), ("top_k", call.terms.top_k)), f"call {at}"
     )
     _require_numbers((("started", call.started), ("ended", call.ended)), f"call {at}")
     if call.trained and not (np.isfinite(call.logprobs).all() and np.isfinite(call.logprobs_unit).all()):
-        raise GroupRefused("number", f"a log-probability of call {at} is not finite")
+        raise GroupRefusedError("number", f"a log-probability of call {at} is not finite")
     known = bool(call.versions) or not call.trained or not replied
-    _require(known, "policy_version", f"nothing says which policy sampled call {at}")
-    whole = all(_is_count(number) for run in call.versions for number in run)
+    _require_valid(known, "policy_version", f"nothing says which policy sampled call {at}")
+    are_counts = all(_is_count(number) for run in call.versions for number in run)
     firsts = [run.first for run in call.versions]
-    _require(
-        whole
+    _require_valid(
+        are_counts
         and all(run.low <= run.high for run in call.versions)
         and firsts == sorted(firsts)
         and firsts[:1] in ([], [0])
@@ -235,10 +244,12 @@ def _check_timelines(episode: Episode) -> None:
         _check_timeline(timeline, at, calls)
         for span in timeline.spans:
             part = _reply_part(span, calls[span.call])
-            _require(not seen[span.call][part].any(), "timeline", f"timeline {at} trains tokens that another one does")
+            _require_valid(
+                not seen[span.call][part].any(), "timeline", f"timeline {at} trains tokens that another one does"
+            )
             seen[span.call][part] = True
     counted = sum(timeline.sampled for timeline in episode.timelines) + episode.untrained.total()
-    _require(
+    _require_valid(
         counted == episode.sampled_tokens,
         "timeline",
         f"{episode.sampled_tokens} tokens were sampled, and its timelines and reasons count {counted}",
@@ -248,21 +259,21 @@ def _check_timelines(episode: Episode) -> None:
 def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
     size = len(timeline.ids)
     sizes = {len(each) for each in (timeline.mask, timeline.logprobs, timeline.logprobs_unit, timeline.versions)}
-    _require(
+    _require_valid(
         sizes == {size} and size > 0, "timeline", f"timeline {at} has {size} ids, and other rows of {sorted(sizes)}"
     )
-    _require(not timeline.mask[0], "timeline", f"the first token of timeline {at} is a target")
+    _require_valid(not timeline.mask[0], "timeline", f"the first token of timeline {at} is a target")
     for span in timeline.spans:
         inside = 0 <= span.call < len(calls) and 0 <= span.start < span.stop <= size
-        _require(inside, "timeline", f"timeline {at} has the span {quote(tuple(span))} and {size} tokens")
+        _require_valid(inside, "timeline", f"timeline {at} has the span {quote(tuple(span))} and {size} tokens")
         call = calls[span.call]
         part = _reply_part(span, call)
         inside = part.start >= 0 and part.stop <= len(call.response_ids) and call.trained
-        _require(inside, "timeline", f"timeline {at} trains what call {span.call} did not sample for training")
-    again = rebuild(calls, timeline.leaf, timeline.agent, timeline.target, timeline.spans)
+        _require_valid(inside, "timeline", f"timeline {at} trains what call {span.call} did not sample for training")
+    rebuilt = rebuild(calls, timeline.leaf, timeline.agent, timeline.target, timeline.spans)
     names = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
-    differing = [name for name in names if not _begins_with(getattr(again, name), getattr(timeline, name))]
-    _require(not differing, "timeline", f"timeline {at} and its calls differ in {', '.join(differing)}")
+    differing = [name for name in names if not _begins_with(getattr(rebuilt, name), getattr(timeline, name))]
+    _require_valid(not differing, "timeline", f"timeline {at} and its calls differ in {', '.join(differing)}")
 
 
 def _reply_part(span: SampledSpan, call: Call) -> slice:
@@ -271,19 +282,19 @@ def _reply_part(span: SampledSpan, call: Call) -> slice:
     return slice(begin, begin + span.stop - span.start)
 
 
-def _begins_with(whole: np.ndarray, part: np.ndarray) -> bool:
+def _begins_with(values: np.ndarray, part: np.ndarray) -> bool:
     """True if `part` is a prefix of `whole`, bit for bit. A timeline may be cut at its end."""
-    return len(part) <= len(whole) and whole[: len(part)].tobytes() == part.tobytes()
+    return len(part) <= len(values) and values[: len(part)].tobytes() == part.tobytes()
 
 
 def _require_numbers(named: Iterable[tuple[str, object]], what: str) -> None:
     for name, value in named:
-        _require(_is_finite(value), "number", f"{what} {quote(name)} is {quote(value)}")
+        _require_valid(_is_finite(value), "number", f"{what} {quote(name)} is {quote(value)}")
 
 
-def _require(holds: bool, kind: RefusalKind, why: str) -> None:
+def _require_valid(holds: bool, kind: RefusalKind, why: str) -> None:
     if not holds:
-        raise GroupRefused(kind, why)
+        raise GroupRefusedError(kind, why)
 
 
 def _is_count(value: object) -> bool:

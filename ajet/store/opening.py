@@ -19,12 +19,12 @@ from ajet.config.plugin import load_code
 from ajet.config.plugins import find_parts, find_shared_store
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import ConfigError, Finding, UserError
-from ajet.store.contract import StoreDown, StoreUnreachable
+from ajet.store.contract import StoreDownError, StoreUnreachableError
 from ajet.store.outage import UNREACHABLE_TIMEOUT
-from ajet.store.reading import Reading
-from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, Opener, SharedStore, Usable
+from ajet.store.reading import StoreReader
+from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, SharedStore, StoreOptions, Usable
 
-ELSEWHERE = "store.address"
+ADDRESS_FILE = "store.address"
 """In a run's folder: where its ledger is, if not there. It may hold what was played though the folder does not."""
 SETTINGS = "resolved.yaml"
 """In a run's folder: its settings, without secrets."""
@@ -84,7 +84,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class StoreLeftovers:
     """The leftovers of killed puts."""
 
     count: int = 0
@@ -98,7 +98,7 @@ class Left:
 class StoreDriver(Protocol):
     """Opens the shared stores of one kind, by address; made without arguments.
 
-    Errors of a server that is away may be `StoreDown` or `StoreUnreachable`; all others are UserErrors.
+    Errors of a server that is away may be `StoreDownError` or `StoreUnreachableError`; all others are UserErrors.
     """
 
     form: str
@@ -106,7 +106,7 @@ class StoreDriver(Protocol):
     default: str
     """The address where `store.uri` is null."""
 
-    def open(self, address: Address, opener: Opener) -> SharedStore:
+    def open(self, address: Address, opener: StoreOptions) -> SharedStore:
         """Return the open store, made if there is none."""
         ...
 
@@ -114,7 +114,7 @@ class StoreDriver(Protocol):
         """Raise what `open` would, making and changing nothing. `made`: a folder that a start makes."""
         ...
 
-    def read(self, address: Address) -> Reading:
+    def read(self, address: Address) -> StoreReader:
         """Return a reader that changes nothing."""
         ...
 
@@ -122,7 +122,7 @@ class StoreDriver(Protocol):
         """Return what `ajet doctor --store` prints; a server that does not answer is a finding."""
         ...
 
-    def find_leftovers(self, address: Address, *, remove: bool = False) -> Left:
+    def find_leftovers(self, address: Address, *, remove: bool = False) -> StoreLeftovers:
         """Return what killed processes left in the store; `remove`: remove it, too."""
         ...
 
@@ -141,7 +141,7 @@ def list_forms(separator: str = ", or ") -> str:
     return separator.join(load_code(part.code).form for part in find_parts("store").values() if part.schemes)
 
 
-def no_store(where: str) -> UserError:
+def missing_store_error(where: str) -> UserError:
     """The error for an address at which there is no store."""
     return UserError(
         "There is no store of ajet's.",
@@ -150,9 +150,9 @@ def no_store(where: str) -> UserError:
     )
 
 
-def note_elsewhere(folder: Path, address: str) -> None:
+def write_store_address(folder: Path, address: str) -> None:
     """The run that is recorded in `folder` has its ledger there, from now on."""
-    (folder / ELSEWHERE).write_text(address + "\n")
+    (folder / ADDRESS_FILE).write_text(address + "\n")
 
 
 def recorded_settings(folder: Path) -> str:
@@ -192,14 +192,14 @@ def open_shared(
     redact: Redactor | None = None,
     usable: Usable | None = None,
 ) -> SharedStore:
-    """The store at an address; `rolls`, `at`, `run`, `settings` and `usable` are the trainer's, as `Opener` says.
+    """The store at an address; `rolls`, `at`, `run`, `settings` and `usable` are the trainer's, as `StoreOptions` says.
     Raises UserError, also for a server that is not there: what nothing was begun with is the person's to mend, and no
     run that failed."""
     found = Address.of(address) if isinstance(address, str) else address
-    opener = Opener(lease_seconds, max_attempts, rolls, at, run, settings, redact, unreachable_timeout, usable)
+    opener = StoreOptions(lease_seconds, max_attempts, rolls, at, run, settings, redact, unreachable_timeout, usable)
     try:
         return find_driver(found).open(found, opener)
-    except (StoreDown, StoreUnreachable) as down:
+    except (StoreDownError, StoreUnreachableError) as down:
         raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down
 
 
@@ -208,11 +208,11 @@ def require_store(address: Address) -> None:
     open_shared(address).disconnect()
 
 
-def look_at_store(address: Address, *, made: Path | None = None) -> None:
+def check_store(address: Address, *, made: Path | None = None) -> None:
     """Raise as `require_store` does, making and changing nothing. `made`: a folder that a start makes."""
     try:
         find_driver(address).check(address, made=made)
-    except (StoreDown, StoreUnreachable) as down:
+    except (StoreDownError, StoreUnreachableError) as down:
         raise UserError(down.what, where=down.where, expected=down.expected, do=down.do) from down
 
 
@@ -222,14 +222,14 @@ def survey(text: str, *, base: Path | None = None) -> list[Finding]:
     return find_driver(address).survey(address)
 
 
-def left_in_store(folder: Path, *, remove: bool = False) -> Left:
+def find_store_leftovers(folder: Path, *, remove: bool = False) -> StoreLeftovers:
     """Find the leftovers in the store of the run that is recorded in `folder`; `remove`: remove them, too."""
-    named = folder / ELSEWHERE
+    named = folder / ADDRESS_FILE
     address = named.read_text().strip() if named.exists() else ""
     if find_shared_store(address.partition(":")[0]) is None:  # the user's own store, or none
-        return Left()
+        return StoreLeftovers()
     try:
         found = Address.of(address)
         return find_driver(found).find_leftovers(found, remove=remove)
     except UserError as error:
-        return Left(why_not=error.what)
+        return StoreLeftovers(why_not=error.what)

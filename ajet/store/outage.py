@@ -1,9 +1,8 @@
 """Waits out a store that is out of reach: a server without an answer, a network folder that is gone.
 
 Invariant: all threads of a process share one outage. It is logged once when it begins and once when it ends; after
-`patience` seconds every waiting operation raises StoreUnreachable, and later ones are tried once. What is repeated may
-have happened already: the operation decides whether that is safe.
-"""
+`patience` seconds every waiting operation raises StoreUnreachableError, and later ones are tried once. What is repeated
+may have happened already: the operation decides whether that is safe."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from typing import TypeVar
 
 from loguru import logger
 
-from ajet.store.contract import StoreUnreachable
+from ajet.store.contract import StoreUnreachableError
 
 UNREACHABLE_TIMEOUT = 600.0
 """Seconds that a run waits, unless `store.unreachable_timeout` says otherwise."""
@@ -90,13 +89,13 @@ class Outage:
         return self._is_logged or time.monotonic() - self._ended < seconds
 
     def outlast(self, operation: Callable[[], T]) -> T:
-        """Repeat the operation while it raises StoreUnreachable. Raises that once the patience is over."""
+        """Repeat the operation while it raises StoreUnreachableError. Raises that once the patience is over."""
         began, pause = time.monotonic(), FIRST_PAUSE
         while True:
             try:
                 result = operation()
-            except StoreUnreachable:
-                if not self._may_wait(began, pause) or self._pause(pause):
+            except StoreUnreachableError:
+                if not self._may_wait(began, pause) or self._wait_for_retry(pause):
                     raise
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
@@ -104,7 +103,7 @@ class Outage:
                     self._note_back()
                 return result
 
-    def _pause(self, seconds: float) -> bool:
+    def _wait_for_retry(self, seconds: float) -> bool:
         """Wait until the next try; True if the store was closed meanwhile."""
         raise_interrupt, until = _raise_interrupt.get(), time.monotonic() + seconds
         while True:

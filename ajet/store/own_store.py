@@ -12,14 +12,14 @@ from ajet.schema.errors import ConfigError
 from ajet.store.contract import Kept, Store
 from ajet.store.opening import (
     Address,
+    check_store,
     find_driver,
-    look_at_store,
-    note_elsewhere,
     open_shared,
     recorded_settings,
     require_store,
+    write_store_address,
 )
-from ajet.store.reading import Reading
+from ajet.store.reading import StoreReader
 from ajet.store.run_store import RunStore
 from ajet.store.shared import SharedStore
 
@@ -53,11 +53,11 @@ def require_own_store(experiment: Experiment, folder: Path) -> None:
         require_store(address)
 
 
-def look_at_own_store(experiment: Experiment, folder: Path) -> Address | None:
+def check_own_store(experiment: Experiment, folder: Path) -> Address | None:
     """Raise as `require_own_store` does, making and changing nothing; answers where a shared store is. `folder`: the
     one that a start would make."""
     if (address := store_address(experiment, folder)) is not None:
-        look_at_store(address, made=folder)
+        check_store(address, made=folder)
     return address
 
 
@@ -87,16 +87,16 @@ def open_store(
             redact=redact,
             usable=usable,
         )
-        note_elsewhere(folder, address.shown)
+        write_store_address(folder, address.shown)
         return shared
     more: dict[str, Any] = {"usable": usable} if usable is not None else {}
     opened: Store = store_class(experiment)(pending, ledger=ledger, at=at, redact=redact, **more)
     if not isinstance(opened, RunStore):  # nobody knows where it keeps what was put
-        note_elsewhere(folder, experiment.ajet.store.type)
+        write_store_address(folder, experiment.ajet.store.type)
     return opened
 
 
-def open_reading(address: Address) -> Reading:
+def open_reader(address: Address) -> StoreReader:
     """The store at an address, to be looked at and not changed. Raises UserError where there is none."""
     return find_driver(address).read(address)
 

@@ -18,7 +18,7 @@ State = Literal["waiting", "leased", "closed", "over", "dead"]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredPosition:
     """A position of which something was put."""
 
     order: int
@@ -33,7 +33,7 @@ class Stored:
     """Why no step trained on it, where it was left out."""
 
 
-class Reading(Protocol):
+class StoreReader(Protocol):
     """Reads one store without changing it; every method raises UserError where it cannot be read."""
 
     run: str
@@ -54,7 +54,7 @@ class Reading(Protocol):
         that one of these steps used."""
         ...
 
-    def position(self, order: int) -> Stored | None:
+    def position(self, order: int) -> StoredPosition | None:
         """A position with its episodes; None: it was let go of meanwhile."""
         ...
 
@@ -63,10 +63,10 @@ class Reading(Protocol):
         ...
 
 
-def stored(
+def build_stored_position(
     order: int, state: State, ends: list[Kept | AlteredEpisodeError], steps: Collection[int], left: str
-) -> Stored:
+) -> StoredPosition:
     """A position, of what was read of it."""
-    kept = tuple(each for each in ends if isinstance(each, Kept))
+    unaltered = tuple(each for each in ends if isinstance(each, Kept))
     altered = tuple(str(each) for each in ends if isinstance(each, AlteredEpisodeError))
-    return Stored(order, state, kept, altered, tuple(steps), "" if steps else left)
+    return StoredPosition(order, state, unaltered, altered, tuple(steps), "" if steps else left)

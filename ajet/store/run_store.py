@@ -19,11 +19,11 @@ from ajet.record.files import read_lines
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.schema.errors import UserError
-from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.contract import Kept, Lease, LeaseLostError
 from ajet.store.digest import AlteredEpisodeError, explain_alteration
 
 
-class Positions:
+class PositionQueue:
     """The positions of the training order: next, leased, waiting. Begins as `state` tells, or at the beginning.
 
     Invariant: every position below `next` that is neither leased nor waiting is over, and none is leased twice.
@@ -40,15 +40,15 @@ class Positions:
 
     def take(self, count: int) -> list[Lease]:
         """The next ones of the order, those that wait first."""
-        again = sorted(order for order in self._waiting if order >= 0)[:count]
-        fresh = range(self._next, self._next + count - len(again))
+        waiting = sorted(order for order in self._waiting if order >= 0)[:count]
+        fresh = range(self._next, self._next + count - len(waiting))
         self._next = fresh.stop
-        return [self._lease(order) for order in (*again, *fresh)]
+        return [self._lease_position(order) for order in (*waiting, *fresh)]
 
     def bring(self) -> Lease:
         """Lease a position outside of the order."""
         self._brought += 1
-        return self._lease(-self._brought)
+        return self._lease_position(-self._brought)
 
     def offer(self, order: int) -> bool:
         """Let this one wait, and what lies before it and was not begun; False where it is over, or leased."""
@@ -62,34 +62,34 @@ class Positions:
             self._next = order + 1
         return order in self._waiting
 
-    def waits(self, order: int) -> bool:
+    def is_waiting(self, order: int) -> bool:
         """Whether the position was begun and nobody holds it."""
         return order in self._waiting
 
     def claim(self, order: int) -> Lease:
         """Just this one, which waits."""
-        return self._lease(order)
+        return self._lease_position(order)
 
-    def held(self, order: int) -> Lease:
+    def current_lease(self, order: int) -> Lease:
         """The lease of one that is leased."""
         return Lease(order, self._leased[order])
 
-    def require(self, lease: Lease) -> None:
-        """Raises LeaseLost where it is not the latest of its position."""
+    def require_lease(self, lease: Lease) -> None:
+        """Raises LeaseLostError where it is not the latest of its position."""
         if self._leased.get(lease.order) != lease.fence:
-            raise LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
+            raise LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")
 
     def end(self, orders: Iterable[int]) -> None:
-        """End positions: they are over. Raises LeaseLost, and ends none, where one is not leased."""
+        """End positions: they are over. Raises LeaseLostError, and ends none, where one is not leased."""
         ending = set(orders)
         if foreign := ending - self._leased.keys():
-            raise LeaseLost(f"positions {sorted(foreign)} are not leased")
+            raise LeaseLostError(f"positions {sorted(foreign)} are not leased")
         for order in ending:
             del self._leased[order]
 
     def give_back(self, lease: Lease) -> None:
         """Somebody else may have it."""
-        self.require(lease)
+        self.require_lease(lease)
         del self._leased[lease.order]
         self._waiting.add(lease.order)
 
@@ -101,7 +101,7 @@ class Positions:
         """The positions as JSON values: what is leased counts as begun, and nobody's."""
         return {"next": self._next, "unfinished": self.begun(), "brought": self._brought}
 
-    def _lease(self, order: int) -> Lease:
+    def _lease_position(self, order: int) -> Lease:
         self._waiting.discard(order)
         self._fence += 1
         self._leased[order] = self._fence
@@ -131,9 +131,9 @@ class RunStore:
         self._files = EpisodeFiles(folder, redact) if folder is not None else None
         self._ledger, self._usable = ledger, usable
         self._lock = threading.Lock()
-        self._positions = Positions(state)
+        self._positions = PositionQueue(state)
         self._closed: set[int] = set()
-        self._kept: dict[int, list[Kept]] = {}
+        self._put_episodes: dict[int, list[Kept]] = {}
         self._numbers: dict[int, int] = {}
         """Of the file of each position of which something was put and that is not over."""
         uses = state if state.get("ledger") == ledger else {}
@@ -147,12 +147,12 @@ class RunStore:
         """The numbers of those that are there."""
         self._last = -1
         if self._files is not None:
-            self._read(self._files)
+            self._read_pending(self._files)
 
     def lease(self, count: int) -> list[Lease]:
         """See the contract."""
         with self._lock:
-            return [self._with_kept(lease) for lease in self._positions.take(count)]
+            return [self._attach_episodes(lease) for lease in self._positions.take(count)]
 
     def bring(self) -> Lease:
         """See the contract."""
@@ -162,16 +162,16 @@ class RunStore:
     def lease_kept(self) -> list[Lease]:
         """See the contract."""
         with self._lock:
-            left = sorted(order for order in self._kept if self._positions.waits(order))
-            return [self._with_kept(self._positions.claim(order)) for order in left]
+            left = sorted(order for order in self._put_episodes if self._positions.is_waiting(order))
+            return [self._attach_episodes(self._positions.claim(order)) for order in left]
 
     def put(self, lease: Lease, *kept: Kept) -> None:
         """See the contract."""
         if self._files is None:
             raise RuntimeError("the store has no folder")
         with self._lock:
-            self._positions.require(lease)
-            held = self._kept.get(lease.order, [])
+            self._positions.require_lease(lease)
+            held = self._put_episodes.get(lease.order, [])
             new = [one for one in kept if all(one.episode.uuid != other.episode.uuid for other in held)]
             if not new:
                 return
@@ -181,20 +181,20 @@ class RunStore:
             }
             self._files.write(number, "train", [one.episode for one in new], notes=notes)
             self._numbers[lease.order], self._last = number, max(self._last, number)
-            self._kept[lease.order] = [*held, *new]
+            self._put_episodes[lease.order] = [*held, *new]
 
     def close(self, lease: Lease) -> None:
         """See the contract."""
         with self._lock:
-            self._positions.require(lease)
+            self._positions.require_lease(lease)
             self._closed.add(lease.order)
             if lease.order in self._numbers:
-                self._marker(self._numbers[lease.order]).touch()
+                self._closed_marker(self._numbers[lease.order]).touch()
 
     def closed(self) -> list[Lease]:
         """See the contract."""
         with self._lock:
-            return [self._with_kept(self._positions.held(order)) for order in sorted(self._closed)]
+            return [self._attach_episodes(self._positions.current_lease(order)) for order in sorted(self._closed)]
 
     def begun(self) -> list[int]:
         """See the contract."""
@@ -207,8 +207,8 @@ class RunStore:
         staying = using & set(again)
         with self._lock:
             late = [order for order in using if self._steps.get(order, [-1])[-1] >= step]
-            if wrong := sorted({*late, *(staying - (self._closed & self._kept.keys()))}):
-                raise LeaseLost(f"positions {wrong} are not closed, or step {step} has used them")
+            if wrong := sorted({*late, *(staying - (self._closed & self._put_episodes.keys()))}):
+                raise LeaseLostError(f"positions {wrong} are not closed, or step {step} has used them")
             ending = using - staying
             self._positions.end(ending)
             for order in staying:
@@ -216,8 +216,8 @@ class RunStore:
             for order in ending:
                 self._closed.discard(order)
                 self._steps.pop(order, None)
-                if kept := self._kept.pop(order, None):
-                    name = kept[0].episode.uuid
+                if episodes := self._put_episodes.pop(order, None):
+                    name = episodes[0].episode.uuid
                     self._used[name], self._over[name] = step, self._numbers.pop(order)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
@@ -228,8 +228,8 @@ class RunStore:
         """See the contract."""
         with self._lock:
             for lease in leases:
-                self._positions.require(lease)
-                if lease.order < 0 and lease.order not in self._kept:
+                self._positions.require_lease(lease)
+                if lease.order < 0 and lease.order not in self._put_episodes:
                     self._positions.end([lease.order])
                 else:
                     self._positions.give_back(lease)
@@ -238,19 +238,21 @@ class RunStore:
         """See the contract."""
         with self._lock:
             used = [[name, step] for name, step in self._used.items()]
-            again = [[self._kept[order][0].episode.uuid, [*steps]] for order, steps in sorted(self._steps.items())]
-            told = {**self._positions.state(), "ledger": self._ledger, "used": used}
-            return {**told, "again": again} if again else told
+            reused = [
+                [self._put_episodes[order][0].episode.uuid, [*steps]] for order, steps in sorted(self._steps.items())
+            ]
+            frontier = {**self._positions.state(), "ledger": self._ledger, "used": used}
+            return {**frontier, "again": reused} if reused else frontier
 
     def forget(self, step: int) -> None:
         """See the contract."""
         with self._lock:
             for name in [name for name, used in self._used.items() if used <= step]:
                 if self._files is not None and name in self._over:
-                    self._remove(self._files, self._over.pop(name))
+                    self._remove_files(self._files, self._over.pop(name))
                 del self._used[name]
 
-    def _read(self, files: EpisodeFiles) -> None:
+    def _read_pending(self, files: EpisodeFiles) -> None:
         """Read what earlier processes put and the checkpoint does not know as used."""
         for number in files.steps():
             self._last = max(self._last, number)
@@ -261,14 +263,14 @@ class RunStore:
                 self._over[name] = number
                 continue
             self._require_unchanged(files.path(number), lines)
-            kept = [
+            ends = [
                 Kept(episode, row["alone"], row["ended_by"])
                 for row, episode in zip(rows, files.read(number), strict=True)
             ]
-            if name in self._to_come or self._usable(kept):
-                self._take_up(number, rows[0]["position"], kept, self._to_come.get(name))
+            if name in self._to_come or self._usable(ends):
+                self._add_pending(number, rows[0]["position"], ends, self._to_come.get(name))
             else:
-                self._remove(files, number)
+                self._remove_files(files, number)
 
     @staticmethod
     def _require_unchanged(path: Path, lines: Sequence[Line]) -> None:
@@ -280,34 +282,34 @@ class RunStore:
                 do=f"restore {path.name} and the .bin beside it, or remove both: the task is played again",
             )
 
-    def _take_up(self, number: int, order: int, kept: list[Kept], used: list[int] | None) -> None:
+    def _add_pending(self, number: int, order: int, ends: list[Kept], used: list[int] | None) -> None:
         if not self._positions.offer(order):  # the checkpoint has it as over
             lease = self._positions.bring()
             self._positions.give_back(lease)
             order = lease.order
-        self._kept[order], self._numbers[order] = kept, number
-        if self._marker(number).exists():
+        self._put_episodes[order], self._numbers[order] = ends, number
+        if self._closed_marker(number).exists():
             self._positions.claim(order)
             self._closed.add(order)
             if used:
                 self._steps[order] = used
 
-    def _remove(self, files: EpisodeFiles, number: int) -> None:
+    def _remove_files(self, files: EpisodeFiles, number: int) -> None:
         path = files.path(number)
-        for gone in (path, path.with_suffix(".bin"), self._marker(number)):
+        for gone in (path, path.with_suffix(".bin"), self._closed_marker(number)):
             gone.unlink(missing_ok=True)
 
-    def _with_kept(self, lease: Lease) -> Lease:
+    def _attach_episodes(self, lease: Lease) -> Lease:
         used = tuple(self._steps.get(lease.order, ()))
-        return Lease(lease.order, lease.fence, tuple(self._kept.get(lease.order, ())), used)
+        return Lease(lease.order, lease.fence, tuple(self._put_episodes.get(lease.order, ())), used)
 
-    def _marker(self, number: int) -> Path:
+    def _closed_marker(self, number: int) -> Path:
         """There where the group is closed."""
         assert self._files is not None
         return self._files.path(number).with_suffix(".closed")
 
 
-def changed_ends(folder: Path) -> Iterator[tuple[Path, int, AlteredEpisodeError]]:
+def find_changed_episodes(folder: Path) -> Iterator[tuple[Path, int, AlteredEpisodeError]]:
     """Ends in the folder of a RunStore that are not what was put: the file, and the line, from 1. Raises UserError for
     damage."""
     files = EpisodeFiles(folder)

@@ -2,11 +2,10 @@
 to it.
 
 Invariant: one process trains, the one that opened the store last with `rolls`: whoever opened it so before is refused
-(`Fenced`). Whoever plays a position says so again within the time of its lease, by the clock of the store and not by
-its own; the lease of one that falls silent ends, and so often and no more is the position given out again: then it lies
-with the dead letters, with what went wrong each time, and the order goes on without it. What the trainer holds itself
-ends with the next trainer.
-"""
+(`TrainerFencedError`). Whoever plays a position says so again within the time of its lease, by the clock of the store
+and not by its own; the lease of one that falls silent ends, and so often and no more is the position given out again:
+then it lies with the dead letters, with what went wrong each time, and the order goes on without it. What the trainer
+holds itself ends with the next trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from typing import Any, Literal, Protocol
 from ajet.record.secrets import Redactor
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import RunFailed, UserError
-from ajet.store.contract import Kept, Lease, Store, StoreAway
+from ajet.store.contract import Kept, Lease, Store, StoreUnavailableError
 from ajet.store.outage import UNREACHABLE_TIMEOUT
 
 Role = Literal["trainer", "sampler", "server"]
@@ -28,15 +27,15 @@ NONE: Mapping[str, float] = {}
 EXPIRED = "its lease ended: whoever held it fell silent"
 
 
-class Fenced(RunFailed, StoreAway):
+class TrainerFencedError(RunFailed, StoreUnavailableError):
     """Somebody else trains on the store by now, or this process opened it without `rolls`."""
 
 
-def fenced(where: str, own: int, latest: int) -> Fenced:
+def fenced_trainer_error(where: str, own: int, latest: int) -> TrainerFencedError:
     """The error for a process that is trainer number `own` (0: none) and not the latest."""
     if not own:
-        return Fenced("This process does not train on the store: it opened it to play.", where=where)
-    return Fenced(
+        return TrainerFencedError("This process does not train on the store: it opened it to play.", where=where)
+    return TrainerFencedError(
         f"Another trainer has taken over this run's store: it is number {latest}, this one was number {own}.",
         where=where,
         expected="one trainer on a store; nothing that this one did since its last checkpoint counts",
@@ -44,7 +43,7 @@ def fenced(where: str, own: int, latest: int) -> Fenced:
     )
 
 
-def of_another_run(where: str) -> UserError:
+def other_run_error(where: str) -> UserError:
     """The error for a trainer that opens the store of another run."""
     return UserError(
         "The store is the ledger of another run.",
@@ -54,10 +53,10 @@ def of_another_run(where: str) -> UserError:
     )
 
 
-def of_other_version(where: str, found: int, known: int) -> StoreAway:
+def other_version_error(where: str, found: int, known: int) -> StoreUnavailableError:
     """The error for a store of another version than the one that is `known` here."""
     later = found > known
-    return StoreAway(
+    return StoreUnavailableError(
         f"The store is of version {found}, made by {'a later' if later else 'an earlier'} ajet.",
         where=where,
         expected=f"version {known}",
@@ -67,7 +66,7 @@ def of_other_version(where: str, found: int, known: int) -> StoreAway:
     )
 
 
-def of_another_store(where: str) -> UserError:
+def other_store_error(where: str) -> UserError:
     """The error for a trainer whose checkpoint the store never heard of."""
     return UserError(
         "The checkpoint that this run goes on from was made with another store.",
@@ -78,7 +77,7 @@ def of_another_store(where: str) -> UserError:
 
 
 @dataclass(frozen=True, slots=True)
-class Opener:
+class StoreOptions:
     """The process that opens a store."""
 
     lease_seconds: float = LEASE_SECONDS
@@ -101,7 +100,7 @@ class Opener:
     played anew. None: all may."""
 
 
-COUNT = "count"
+TASKS_KEY = "count"
 """Told with a policy: how many tasks an epoch has."""
 
 
@@ -125,7 +124,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
+class AnnouncedPolicy:
     """A policy as it was announced. The later one is that of the higher (trainer, step)."""
 
     policy: Policy
@@ -136,7 +135,7 @@ class Announced:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class StoreMember:
     """A process that says it is there."""
 
     role: Role
@@ -147,11 +146,11 @@ class Member:
     """Seconds since it first did."""
     leases: int
     """Positions that it holds."""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadLetter:
     """A position that is given out no more."""
 
     order: int
@@ -162,7 +161,7 @@ class Dead:
 
 
 @dataclass(frozen=True, slots=True)
-class Depths:
+class StoreDepths:
     """The number of positions in each state. `over` are those that are still kept."""
 
     waiting: int = 0
@@ -182,8 +181,8 @@ class Depths:
 
 
 class SharedStore(Store, Protocol):
-    """Thread-safe. Every method raises StoreAway where the store cannot be reached. `use`, `discard`, `commit` and
-    `forget` are the trainer's: they raise Fenced."""
+    """Thread-safe. Every method raises StoreUnavailableError where the store cannot be reached. `use`, `discard`,
+    `commit` and `forget` are the trainer's: they raise TrainerFencedError."""
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         """Lease as `Store` says; `below`: of the positions that nobody ever had, only those before this one."""
@@ -201,38 +200,38 @@ class SharedStore(Store, Protocol):
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """Renew leases that are still being played: each is renewed that can be. Raises LeaseLost that names the
+        """Renew leases that are still being played: each is renewed that can be. Raises LeaseLostError that names the
         others."""
         ...
 
     def fail(self, lease: Lease, reason: str) -> None:
         """Fail a position that could not be played, and not because its player had to stop (`give_back`). Raises
-        LeaseLost."""
+        LeaseLostError."""
         ...
 
     def quarantine(self, order: int, reason: str) -> None:
-        """Set a closed position aside: it stays in the store, and nobody trains on it or leases it. Raises Fenced;
-        LeaseLost for one that is not closed."""
+        """Set a closed position aside: it stays in the store, and nobody trains on it or leases it. Raises
+        TrainerFencedError; LeaseLostError for one that is not closed."""
         ...
 
-    def dead(self) -> list[Dead]:
+    def dead(self) -> list[DeadLetter]:
         """The dead letters, in order."""
         ...
 
     def revive(self, order: int) -> None:
         """Give it out again, with all attempts before it, and without what was put of it where that was changed. Raises
-        LeaseLost for one that is not dead."""
+        LeaseLostError for one that is not dead."""
         ...
 
     def announce(self, policy: Policy) -> None:
-        """The trainer's: from now on this one is to be played with. Raises Fenced."""
+        """The trainer's: from now on this one is to be played with. Raises TrainerFencedError."""
         ...
 
-    def announced(self) -> Announced | None:
+    def announced(self) -> AnnouncedPolicy | None:
         """The policy that was announced last; None: nothing yet."""
         ...
 
-    def join(self, role: Role, name: str, told: Mapping[str, Any] | None = None) -> None:
+    def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
         """This process is there, under a name of its own; again says that it still is. Leases that it takes from now
         on are known as its."""
         ...
@@ -241,11 +240,11 @@ class SharedStore(Store, Protocol):
         """Take this process out of those that take part."""
         ...
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[StoreMember]:
         """Trainers first, then by name; also those that fell silent."""
         ...
 
-    def depths(self) -> Depths:
+    def depths(self) -> StoreDepths:
         """Without reading an episode."""
         ...
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from loguru import logger
 
-from ajet.store.contract import CANNOT_NOW, LeaseLost
+from ajet.store.contract import TRANSIENT_ERRORS, LeaseLostError
 
 THREAD = "ajet-lives"
 LONGEST_JOIN = 5.0
@@ -34,13 +34,13 @@ def signs_of_life(
             if time.monotonic() > until:
                 logger.warning("{}", silent)
                 return
-            with suppress(LeaseLost, *CANNOT_NOW):
+            with suppress(LeaseLostError, *TRANSIENT_ERRORS):
                 say()
 
-    beside = threading.Thread(target=repeat, name=THREAD, daemon=True)
-    beside.start()
+    thread = threading.Thread(target=repeat, name=THREAD, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
-        beside.join(timeout=LONGEST_JOIN)  # it may wait for a store that is out of reach
+        thread.join(timeout=LONGEST_JOIN)  # it may wait for a store that is out of reach

@@ -16,11 +16,11 @@ from pathlib import Path
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import Finding, UserError
 from ajet.store import findings, sqlite_tables
-from ajet.store.opening import Address, Left, no_store
-from ajet.store.reading import Stored, stored
-from ajet.store.shared import Opener, Policy
+from ajet.store.opening import Address, StoreLeftovers, missing_store_error
+from ajet.store.reading import StoredPosition, build_stored_position
+from ajet.store.shared import Policy, StoreOptions
 from ajet.store.sqlite_rows import (
-    DamagedRow,
+    DamagedRowError,
     SqliteEpisodes,
     read_announced,
     read_count,
@@ -29,7 +29,7 @@ from ajet.store.sqlite_rows import (
     read_reasons,
 )
 from ajet.store.sqlite_store import LINE, SqliteStore
-from ajet.store.sqlite_tables import bound_statements, damaged_file, is_mistake, look_at, require_own, version
+from ajet.store.sqlite_tables import bound_statements, check_file, damaged_file, is_mistake, read_version, require_own
 
 
 class SqliteDriver:
@@ -38,125 +38,125 @@ class SqliteDriver:
     form = "sqlite:PATH"
     default = "sqlite:store.sqlite"
 
-    def open(self, address: Address, opener: Opener) -> SqliteStore:
+    def open(self, address: Address, opener: StoreOptions) -> SqliteStore:
         """See `StoreDriver`."""
-        return SqliteStore(_path(address), opener)
+        return SqliteStore(_file_path(address), opener)
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
         """See `StoreDriver`."""
-        look_at(_path(address), made=made)
+        check_file(_file_path(address), made=made)
 
-    def read(self, address: Address) -> SqliteReading:
+    def read(self, address: Address) -> SqliteReader:
         """See `StoreDriver`."""
-        return SqliteReading(_path(address))
+        return SqliteReader(_file_path(address))
 
     def survey(self, address: Address) -> list[Finding]:
         """See `StoreDriver`."""
-        return survey_file(_path(address))
+        return survey_file(_file_path(address))
 
-    def find_leftovers(self, address: Address, *, remove: bool = False) -> Left:
+    def find_leftovers(self, address: Address, *, remove: bool = False) -> StoreLeftovers:
         """Return none: a put is one transaction, or is mended as the next run opens the store."""
-        return Left()
+        return StoreLeftovers()
 
 
-def _path(address: Address) -> Path:
+def _file_path(address: Address) -> Path:
     assert address.path is not None, "an address with the scheme sqlite has a path"
     return address.path
 
 
 @dataclass(slots=True)
-class _Uses:
+class _PositionUses:
     """The uses of a position that hold."""
 
     steps: list[int] = field(default_factory=list)
     left: str = ""
 
 
-class SqliteReading:
-    """See `Reading`."""
+class SqliteReader:
+    """See `StoreReader`."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise no_store(f"sqlite:{path}")
+            raise missing_store_error(f"sqlite:{path}")
         self._path = path
         self._episodes = SqliteEpisodes(path, SHAPES_ONLY)
-        with _reporting_errors(path):
+        with _explain_errors(path):
             self._base = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
         try:
-            with self._asking():
-                self._begin()
+            with self._bound_reads():
+                self._load_facts()
         except BaseException:
             self._base.close()
             raise
 
     def close(self) -> None:
-        """See `Reading`."""
+        """See `StoreReader`."""
         self._base.close()
 
     def announced(self) -> Policy | None:
-        """See `Reading`."""
-        with self._asking():
+        """See `StoreReader`."""
+        with self._bound_reads():
             found = self._base.execute("SELECT said FROM policy").fetchone()
             return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
 
     def begun(self) -> int:
-        """See `Reading`."""
-        with self._asking():
+        """See `StoreReader`."""
+        with self._bound_reads():
             return read_count("next", self._base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
-        """See `Reading`."""
-        asked = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
-        with self._asking():
-            found = [read_position(row) for row in self._base.execute(asked, (len(beginning), beginning))]
+        """See `StoreReader`."""
+        query = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
+        with self._bound_reads():
+            found = [read_position(row) for row in self._base.execute(query, (len(beginning), beginning))]
         return [order for order in found if not steps or {*self._uses_of(order).steps} & {*steps}]
 
-    def position(self, order: int) -> Stored | None:
-        """See `Reading`."""
-        with self._asking():
+    def position(self, order: int) -> StoredPosition | None:
+        """See `StoreReader`."""
+        with self._bound_reads():
             self._base.execute("BEGIN")
             try:
                 found = self._base.execute("SELECT state FROM positions WHERE place = ?", (order,)).fetchone()
-                ends = list(self._episodes.each(self._base, order))
+                ends = list(self._episodes.iterate_episodes(self._base, order))
             finally:
                 self._base.execute("ROLLBACK")
         if found is None or not ends:
             return None
-        return stored(order, found[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
+        return build_stored_position(order, found[0], ends, self._uses_of(order).steps, self._uses_of(order).left)
 
-    def _begin(self) -> None:
-        found = version(self._base)
+    def _load_facts(self) -> None:
+        found = read_version(self._base)
         if not found:
-            raise no_store(f"sqlite:{self._path}")
+            raise missing_store_error(f"sqlite:{self._path}")
         require_own(self._base, self._path)
         facts = dict(self._base.execute("SELECT name, value FROM facts").fetchall())
         self.run, self.settings = facts.get("run", ""), facts.get("settings", "")
         held = f"{LINE} SELECT place, step, reason FROM uses WHERE of IS NULL OR of IN line ORDER BY step"
-        self._uses: dict[int, _Uses] = {}
+        self._uses: dict[int, _PositionUses] = {}
         for order, step, reason in self._base.execute(held):
-            of = self._uses.setdefault(order, _Uses())
+            of = self._uses.setdefault(order, _PositionUses())
             if reason is None:
                 of.steps.append(step)
             else:
                 of.left = reason
 
-    def _uses_of(self, order: int) -> _Uses:
-        return self._uses.get(order, _Uses())
+    def _uses_of(self, order: int) -> _PositionUses:
+        return self._uses.get(order, _PositionUses())
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _bound_reads(self) -> Iterator[None]:
         """Within the block the file is asked, for a bounded time."""
         bound_statements(self._base)
-        with _reporting_errors(self._path):
+        with _explain_errors(self._path):
             yield
 
 
 @contextmanager
-def _reporting_errors(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Iterator[None]:
     """Raises UserError for what SQLite says of the file."""
     try:
         yield
-    except DamagedRow as damaged:
+    except DamagedRowError as damaged:
         raise damaged_file(path, damaged) from damaged
     except sqlite3.Error as error:
         if is_mistake(error):
@@ -174,14 +174,14 @@ def survey_file(path: Path) -> list[Finding]:
         return [Finding("file", "note", f"{path} is not there", "the first process that opens it makes it")]
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
-            return _looked_at(base, path)
+            return _survey_tables(base, path)
     except UserError as error:
         return [Finding("file", "problem", error.what, error.expected)]
-    except (sqlite3.DatabaseError, DamagedRow) as error:
+    except (sqlite3.DatabaseError, DamagedRowError) as error:
         return [Finding("file", "problem", f"{path}: {error}", "it is no store, or damaged")]
 
 
-def _looked_at(base: sqlite3.Connection, path: Path) -> list[Finding]:
+def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
     started = time.perf_counter()
     (found,) = base.execute("PRAGMA user_version").fetchone()
     milliseconds = 1000 * (time.perf_counter() - started)
@@ -189,23 +189,23 @@ def _looked_at(base: sqlite3.Connection, path: Path) -> list[Finding]:
     if not found:
         sqlite_tables.require_own(base, path)
         return [*shown, Finding("schema", "note", "no tables yet", "the first process that opens it makes them")]
-    shown.append(findings.version(found, sqlite_tables.VERSION))
+    shown.append(findings.report_schema_version(found, sqlite_tables.VERSION))
     if found != sqlite_tables.VERSION:
         return shown
     sqlite_tables.require_own(base, path)
     states = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
     (ends,) = base.execute("SELECT COUNT(*) FROM ends").fetchone()
-    shown.append(findings.contents(states, ends, path.stat().st_size))
+    shown.append(findings.report_contents(states, ends, path.stat().st_size))
     dead = base.execute("SELECT place, reasons FROM positions WHERE state = 'dead' ORDER BY place").fetchall()
-    shown += findings.letters((order, (read_reasons(reasons) or [""])[-1]) for order, reasons in dead)
+    shown += findings.report_dead_letters((order, (read_reasons(reasons) or [""])[-1]) for order, reasons in dead)
     for row in base.execute("SELECT said, trainer, time FROM policy"):
         latest = read_announced(row, time.time())
-        shown.append(findings.announced(asdict(latest.policy), latest.age))
+        shown.append(findings.report_policy(asdict(latest.policy), latest.age))
     leased = "SELECT holder, COUNT(*) FROM positions WHERE state = 'leased' GROUP BY holder"
     holds = dict(base.execute(leased).fetchall())
     for row in base.execute("SELECT role, name, seen, joined, told, 0 FROM members ORDER BY role DESC, name"):
         if (member := read_member(row, time.time())) is not None:
-            shown.append(findings.member(member.role, member.name, member.age, holds.get(member.name, 0)))
+            shown.append(findings.report_member(member.role, member.name, member.age, holds.get(member.name, 0)))
         else:
             shown.append(
                 Finding("members", "warning", f"a row that ajet never wrote ({row[1]!r:.60})", "it is left out")

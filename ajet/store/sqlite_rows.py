@@ -1,11 +1,10 @@
 """Reads and writes the rows of a SQLite store, and checks each value: another program may have changed it.
 
-Invariant: no value of the file raises anything but DamagedRow; a row that nothing depends on is left out instead. What
-`SqliteEpisodes` and `SqlitePositions` do happens within their caller's transaction. An episode is read as it was put,
-or not at all (`AlteredEpisodeError`); an end that is there already, by its uuid, is put no second time. A change in the
-name of a lease names the fence that it has to have. The clock is the machine's; where it was set back by more than a
-lease is long, leases of that future have ended.
-"""
+Invariant: no value of the file raises anything but DamagedRowError; a row that nothing depends on is left out instead.
+What `SqliteEpisodes` and `SqlitePositions` do happens within their caller's transaction. An episode is read as it was
+put, or not at all (`AlteredEpisodeError`); an end that is there already, by its uuid, is put no second time. A change
+in the name of a lease names the fence that it has to have. The clock is the machine's; where it was set back by more
+than a lease is long, leases of that future have ended."""
 
 from __future__ import annotations
 
@@ -22,30 +21,30 @@ from ajet.record.episode_codec import decode, encode
 from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import AjetError
-from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.contract import Kept, Lease, LeaseLostError
 from ajet.store.digest import AlteredEpisodeError, digest_episode, explain_alteration
 from ajet.store.outage import Outage
-from ajet.store.shared import EXPIRED, Announced, Member, Policy, Role
+from ajet.store.shared import EXPIRED, AnnouncedPolicy, Policy, Role, StoreMember
 
 LONGEST_VALUE = 60
 """Characters of a wrong value that a message quotes."""
 
 
-class DamagedRow(AjetError):
+class DamagedRowError(AjetError):
     """A row holds what ajet never wrote."""
 
 
 def read_count(name: str, row: tuple[Any, ...] | None) -> int:
     """The value of a row of `counts`."""
     if row is None or not isinstance(row[0], int):
-        raise DamagedRow(f"the count {name!r} is {_quote(row and row[0])}")
+        raise DamagedRowError(f"the count {name!r} is {_quote_value(row and row[0])}")
     return row[0]
 
 
 def read_position(row: tuple[Any, ...]) -> int:
     """The position that an attempt's row names."""
     if not isinstance(row[0], int):
-        raise DamagedRow(f"an attempt is of position {_quote(row[0])}")
+        raise DamagedRowError(f"an attempt is of position {_quote_value(row[0])}")
     return row[0]
 
 
@@ -57,30 +56,30 @@ def read_reasons(text: object) -> list[str]:
         found = None
     if isinstance(found, list) and all(isinstance(each, str) for each in found):
         return found
-    return [f"its earlier reasons cannot be read: {_quote(text)}"]
+    return [f"its earlier reasons cannot be read: {_quote_value(text)}"]
 
 
-def read_member(row: tuple[Any, ...], now: float) -> Member | None:
+def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
     """The member of a row (role, name, seen, joined, told, leases); None: ajet never wrote it."""
-    role, name, seen, joined, told, leases = row
+    role, name, seen, joined, details, leases = row
     try:
-        found = parse_json(told) if isinstance(told, str) else None
+        found = parse_json(details) if isinstance(details, str) else None
     except ValueError:
         return None
     if not (isinstance(name, str) and role in get_args(Role) and isinstance(found, dict)):
         return None
     if not (_is_time(seen) and _is_time(joined)):
         return None
-    return Member(role, name, now - seen, now - joined, leases, found)
+    return StoreMember(role, name, now - seen, now - joined, leases, found)
 
 
-def read_announced(row: tuple[Any, ...], now: float) -> Announced:
+def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
     """The announced policy of a row (said, trainer, time)."""
-    said, trainer, time = row
+    text, trainer, time = row
     try:
-        policy = Policy(**parse_json(said))
+        policy = Policy(**parse_json(text))
     except (TypeError, ValueError) as error:
-        raise DamagedRow(f"the announced policy is {_quote(said)}") from error
+        raise DamagedRowError(f"the announced policy is {_quote_value(text)}") from error
     texts = (policy.run, policy.weights, policy.lineage, policy.tokenizer, policy.template)
     numbers = (policy.step, trainer, 0 if policy.below is None else policy.below)
     if not (
@@ -89,15 +88,15 @@ def read_announced(row: tuple[Any, ...], now: float) -> Announced:
         and isinstance(policy.told, dict)
         and _is_time(time)
     ):
-        raise DamagedRow(f"the announced policy is {_quote(said)}")
-    return Announced(policy, trainer, now - time)
+        raise DamagedRowError(f"the announced policy is {_quote_value(text)}")
+    return AnnouncedPolicy(policy, trainer, now - time)
 
 
 def _is_time(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _quote(value: object) -> str:
+def _quote_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
@@ -111,10 +110,10 @@ class SqliteEpisodes:
     def __init__(self, path: Path, redact: Redactor) -> None:
         self._path, self._redact = path, redact
 
-    def rows(self, lease: Lease, kept: Iterable[Kept]) -> list[Row]:
+    def encode_rows(self, lease: Lease, ends: Iterable[Kept]) -> list[Row]:
         """The rows to put, with their digests. Needs no transaction: this is what takes time."""
         rows = []
-        for one in kept:
+        for one in ends:
             row, arrays = encode(one.episode)
             about = (one.episode.uuid, lease.order, one.alone, one.ended_by, self._redact.row(row), arrays)
             rows.append((*about, _digest_row(*about)))
@@ -125,28 +124,28 @@ class SqliteEpisodes:
         """Insert the rows that are new."""
         base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def of(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
+    def load_episodes(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
         """The episodes of a position, as they were put. Raises AlteredEpisodeError."""
-        kept = []
-        for found in self.each(base, order):
+        episodes = []
+        for found in self.iterate_episodes(base, order):
             if isinstance(found, AlteredEpisodeError):
                 raise found
-            kept.append(found)
-        return tuple(kept)
+            episodes.append(found)
+        return tuple(episodes)
 
-    def each(self, base: sqlite3.Connection, order: int) -> Iterator[Kept | AlteredEpisodeError]:
+    def iterate_episodes(self, base: sqlite3.Connection, order: int) -> Iterator[Kept | AlteredEpisodeError]:
         """The episodes of a position; in place of one that was changed, how it was."""
-        asked = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
-        for uuid, place, alone, ended_by, line, arrays, seal in base.execute(asked, (order,)).fetchall():
+        query = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
+        for uuid, place, alone, ended_by, line, arrays, seal in base.execute(query, (order,)).fetchall():
             try:
                 with explain_alteration(order, uuid, str(self._path), ended_by):
                     if seal != _digest_row(uuid, place, alone, ended_by, line, arrays):
                         raise AlteredEpisodeError
-                    kept = Kept(decode(json.loads(line), arrays), bool(alone), ended_by)
+                    end = Kept(decode(json.loads(line), arrays), bool(alone), ended_by)
             except AlteredEpisodeError as altered:
                 yield altered
             else:
-                yield kept
+                yield end
 
 
 def _digest_row(uuid: str, order: int, alone: Any, ended_by: str, line: str, arrays: bytes) -> str:
@@ -160,19 +159,19 @@ class SqlitePositions:
     def __init__(self, seconds: float, most: int, outage: Outage) -> None:
         self._seconds, self._most, self._outage = seconds, most, outage
 
-    def to_be_had(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
+    def find_free(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
         """Up to `count` free positions: those that wait, then those that nobody ever had."""
-        asked = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
-        orders = [int(row[0]) for row in base.execute(asked, (count,))]
+        query = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
+        orders = [int(row[0]) for row in base.execute(query, (count,))]
         fresh = count - len(orders)
         if below is not None:
-            fresh = min(fresh, max(0, below - counted(base, "next")))
-        first = counted(base, "next", fresh)
+            fresh = min(fresh, max(0, below - fetch_count(base, "next")))
+        first = fetch_count(base, "next", fresh)
         return [*orders, *range(first, first + fresh)]
 
     def take(self, base: sqlite3.Connection, order: int, holder: str, trainer: int) -> int:
         """The fence under which it is the `holder`'s now. `trainer`: its number, 0 for anybody else."""
-        fence = counted(base, "fence", 1) + 1
+        fence = fetch_count(base, "fence", 1) + 1
         base.execute(
             "INSERT INTO positions (place, state, fence, until, since, seconds, holder, trainer) "
             "VALUES (:place, 'leased', :fence, :until, :since, :seconds, :holder, :trainer) "
@@ -191,8 +190,8 @@ class SqlitePositions:
         return fence
 
     def prolong(self, base: sqlite3.Connection, lease: Lease) -> None:
-        """Prolong a lease as from now. Raises LeaseLost."""
-        change(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
+        """Prolong a lease as from now. Raises LeaseLostError."""
+        update_leased(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
 
     def expire(self, base: sqlite3.Connection) -> None:
         """End the leases whose time is over. A trainer's end with the next one. After an outage their holders get the
@@ -205,18 +204,18 @@ class SqlitePositions:
             "AND until NOT BETWEEN ? AND ? + 2 * MAX(seconds, 1)"
         )
         for (order,) in base.execute(ended, (now, now)).fetchall():
-            self.failed(base, order, EXPIRED)
+            self.record_failure(base, order, EXPIRED)
 
     @staticmethod
-    def oldest(base: sqlite3.Connection, state: str, but: Collection[int] = ()) -> float | None:
+    def oldest_age(base: sqlite3.Connection, state: str, but: Collection[int] = ()) -> float | None:
         """Seconds since the first of those in that state came there; None where none is, or none knows."""
-        asked = (
+        query = (
             "SELECT place, since FROM positions WHERE state = ? AND typeof(since) IN ('real', 'integer') ORDER BY since"
         )
-        found = next((since for place, since in base.execute(asked, (state,)) if place not in but), None)
+        found = next((since for place, since in base.execute(query, (state,)) if place not in but), None)
         return None if found is None else max(0.0, time.time() - float(found))
 
-    def failed(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
+    def record_failure(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
         """Count one more failed attempt at a position. `dead`: there is to be no other."""
         (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
         reasons = [*read_reasons(found), reason]
@@ -225,14 +224,14 @@ class SqlitePositions:
         base.execute(changed, (state, dumps(reasons), order))
 
 
-def change(base: sqlite3.Connection, lease: Lease, what: str, *values: float) -> None:
-    """Change the position of a lease that counts. Raises LeaseLost."""
+def update_leased(base: sqlite3.Connection, lease: Lease, what: str, *values: float) -> None:
+    """Change the position of a lease that counts. Raises LeaseLostError."""
     changed = f"UPDATE positions SET {what} WHERE place = ? AND state = 'leased' AND fence = ?"
     if not base.execute(changed, (*values, lease.order, lease.fence)).rowcount:
-        raise LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
+        raise LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")
 
 
-def counted(base: sqlite3.Connection, name: str, more: int = 0) -> int:
+def fetch_count(base: sqlite3.Connection, name: str, more: int = 0) -> int:
     """A count of the store, before it grew."""
     value = read_count(name, base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone())
     if more:

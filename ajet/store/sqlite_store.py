@@ -26,34 +26,34 @@ from loguru import logger
 from ajet.record.plain_json import dumps
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
-from ajet.store.contract import Kept, Lease, LeaseLost
+from ajet.store.contract import Kept, Lease, LeaseLostError
 from ajet.store.digest import AlteredEpisodeError
 from ajet.store.outage import Outage
 from ajet.store.shared import (
     NONE,
-    Announced,
-    Dead,
-    Depths,
-    Member,
-    Opener,
+    AnnouncedPolicy,
+    DeadLetter,
     Policy,
     Role,
+    StoreDepths,
+    StoreMember,
+    StoreOptions,
     Usable,
-    fenced,
-    of_another_run,
-    of_another_store,
-    of_other_version,
+    fenced_trainer_error,
+    other_run_error,
+    other_store_error,
+    other_version_error,
 )
 from ajet.store.sqlite_rows import (
     LONGEST_VALUE,
-    DamagedRow,
+    DamagedRowError,
     SqliteEpisodes,
     SqlitePositions,
-    change,
-    counted,
+    fetch_count,
     read_announced,
     read_member,
     read_reasons,
+    update_leased,
 )
 from ajet.store.sqlite_tables import (
     VERSION,
@@ -62,7 +62,7 @@ from ajet.store.sqlite_tables import (
     damaged_file,
     explain_error,
     is_mistake,
-    version,
+    read_version,
 )
 
 BUSY_TIMEOUT = 1.0
@@ -76,7 +76,7 @@ WITH RECURSIVE line (number) AS (
 """The commits that the checkpoint knows that the store goes on from."""
 _HOLDING = f"{LINE} SELECT place FROM uses WHERE of IN line AND NOT again"
 """Positions whose last use is of these."""
-_AGAIN = f"""{LINE} SELECT place, step FROM uses JOIN positions USING (place)
+_REUSED = f"""{LINE} SELECT place, step FROM uses JOIN positions USING (place)
 WHERE again AND state = 'closed' AND (of IS NULL OR of IN line) ORDER BY step"""
 """Uses that hold of positions that stayed closed."""
 STATES = ("waiting", "leased", "closed", "over", "dead")
@@ -84,7 +84,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _outlasting(
+def _outlast_outage(
     method: Callable[Concatenate[SqliteStore, P], T],
 ) -> Callable[Concatenate[SqliteStore, P], T]:
     """Repeat a method while its file is out of reach. It is one transaction, and its arguments can be read again."""
@@ -100,9 +100,9 @@ class SqliteStore:
     """The store in the file `path`. A process that opens it `at` a checkpoint is the one that trains; others open it
     without."""
 
-    def __init__(self, path: Path, opener: Opener | None = None) -> None:
+    def __init__(self, path: Path, opener: StoreOptions | None = None) -> None:
         """Raises UserError, also for a checkpoint or a run of another store."""
-        who = opener or Opener()
+        who = opener or StoreOptions()
         self._path, self._redact = path, who.redact or Redactor({})
         self.outage = Outage(f"sqlite:{path}", who.unreachable_timeout)
         self._positions = SqlitePositions(who.lease_seconds, who.max_attempts, self.outage)
@@ -114,7 +114,7 @@ class SqliteStore:
         self._warned: set[str] = set()
         """Of what damaged rows it was warned."""
         if who.rolls:
-            self._roll(who)
+            self._become_trainer(who)
         self._base.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, who.unreachable_timeout))}")
 
     def disconnect(self) -> None:
@@ -122,99 +122,101 @@ class SqliteStore:
         self.outage.close()
         self._base.close()
 
-    @_outlasting
+    @_outlast_outage
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
         """See the contract."""
-        with self._taking() as base:
+        with self._open_lease_transaction() as base:
             leases: list[Lease] = []
-            while len(leases) < count and (orders := self._positions.to_be_had(base, count - len(leases), below)):
-                leases += self._leased(base, orders)
+            while len(leases) < count and (orders := self._positions.find_free(base, count - len(leases), below)):
+                leases += self._lease_positions(base, orders)
             return leases
 
-    @_outlasting
+    @_outlast_outage
     def bring(self) -> Lease:
         """See the contract."""
-        with self._taking() as base:
-            (lease,) = self._leased(base, [-counted(base, "brought", 1) - 1])
+        with self._open_lease_transaction() as base:
+            (lease,) = self._lease_positions(base, [-fetch_count(base, "brought", 1) - 1])
             return lease
 
-    @_outlasting
+    @_outlast_outage
     def lease_kept(self) -> list[Lease]:
         """See the contract."""
-        with self._taking() as base:
+        with self._open_lease_transaction() as base:
             put = "SELECT DISTINCT place FROM positions JOIN ends USING (place)"
             found = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
-            return self._leased(base, [int(row[0]) for row in found])
+            return self._lease_positions(base, [int(row[0]) for row in found])
 
-    @_outlasting
+    @_outlast_outage
     def put(self, lease: Lease, *kept: Kept) -> None:
         """See the contract."""
-        rows = self._episodes.rows(lease, kept)
-        with self._transaction() as base:
+        rows = self._episodes.encode_rows(lease, kept)
+        with self._open_transaction() as base:
             self._positions.prolong(base, lease)
             self._episodes.put(base, rows)
 
-    @_outlasting
+    @_outlast_outage
     def close(self, lease: Lease) -> None:
         """See the contract."""
-        with self._transaction() as base:
-            change(base, lease, "state = 'closed', whole = 1, since = ?", time.time())
+        with self._open_transaction() as base:
+            update_leased(base, lease, "state = 'closed', whole = 1, since = ?", time.time())
 
-    @_outlasting
+    @_outlast_outage
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
         """See the contract."""
-        with self._transaction() as base:
-            asked = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
-            found = [(order, fence) for order, fence in asked if order not in but][:count]
-            used = self._used(base)
-            kept = self._whole(base, [order for order, _ in found])
-            return [Lease(order, fence, kept[order], used.get(order, ())) for order, fence in found if order in kept]
+        with self._open_transaction() as base:
+            rows = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
+            found = [(order, fence) for order, fence in rows if order not in but][:count]
+            used = self._read_reused_steps(base)
+            episodes = self._load_unaltered(base, [order for order, _ in found])
+            return [
+                Lease(order, fence, episodes[order], used.get(order, ())) for order, fence in found if order in episodes
+            ]
 
-    @_outlasting
+    @_outlast_outage
     def begun(self) -> list[int]:
         """See the contract."""
-        with self._transaction() as base:
-            asked = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
-            found = [int(row[0]) for row in base.execute(asked)]
-            used = self._used(base)
+        with self._open_transaction() as base:
+            query = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
+            found = [int(row[0]) for row in base.execute(query)]
+            used = self._read_reused_steps(base)
             return [order for order in found if order not in used]
 
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
         """See the contract. Nobody else reads these tables: advantages are in the run's record alone."""
-        self._end(list(orders), step, None, again)
+        self._end_positions(list(orders), step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
         """See the contract."""
-        self._end(list(orders), step, reason)
+        self._end_positions(list(orders), step, reason)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
         """See the contract."""
         self._give_back(list(leases))
 
-    @_outlasting
+    @_outlast_outage
     def _give_back(self, leases: Sequence[Lease]) -> None:
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             for lease in leases:
-                change(base, lease, "state = 'waiting'")
+                update_leased(base, lease, "state = 'waiting'")
 
-    @_outlasting
+    @_outlast_outage
     def commit(self) -> dict[str, Any]:
         """See the contract. Made before the checkpoint is there: without it, nobody opens the store at this one."""
         name = uuid.uuid4().hex
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             self._require_trainer(base)
-            head = counted(base, "head")
+            head = fetch_count(base, "head")
             number = base.execute("INSERT INTO commits (name, earlier) VALUES (?, ?)", (name, head)).lastrowid
             base.execute("UPDATE uses SET of = ? WHERE of IS NULL", (number,))
             base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
         return {"commit": name}
 
-    @_outlasting
+    @_outlast_outage
     def forget(self, step: int) -> None:
         """See the contract."""
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             self._require_trainer(base)
             gone = [row for row in base.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
             for table in ("ends", "positions", "uses"):
@@ -222,126 +224,128 @@ class SqliteStore:
 
     def renew(self, leases: Iterable[Lease]) -> None:
         """See the contract."""
-        if lost := self._renew(list(leases)):
-            raise LeaseLost(f"positions {lost} are another's by now, or over")
+        if lost := self._renew_leases(list(leases)):
+            raise LeaseLostError(f"positions {lost} are another's by now, or over")
 
-    @_outlasting
-    def _renew(self, leases: Sequence[Lease]) -> list[int]:
+    @_outlast_outage
+    def _renew_leases(self, leases: Sequence[Lease]) -> list[int]:
         """The positions whose leases are lost."""
         lost = []
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
             for lease in leases:
                 try:
                     self._positions.prolong(base, lease)
-                except LeaseLost:
+                except LeaseLostError:
                     lost.append(lease.order)
         return lost
 
-    @_outlasting
+    @_outlast_outage
     def fail(self, lease: Lease, reason: str) -> None:
         """See the contract."""
-        with self._transaction() as base:
-            change(base, lease, "state = 'waiting'")
-            self._positions.failed(base, lease.order, self._redact(reason))
+        with self._open_transaction() as base:
+            update_leased(base, lease, "state = 'waiting'")
+            self._positions.record_failure(base, lease.order, self._redact(reason))
 
-    @_outlasting
+    @_outlast_outage
     def quarantine(self, order: int, reason: str) -> None:
         """See the contract."""
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             self._require_trainer(base)
             closed = "SELECT 1 FROM positions WHERE place = ? AND state = 'closed'"
             if base.execute(closed, (order,)).fetchone() is None:
-                raise LeaseLost(f"position {order} is not closed")
-            self._positions.failed(base, order, self._redact(reason), dead=True)
+                raise LeaseLostError(f"position {order} is not closed")
+            self._positions.record_failure(base, order, self._redact(reason), dead=True)
 
-    @_outlasting
-    def dead(self) -> list[Dead]:
+    @_outlast_outage
+    def dead(self) -> list[DeadLetter]:
         """See the contract."""
-        with self._transaction() as base:
-            asked = (
+        with self._open_transaction() as base:
+            query = (
                 "SELECT place, reasons, (SELECT COUNT(*) FROM ends WHERE ends.place = positions.place) "
                 "FROM positions WHERE state = 'dead' ORDER BY place"
             )
-            return [Dead(order, tuple(read_reasons(reasons)), ends) for order, reasons, ends in base.execute(asked)]
+            return [
+                DeadLetter(order, tuple(read_reasons(reasons)), ends) for order, reasons, ends in base.execute(query)
+            ]
 
-    @_outlasting
+    @_outlast_outage
     def revive(self, order: int) -> None:
         """See the contract."""
-        with self._transaction() as base:
-            again = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
-            if not base.execute(again, (order,)).rowcount:
-                raise LeaseLost(f"position {order} is not dead")
+        with self._open_transaction() as base:
+            revived = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
+            if not base.execute(revived, (order,)).rowcount:
+                raise LeaseLostError(f"position {order} is not dead")
             try:
-                self._episodes.of(base, order)
+                self._episodes.load_episodes(base, order)
             except AlteredEpisodeError:  # else nobody would ever get it
-                self._remove(base, order)
+                self._remove_episodes(base, order)
 
-    @_outlasting
+    @_outlast_outage
     def announce(self, policy: Policy) -> None:
         """See the contract."""
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             self._require_trainer(base)
             row = (dumps(asdict(policy)), self._trainer, time.time())
             base.execute("INSERT OR REPLACE INTO policy VALUES (1, ?, ?, ?)", row)
 
-    @_outlasting
-    def announced(self) -> Announced | None:
+    @_outlast_outage
+    def announced(self) -> AnnouncedPolicy | None:
         """See the contract."""
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
             return read_announced(found, time.time()) if found else None
 
-    @_outlasting
-    def join(self, role: Role, name: str, told: Mapping[str, Any] | None = None) -> None:
+    @_outlast_outage
+    def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
         """See the contract."""
         self._name = name
         now = time.time()
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             base.execute(
                 "INSERT INTO members VALUES (?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
                 "SET role = excluded.role, seen = excluded.seen, told = excluded.told",
-                (name, role, now, now, self._redact.row(told or {})),
+                (name, role, now, now, self._redact.row(details or {})),
             )
 
-    @_outlasting
+    @_outlast_outage
     def leave(self) -> None:
         """See the contract."""
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             base.execute("DELETE FROM members WHERE name = ?", (self._name,))
 
-    @_outlasting
-    def members(self) -> list[Member]:
+    @_outlast_outage
+    def members(self) -> list[StoreMember]:
         """See the contract."""
         now = time.time()
-        with self._transaction() as base:
-            asked = (
+        with self._open_transaction() as base:
+            query = (
                 "SELECT role, name, seen, joined, told, "
                 "(SELECT COUNT(*) FROM positions WHERE state = 'leased' AND holder = name) "
                 "FROM members ORDER BY role != 'trainer', name"
             )
-            rows = [(row, read_member(row, now)) for row in base.execute(asked)]
+            rows = [(row, read_member(row, now)) for row in base.execute(query)]
         for row, member in rows:
             if member is None:
                 self._warn_of_row("members", row[1])
         return [member for _, member in rows if member is not None]
 
-    @_outlasting
-    def depths(self) -> Depths:
+    @_outlast_outage
+    def depths(self) -> StoreDepths:
         """See the contract."""
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             self._positions.expire(base)
-            told = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
-            for state in told.keys() - STATES:
+            counts = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
+            for state in counts.keys() - STATES:
                 self._warn_of_row("positions", state)
-            found = {state: told.get(state, 0) for state in STATES}
-            if again := self._used(base):
-                found |= {"closed": found["closed"] - len(again), "again": len(again)}
-            return Depths(
+            found = {state: counts.get(state, 0) for state in STATES}
+            if reused := self._read_reused_steps(base):
+                found |= {"closed": found["closed"] - len(reused), "again": len(reused)}
+            return StoreDepths(
                 **found,
-                next=counted(base, "next"),
-                oldest_lease=self._positions.oldest(base, "leased"),
-                oldest_closed=self._positions.oldest(base, "closed", but=again),
+                next=fetch_count(base, "next"),
+                oldest_lease=self._positions.oldest_age(base, "leased"),
+                oldest_closed=self._positions.oldest_age(base, "closed", but=reused),
             )
 
     def _warn_of_row(self, table: str, name: object) -> None:
@@ -352,8 +356,8 @@ class SqliteStore:
             logger.warning("a row of the store {} that ajet never wrote is left out ({})", self._path, shown)
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._told():
+    def _open_transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._explain_errors():
             bound_statements(self._base)
             self._base.execute("BEGIN IMMEDIATE")
             try:
@@ -365,49 +369,49 @@ class SqliteStore:
                 raise
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """A full disk, a file that is locked for too long, damaged or closed, or that a later ajet has brought up under
         this process, as a person is told it. Any other error of SQLite's is a mistake in ajet, and stays one."""
         try:
             yield
-        except DamagedRow as damaged:
+        except DamagedRowError as damaged:
             raise damaged_file(self._path, damaged) from damaged
         except sqlite3.Error as error:
             found = None
             with suppress(sqlite3.Error):  # of a file that is damaged or closed
-                found = version(self._base)
+                found = read_version(self._base)
             if found is not None and found > VERSION:
-                raise of_other_version(str(self._path), found, VERSION) from error
+                raise other_version_error(str(self._path), found, VERSION) from error
             if found == VERSION and is_mistake(error):
                 raise
             raise explain_error(self._path, error) from error
 
     @contextmanager
-    def _taking(self) -> Iterator[sqlite3.Connection]:
+    def _open_lease_transaction(self) -> Iterator[sqlite3.Connection]:
         """A transaction of one who is about to hold positions: what a trainer takes ends with the next one, and not by
         time."""
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             if self._trainer:
                 self._require_trainer(base)
             self._positions.expire(base)
             yield base
 
-    def _roll(self, who: Opener) -> None:
+    def _become_trainer(self, who: StoreOptions) -> None:
         """Let those uses hold that the checkpoint knows, and no other; be the trainer."""
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             number = 0
             base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (who.run,))
             (owner,) = base.execute("SELECT value FROM facts WHERE name = 'run'").fetchone()
             if owner != who.run:
-                raise of_another_run(str(self._path))
+                raise other_run_error(str(self._path))
             if who.settings:
                 base.execute("INSERT OR REPLACE INTO facts VALUES ('settings', ?)", (who.settings,))
             if who.at is not None:
                 found = base.execute("SELECT number FROM commits WHERE name = ?", (who.at.get("commit"),)).fetchone()
                 if found is None:
-                    raise of_another_store(str(self._path))
+                    raise other_store_error(str(self._path))
                 number = int(found[0])
-            self._trainer = counted(base, "trainer", 1) + 1
+            self._trainer = fetch_count(base, "trainer", 1) + 1
             base.execute("UPDATE counts SET value = ? WHERE name = 'head'", (number,))
             base.execute("DELETE FROM uses WHERE of IS NULL")
             base.execute(
@@ -417,71 +421,73 @@ class SqliteStore:
             base.execute(f"UPDATE positions SET state = 'over' WHERE place IN ({_HOLDING})")
             base.execute("UPDATE positions SET state = 'waiting' WHERE state = 'leased' AND trainer > 0")
             if who.usable is not None:
-                self._drop(base, who.usable)
+                self._drop_unusable(base, who.usable)
 
-    def _drop(self, base: sqlite3.Connection, usable: Usable) -> None:
+    def _drop_unusable(self, base: sqlite3.Connection, usable: Usable) -> None:
         there = "SELECT DISTINCT place FROM ends JOIN positions USING (place) WHERE state IN ('waiting', 'closed')"
-        used = self._used(base)
-        for order, kept in self._whole(base, [order for (order,) in base.execute(there).fetchall()]).items():
-            if order not in used and not usable(kept):
-                self._remove(base, order)
+        used = self._read_reused_steps(base)
+        for order, episodes in self._load_unaltered(
+            base, [order for (order,) in base.execute(there).fetchall()]
+        ).items():
+            if order not in used and not usable(episodes):
+                self._remove_episodes(base, order)
 
     @staticmethod
-    def _remove(base: sqlite3.Connection, order: int) -> None:
+    def _remove_episodes(base: sqlite3.Connection, order: int) -> None:
         base.execute("DELETE FROM ends WHERE place = ?", (order,))
         base.execute("UPDATE positions SET state = 'waiting', whole = 0 WHERE place = ?", (order,))
 
-    def _leased(self, base: sqlite3.Connection, orders: Iterable[int]) -> list[Lease]:
+    def _lease_positions(self, base: sqlite3.Connection, orders: Iterable[int]) -> list[Lease]:
         return [
-            Lease(order, self._positions.take(base, order, self._name, self._trainer), kept)
-            for order, kept in self._whole(base, orders).items()
+            Lease(order, self._positions.take(base, order, self._name, self._trainer), episodes)
+            for order, episodes in self._load_unaltered(base, orders).items()
         ]
 
-    def _whole(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
+    def _load_unaltered(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
         """What was put of each. Where that was changed the position is set aside, and not among them."""
         found = {}
         for order in orders:
             try:
-                found[order] = self._episodes.of(base, order)
+                found[order] = self._episodes.load_episodes(base, order)
             except AlteredEpisodeError as altered:
                 why = self._redact(str(altered))
                 logger.warning("position {} is given to nobody any more: {}", order, why)
-                self._positions.failed(base, order, why, dead=True)
+                self._positions.record_failure(base, order, why, dead=True)
         return found
 
     def _require_trainer(self, base: sqlite3.Connection) -> None:
-        latest = counted(base, "trainer")
+        latest = fetch_count(base, "trainer")
         if self._trainer != latest or not latest:
-            raise fenced(str(self._path), self._trainer, latest)
+            raise fenced_trainer_error(str(self._path), self._trainer, latest)
 
-    @_outlasting
-    def _end(
-        self, orders: Iterable[int], step: int, reason: UntrainedReason | None, again: Collection[int] = ()
+    @_outlast_outage
+    def _end_positions(
+        self, orders: Iterable[int], step: int, reason: UntrainedReason | None, reused: Collection[int] = ()
     ) -> None:
-        with self._transaction() as base:
+        with self._open_transaction() as base:
             self._require_trainer(base)
-            used = self._used(base)
+            used = self._read_reused_steps(base)
             for order in set(orders):
                 over = "UPDATE positions SET state = 'over' WHERE place = ? AND state IN ('leased', 'closed')"
                 stays = (
                     "UPDATE positions SET state = 'closed' WHERE place = ? AND state = 'closed' "
                     "AND place IN (SELECT place FROM ends)"
                 )
-                if not base.execute(stays if order in again else over, (order,)).rowcount:
-                    raise LeaseLost(f"position {order} is not {'closed' if order in again else 'leased'}")
+                if not base.execute(stays if order in reused else over, (order,)).rowcount:
+                    raise LeaseLostError(f"position {order} is not {'closed' if order in reused else 'leased'}")
                 if used.get(order, (-1,))[-1] >= step:
-                    raise LeaseLost(f"step {used[order][-1]} has used position {order}")
-                row = (order, step, reason, order in again)
+                    raise LeaseLostError(f"step {used[order][-1]} has used position {order}")
+                row = (order, step, reason, order in reused)
                 base.execute("INSERT INTO uses (place, step, reason, again) VALUES (?, ?, ?, ?)", row)
 
     @staticmethod
-    def _used(base: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
+    def _read_reused_steps(base: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
         """The steps that have used each position that stayed closed."""
         if base.execute("SELECT 1 FROM uses WHERE again LIMIT 1").fetchone() is None:
             return {}
         found: dict[int, tuple[int, ...]] = {}
-        for order, step in base.execute(_AGAIN):
+        for order, step in base.execute(_REUSED):
             if not isinstance(step, int):
-                raise DamagedRow(f"position {order} was used by step {step!r:.60}")
+                raise DamagedRowError(f"position {order} was used by step {step!r:.60}")
             found[order] = (*found.get(order, ()), step)
         return found

@@ -14,8 +14,8 @@ from contextlib import closing
 from pathlib import Path
 
 from ajet.schema.errors import UserError
-from ajet.store.contract import StoreAway, StoreUnreachable
-from ajet.store.shared import of_other_version
+from ajet.store.contract import StoreUnavailableError, StoreUnreachableError
+from ajet.store.shared import other_version_error
 
 VERSION = 5
 PATIENCE = 60.0
@@ -73,11 +73,11 @@ def connect(path: Path) -> sqlite3.Connection:
             base.close()
             raise
     except sqlite3.DatabaseError as error:
-        raise _unusable(path, error) from error
+        raise _cannot_open_error(path, error) from error
     return base
 
 
-def look_at(path: Path, *, made: Path | None = None) -> None:
+def check_file(path: Path, *, made: Path | None = None) -> None:
     """Raises UserError where `connect` would, as far as that can be seen without making or changing anything. `made`:
     a folder that is there by the time it is opened."""
     try:
@@ -91,10 +91,10 @@ def look_at(path: Path, *, made: Path | None = None) -> None:
         elif path.parent != made and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
             raise sqlite3.OperationalError("its folder may not be written by this user")
     except sqlite3.DatabaseError as error:
-        raise _unusable(path, error) from error
+        raise _cannot_open_error(path, error) from error
 
 
-def _unusable(path: Path, error: sqlite3.DatabaseError) -> UserError:
+def _cannot_open_error(path: Path, error: sqlite3.DatabaseError) -> UserError:
     return UserError(
         f"The store {path} cannot be opened: {_why_not(path, error)}.",
         expected="a file that ajet made, or none, in a folder that is there and can be written",
@@ -114,7 +114,7 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
             expected="a file that ajet made, or none, in a folder that is there and can be written",
         )
     if found != VERSION and (found or tables):
-        raise of_other_version(str(path), found, VERSION)
+        raise other_version_error(str(path), found, VERSION)
     added = [f"the {kind} {name!r:.60}" for kind, name in made if kind not in ("table", "index", "version")]
     if added:  # a view stands in for a table and runs what it likes, and a trigger changes what is put
         raise UserError(
@@ -167,10 +167,10 @@ def _write_ahead(base: sqlite3.Connection) -> None:
 
 
 def _create_tables(base: sqlite3.Connection, path: Path) -> None:
-    if version(base) == VERSION:
+    if read_version(base) == VERSION:
         return
     base.execute("BEGIN IMMEDIATE")  # ended by `connect`, which closes the file, where what follows fails
-    found = version(base)  # another process may have made them meanwhile
+    found = read_version(base)  # another process may have made them meanwhile
     require_own(base, path)
     if found != VERSION:
         for statement in _SCHEMA.split(";"):
@@ -179,7 +179,7 @@ def _create_tables(base: sqlite3.Connection, path: Path) -> None:
     base.execute("COMMIT")
 
 
-def version(base: sqlite3.Connection) -> int:
+def read_version(base: sqlite3.Connection) -> int:
     """The version of the file as it is now."""
     (found,) = base.execute("PRAGMA user_version").fetchone()
     return int(found)
@@ -214,25 +214,25 @@ _ADVICE = {
 """By primary code: what was expected, and what to do."""
 
 
-def explain_error(path: Path, error: sqlite3.Error) -> StoreAway:
+def explain_error(path: Path, error: sqlite3.Error) -> StoreUnavailableError:
     """The screen for an error that is no mistake of ajet's."""
     code = error_code(error)
     what = f"The store {path} cannot be worked on: {error}."
     if code in OUT_OF_REACH:
-        return StoreUnreachable(
+        return StoreUnreachableError(
             what,
             where=str(path),
             expected="a disk or network folder that answers, and no program that keeps the file locked",
             do="Mount the folder again, or end that program; then start the same command: nothing is lost.",
         )
     expected, do = _ADVICE.get(code, ("a file that ajet made, open and whole", "Start the same command again."))
-    return StoreAway(what, where=str(path), expected=expected, do=do)
+    return StoreUnavailableError(what, where=str(path), expected=expected, do=do)
 
 
-def damaged_file(path: Path, what: object) -> StoreAway:
+def damaged_file(path: Path, what: object) -> StoreUnavailableError:
     """The screen for a file with values that ajet never wrote."""
     expected, do = _DAMAGED
-    return StoreAway(f"The store {path} is damaged: {what}.", where=str(path), expected=expected, do=do)
+    return StoreUnavailableError(f"The store {path} is damaged: {what}.", where=str(path), expected=expected, do=do)
 
 
 def error_code(error: sqlite3.Error) -> int:

@@ -28,69 +28,69 @@ _THINK = re.compile(
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 
 
-def text_of(answer: Any) -> str:
+def answer_text(answer: Any) -> str:
     """The text of an answer as agents hand it over: a string; a list of content blocks ({"type": "text", "text": …}),
     or such a list printed with str(), as AgentScope's messages hold it; None is no text."""
     if answer is None:
         return ""
     if isinstance(answer, str):
-        blocks = _printed_blocks(answer)
-        return answer if blocks is None else _joined(blocks)
+        blocks = _parse_printed_blocks(answer)
+        return answer if blocks is None else _join_blocks(blocks)
     if isinstance(answer, dict):
         answer = [answer]
     if isinstance(answer, (list, tuple)) and answer and all(_is_block(part) for part in answer):
-        return _joined(answer)
+        return _join_blocks(answer)
     return str(answer)
 
 
-def visible(text: str) -> str:
+def strip_thoughts(text: str) -> str:
     """The text without its thoughts, by the marks of each family (<think>, [THINK], …): an unclosed one reaches to the
     end; one that is only closed began before the text (templates that open it in the prompt)."""
-    kept: list[str] = []
+    parts: list[str] = []
     start, thinking = 0, False
     for tag in _THINK.finditer(text):
         if any(tag.groups()):
             if not thinking:
-                kept.clear()
+                parts.clear()
             start, thinking = tag.end(), False
         elif not thinking:
-            kept.append(text[start : tag.start()])
+            parts.append(text[start : tag.start()])
             thinking = True
     if not thinking:
-        kept.append(text[start:])
-    return "".join(kept)
+        parts.append(text[start:])
+    return "".join(parts)
 
 
-def thought_ends(text: str) -> list[int]:
+def find_thought_ends(text: str) -> list[int]:
     """Return the position behind each mark that ends a thought."""
     return [tag.end() for tag in _THINK.finditer(text) if any(tag.groups())]
 
 
-def boxes(text: str) -> list[str]:
+def find_boxes(text: str) -> list[str]:
     r"""The contents of all \boxed{} and \fbox{} outside <think>, in order. Braces nest and may be escaped; a box that
     never closes is none; of a box within a box the outer one counts; `\boxed{{42}}` holds 42."""
-    text = visible(text)
+    text = strip_thoughts(text)
     found: list[str] = []
-    closing = _closings(text)
+    closing = _match_braces(text)
     stop = 0
     for box in _BOX.finditer(text):
         end = closing.get(box.end() - 1)
         if box.start() < stop or end is None:
             continue
-        found.append(_unwrapped(text[box.end() : end]))
+        found.append(_unwrap_box(text[box.end() : end]))
         stop = end
     return found
 
 
 def boxed_answer(text: Any, *, first: bool = False) -> str | None:
     """The content of the last box (or the first) that is not empty, "" where all are, None without a box."""
-    found = boxes(text_of(text))
+    found = find_boxes(answer_text(text))
     return next((content for content in (found if first else reversed(found)) if content), "" if found else None)
 
 
 def tagged_answer(text: Any, *, first: bool = False) -> str | None:
     """The content of the last <answer>…</answer> (or the first) outside <think>, or None."""
-    text, start, found = visible(text_of(text)), None, None
+    text, start, found = strip_thoughts(answer_text(text)), None, None
     for tag in _ANSWER.finditer(text):
         if not tag.group(1):
             start = tag.end()
@@ -103,7 +103,7 @@ def tagged_answer(text: Any, *, first: bool = False) -> str | None:
 
 def hash_answer(text: Any) -> str | None:
     """What follows the last #### on its line, as GSM8K's solutions end ("#### 1,234" gives "1,234"), or None."""
-    found = _HASHES.findall(visible(text_of(text)))
+    found = _HASHES.findall(strip_thoughts(answer_text(text)))
     return found[-1].strip() if found else None
 
 
@@ -117,7 +117,7 @@ def extract_answer(text: Any) -> str | None:
     return None
 
 
-def _closings(text: str) -> dict[int, int]:
+def _match_braces(text: str) -> dict[int, int]:
     """The place of the closing brace of each opening one that has one."""
     closing: dict[int, int] = {}
     opened: list[int] = []
@@ -129,9 +129,9 @@ def _closings(text: str) -> dict[int, int]:
     return closing
 
 
-def _unwrapped(content: str) -> str:
+def _unwrap_box(content: str) -> str:
     """Without braces or a box around the whole of it."""
-    closing = _closings(content)
+    closing = _match_braces(content)
     start, stop = 0, len(content)
     while True:
         while start < stop and content[start].isspace():
@@ -149,12 +149,12 @@ def _is_block(part: Any) -> bool:
     return isinstance(part, dict) and isinstance(part.get("type", "text"), str) and ("type" in part or "text" in part)
 
 
-def _joined(blocks: Any) -> str:
+def _join_blocks(blocks: Any) -> str:
     texts = [part.get("text") for part in blocks if part.get("type", "text") == "text"]
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _printed_blocks(text: str) -> list[dict[str, Any]] | None:
+def _parse_printed_blocks(text: str) -> list[dict[str, Any]] | None:
     inside = text.strip()
     if not (inside.startswith("[{") and inside.endswith("}]")):
         return None
@@ -172,20 +172,20 @@ def _printed_blocks(text: str) -> list[dict[str, Any]] | None:
 class AnswerForm:
     """A form of answers: how the model is told to give them, and how they are read."""
 
-    told: str
+    instruction: str
     """To the model."""
     read: Callable[[str], str | None]
     """None: there is none in this text."""
 
 
 FORMS = {
-    "": AnswerForm("Answer when you know it.", visible),
+    "": AnswerForm("Answer when you know it.", strip_thoughts),
     "answer": AnswerForm("Give your final answer as <answer>YOUR ANSWER</answer>.", tagged_answer),
     "boxed": AnswerForm("Give your final answer as \\boxed{YOUR ANSWER}.", boxed_answer),
 }
 
 
-def form_named(metadata: Mapping[str, Any], otherwise: str | None = None) -> str:
+def find_form_name(metadata: Mapping[str, Any], otherwise: str | None = None) -> str:
     """The name of a task's, by its metadata; "" for none. Raises BoundaryError for a name that is none."""
     named = metadata.get("answer_schema") or otherwise or ""
     if named not in FORMS:
@@ -194,6 +194,6 @@ def form_named(metadata: Mapping[str, Any], otherwise: str | None = None) -> str
     return str(named)
 
 
-def form_of(metadata: Mapping[str, Any], otherwise: str | None = None) -> AnswerForm:
+def find_form(metadata: Mapping[str, Any], otherwise: str | None = None) -> AnswerForm:
     """The form itself. Raises BoundaryError."""
-    return FORMS[form_named(metadata, otherwise)]
+    return FORMS[find_form_name(metadata, otherwise)]

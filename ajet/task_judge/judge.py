@@ -15,7 +15,15 @@ from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, RewardFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import UNDECIDED, called, checked, total, turns_of, verdict_of, with_process
+from ajet.task_judge.judgement import (
+    UNDECIDED,
+    attach_process,
+    call_user_function,
+    check_verdict,
+    discount_rewards,
+    read_verdict,
+    turn_rewards,
+)
 
 
 class Judging(Protocol):
@@ -115,26 +123,26 @@ class Judge:
         if output.reward is not None:
             who = "the workflow's reward"
             try:
-                verdict = Verdict(total(output.reward, who, self._gamma), output.is_success)
-                verdict.turns = turns_of(output.reward, who)
-                return with_process(checked(verdict, who), output.process, who)
+                verdict = Verdict(discount_rewards(output.reward, who, self._gamma), output.is_success)
+                verdict.turns = turn_rewards(output.reward, who)
+                return attach_process(check_verdict(verdict, who), output.process, who)
             except JudgeFailure as problem:
                 raise RewardFailure(str(problem)) from None
         if output.undecided:
-            return with_process(Verdict(None, output.is_success, UNDECIDED), output.process, "the workflow's verdict")
+            return attach_process(Verdict(None, output.is_success, UNDECIDED), output.process, "the workflow's verdict")
         if self._judging is None:
             reason = "no score: the workflow set no reward, and no judge is configured"
             return Verdict(None, output.is_success, reason)
         name = type(self._judging).__name__
         try:
-            judgement = await called(self._judging.compute_reward, workflow_task, output)
+            judgement = await call_user_function(self._judging.compute_reward, workflow_task, output)
         except BoundaryError:
             raise
         except Exception as problem:
             advice = advise_on(problem, workflow_task.task, output)
-            said = f"{name} raised {type(problem).__name__}: {problem}"
-            raise JudgeFailure(f"{said} ({advice})" if advice else said) from problem
+            message = f"{name} raised {type(problem).__name__}: {problem}"
+            raise JudgeFailure(f"{message} ({advice})" if advice else message) from problem
         written_at = getattr(self._judging, "written_at", "")
         who = f"{name}'s reward ({written_at})" if written_at else f"{name}'s reward"
-        verdict = verdict_of(judgement, who, gamma=self._gamma, success=output.is_success)
-        return with_process(verdict, [*verdict.process, *output.process], f"{name}'s verdict")
+        verdict = read_verdict(judgement, who, gamma=self._gamma, success=output.is_success)
+        return attach_process(verdict, [*verdict.process, *output.process], f"{name}'s verdict")

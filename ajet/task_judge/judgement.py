@@ -24,22 +24,22 @@ UNDECIDED = "no score: the judge did not decide"
 _OF_A_MAPPING = ("score", "success", "reason")
 
 
-def verdict_of(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | None = None) -> Verdict:
+def read_verdict(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | None = None) -> Verdict:
     """`who` is whose reward it is, in the words of an error; `gamma` discounts a list of rewards; `success`: what the
     workflow says, where nothing was decided. Raises JudgeFailure."""
-    judgement = _plain(judgement)
+    judgement = _to_python_scalar(judgement)
     if judgement is None:
         return Verdict(None, success, UNDECIDED)
     if isinstance(judgement, Verdict):
-        verdict = replace(judgement, reward=total(judgement.reward, who, gamma))
-        verdict.turns = turns_of(judgement.reward, who) or judgement.turns
+        verdict = replace(judgement, reward=discount_rewards(judgement.reward, who, gamma))
+        verdict.turns = turn_rewards(judgement.reward, who) or judgement.turns
     elif isinstance(judgement, Mapping) and "score" in judgement:
-        verdict = _of_mapping(judgement, who, gamma)
+        verdict = _read_mapping(judgement, who, gamma)
     elif _is_pair(judgement):
-        verdict = Verdict(total(judgement[0], who, gamma), _success_of_pair(judgement, who))
-        verdict.turns = turns_of(judgement[0], who)
+        verdict = Verdict(discount_rewards(judgement[0], who, gamma), _success_of_pair(judgement, who))
+        verdict.turns = turn_rewards(judgement[0], who)
     elif isinstance(judgement, list):
-        verdict = Verdict(total(judgement, who, gamma), None, turns=turns_of(judgement, who))
+        verdict = Verdict(discount_rewards(judgement, who, gamma), None, turns=turn_rewards(judgement, who))
     elif _is_truth(judgement):
         verdict = Verdict(float(judgement), bool(judgement))
     elif isinstance(judgement, Real):
@@ -48,7 +48,7 @@ def verdict_of(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | 
         raise JudgeFailure(f"{who}: {_explain_unread(judgement)}")
     if verdict.reward is None and not verdict.reason:
         verdict.reason = UNDECIDED
-    return checked(verdict, who)
+    return check_verdict(verdict, who)
 
 
 def _explain_unread(judgement: Any) -> str:
@@ -73,21 +73,21 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def total(reward: Any, who: str, gamma: float) -> float | None:
+def discount_rewards(reward: Any, who: str, gamma: float) -> float | None:
     """A reward, or a list of them, one a turn: r_0 + gamma * r_1 + …; None for no score. Raises JudgeFailure."""
     if isinstance(reward, (list, tuple)):
         if not reward:
             return None
-        return sum(_number(part, who) * gamma**turn for turn, part in enumerate(reward))
-    return None if reward is None else _number(reward, who)
+        return sum(_require_number(part, who) * gamma**turn for turn, part in enumerate(reward))
+    return None if reward is None else _require_number(reward, who)
 
 
-def turns_of(reward: Any, who: str) -> tuple[float, ...]:
+def turn_rewards(reward: Any, who: str) -> tuple[float, ...]:
     """The rewards of the turns, where there are several. Raises JudgeFailure."""
-    return tuple(_number(part, who) for part in reward) if isinstance(reward, (list, tuple)) else ()
+    return tuple(_require_number(part, who) for part in reward) if isinstance(reward, (list, tuple)) else ()
 
 
-def with_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
+def attach_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
     """The verdict with what parts of the attempt are worth. Raises JudgeFailure."""
     for part in parts:
         if not isinstance(part, ProcessReward):
@@ -98,7 +98,7 @@ def with_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
     return verdict
 
 
-def checked(verdict: Verdict, who: str) -> Verdict:
+def check_verdict(verdict: Verdict, who: str) -> Verdict:
     """The verdict, unchanged. Raises JudgeFailure for a reward, a part or a metric that is no finite number."""
     parts = [(name, value) for name, value in verdict.parts.items() if value is not None]
     for name, value in (*verdict.metrics.items(), *parts):
@@ -111,15 +111,15 @@ def checked(verdict: Verdict, who: str) -> Verdict:
     return verdict
 
 
-def _of_mapping(told: Mapping[str, Any], who: str, gamma: float) -> Verdict:
+def _read_mapping(mapping: Mapping[str, Any], who: str, gamma: float) -> Verdict:
     """`score`, maybe `success` and `reason`; further numbers are its parts, as verl's reward functions return them."""
-    score = told["score"]
-    success = _truth(told.get("success"), who)
+    score = mapping["score"]
+    success = _read_success(mapping.get("success"), who)
     if _is_truth(score):
         success = bool(score) if success is None else success
-    further = {str(name): float(value) for name, value in told.items()
+    further = {str(name): float(value) for name, value in mapping.items()
                if name not in _OF_A_MAPPING and isinstance(value, Real) and math.isfinite(value)}  # fmt: skip
-    return Verdict(total(score, who, gamma), success, str(told.get("reason") or ""), parts=dict(further))
+    return Verdict(discount_rewards(score, who, gamma), success, str(mapping.get("reason") or ""), parts=dict(further))
 
 
 def _is_pair(judgement: Any) -> bool:
@@ -132,7 +132,7 @@ def _is_pair(judgement: Any) -> bool:
 
 def _success_of_pair(pair: Sequence[Any], who: str) -> bool | None:
     """Return the second of (reward, is_success). Raises JudgeFailure unless it says true, false or nothing."""
-    success = _plain(pair[1])
+    success = _to_python_scalar(pair[1])
     if success is None or isinstance(success, bool):
         return success
     order = f": `return {success!r:.40}, {pair[0]!r:.40}`" if _is_truth(pair[0]) else ""
@@ -142,25 +142,25 @@ def _success_of_pair(pair: Sequence[Any], who: str) -> bool | None:
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_python_scalar(value: Any) -> Any:
     """Return a scalar of numpy or torch as Python has it; anything else as it is."""
     is_scalar = hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return value.item() if is_scalar else value
 
 
 def _is_truth(value: Any) -> bool:
-    return isinstance(_plain(value), bool)
+    return isinstance(_to_python_scalar(value), bool)
 
 
-def _number(value: Any, who: str) -> float:
-    value = _plain(value)
+def _require_number(value: Any, who: str) -> float:
+    value = _to_python_scalar(value)
     if not isinstance(value, Real):
         raise JudgeFailure(f"{who} is {value!r:.200}, a {type(value).__name__}; expected a number")
     return float(value)
 
 
-def _truth(value: Any, who: str) -> bool | None:
-    value = _plain(value)
+def _read_success(value: Any, who: str) -> bool | None:
+    value = _to_python_scalar(value)
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Real) and value in (0, 1):
@@ -168,16 +168,18 @@ def _truth(value: Any, who: str) -> bool | None:
     raise JudgeFailure(f"{who}: is_success is {value!r:.200}, a {type(value).__name__}; expected a bool or None")
 
 
-async def called(function: Callable[..., Any], *args: Any) -> Any:
+async def call_user_function(function: Callable[..., Any], *args: Any) -> Any:
     """Return the result of a user's function: awaited here if it is async, else computed in a thread of its own.
 
     A pool's threads would be used up by judges that hang. Code that ends the program ends its own call only.
     """
-    answer = function(*args) if inspect.iscoroutinefunction(function) else await in_thread(_kept, function, *args)
+    answer = (
+        function(*args) if inspect.iscoroutinefunction(function) else await in_thread(_contain_exit, function, *args)
+    )
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def _kept(function: Callable[..., Any], *args: Any) -> Any:
+def _contain_exit(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
     except (SystemExit, KeyboardInterrupt) as raised:

@@ -22,7 +22,7 @@ from typing import IO
 from ajet.config.programs import program
 from ajet.schema.errors import JudgeFailure, MissingExtra
 from ajet.task_judge.math_rules import AnswerComparer
-from ajet.task_judge.math_text import plain
+from ajet.task_judge.math_text import normalize_math
 
 WORKERS = 2
 """Worker processes at most, each started when needed; one holds about 100 MB."""
@@ -32,7 +32,7 @@ LONGEST = 10_000
 """Characters; what is longer is no answer."""
 
 
-def require() -> None:
+def require_math_verify() -> None:
     """Raises MissingExtra when math-verify is not installed: judges ask when they are made, not in mid-run."""
     if find_spec("math_verify") is None:
         raise MissingExtra("math-verify", "local", needed_for="Comparing mathematical answers")
@@ -47,13 +47,13 @@ def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
     """
     if max(len(candidate), len(reference)) > LONGEST:
         return False
-    left, right = plain(candidate), plain(reference)
+    left, right = normalize_math(candidate), normalize_math(reference)
     deadline = time.monotonic() + timeout
 
     def ask(one: str, other: str) -> bool:
-        require()
+        require_math_verify()
         rest = deadline - time.monotonic()
-        return rest > 0 and _pool().ask(_spell_exactly(one), _spell_exactly(other), rest)
+        return rest > 0 and _get_pool().ask(_spell_exactly(one), _spell_exactly(other), rest)
 
     return bool(left and right) and AnswerComparer(ask).decide(left, right)
 
@@ -69,7 +69,7 @@ def _spell_fraction(decimal: re.Match[str]) -> str:
     return rf"\frac{{{int(decimal[1] + decimal[2])}}}{{{10 ** len(decimal[2])}}}"
 
 
-class _Worker:
+class _MathWorker:
     """A process that compares one pair at a time."""
 
     def __init__(self) -> None:
@@ -82,16 +82,16 @@ class _Worker:
             encoding="utf-8",
             start_new_session=True,
         )
-        self.alive = self._line(START_LIMIT) == "ready"
+        self.alive = self._read_line(START_LIMIT) == "ready"
         if not self.alive:
             self.close()
             raise JudgeFailure("the process that compares mathematical answers did not start", retryable=True, own=True)
 
     def ask(self, left: str, right: str, timeout: float) -> bool | None:
         """The worker's answer; None when it gave none, and then it is dead."""
-        self._stdin.write(json.dumps([left, right, timeout]) + "\n")
-        self._stdin.flush()
-        answer = self._line(timeout)
+        self._input_pipe.write(json.dumps([left, right, timeout]) + "\n")
+        self._input_pipe.flush()
+        answer = self._read_line(timeout)
         if answer not in ("true", "false"):
             self.close()
             return None
@@ -102,38 +102,38 @@ class _Worker:
         self.alive = False
         self._process.kill()
         self._process.wait()
-        for pipe in (self._stdin, self._stdout):
+        for pipe in (self._input_pipe, self._output_pipe):
             with suppress(OSError):
                 pipe.close()
 
-    def _line(self, timeout: float) -> str:
+    def _read_line(self, timeout: float) -> str:
         """The line that the process says within `timeout` seconds; it is killed then, and says nothing."""
         killer = threading.Timer(timeout, self._process.kill)
         killer.daemon = True
         killer.start()
         try:
-            return self._stdout.readline().strip()
+            return self._output_pipe.readline().strip()
         finally:
             killer.cancel()
 
     @property
-    def _stdin(self) -> IO[str]:
+    def _input_pipe(self) -> IO[str]:
         assert self._process.stdin is not None
         return self._process.stdin
 
     @property
-    def _stdout(self) -> IO[str]:
+    def _output_pipe(self) -> IO[str]:
         assert self._process.stdout is not None
         return self._process.stdout
 
 
-class _Pool:
+class _WorkerPool:
     """Hands each comparison to an idle worker."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
         self._slots = threading.BoundedSemaphore(WORKERS)
-        self._idle: list[_Worker] = []
+        self._idle: list[_MathWorker] = []
 
     def ask(self, left: str, right: str, timeout: float) -> bool:
         with self._slots:
@@ -141,7 +141,7 @@ class _Pool:
                 try:
                     worker = self._idle.pop()
                 except IndexError:
-                    worker = _Worker()
+                    worker = _MathWorker()
                 try:
                     answer = worker.ask(left, right, timeout)
                 except OSError:  # it died while it was idle: not this pair's doing
@@ -157,20 +157,20 @@ class _Pool:
             self._idle.pop().close()
 
 
-_pools: list[_Pool] = []
+_pools: list[_WorkerPool] = []
 _lock = threading.Lock()
 
 
-def _pool() -> _Pool:
+def _get_pool() -> _WorkerPool:
     """The pool of this process; a forked child must not talk to its parent's workers."""
     with _lock:
         if not _pools or _pools[-1].process != os.getpid():
-            _pools[:] = [_Pool()]
+            _pools[:] = [_WorkerPool()]
         return _pools[-1]
 
 
 @atexit.register
-def _close() -> None:
+def _close_pools() -> None:
     for pool in _pools:
         if pool.process == os.getpid():
             pool.close()

@@ -11,8 +11,15 @@ from typing import Any
 from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.base_judge import BaseJudge
-from ajet.task_judge.extraction import boxed_answer, extract_answer, hash_answer, tagged_answer, text_of, visible
-from ajet.task_judge.math_equality import equal, require
+from ajet.task_judge.extraction import (
+    answer_text,
+    boxed_answer,
+    extract_answer,
+    hash_answer,
+    strip_thoughts,
+    tagged_answer,
+)
+from ajet.task_judge.math_equality import equal, require_math_verify
 
 
 class MathAnswerJudge(BaseJudge):
@@ -24,33 +31,37 @@ class MathAnswerJudge(BaseJudge):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        require()
+        require_math_verify()
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
         """Reward 1 or 0; no score when the task has no `answer`. Raises JudgeFailure when nothing can be compared."""
-        reference = reference_of(workflow_task.task.metadata.get("answer"))
+        reference = extract_reference(workflow_task.task.metadata.get("answer"))
         if not reference:
             return Verdict(None, None, f"no score: task {workflow_task.task.task_id} has no answer to compare with")
-        text = text_of(workflow_output.metadata.get("final_answer"))
+        text = answer_text(workflow_output.metadata.get("final_answer"))
         first = workflow_task.task.metadata.get("data_source") == "gaia"
-        given = (tagged_answer(text, first=True) if first else None) or extract_answer(text) or _short(visible(text))
+        given = (
+            (tagged_answer(text, first=True) if first else None)
+            or extract_answer(text)
+            or _short_answer(strip_thoughts(text))
+        )
         if not given:
             return Verdict(0.0, False, "no answer found in the reply")
-        return compared(given, reference)
+        return compare_answers(given, reference)
 
 
-def reference_of(wanted: Any) -> str:
+def extract_reference(wanted: Any) -> str:
     """What of a row's answer is compared with: what follows ####, else what its last box holds, as in MATH's solutions,
     else all of it; "" for none."""
-    return hash_answer(wanted) or boxed_answer(wanted) or text_of(wanted).strip()
+    return hash_answer(wanted) or boxed_answer(wanted) or answer_text(wanted).strip()
 
 
-def compared(given: str, reference: str) -> Verdict:
+def compare_answers(given: str, reference: str) -> Verdict:
     """1 where they are equal by value, else 0. Raises JudgeFailure when nothing can be compared."""
     right = equal(given, reference)
     return Verdict(float(right), right, f"{given[:80]} {'equals' if right else 'is not'} {reference[:80]}")
 
 
-def _short(text: str) -> str:
+def _short_answer(text: str) -> str:
     text = text.strip()
     return text if len(text) <= 80 and "\n" not in text else ""

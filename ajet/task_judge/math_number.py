@@ -36,7 +36,7 @@ LEAST_POWER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class StatedNumber:
     """A value as it was stated."""
 
     value: Fraction
@@ -49,7 +49,7 @@ class Number:
     """Its unit is one letter attached to the digits, which may as well be a variable: `5m`, `5x^2`."""
 
 
-def number(text: str) -> Number | None:
+def parse_number(text: str) -> StatedNumber | None:
     """Return the number that a text states; None where it states none, or more than that."""
     text = text.strip()
     while len(text) > 2 and (
@@ -58,8 +58,8 @@ def number(text: str) -> Number | None:
     ):
         text = text[1:-1].strip()
     if text[:2] == "-(" and text[-1] == ")" and "(" not in text[2:]:
-        inside = number(text[2:-1])
-        return Number(-inside.value, inside.unit, inside.fraction, inside.lowest) if inside else None
+        inside = parse_number(text[2:-1])
+        return StatedNumber(-inside.value, inside.unit, inside.fraction, inside.lowest) if inside else None
     money = _MONEY.match(text)
     amount = money.group(1) + money.group(3) + text[money.end() :] if money else text
     read = _NUMBER.match(amount)
@@ -78,10 +78,10 @@ def number(text: str) -> Number | None:
         unit = unit if get_ratio(unit, currency or ()) == 1 else tuple(sorted((*(currency or ()), *unit)))
     if unit is None:
         return None
-    return Number(found.value * factor, unit, found.fraction, found.lowest, bool(letter and not money))
+    return StatedNumber(found.value * factor, unit, found.fraction, found.lowest, bool(letter and not money))
 
 
-def in_unit_of(candidate: Number, reference: Number) -> Fraction | None:
+def convert_to_unit(candidate: StatedNumber, reference: StatedNumber) -> Fraction | None:
     """Return a candidate's value in the reference's unit; None where their units do not agree.
 
     A unit may be left out on one side, but for percent and for a letter attached to the digits.
@@ -93,14 +93,14 @@ def in_unit_of(candidate: Number, reference: Number) -> Fraction | None:
     return None if ratio is None else candidate.value * ratio
 
 
-def is_same_number(candidate: Number, reference: Number) -> bool:
+def is_same_number(candidate: StatedNumber, reference: StatedNumber) -> bool:
     """Return whether a candidate states the reference's value.
 
     A fraction that has to be reduced is no value where the reference is a whole number or a decimal.
     """
     if not reference.fraction and candidate.fraction and not candidate.lowest:
         return False
-    return in_unit_of(candidate, reference) == reference.value
+    return convert_to_unit(candidate, reference) == reference.value
 
 
 def split_unit(text: str) -> tuple[str, Unit]:
@@ -117,27 +117,27 @@ def split_unit(text: str) -> tuple[str, Unit]:
     return text, ()
 
 
-def _read_value(read: re.Match[str]) -> Number | None:
+def _read_value(read: re.Match[str]) -> StatedNumber | None:
     sign = -1 if read["sign"] == "-" else 1
     if read["whole"]:
         above, below = int(read["a"] or read["c"]), int(read["b"] or read["d"])
-        return Number(sign * (int(read["whole"]) + Fraction(above, below))) if above < below else None
+        return StatedNumber(sign * (int(read["whole"]) + Fraction(above, below))) if above < below else None
     if read["above"] or read["over"]:
         one, other = _read_decimal(read["above"] or read["over"]), _read_decimal(read["below"] or read["under"])
         if other == 0:
             return None
         value = one / other
         lowest = one.denominator == other.denominator == 1 and (value.denominator == abs(other))
-        return Number(sign * value, fraction=True, lowest=lowest)
+        return StatedNumber(sign * value, fraction=True, lowest=lowest)
     bar = read["bar"] or read["bar2"]
     if bar:
         fixed = read["fixed"]
         head = Fraction(int((read["before"] or "0") + fixed), 10 ** len(fixed))
-        return Number(sign * (head + Fraction(int(bar), (10 ** len(bar) - 1) * 10 ** len(fixed))))
+        return StatedNumber(sign * (head + Fraction(int(bar), (10 ** len(bar) - 1) * 10 ** len(fixed))))
     if read["ten"] and 0 <= int(read["ten"]) < LEAST_POWER:
         return None
     digits = _read_decimal(read["digits"] or read["times"] or "1")
-    return Number(sign * digits * Fraction(10) ** int(read["e"] or read["ten"] or 0))
+    return StatedNumber(sign * digits * Fraction(10) ** int(read["e"] or read["ten"] or 0))
 
 
 def _read_decimal(digits: str) -> Fraction:
@@ -156,11 +156,11 @@ def _read_magnitude(rest: str, money: bool) -> tuple[str, int]:
     return rest, factor
 
 
-def _add_parts(text: str) -> Number | None:
+def _add_parts(text: str) -> StatedNumber | None:
     """Return the sum of two amounts of one kind, the larger unit first."""
     parts = _SUM.fullmatch(text)
-    one, other = (number(parts[1]), number(parts[2])) if parts else (None, None)
+    one, other = (parse_number(parts[1]), parse_number(parts[2])) if parts else (None, None)
     if one is None or other is None or not one.unit or not other.unit or other.value < 0:
         return None
     ratio = get_ratio(one.unit, other.unit)
-    return Number(one.value * ratio + other.value, other.unit) if ratio and ratio > 1 else None
+    return StatedNumber(one.value * ratio + other.value, other.unit) if ratio and ratio > 1 else None

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ajet.task_judge.math_number import is_same_number, number, split_unit
+from ajet.task_judge.math_number import is_same_number, parse_number, split_unit
 from ajet.task_judge.math_unit import get_ratio
 
 DEEPEST = 20
@@ -88,11 +88,11 @@ class AnswerComparer:
             if read(candidate) or read(reference):
                 return read(candidate) == read(reference)
         terms, wanted_terms = split_outside(candidate, ":"), split_outside(reference, ":")
-        if any(len(each) > 1 and None not in map(number, each) for each in (terms, wanted_terms)):
+        if any(len(each) > 1 and None not in map(parse_number, each) for each in (terms, wanted_terms)):
             return _read_ratio(terms) == _read_ratio(wanted_terms) is not None
         if max(len(terms), len(wanted_terms)) > 2:  # math-verify reads the first two
             return len(terms) == len(wanted_terms) and all(map(self.decide, terms, wanted_terms))
-        given, wanted = number(candidate), number(reference)
+        given, wanted = parse_number(candidate), parse_number(reference)
         if given and wanted:
             return is_same_number(given, wanted)
         sides, wanted_sides = _split_equation(candidate), _split_equation(reference)
@@ -107,7 +107,7 @@ class AnswerComparer:
         if unit or wanted_unit:
             dropped = (unit or wanted_unit) != ("%",) and not (unit and wanted_unit)
             return (dropped or get_ratio(unit, wanted_unit) == 1) and self.decide(value, wanted_value)
-        return not (wanted and not wanted.letter) and self._ask(candidate, reference)
+        return not (wanted and not wanted.letter) and self._ask_math_verify(candidate, reference)
 
     def _decide_equations(self, sides: list[str], wanted_sides: list[str]) -> bool:
         (name, value), (wanted_name, wanted) = _split_name(sides), _split_name(wanted_sides)
@@ -118,7 +118,7 @@ class AnswerComparer:
             return wanted_name is not None and self.decide(value, wanted)
         if name is not None and name == wanted_name:
             return self.decide(value, wanted)
-        if wanted_name is not None and number(wanted):
+        if wanted_name is not None and parse_number(wanted):
             return False
         return self.ask("=".join(sides), "=".join(wanted_sides))
 
@@ -128,7 +128,11 @@ class AnswerComparer:
             assert alone is not None
             if alone.kind == "set" and len(alone.parts) == 1:
                 return self.decide(alone.parts[0] if one else candidate, alone.parts[0] if other else reference)
-            return not number(candidate) and not number(reference) and self._ask(candidate, reference)
+            return (
+                not parse_number(candidate)
+                and not parse_number(reference)
+                and self._ask_math_verify(candidate, reference)
+            )
         kinds = {one.kind, other.kind}
         if "set" in kinds and kinds <= {"set", "list"}:
             return self._is_subset(one.parts, other.parts) and self._is_subset(other.parts, one.parts, swapped=True)
@@ -140,17 +144,20 @@ class AnswerComparer:
             ]
             return as_long and united[0] == united[1] and self._is_rearranged(one.parts, other.parts)
         if "union" in kinds and not (as_long and len(kinds) == 1):
-            return self._ask(candidate, reference)
+            return self._ask_math_verify(candidate, reference)
         if not as_long:
             return False
         if kinds in ({"list"}, {"union"}) and not (_has_names(other.parts) and not _has_names(one.parts)):
             return self._is_rearranged(one.parts, other.parts)
-        alike = [{"list", "()"}, *([{"list", "[]"}, {"vector", "()"}] if len(one.parts) > 2 else [])]  # no intervals
-        if len(kinds) > 1 and kinds not in alike:
+        comparable = [
+            {"list", "()"},
+            *([{"list", "[]"}, {"vector", "()"}] if len(one.parts) > 2 else []),
+        ]  # no intervals
+        if len(kinds) > 1 and kinds not in comparable:
             return False
         return all(self.decide(part, wanted) for part, wanted in zip(one.parts, other.parts, strict=True))
 
-    def _ask(self, candidate: str, reference: str) -> bool:
+    def _ask_math_verify(self, candidate: str, reference: str) -> bool:
         """Return what math-verify finds, unless the candidate has letters that the reference has not.
 
         `x < 2` has the letter that its interval has not.
@@ -196,10 +203,10 @@ def _read_based(text: str) -> tuple[str, str] | None:
 def _read_ratio(terms: list[str]) -> list[Fraction] | None:
     """Return the terms of `3:4:5`, or of the fraction `3/4`, with 1 as the first that is not 0."""
     if len(terms) == 1:
-        found = number(terms[0])
+        found = parse_number(terms[0])
         values = [found.value, Fraction(1)] if found and found.fraction and not found.unit else []
     else:
-        values = [each.value for each in map(number, terms) if each and not each.unit]
+        values = [each.value for each in map(parse_number, terms) if each and not each.unit]
     first = next((value for value in values if value), None)
     return [value / first for value in values] if first and len(values) == max(len(terms), 2) else None
 

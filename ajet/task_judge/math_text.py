@@ -67,7 +67,7 @@ _ANNOUNCED = re.compile(
 )
 
 
-def plain(text: str) -> str:
+def normalize_math(text: str) -> str:
     """The text in the one spelling."""
     text = _ZERO_WIDTH.sub("", unicodedata.normalize("NFC", text)).translate(_DASHES)
     text = "".join(map(_normalize_letter, text)) if not text.isascii() else text
@@ -75,10 +75,10 @@ def plain(text: str) -> str:
     text = re.sub(r"(?<!\\)\\!\s*", "", text)
     text = _RAISED.sub(lambda run: f"^{{{run.group().translate(_SUPERSCRIPTS)}}}", text)
     text = _ROOT.sub(lambda root: rf"\sqrt{{{root.group(1) or root.group(2)}}}", text)
-    text = _INLINE.sub(r"\1", _unwrapped(text))
+    text = _INLINE.sub(r"\1", _strip_wrappers(text))
     for sign, spelling in _SIGNS.items():
         if sign in text:
-            text = _replaced(text, sign, spelling)
+            text = _replace_sign(text, sign, spelling)
     text = _LOOKS.sub("", text)
     for _ in range(4):
         unfonted = _FONTS.sub(r" \1 ", text)
@@ -88,11 +88,11 @@ def plain(text: str) -> str:
     text = _SPACES.sub(" ", text)
     for pattern, spelling in _TEX:
         text = pattern.sub(spelling, text)
-    text = _unwrapped(_SPACES.sub(" ", text).strip())
-    return _unwrapped(_ANNOUNCED.sub("", text, count=1) if _ANNOUNCED.match(text) else text)
+    text = _strip_wrappers(_SPACES.sub(" ", text).strip())
+    return _strip_wrappers(_ANNOUNCED.sub("", text, count=1) if _ANNOUNCED.match(text) else text)
 
 
-def _replaced(text: str, sign: str, spelling: str) -> str:
+def _replace_sign(text: str, sign: str, spelling: str) -> str:
     if sign[0] == "\\" and sign[-1].isalpha():
         return re.sub(re.escape(sign) + r"(?![A-Za-z])", lambda _: spelling, text)
     return text.replace(sign, spelling)
@@ -109,7 +109,7 @@ def _normalize_letter(letter: str) -> str:
     return rf"\frac{{{above}}}{{{below}}}" if slash and below else letter
 
 
-def _unwrapped(text: str) -> str:
+def _strip_wrappers(text: str) -> str:
     """Without punctuation at the ends, brackets that pair with nothing, and signs around the whole."""
     while True:
         before = text

@@ -185,7 +185,9 @@ def parse_unit(text: str) -> Unit | None:
 
 def get_ratio(one: Unit, other: Unit) -> Fraction | None:
     """Return how many of the other unit one is; None where they are of different kinds."""
-    return next((a / b for kinds, a in _measure(one) for others, b in _measure(other) if kinds == others), None)
+    return next(
+        (a / b for kinds, a in _list_meanings(one) for others, b in _list_meanings(other) if kinds == others), None
+    )
 
 
 def _find_spelling(word: str) -> str | None:
@@ -199,7 +201,7 @@ def _find_spelling(word: str) -> str | None:
 
 
 @lru_cache(maxsize=1024)
-def _measure(unit: Unit) -> list[tuple[dict[str, int], Fraction]]:
+def _list_meanings(unit: Unit) -> list[tuple[dict[str, int], Fraction]]:
     """Return what a unit can mean: the power of each kind, and its size (a pound is a mass and money)."""
     readings = [(Counter[str](), Fraction(1))]
     for factor in unit:

@@ -18,7 +18,7 @@ TIMEOUT = 120.0
 Ask = Callable[..., dict[str, str]]
 
 
-def asks_other_model(model: str, longest: int) -> Ask:
+def make_model_caller(model: str, longest: int) -> Ask:
     """A function `(messages, sampling_params_override={}, request_id="")` that answers `{"role", "content"}` by `model`
     at the server which the environment names (`config.other_models`), greedily unless overridden, with at most
     `longest` tokens. It raises UserError where none is named, JudgeFailure where that server does not answer."""
@@ -31,14 +31,14 @@ def asks_other_model(model: str, longest: int) -> Ask:
         from openai import APITimeoutError, OpenAI, OpenAIError
 
         server = other_server()
-        told: Any = list(messages)
+        history: Any = list(messages)
         settings = {"temperature": 0.0, "max_completion_tokens": longest, **(sampling_params_override or {})}
         problem: Exception | None = None
         why = ""
         for key in server.keys:
             with OpenAI(base_url=server.base_url, api_key=key, max_retries=RETRIES, timeout=TIMEOUT) as client:
                 try:
-                    answer: Any = client.chat.completions.create(model=model, messages=told, extra_body=settings)
+                    answer: Any = client.chat.completions.create(model=model, messages=history, extra_body=settings)
                     message = answer.choices[0].message
                     return {"role": message.role or "assistant", "content": message.content or ""}
                 except APITimeoutError as error:

@@ -18,8 +18,8 @@ from ajet.config.references import parse_reference
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.judge import Judge, Judging
-from ajet.task_judge.scorers.bound import is_scorers
-from ajet.task_judge.scorers.judge import ScorerJudge, opened_scorers
+from ajet.task_judge.scorers.bound import is_scorer_function
+from ajet.task_judge.scorers.judge import ScorerJudge, open_scorers
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -33,7 +33,7 @@ def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> J
     else none. Raises ConfigError, UnresolvedReference, or the UserError that the judge raises when it is
     made."""
     opener: JudgeOpener = load_code(_find_judge(experiment).code)
-    scorers = opened_scorers(experiment)
+    scorers = open_scorers(experiment)
     judging = opener(experiment) or scorers or reader_judge or _open_fallback(experiment)
     return Judge(judging, gamma=experiment.ajet.rollout.gamma, ranks=getattr(judging, "ranks", None))
 
@@ -71,18 +71,18 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
         return None
     from ajet.config import resolve_reference
     from ajet.config.functions import is_function, require_order
-    from ajet.task_judge.trl_reward import from_trl, is_trl_reward, refuse_other_signature
+    from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward, refuse_other_signature
 
     kind = resolve_reference(reference, base=experiment.base, what=key)
     if is_trl_reward(kind):
-        kind = from_trl(kind, reference, what=key)
-    elif is_scorers(kind):
+        kind = adapt_trl_reward(kind, reference, what=key)
+    elif is_scorer_function(kind):
         judge = experiment.ajet.task_judge.deciding(scorer=reference)
         settings = experiment.ajet.model_copy(update={"task_judge": judge})
         return ScorerJudge(replace(experiment, ajet=settings), named_by=f"ajet.{key}")
     if is_function(kind):
         refuse_other_signature(kind, reference, what=key)
-        kind = judge_from(kind, reference, what=key)
+        kind = make_judge_class(kind, reference, what=key)
     method = getattr(kind, "compute_reward", None)
     if not isinstance(kind, type) or not callable(method):
         raise ConfigError(
@@ -108,7 +108,7 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
     return judging
 
 
-def judge_from(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:
+def make_judge_class(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:
     """Return a judge class that calls `function(task, output)`, plain or `async`; `task` is the Task.
 
     The function may return what `compute_reward` may, and what it raises is a failure of the judge. `what` is the key
@@ -122,14 +122,14 @@ def judge_from(function: Callable[..., Any], reference: str, *, what: str) -> ty
     def compute_plain(self: Any, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
         return function(workflow_task.task, workflow_output)
 
-    class Asked:
+    class UserFunctionJudge:
         def __init__(self, config: Any) -> None:
             """Takes the composed config, as every judge does; a function has no use for it."""
 
     # a plain one is asked in a thread of its own, an async one where the others are
-    asked = compute_reward if inspect.iscoroutinefunction(function) else compute_plain
-    Asked.compute_reward = asked  # type: ignore[attr-defined]
-    Asked.__name__ = Asked.__qualname__ = parse_reference(reference, what=what).name
-    Asked.written_at = Path(place_of(function)).name  # type: ignore[attr-defined]
-    Asked.__module__ = getattr(function, "__module__", None) or __name__
-    return Asked
+    method = compute_reward if inspect.iscoroutinefunction(function) else compute_plain
+    UserFunctionJudge.compute_reward = method  # type: ignore[attr-defined]
+    UserFunctionJudge.__name__ = UserFunctionJudge.__qualname__ = parse_reference(reference, what=what).name
+    UserFunctionJudge.written_at = Path(place_of(function)).name  # type: ignore[attr-defined]
+    UserFunctionJudge.__module__ = getattr(function, "__module__", None) or __name__
+    return UserFunctionJudge

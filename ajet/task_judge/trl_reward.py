@@ -30,14 +30,16 @@ def is_trl_reward(found: Any) -> bool:
     return is_function(found) and not {_COMPLETIONS, _PROMPTS}.isdisjoint(_parameters_of(found))
 
 
-def from_trl(function: Callable[..., Any], reference: str, *, what: str) -> Callable[[Task, WorkflowOutput], Any]:
+def adapt_trl_reward(
+    function: Callable[..., Any], reference: str, *, what: str
+) -> Callable[[Task, WorkflowOutput], Any]:
     """Return a function `(task, output)` that asks TRL's reward function. Raises ConfigError for one that asks for what
     only TRL's trainer has. `what`: the key that holds the reference."""
     parameters = _parameters_of(function)
-    lacking = [name for name in _NOT_HERE if name in parameters and parameters[name].default is inspect.Parameter.empty]
-    if lacking:
+    missing = [name for name in _NOT_HERE if name in parameters and parameters[name].default is inspect.Parameter.empty]
+    if missing:
         raise ConfigError(
-            f"{what}: {reference} is a reward function of TRL's, and asks for {', '.join(lacking)}.",
+            f"{what}: {reference} is a reward function of TRL's, and asks for {', '.join(missing)}.",
             where=place_of(function) or what,
             expected=f"a function of {SIGNATURE}; or of (task, output)",
             do="leave them out, or give them a default",
@@ -49,9 +51,9 @@ def from_trl(function: Callable[..., Any], reference: str, *, what: str) -> Call
     def ask_plain(task: Task, output: WorkflowOutput) -> Any:
         return _single_reward(function(**_arguments_of(parameters, task, output)))
 
-    asked: Any = ask if inspect.iscoroutinefunction(function) else ask_plain
-    asked.__module__ = getattr(function, "__module__", None) or __name__
-    return asked
+    caller: Any = ask if inspect.iscoroutinefunction(function) else ask_plain
+    caller.__module__ = getattr(function, "__module__", None) or __name__
+    return caller
 
 
 def refuse_other_signature(function: Callable[..., Any], reference: str, *, what: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.task import Task
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.jsonl import JsonlReader
-from ajet.task_reader.rows import BadRow
+from ajet.task_reader.rows import BadRowError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -30,12 +30,12 @@ class AgentrlReader(JsonlReader):
         self._schema = experiment.ajet.task_judge.answer_schema or SCHEMAS[0]
 
     def task_of(self, row: dict[str, Any]) -> Task:
-        """The task of a row. Raises BadRow."""
+        """The task of a row. Raises BadRowError."""
         row = RowColumns(row).rename(COLUMNS)
         schema, scorer = row.get("answer_schema"), row.get("scorer")
         if schema is not None and schema not in SCHEMAS:
-            raise BadRow(f"answer_schema is {schema!r}, expected {' or '.join(SCHEMAS)}")
+            raise BadRowError(f"answer_schema is {schema!r}, expected {' or '.join(SCHEMAS)}")
         if scorer is not None and not isinstance(scorer, str):
-            raise BadRow(f"the scorer is {type(scorer).__name__}, expected the name of one")
+            raise BadRowError(f"the scorer is {type(scorer).__name__}, expected the name of one")
         task = super().task_of(row)
         return task.model_copy(update={"metadata": task.metadata | {"answer_schema": schema or self._schema}})

@@ -12,9 +12,9 @@ from typing import Any
 
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.text_files import read_text
-from ajet.task_reader.contract import find, require_place
+from ajet.task_reader.contract import find_path, require_place
 from ajet.task_reader.jsonl import line_rows
-from ajet.task_reader.plain_values import BadRow, decode_json, to_plain
+from ajet.task_reader.plain_values import BadRowError, decode_json, to_plain
 
 FORMATS = (".jsonl", ".json", ".parquet")
 SPLITS = ("train", "test", "dev", "validation", "valid", "val")
@@ -23,20 +23,20 @@ INNER = ("main", "distractor", "fullwiki")
 METADATA = "metadata"
 
 
-def located(path: str, base: Path, *, key: str) -> list[Path]:
+def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
     """The files of one split, in order. Raises TaskError."""
-    place = find(path, base)
+    place = find_path(path, base)
     if place is None:
         head, _, split = path.rstrip("/").rpartition("/")
-        above = find(head, base) if head else None
-        named = _of_split(above, split) if above is not None and above.is_dir() else []
+        above = find_path(head, base) if head else None
+        named = _find_named_split(above, split) if above is not None and above.is_dir() else []
         if named:
             return named
         place = require_place(path, base, key=key, what="benchmark")
     if place.is_file():
         return [place]
-    files = _files(place)
-    names = [split for split in SPLITS if (place / split).is_dir() or any(_names(each, split) for each in files)]
+    files = _list_data_files(place)
+    names = [split for split in SPLITS if (place / split).is_dir() or any(_is_named_for(each, split) for each in files)]
     if len(names) > 1:
         raise TaskError(f"{path} holds several splits.", where=key, expected=f"one of {', '.join(names)}",
                         do=f"write it after the folder, as in {path.rstrip('/')}/{names[0]}")  # fmt: skip
@@ -48,53 +48,53 @@ def located(path: str, base: Path, *, key: str) -> list[Path]:
     return files
 
 
-def _of_split(above: Path, split: str) -> list[Path]:
+def _find_named_split(above: Path, split: str) -> list[Path]:
     """Files in a folder, or in one that a copy has below it, whose name has that of a split."""
     for place in (above, *(above / name for name in INNER)):
         if (place / split).is_dir():
-            return located(str(place / split), above, key="")
-        if place.is_dir() and (found := [each for each in _files(place) if _names(each, split)]):
+            return find_split_files(str(place / split), above, key="")
+        if place.is_dir() and (found := [each for each in _list_data_files(place) if _is_named_for(each, split)]):
             return found
     return []
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_data_files(folder: Path) -> list[Path]:
     """The files with rows. Where the hub's `metadata` file names what lies beside it, that alone: GAIA has the same
     rows by level, too, and tasks' own files of any kind."""
     found = sorted(each for each in folder.iterdir() if each.is_file() and each.suffix in FORMATS)
-    whole = sorted((each for each in found if each.stem == METADATA), key=lambda each: FORMATS.index(each.suffix))
-    return whole[:1] or [each for each in found if each.stem.startswith(f"{METADATA}.")] or found
+    complete = sorted((each for each in found if each.stem == METADATA), key=lambda each: FORMATS.index(each.suffix))
+    return complete[:1] or [each for each in found if each.stem.startswith(f"{METADATA}.")] or found
 
 
-def _names(file: Path, split: str) -> bool:
+def _is_named_for(file: Path, split: str) -> bool:
     return split in file.stem.lower().replace("-", "_").split("_")
 
 
-def rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
     """Each row's place, and the row, or why it is none. Raises TaskError, MissingExtra."""
     if file.suffix == ".parquet":
-        yield from _of_parquet(file)
+        yield from _read_parquet(file)
     elif file.suffix == ".jsonl":
         yield from ((f"{file}:{number}", row) for number, row in line_rows(file))
     else:
-        yield from rows_of_array(file)
+        yield from read_array(file)
 
 
-def rows_of_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+def read_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
     """An array of rows, or one row."""
     text = read_text(file)
     try:
-        told = decode_json(text)
-    except BadRow as problem:
+        value = decode_json(text)
+    except BadRowError as problem:
         where = str(file) if problem.line is None else f"{file}:{problem.line}"
         raise TaskError(f"The file is no JSON: {problem}.", where=where, expected="an array of objects") from None
-    several = isinstance(told, list)
-    for number, row in enumerate(told if several else [told]):
+    several = isinstance(value, list)
+    for number, row in enumerate(value if several else [value]):
         where = f"{file}, row {number}" if several else str(file)
-        yield where, row if isinstance(row, dict) else BadRow(f"a JSON {type(row).__name__}, not an object")
+        yield where, row if isinstance(row, dict) else BadRowError(f"a JSON {type(row).__name__}, not an object")
 
 
-def _of_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
+def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -107,6 +107,6 @@ def _of_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRow]]:
         try:
             yield f"{file}, row {number}", to_plain(table.slice(number, 1).to_pylist()[0])
         except UnicodeDecodeError:
-            yield f"{file}, row {number}", BadRow("text that is not UTF-8")
-        except BadRow as problem:
+            yield f"{file}, row {number}", BadRowError("text that is not UTF-8")
+        except BadRowError as problem:
             yield f"{file}, row {number}", problem

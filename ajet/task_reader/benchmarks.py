@@ -15,17 +15,17 @@ from loguru import logger
 
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task, non_finite
-from ajet.task_reader.benchmark_files import located, rows
+from ajet.task_reader.benchmark_files import find_split_files, read_rows
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import TaskSplit
-from ajet.task_reader.plain_values import BadRow, check_json
+from ajet.task_reader.plain_values import BadRowError, check_json
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
 class BenchmarkReader:
-    """Reads one benchmark; `made` is what tells benchmarks apart."""
+    """Reads one benchmark; `build_task` is what tells benchmarks apart."""
 
     judge = None
     section: ClassVar[str]
@@ -33,7 +33,7 @@ class BenchmarkReader:
     shape: ClassVar[str]
     """Of a row, in words."""
     columns: ClassVar[tuple[str, ...]]
-    """Names of the columns that `made` reads."""
+    """Names of the columns that `build_task` reads."""
 
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
@@ -53,14 +53,14 @@ class BenchmarkReader:
             raise TaskError(f"Nothing is named for the {split} tasks.", where=key, do=f"set {key}")
         tasks: list[Task] = []
         bad: list[tuple[str, str]] = []
-        for file in located(path, self._base, key=key):
-            for where, row in rows(file):
+        for file in find_split_files(path, self._base, key=key):
+            for where, row in read_rows(file):
                 try:
-                    if isinstance(row, BadRow):
+                    if isinstance(row, BadRowError):
                         raise row
                     check_json(row)
-                    tasks.append(self.made(RowColumns(row).rename(self.columns), file))
-                except BadRow as problem:
+                    tasks.append(self.build_task(RowColumns(row).rename(self.columns), file))
+                except BadRowError as problem:
                     if not self._skip:
                         raise TaskError(
                             f"A row is not as {self.section}'s are: {problem}.", where=where, expected=self.shape,
@@ -74,8 +74,8 @@ class BenchmarkReader:
             raise TaskError("There is no task.", where=f"{key}: {path}", expected=self.shape)
         return tasks
 
-    def made(self, row: Mapping[str, Any], file: Path) -> Task:
-        """The task of a row of a file. Raises BadRow."""
+    def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
+        """The task of a row of a file. Raises BadRowError."""
         raise NotImplementedError
 
 
@@ -86,13 +86,13 @@ class Gsm8kReader(BenchmarkReader):
     columns = ("question", "answer")
     shape = '{"question": "…", "answer": "… #### 42"}'
 
-    def made(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRow."""
-        worked = _text(row, "answer", optional=True)
+    def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Raises BadRowError."""
+        worked = _read_text_field(row, "answer", optional=True)
         if worked and "####" not in worked:
-            raise BadRow("its answer has no ####, after which the number stands")
+            raise BadRowError("its answer has no ####, after which the number stands")
         answer = worked.rpartition("####")[2].strip().replace(",", "") if worked else None
-        return _task(row, _text(row, "question"), answer, {"solution": worked} if worked else {})
+        return _make_task(row, _read_text_field(row, "question"), answer, {"solution": worked} if worked else {})
 
 
 class MathReader(BenchmarkReader):
@@ -102,19 +102,19 @@ class MathReader(BenchmarkReader):
     columns = ("problem", "solution", "answer", "type", "subject", "level", "unique_id")
     shape = r'{"problem": "…", "level": "Level 3", "type": "Algebra", "solution": "… \\boxed{42} …"}'
 
-    def made(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRow."""
-        solution = _text(row, "solution", optional=True)
-        answer = _text(row, "answer", optional=True) or (boxed(solution) if solution else None)
+    def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Raises BadRowError."""
+        solution = _read_text_field(row, "solution", optional=True)
+        answer = _read_text_field(row, "answer", optional=True) or (find_boxed(solution) if solution else None)
         if solution and answer is None:
-            raise BadRow(r"its solution has no \boxed{}")
+            raise BadRowError(r"its solution has no \boxed{}")
         kinds = [row.get("type") or row.get("subject"), row.get("level")]
         more: dict[str, Any] = {
             "tags": [f"Level {each}" if isinstance(each, int) else str(each) for each in kinds if each]
         }
         one = file.suffix == ".json" and not row.get("unique_id")
         named = "/".join(file.with_suffix("").parts[-3:]) if one else row.get("unique_id")
-        return _task(row, _text(row, "problem"), answer, more, named)
+        return _make_task(row, _read_text_field(row, "problem"), answer, more, named)
 
 
 class GaiaReader(BenchmarkReader):
@@ -128,17 +128,17 @@ class GaiaReader(BenchmarkReader):
         super().__init__(experiment)
         self._files_at = experiment.ajet.task_reader.gaia.files_at
 
-    def made(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRow."""
-        question, answer = _text(row, "Question"), _text(row, "Final answer", optional=True)
+    def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Raises BadRowError."""
+        question, answer = _read_text_field(row, "Question"), _read_text_field(row, "Final answer", optional=True)
         more: dict[str, Any] = {"data_source": "gaia", "tags": [f"Level {row['Level']}"] if row.get("Level") else []}
-        if name := _text(row, "file_name", optional=True):
+        if name := _read_text_field(row, "file_name", optional=True):
             if self._files_at is None and not (file.parent / name).is_file():
-                raise BadRow(f"its file {name} is not beside it; where the environment has it says gaia.files_at")
+                raise BadRowError(f"its file {name} is not beside it; where the environment has it says gaia.files_at")
             at = file.parent.absolute() / name if self._files_at is None else PurePosixPath(self._files_at) / name
             more["file_path"] = str(at)
             question += f"\n\nThe file that belongs to this task: {at}"
-        return _task(row, question, None if answer == "?" else answer, more, _text(row, "task_id"))
+        return _make_task(row, question, None if answer == "?" else answer, more, _read_text_field(row, "task_id"))
 
 
 class HotpotQaReader(BenchmarkReader):
@@ -152,22 +152,22 @@ class HotpotQaReader(BenchmarkReader):
         super().__init__(experiment)
         self._context = experiment.ajet.task_reader.hotpotqa.context
 
-    def made(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRow."""
-        question = _text(row, "question")
-        paragraphs = _paragraphs(row.get("context")) if self._context else []
+    def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
+        """Raises BadRowError."""
+        question = _read_text_field(row, "question")
+        paragraphs = _parse_paragraphs(row.get("context")) if self._context else []
         if self._context and not paragraphs:
-            raise BadRow("it has no context, which hotpotqa.context asks for")
+            raise BadRowError("it has no context, which hotpotqa.context asks for")
         if paragraphs:
-            told = "\n\n".join(f"{title}\n{''.join(sentences).strip()}" for title, sentences in paragraphs)
-            question = f"{told}\n\nQuestion: {question}"
-        kept = {name: value for name, value in row.items() if name != "context"}
-        named = _text(row, "_id", optional=True) or _text(row, "id", optional=True)
+            context = "\n\n".join(f"{title}\n{''.join(sentences).strip()}" for title, sentences in paragraphs)
+            question = f"{context}\n\nQuestion: {question}"
+        columns = {name: value for name, value in row.items() if name != "context"}
+        named = _read_text_field(row, "_id", optional=True) or _read_text_field(row, "id", optional=True)
         tags = [str(each) for each in (row.get("type"), row.get("level")) if each]
-        return _task(kept, question, _text(row, "answer", optional=True), {"tags": tags}, named)
+        return _make_task(columns, question, _read_text_field(row, "answer", optional=True), {"tags": tags}, named)
 
 
-def boxed(solution: str) -> str | None:
+def find_boxed(solution: str) -> str | None:
     r"""What stands in the last \boxed{} or \fbox{}, braces nested, or after `\boxed ` up to the end of the formula, as
     MATH has some; None where there is none."""
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
@@ -184,7 +184,7 @@ def boxed(solution: str) -> str | None:
     return None
 
 
-def _paragraphs(context: Any) -> list[tuple[str, list[str]]]:
+def _parse_paragraphs(context: Any) -> list[tuple[str, list[str]]]:
     """The paragraphs as the authors publish it, [[title, [sentence, …]], …], or as the hub does, {title: […],
     sentences: [[…]]}."""
     try:
@@ -193,28 +193,28 @@ def _paragraphs(context: Any) -> list[tuple[str, list[str]]]:
         )
         return [(str(title), [str(each) for each in sentences]) for title, sentences in pairs]
     except (KeyError, TypeError, ValueError):
-        raise BadRow("its context is no list of [title, sentences]") from None
+        raise BadRowError("its context is no list of [title, sentences]") from None
 
 
-def _task(
+def _make_task(
     row: Mapping[str, Any], question: str, answer: str | None, more: Mapping[str, Any], named: Any = None
 ) -> Task:
     if (found := non_finite(row)) is not None:
-        raise BadRow(f"{found[0]} is {found[1]}, expected a finite number")
-    kept = {name: value for name, value in row.items() if name != "answer"}
-    metadata = {**kept, **more, **({"answer": answer} if answer else {})}
+        raise BadRowError(f"{found[0]} is {found[1]}, expected a finite number")
+    columns = {name: value for name, value in row.items() if name != "answer"}
+    metadata = {**columns, **more, **({"answer": answer} if answer else {})}
     return Task(main_query=question, task_id=str(named or ""), metadata=metadata)
 
 
-def _text(row: Mapping[str, Any], name: str, *, optional: bool = False) -> str:
+def _read_text_field(row: Mapping[str, Any], name: str, *, optional: bool = False) -> str:
     value = row.get(name)
     if value is None and optional:
         return ""
     if value is None:
         there = ", ".join(map(str, row)) or "nothing"
-        raise BadRow(f"it has no {name}; there is {there[:200]}")
+        raise BadRowError(f"it has no {name}; there is {there[:200]}")
     if not isinstance(value, str):
-        raise BadRow(f"its {name} is {type(value).__name__}, expected text")
+        raise BadRowError(f"its {name} is {type(value).__name__}, expected text")
     if not value.strip() and not optional:
-        raise BadRow(f"its {name} is empty")
+        raise BadRowError(f"its {name} is empty")
     return value

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from ajet.task_reader.plain_values import BadRow
+from ajet.task_reader.plain_values import BadRowError
 
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -35,7 +35,7 @@ def nearest_name(name: str, names: Iterable[str]) -> str | None:
 
 
 class RowColumns:
-    """The columns of one row. Raises BadRow if two names differ in blanks or a byte order mark only."""
+    """The columns of one row. Raises BadRowError if two names differ in blanks or a byte order mark only."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self.row: dict[str, Any] = {}
@@ -44,31 +44,31 @@ class RowColumns:
         for name, value in row.items():
             trimmed = trim_name(name)
             if trimmed in self.row:
-                raise BadRow(f"two columns are named {trimmed!r}, one with blanks or a byte order mark around it")
+                raise BadRowError(f"two columns are named {trimmed!r}, one with blanks or a byte order mark around it")
             self.row[trimmed] = value
             self._same.setdefault(fold_name(name), []).append(trimmed)
 
     def find(self, name: str) -> str | None:
-        """Return the column that a usual name means and that holds a value; None without one. Raises BadRow."""
+        """Return the column that a usual name means and that holds a value; None without one. Raises BadRowError."""
         found = [each for each in self._same.get(fold_name(name), ()) if self.row[each] is not None]
         if len(found) > 1:
-            raise BadRow(
+            raise BadRowError(
                 f"the columns {' and '.join(map(repr, found))} both mean {name}: rename one, or name the right one in "
                 "ajet.task_reader.columns"
             )
         return found[0] if found else None
 
     def first(self, names: Iterable[str]) -> str | None:
-        """Return the column of the first of these names that holds a value. Raises BadRow."""
+        """Return the column of the first of these names that holds a value. Raises BadRowError."""
         return next((found for name in names if (found := self.find(name)) is not None), None)
 
     def get(self, name: str) -> Any:
-        """Return the value of the column that a usual name means, or None. Raises BadRow."""
+        """Return the value of the column that a usual name means, or None. Raises BadRowError."""
         found = self.find(name)
         return None if found is None else self.row[found]
 
     def first_value(self, names: Iterable[str]) -> Any:
-        """Return the first value in the columns of these names, or None. Raises BadRow."""
+        """Return the first value in the columns of these names, or None. Raises BadRowError."""
         found = self.first(names)
         return None if found is None else self.row[found]
 
@@ -77,32 +77,33 @@ class RowColumns:
         return fold_name(name) in names
 
     def rename(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the row with each column that means one of `names` under that name. Raises BadRow."""
+        """Return the row with each column that means one of `names` under that name. Raises BadRowError."""
         usual = {column: name for name in names if (column := self.find(name)) is not None and name not in self.row}
         return {usual.get(column, column): value for column, value in self.row.items()}
 
     def look_up(self, name: str) -> Any:
-        """Return the value of the column that a person named; dots look into objects. Raises BadRow without one."""
+        """Return the value of the column that a person named; dots look into objects. Raises BadRowError without
+        one."""
         value: Any = self.row
-        if (whole := _named(self.row, name)) is not None:
-            return self.row[whole]
+        if (exact := _find_key(self.row, name)) is not None:
+            return self.row[exact]
         for part in name.split("."):
-            key = _named(value, part) if isinstance(value, Mapping) else None
+            key = _find_key(value, part) if isinstance(value, Mapping) else None
             if key is None:
                 near = nearest_name(name, self.row)
                 hint = f"; did you mean {near}?" if near else ""
-                raise BadRow(f"no column {name}; there are {', '.join(self.row) or 'none'}{hint}")
+                raise BadRowError(f"no column {name}; there are {', '.join(self.row) or 'none'}{hint}")
             value = value[key]
         return value
 
 
-def _named(row: Mapping[str, Any], name: str) -> str | None:
-    """Return the key of `row` that `name` names: the very same first. Raises BadRow if two others do."""
+def _find_key(row: Mapping[str, Any], name: str) -> str | None:
+    """Return the key of `row` that `name` names: the very same first. Raises BadRowError if two others do."""
     if name in row:
         return name
     found = [each for each in row if fold_name(each) == fold_name(name)]
     if len(found) > 1:
-        raise BadRow(
+        raise BadRowError(
             f"the columns {' and '.join(map(repr, found))} are both named {name}: write one as it stands there"
         )
     return found[0] if found else None

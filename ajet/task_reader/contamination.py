@@ -29,7 +29,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class TaskOverlap:
     """The tasks that both splits share. `trained` and `held_out`: how many were looked at."""
 
     same: tuple[str, ...]
@@ -47,52 +47,54 @@ class Overlap:
     def words(self) -> str:
         """A sentence on the overlap; "" where there is none."""
         kinds = (("as they are", self.same), ("in another order", self.mirrored), ("in part", self.in_part))
-        told = [f"{len(ids)} {how} (such as {ids[0]})" for how, ids in kinds if ids]
-        if not told:
+        parts = [f"{len(ids)} {how} (such as {ids[0]})" for how, ids in kinds if ids]
+        if not parts:
             return ""
-        return f"{self.found} of {self.held_out} validation tasks are also trained on: {', '.join(told)}"
+        return f"{self.found} of {self.held_out} validation tasks are also trained on: {', '.join(parts)}"
 
 
-def overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> Overlap:
+def find_overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> TaskOverlap:
     """Each held-out task is counted once, by the strongest of the three."""
     tasks = {task.task_id: task for task in islice(held_out, MOST_HELD_OUT)}
-    theirs = {name: words_of(task) for name, task in tasks.items()}
+    theirs = {name: prompt_words(task) for name, task in tasks.items()}
     runs: dict[tuple[str, ...], str] = {}
-    common = Counter(run for words in theirs.values() for run in set(_runs(words)))
+    common = Counter(run for words in theirs.values() for run in set(_word_runs(words)))
     for name, words in theirs.items():
-        runs |= {run: name for run in _runs(words) if common[run] == 1}
-    asked = set(theirs.values())
+        runs |= {run: name for run in _word_runs(words) if common[run] == 1}
+    held_out_words = set(theirs.values())
     worlds: dict[tuple[str, ...], set[str]] = {}
     mixed, parts, count = set(), set(), 0
     for task in islice(trained, MOST_TRAINED):
-        words = words_of(task)
+        words = prompt_words(task)
         count += 1
-        if words in asked:
-            worlds.setdefault(words, set()).add(_world(task))
+        if words in held_out_words:
+            worlds.setdefault(words, set()).add(_world_key(task))
         mixed.add(tuple(sorted(words)))
-        parts |= {runs[run] for run in _runs(words) if run in runs} if runs else set()
-    same = tuple(name for name, task in tasks.items() if theirs[name] and _among(task, worlds.get(theirs[name], set())))
+        parts |= {runs[run] for run in _word_runs(words) if run in runs} if runs else set()
+    same = tuple(
+        name for name, task in tasks.items() if theirs[name] and _is_trained(task, worlds.get(theirs[name], set()))
+    )
     other = {name: words for name, words in theirs.items() if words and words not in worlds}
     mirrored = tuple(name for name, words in other.items() if tuple(sorted(words)) in mixed)
     in_part = tuple(name for name in other if name in parts and name not in mirrored)
-    return Overlap(same, mirrored, in_part, count, len(theirs))
+    return TaskOverlap(same, mirrored, in_part, count, len(theirs))
 
 
-def words_of(task: Task) -> tuple[str, ...]:
+def prompt_words(task: Task) -> tuple[str, ...]:
     """The words and signs that a task's user is shown asking, in lower case."""
-    said = [text_of(message) for message in task.init_messages if message.get("role") == "user"]
-    return tuple(_WORDS.findall(" ".join([*said, task.main_query]).lower()))
+    texts = [text_of(message) for message in task.init_messages if message.get("role") == "user"]
+    return tuple(_WORDS.findall(" ".join([*texts, task.main_query]).lower()))
 
 
-def _among(task: Task, worlds: set[str]) -> bool:
+def _is_trained(task: Task, worlds: set[str]) -> bool:
     """Whether it is one of the trained tasks with its words, whose `worlds` these are."""
-    return bool(worlds) and (len(worlds) == 1 or _world(task) in worlds)
+    return bool(worlds) and (len(worlds) == 1 or _world_key(task) in worlds)
 
 
-def _world(task: Task) -> str:
+def _world_key(task: Task) -> str:
     """The part of a task beside its words that decides what it is."""
     return repr(sorted((str(key), value) for key, value in task.metadata.items() if not _NAMES.fullmatch(str(key))))
 
 
-def _runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _word_runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
     return (tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1))

@@ -33,7 +33,7 @@ class TaskReader(Protocol):
         ...
 
 
-def find(path: str, base: Path) -> Path | None:
+def find_path(path: str, base: Path) -> Path | None:
     """The file or folder that a path in the YAML means: beside the YAML, then in the working directory."""
     wanted = Path(path).expanduser()
     places = [wanted] if wanted.is_absolute() else [base / wanted, Path.cwd() / wanted]
@@ -41,7 +41,7 @@ def find(path: str, base: Path) -> Path | None:
 
 
 @contextmanager
-def being_read(place: Path) -> Iterator[None]:
+def explain_read_errors(place: Path) -> Iterator[None]:
     """What is read within the block: a file that may not be read, or breaks off, is a TaskError."""
     try:
         yield
@@ -56,9 +56,11 @@ def being_read(place: Path) -> Iterator[None]:
 def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Path:
     """Like `find`, for something that must be a file of JSON lines; `what` it is called. Raises TaskError, naming the
     key that holds the path."""
-    found = find(path, base)
+    found = find_path(path, base)
     if found is None:
-        raise _missing(path, base, key, what, "a file", "mend the path, or make the file: one JSON object a line")
+        raise _missing_path_error(
+            path, base, key, what, "a file", "mend the path, or make the file: one JSON object a line"
+        )
     if not found.is_file():
         raise TaskError(f"The {what} {path} is a folder.", where=key, expected="a file", do=f"set {key} to a file")
     return found
@@ -66,15 +68,15 @@ def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Pa
 
 def require_place(path: str, base: Path, *, key: str, what: str) -> Path:
     """The path of something that may be a folder, too."""
-    found = find(path, base)
+    found = find_path(path, base)
     if found is None:
-        raise _missing(path, base, key, what, "a file or a folder", "mend the path")
+        raise _missing_path_error(path, base, key, what, "a file or a folder", "mend the path")
     return found
 
 
-def _missing(path: str, base: Path, key: str, what: str, kind: str, do: str) -> TaskError:
+def _missing_path_error(path: str, base: Path, key: str, what: str, kind: str, do: str) -> TaskError:
     folders = list(dict.fromkeys((base.resolve(), Path.cwd().resolve())))
-    near = _alike(Path(path), folders, files=kind == "a file")
+    near = _similar_paths(Path(path), folders, files=kind == "a file")
     return TaskError(
         f"The {what} {path} does not exist.",
         where=key,
@@ -83,7 +85,7 @@ def _missing(path: str, base: Path, key: str, what: str, kind: str, do: str) -> 
     )
 
 
-def _alike(path: Path, folders: Sequence[Path], *, files: bool) -> list[str]:
+def _similar_paths(path: Path, folders: Sequence[Path], *, files: bool) -> list[str]:
     """What lies beside where it was looked for under a name that is close to it, as it would be written; `files`: no
     folder is meant."""
     for folder in folders:

@@ -18,12 +18,12 @@ from loguru import logger
 from ajet.schema.advice import advise_on_path
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.task import Task
-from ajet.task_reader.benchmark_files import rows_of_array
-from ajet.task_reader.contract import TaskSplit, being_read, find
+from ajet.task_reader.benchmark_files import read_array
+from ajet.task_reader.contract import TaskSplit, explain_read_errors, find_path
 from ajet.task_reader.csv_format import SEPARATORS, find_csv_format, require_no_spreadsheet
 from ajet.task_reader.image_columns import ImageColumns
 from ajet.task_reader.jsonl import line_rows
-from ajet.task_reader.rows import BadRow, Columns, task_of
+from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class DatasetPlace:
     """Where the rows are: exactly one of a data file, and a folder or repository with a configuration."""
 
     path: str
@@ -73,7 +73,7 @@ class HuggingFaceReader:
         self._base = experiment.base
         self._path, self._config = section.dataset_path, section.dataset_name
         self._splits = {"train": section.training_split, "validation": section.validation_split}
-        self._columns = Columns.of(experiment)
+        self._columns = ColumnNames.of(experiment)
         self._skip = reader.on_bad_row == "skip"
 
     def has(self, split: TaskSplit) -> bool:
@@ -88,19 +88,19 @@ class HuggingFaceReader:
         if not name:
             key = f"{KEY}.{'training' if split == 'train' else split}_split"
             raise TaskError(f"No split is named for the {split} tasks.", where=key, do=f"set {key}")
-        place = locate(self._path, self._config, self._base)
-        return self._made(load_rows(place, name), f"{place}, split {name}")
+        place = locate_dataset(self._path, self._config, self._base)
+        return self._build_tasks(load_rows(place, name), f"{place}, split {name}")
 
-    def _made(self, dataset: Any, where: str) -> list[Task]:
+    def _build_tasks(self, dataset: Any, where: str) -> list[Task]:
         images = ImageColumns({} if isinstance(dataset, list) else dataset.features)
         tasks: list[Task] = []
         bad: list[tuple[int, str]] = []
-        for index, row in enumerate(_readable(images.rows(dataset))):
+        for index, row in enumerate(_replace_undecodable(images.rows(dataset))):
             try:
-                if isinstance(row, BadRow):
+                if isinstance(row, BadRowError):
                     raise row
                 tasks.append(task_of(images.urls(row), self._columns))
-            except BadRow as problem:
+            except BadRowError as problem:
                 if not self._skip:
                     raise TaskError(
                         f"A row cannot be used as a task: {problem}.",
@@ -122,9 +122,9 @@ class HuggingFaceReader:
         return tasks
 
 
-def locate(path: str, config: str | None, base: Path) -> Place:
+def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
     """What `dataset_path` (with `dataset_name` as its configuration, if set) means. Raises TaskError."""
-    found = find(path, base)
+    found = find_path(path, base)
     if found is not None and found.is_file():
         require_no_spreadsheet(found)
         if found.suffix.lower() not in FORMATS:
@@ -133,30 +133,30 @@ def locate(path: str, config: str | None, base: Path) -> Place:
                 where=f"{KEY}.dataset_path",
                 expected=f"a folder, a hub name, or a file ending in {', '.join(FORMATS)}",
             )
-        return Place(str(found), file=found)
+        return DatasetPlace(str(found), file=found)
     if found is not None:
         parent = found.parent
         if config is None and found.name in _named_configs(parent):
-            return Place(str(parent), found.name)
-        return _in_folder(found, config)
+            return DatasetPlace(str(parent), found.name)
+        return _locate_in_folder(found, config)
     head, _, tail = path.rstrip("/").rpartition("/")
-    above = find(head, base) if head.strip("./~") else None
+    above = find_path(head, base) if head.strip("./~") else None
     if above is not None and above.is_dir() and config is None and _is_data_set(above):
-        return _in_folder(above, tail)
+        return _locate_in_folder(above, tail)
     advice = advise_on_path(path)
     if advice or Path(path).expanduser().is_absolute() or path.startswith((".", "~")):
         raise TaskError(f"The data set {path} does not exist.", where=f"{KEY}.dataset_path", do=advice)
-    return _on_hub(path, config)
+    return _locate_on_hub(path, config)
 
 
-def load_rows(place: Place, split: str) -> Any:
+def load_rows(place: DatasetPlace, split: str) -> Any:
     """The `datasets.Dataset` of one split (slices such as `train[:100]` are understood). Raises TaskError."""
-    datasets = _library()
+    datasets = _import_datasets()
     if place.file is not None:
-        return _of_file(datasets, place, split)
+        return _load_file(datasets, place, split)
     if not place.local:
         logger.info("asking the hub for the data set {}", place)
-    if not place.local and not _answers(place.path):
+    if not place.local and not _hub_answers(place.path):
         logger.warning("the hub does not answer; looking for a copy of {} in the cache", place.path)
         unreachable = TaskError(
             f"The Hugging Face hub does not answer, and there is no copy of {place} in its cache.",
@@ -165,14 +165,14 @@ def load_rows(place: Place, split: str) -> Any:
             do=f"set {KEY}.dataset_path to a local copy (a folder laid out like the hub's, parquet, csv or jsonl)",
         )
         try:
-            with _offline(datasets):
-                return _within(CACHE_TIME, lambda: _load(datasets, place, split), unreachable)
+            with _use_cache_only(datasets):
+                return _call_within(CACHE_TIME, lambda: _load_split(datasets, place, split), unreachable)
         except TaskError as problem:
             raise unreachable from problem
-    return _load(datasets, place, split)
+    return _load_split(datasets, place, split)
 
 
-def _load(datasets: Any, place: Place, split: str) -> Any:
+def _load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.json.json import Json
 
@@ -181,7 +181,7 @@ def _load(datasets: Any, place: Place, split: str) -> Any:
         name, files = split.partition("[")[0], builder.config.data_files or {}
         if isinstance(builder, Json) and name in files:
             found = datasets.DownloadManager().download_and_extract([str(each) for each in files[name]])
-            return _sliced(datasets, [row for each in found for row in _json_rows(Path(each))], split)
+            return _slice_rows(datasets, [row for each in found for row in _json_rows(Path(each))], split)
         options: dict[str, Any] = {}
         if isinstance(builder, Csv) and builder.config.features is None and name in files:
             first = datasets.DownloadManager().download_and_extract(str(files[name][0]))
@@ -190,22 +190,22 @@ def _load(datasets: Any, place: Place, split: str) -> Any:
     except StopIteration:  # how the library says that no file has a row
         raise TaskError(f"The data files of {place} hold no rows.", where=f"{KEY}.dataset_path") from None
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as problem:
-        raise _explained(datasets, place, split, problem) from problem
+        raise _load_error(datasets, place, split, problem) from problem
 
 
-def _explained(datasets: Any, place: Place, split: str, problem: Exception) -> TaskError:
+def _load_error(datasets: Any, place: DatasetPlace, split: str, problem: Exception) -> TaskError:
     """The answer to a failed load: the configurations or splits that there are, if that is what was wrong."""
     text = str(problem)
     if "BuilderConfig" in text or "Config name is missing" in text:
         names = datasets.get_dataset_config_names(place.path)
-        return _no_config(place.path, place.config, names)
+        return _unknown_config_error(place.path, place.config, names)
     if "Unknown split" in text or "Bad split" in text:
         names = datasets.get_dataset_split_names(place.path, place.config)
-        return _no_split(str(place), split, names)
+        return _unknown_split_error(str(place), split, names)
     return TaskError(f"The data set {place} cannot be read: {text.splitlines()[0]}", where=f"{KEY}.dataset_path")
 
 
-def _no_config(path: str, config: str | None, names: Iterable[str]) -> TaskError:
+def _unknown_config_error(path: str, config: str | None, names: Iterable[str]) -> TaskError:
     what = f"has no configuration {config}" if config else "has several configurations"
     return TaskError(
         f"The data set {path} {what}.",
@@ -215,7 +215,7 @@ def _no_config(path: str, config: str | None, names: Iterable[str]) -> TaskError
     )
 
 
-def _no_split(where: str, split: str, names: Iterable[str]) -> TaskError:
+def _unknown_split_error(where: str, split: str, names: Iterable[str]) -> TaskError:
     return TaskError(
         f"The data set {where} has no split {split}.",
         where=f"{KEY}.training_split, validation_split",
@@ -223,19 +223,19 @@ def _no_split(where: str, split: str, names: Iterable[str]) -> TaskError:
     )
 
 
-def _readable(rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | BadRow]:
-    """Yield the rows, and a BadRow in the place of the first that holds bytes which are no text."""
+def _replace_undecodable(rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | BadRowError]:
+    """Yield the rows, and a BadRowError in the place of the first that holds bytes which are no text."""
     try:
         yield from rows
     except UnicodeDecodeError:
-        yield BadRow("text that is not UTF-8, in this row or one of the next")
+        yield BadRowError("text that is not UTF-8, in this row or one of the next")
 
 
-def _of_file(datasets: Any, place: Place, split: str) -> Any:
+def _load_file(datasets: Any, place: DatasetPlace, split: str) -> Any:
     assert place.file is not None
     name = split.partition("[")[0]
     if FORMATS[place.file.suffix.lower()] == "json":
-        return _sliced(datasets, _json_rows(place.file), split)
+        return _slice_rows(datasets, _json_rows(place.file), split)
     options: dict[str, Any] = {}
     try:
         if FORMATS[place.file.suffix.lower()] == "csv":
@@ -279,12 +279,12 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
 
     pyarrow would make datetimes of texts that look like dates, and 1.0 of 1 beside 2.5.
     """
-    with being_read(file), file.open("rb") as stream:
+    with explain_read_errors(file), file.open("rb") as stream:
         start = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
-    found = rows_of_array(file) if start.startswith(b"[") else ((f"{file}:{n}", row) for n, row in line_rows(file))
+    found = read_array(file) if start.startswith(b"[") else ((f"{file}:{n}", row) for n, row in line_rows(file))
     rows: list[dict[str, Any]] = []
     for where, row in found:
-        if isinstance(row, BadRow):
+        if isinstance(row, BadRowError):
             raise TaskError(f"A row cannot be read: {row}.", where=where, expected="JSON objects, one a line")
         rows.append(row)
     if not rows:
@@ -292,7 +292,7 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _sliced(datasets: Any, rows: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
+def _slice_rows(datasets: Any, rows: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
     """Return the rows that a split such as `train[:90%]` names."""
     name = split.partition("[")[0]
     try:
@@ -302,35 +302,35 @@ def _sliced(datasets: Any, rows: list[dict[str, Any]], split: str) -> list[dict[
     return [row for part in parts for row in rows[part.from_ : part.to]]
 
 
-def _in_folder(folder: Path, config: str | None) -> Place:
+def _locate_in_folder(folder: Path, config: str | None) -> DatasetPlace:
     named = _named_configs(folder)
     folders = [] if named else _config_folders(folder)
     if named:
         if config is None and len(named) > 1:
             usual = next((name for name, first in named.items() if first or name == "default"), None)
-            config = usual or _meant(folder, named)
+            config = usual or _usual_config(folder, named)
         elif config is None:
             config = next(iter(named))
         if config not in named:
-            raise _no_config(str(folder), config, named)
-        return Place(str(folder), config)
+            raise _unknown_config_error(str(folder), config, named)
+        return DatasetPlace(str(folder), config)
     if folders:
-        config = config or (folders[0] if len(folders) == 1 else _meant(folder, folders))
+        config = config or (folders[0] if len(folders) == 1 else _usual_config(folder, folders))
         if config not in folders:
-            raise _no_config(str(folder), config, folders)
-        return Place(str(folder / config))
+            raise _unknown_config_error(str(folder), config, folders)
+        return DatasetPlace(str(folder / config))
     if config is not None and config != "default":
-        raise _no_config(str(folder), config, ["default"])
-    if not _data_files(folder, deep=True):
+        raise _unknown_config_error(str(folder), config, ["default"])
+    if not _has_data_files(folder, deep=True):
         raise TaskError(
             f"There is no data file in {folder}.",
             where=f"{KEY}.dataset_path",
             expected=f"files ending in {', '.join(FORMATS)}",
         )
-    return Place(str(folder))
+    return DatasetPlace(str(folder))
 
 
-def _meant(folder: Path, names: Collection[str]) -> str | None:
+def _usual_config(folder: Path, names: Collection[str]) -> str | None:
     """The configuration that a bare name stands for, where the hub's data set of that name has one."""
     usual = FIRST_CONFIG.get(HOMES.get(folder.name, folder.name))
     return usual if usual in names else None
@@ -355,16 +355,16 @@ def _named_configs(folder: Path) -> dict[str, bool]:
 
 
 def _config_folders(folder: Path) -> list[str]:
-    if _data_files(folder):
+    if _has_data_files(folder):
         return []
     return sorted(
         item.name
         for item in folder.iterdir()
-        if item.is_dir() and item.name.lower() not in SPLIT_FOLDERS and _data_files(item, deep=True)
+        if item.is_dir() and item.name.lower() not in SPLIT_FOLDERS and _has_data_files(item, deep=True)
     )
 
 
-def _data_files(folder: Path, *, deep: bool = False) -> bool:
+def _has_data_files(folder: Path, *, deep: bool = False) -> bool:
     items = folder.rglob("*") if deep else folder.iterdir()
     return any(item.suffix.lower() in FORMATS for item in items if item.is_file())
 
@@ -373,7 +373,7 @@ def _is_data_set(folder: Path) -> bool:
     return bool(_named_configs(folder) or _config_folders(folder))
 
 
-def _on_hub(path: str, config: str | None) -> Place:
+def _locate_on_hub(path: str, config: str | None) -> DatasetPlace:
     parts = [part for part in path.split("/") if part]
     if parts and parts[0] in HOMES and len(parts) <= 2:
         repository, rest = HOMES[parts[0]], parts[1:]
@@ -385,10 +385,10 @@ def _on_hub(path: str, config: str | None) -> Place:
         )
     else:
         repository, rest = "/".join(parts[:2]), parts[2:]
-    return Place(repository, config or (rest[0] if rest else FIRST_CONFIG.get(repository)), local=False)
+    return DatasetPlace(repository, config or (rest[0] if rest else FIRST_CONFIG.get(repository)), local=False)
 
 
-def _answers(repository: str) -> bool:
+def _hub_answers(repository: str) -> bool:
     """Whether the hub says anything at all about the repository (that it is not there is an answer too)."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -405,13 +405,13 @@ def _answers(repository: str) -> bool:
     import httpx
 
     try:
-        return _within(ANSWER_TIME, ask, TimeoutError())
+        return _call_within(ANSWER_TIME, ask, TimeoutError())
     except (TimeoutError, httpx.HTTPError):
         return False
 
 
 @contextmanager
-def _offline(datasets: Any) -> Iterator[None]:
+def _use_cache_only(datasets: Any) -> Iterator[None]:
     """The libraries look into their cache only: they would ask a hub that does not answer for half a minute, and print
     each try."""
     from huggingface_hub import constants
@@ -424,7 +424,7 @@ def _offline(datasets: Any) -> Iterator[None]:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
-def _within(seconds: float, call: Callable[[], T], late: Exception) -> T:
+def _call_within(seconds: float, call: Callable[[], T], late: Exception) -> T:
     """`call()`, or `late` raised when it takes longer; the call then goes on in its daemon thread, unheard."""
     outcome: list[tuple[bool, Any]] = []
 
@@ -445,7 +445,7 @@ def _within(seconds: float, call: Callable[[], T], late: Exception) -> T:
     return value
 
 
-def _library() -> Any:
+def _import_datasets() -> Any:
     try:
         import datasets
     except ImportError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import MissingExtra
-from ajet.task_reader.rows import BadRow
+from ajet.task_reader.rows import BadRowError
 
 PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")
 """Formats that go as they are."""
@@ -31,7 +31,7 @@ class ImageColumns:
 
     def __init__(self, features: Mapping[str, Any]) -> None:
         """`features`: the data set's, by column."""
-        found = ((name, _converter(feature)) for name, feature in features.items())
+        found = ((name, _make_converter(feature)) for name, feature in features.items())
         self._converters = {name: convert for name, convert in found if convert is not None}
 
     def rows(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
@@ -47,44 +47,44 @@ class ImageColumns:
             yield {name: row[name] for name in dataset.column_names}
 
     def urls(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A row with its images as URLs. Raises BadRow for one that cannot be read."""
+        """A row with its images as URLs. Raises BadRowError for one that cannot be read."""
         return {**row, **{name: convert(row[name]) for name, convert in self._converters.items()}}
 
 
 def data_url(data: bytes) -> str:
-    """An encoded image as a `data:` URL. Raises BadRow for bytes of no known image format, MissingExtra."""
-    image = _opened(data)
+    """An encoded image as a `data:` URL. Raises BadRowError for bytes of no known image format, MissingExtra."""
+    image = _open_image(data)
     if image is None:
-        raise BadRow("an image is damaged, or of an unknown format")
-    return _url(image, data)
+        raise BadRowError("an image is damaged, or of an unknown format")
+    return _encode_url(image, data)
 
 
-def _converter(feature: Any) -> _Convert | None:
+def _make_converter(feature: Any) -> _Convert | None:
     """A function from a stored value of this feature to one with URLs; None where it holds no image."""
     import datasets
 
     if isinstance(feature, datasets.Image):
-        return _declared
+        return _convert_image
     if isinstance(feature, Mapping):
         if set(feature) == _STORED and getattr(feature["bytes"], "dtype", "") in ("binary", "large_binary"):
-            return _perhaps
-        found = ((name, _converter(each)) for name, each in feature.items())
+            return _convert_if_image
+        found = ((name, _make_converter(each)) for name, each in feature.items())
         inner = {name: convert for name, convert in found if convert is not None}
-        return partial(_in_object, inner) if inner else None
+        return partial(_convert_object, inner) if inner else None
     item = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-    convert = None if item is None else _converter(item)
-    return None if convert is None else partial(_in_list, convert)
+    convert = None if item is None else _make_converter(item)
+    return None if convert is None else partial(_convert_list, convert)
 
 
-def _in_object(inner: Mapping[str, _Convert], value: Any) -> Any:
+def _convert_object(inner: Mapping[str, _Convert], value: Any) -> Any:
     return None if value is None else {**value, **{name: convert(value[name]) for name, convert in inner.items()}}
 
 
-def _in_list(convert: _Convert, value: Any) -> Any:
+def _convert_list(convert: _Convert, value: Any) -> Any:
     return None if value is None else [convert(item) for item in value]
 
 
-def _declared(stored: Any) -> str | None:
+def _convert_image(stored: Any) -> str | None:
     """The kind of content of a column of type Image: the bytes of a file, or where it lies."""
     if stored is None or (stored["bytes"] is None and stored["path"] is None):
         return None
@@ -96,16 +96,16 @@ def _declared(stored: Any) -> str | None:
     try:
         return data_url(Path(path).read_bytes())
     except OSError as problem:
-        raise BadRow(f"the image {path} cannot be read: {problem.strerror or problem}") from None
+        raise BadRowError(f"the image {path} cannot be read: {problem.strerror or problem}") from None
 
 
-def _perhaps(stored: Any) -> Any:
+def _convert_if_image(stored: Any) -> Any:
     """Images of the same shape in a column that says nothing of images: whatever else it is stays as it is."""
-    image = None if stored is None or stored["bytes"] is None else _opened(stored["bytes"])
-    return stored if image is None else _url(image, stored["bytes"])
+    image = None if stored is None or stored["bytes"] is None else _open_image(stored["bytes"])
+    return stored if image is None else _encode_url(image, stored["bytes"])
 
 
-def _opened(data: bytes) -> Any:
+def _open_image(data: bytes) -> Any:
     """The image, of which no more than its head is read; None for what is none."""
     try:
         from PIL import Image
@@ -117,7 +117,7 @@ def _opened(data: bytes) -> Any:
         return None
 
 
-def _url(image: Any, data: bytes) -> str:
+def _encode_url(image: Any, data: bytes) -> str:
     kind = image.format
     # to look for the mark in a PNG would be to decode it, and hardly any has one
     turned = kind in ("JPEG", "WEBP") and image.getexif().get(_ORIENTATION) in _TURNED
@@ -135,5 +135,5 @@ def _as_png(image: Any) -> bytes:
         plain = upright if upright.mode in ("1", "L", "LA", "RGB", "RGBA") else upright.convert("RGB")
         plain.save(file, "PNG", exif=b"")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as problem:
-        raise BadRow(f"an image cannot be decoded: {problem}") from None
+        raise BadRowError(f"an image cannot be decoded: {problem}") from None
     return file.getvalue()

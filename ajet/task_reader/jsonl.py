@@ -16,10 +16,10 @@ from loguru import logger
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.schema.text_files import convert_command, guess_encoding
-from ajet.task_reader.contract import TaskSplit, being_read, find_file
+from ajet.task_reader.contract import TaskSplit, explain_read_errors, find_file
 from ajet.task_reader.csv_format import require_no_spreadsheet
 from ajet.task_reader.plain_values import read_json
-from ajet.task_reader.rows import BadRow, Columns, task_of
+from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -44,7 +44,7 @@ class JsonlReader:
             "train": files.training.file_path,
             "validation": files.validation.file_path,
         }
-        self._columns = Columns.of(experiment)
+        self._columns = ColumnNames.of(experiment)
         self._skip = reader.on_bad_row == "skip"
         self.skipped = 0
         """Bad rows left out so far."""
@@ -73,24 +73,24 @@ class JsonlReader:
         self._read = (file.name, numbers)
 
     def task_of(self, row: dict[str, Any]) -> Task:
-        """The task of a row. Raises BadRow."""
+        """The task of a row. Raises BadRowError."""
         return task_of(row, self._columns)
 
 
 def read_tasks(
     file: Path, made: Callable[[dict[str, Any]], Task], *, skip: bool = False, counter: JsonlReader | None = None
 ) -> list[Task]:
-    """The tasks of one file. `made`: a row as a task; it may raise BadRow. Raises TaskError at the first bad line,
+    """The tasks of one file. `made`: a row as a task; it may raise BadRowError. Raises TaskError at the first bad line,
     unless told to skip."""
     tasks: list[Task] = []
     numbers: list[int] = []
     bad: list[tuple[int, str]] = []
-    for number, line in _lines(file):
+    for number, line in _read_lines(file):
         try:
-            tasks.append(made(_row(line)))
+            tasks.append(made(_parse_row(line)))
             numbers.append(number)
-        except BadRow as problem:
-            if not tasks and not bad and (other := _of_another_format(file, line)) is not None:
+        except BadRowError as problem:
+            if not tasks and not bad and (other := _recognize_other_format(file, line)) is not None:
                 raise TaskError(
                     f"{other[0]}: {problem}.", where=f"{file}:{number}", expected=LINES, do=other[1]
                 ) from None
@@ -117,7 +117,7 @@ def read_tasks(
     return tasks
 
 
-def _of_another_format(file: Path, line: bytes) -> tuple[str, str] | None:
+def _recognize_other_format(file: Path, line: bytes) -> tuple[str, str] | None:
     """What a file is whose first row is bad, and what to do with it; None for JSON Lines with a bad line."""
     if line.lstrip().startswith(b"["):
         anew = f"write it anew, say by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
@@ -152,17 +152,17 @@ def _encoding_error(file: Path, number: int, line: bytes, why: str = "") -> Task
     )
 
 
-def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRowError]]:
     """Number of each line, and its object, or why it is none."""
-    for number, line in _lines(file):
+    for number, line in _read_lines(file):
         try:
-            yield number, _row(line)
-        except BadRow as problem:
+            yield number, _parse_row(line)
+        except BadRowError as problem:
             yield number, problem
 
 
-def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    with being_read(file), file.open("rb") as stream:
+def _read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    with explain_read_errors(file), file.open("rb") as stream:
         require_no_spreadsheet(file)
         for number, line in enumerate(stream, start=1):
             if number == 1:
@@ -173,14 +173,14 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _row(line: bytes) -> dict[str, Any]:
+def _parse_row(line: bytes) -> dict[str, Any]:
     try:
         text = line.decode("utf-8").rstrip()  # what lacks an end lacks it on its line, not on the next
     except UnicodeDecodeError as problem:
-        raise BadRow(f"not UTF-8 at byte {problem.start + 1} (it looks like {guess_encoding(line)})") from None
+        raise BadRowError(f"not UTF-8 at byte {problem.start + 1} (it looks like {guess_encoding(line)})") from None
     if text.strip() in ("[", "[{"):
-        raise BadRow("this looks like one JSON array, not JSON lines")
+        raise BadRowError("this looks like one JSON array, not JSON lines")
     row = read_json(text)
     if not isinstance(row, dict):
-        raise BadRow(f"a JSON {type(row).__name__}, not an object")
+        raise BadRowError(f"a JSON {type(row).__name__}, not an object")
     return row

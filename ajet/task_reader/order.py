@@ -28,7 +28,7 @@ class TaskOrder:
     """Position -> task, over endless epochs."""
 
     def __init__(
-        self, tasks: Sequence[Task], seed: int, shuffle: bool = True, curriculum: Curriculum | None = None
+        self, tasks: Sequence[Task], seed: int, shuffle: bool = True, curriculum: CurriculumSampler | None = None
     ) -> None:
         if not tasks:
             raise TaskError("There are no tasks to train on.", do="check the data set that task_reader names")
@@ -37,7 +37,9 @@ class TaskOrder:
         self._permutation: tuple[int, list[int]] = (-1, [])
         self._curriculum = curriculum
         self._by_id = {task.task_id: task for task in self._tasks} if curriculum is not None else {}
-        self._content = self._digest(_content(task) for task in self._tasks)  # now: an agent may write into its task
+        self._content = self._digest_parts(
+            _digest_task(task) for task in self._tasks
+        )  # now: an agent may write into its task
 
     def __len__(self) -> int:
         """Tasks in one epoch."""
@@ -51,15 +53,15 @@ class TaskOrder:
         if not self._shuffle:
             return self._tasks[place]
         if self._permutation[0] != epoch:
-            ranks = [rank(self._seed, epoch, task.task_id) for task in self._tasks]
+            ranks = [shuffle_key(self._seed, epoch, task.task_id) for task in self._tasks]
             self._permutation = (epoch, sorted(range(len(self._tasks)), key=ranks.__getitem__))
         return self._tasks[self._permutation[1][place]]
 
-    def learned(self, groups: Iterable[Group], waiting: Sequence[int]) -> None:
+    def record_results(self, groups: Iterable[Group], waiting: Sequence[int]) -> None:
         """What came of attempts at some of them: it bears on which come next, with a curriculum. `waiting`: the
         positions that are begun and not over, as `Store.begun` says."""
         if self._curriculum is not None:
-            self._curriculum.learned(groups)
+            self._curriculum.record_results(groups)
             self._curriculum.forget(waiting)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
@@ -74,7 +76,7 @@ class TaskOrder:
             "seed": self._seed,
             "shuffle": self._shuffle,
             "count": len(self),
-            "tasks": self._digest(task.task_id for task in self._tasks),
+            "tasks": self._digest_parts(task.task_id for task in self._tasks),
             "content": self._content,
             **({"curriculum": self._curriculum.state()} if self._curriculum is not None else {}),
         }
@@ -92,24 +94,24 @@ class TaskOrder:
                     do=f"restore what changed; or {ANEW}",
                 )
 
-    def _digest(self, parts: Iterable[str]) -> str:
+    def _digest_parts(self, parts: Iterable[str]) -> str:
         """The digest of one text a task; where the order is shuffled, that of the rows does not matter."""
         ordered = sorted(parts) if self._shuffle else parts
         return hashlib.blake2b("\0".join(ordered).encode(), digest_size=12).hexdigest()
 
 
-def rank(seed: int, epoch: int, task_id: str) -> bytes:
+def shuffle_key(seed: int, epoch: int, task_id: str) -> bytes:
     """The key by which a shuffled epoch is sorted."""
     return hashlib.blake2b(f"{seed}\0{epoch}\0{task_id}".encode(), digest_size=16).digest()
 
 
-def _content(task: Task) -> str:
+def _digest_task(task: Task) -> str:
     """A digest of all that a task says; of an object that is no JSON value only its class."""
     text = json.dumps(task.model_dump(), skipkeys=True, default=lambda value: f"<{type(value).__qualname__}>")
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-class Curriculum:
+class CurriculumSampler:
     """The curriculum over the tasks with these ids: which of them an epoch has, by how often they were solved before.
 
     Invariants: an epoch is drawn without replacement, so that a task is in it once at most, and none has a chance of 0;
@@ -134,21 +136,21 @@ class Curriculum:
     def epoch(self, number: int) -> list[str]:
         """The epoch's tasks, in the order in which they are played."""
         if number not in self._epochs:
-            ranked = sorted(self._ids, key=lambda each: self._rank(number, each))
+            ranked = sorted(self._ids, key=lambda each: self._draw_key(number, each))
             self._epochs[number] = ranked[: len(self)]
         return self._epochs[number]
 
     def forget(self, waiting: Sequence[int]) -> None:
         """Epochs other than the newest one, but for those that a position is still under way of."""
-        kept = {max(self._epochs, default=0), *(order // len(self) for order in waiting)}
-        self._epochs = {number: ids for number, ids in self._epochs.items() if number in kept}
+        needed = {max(self._epochs, default=0), *(order // len(self) for order in waiting)}
+        self._epochs = {number: ids for number, ids in self._epochs.items() if number in needed}
 
-    def learned(self, groups: Iterable[Group]) -> None:
+    def record_results(self, groups: Iterable[Group]) -> None:
         """Note how the attempts at some tasks ended."""
         for group in groups:
             for episode in group.scored:
                 seen = self._seen.setdefault(group.task.task_id, [0.0, 0.0])
-                seen[0] += _success(episode)
+                seen[0] += _success_share(episode)
                 seen[1] += 1
 
     def share(self, task_id: str) -> float:
@@ -169,19 +171,19 @@ class Curriculum:
         self._seen = {name: [float(number) for number in seen] for name, seen in state["seen"].items()}
         self._epochs = {int(number): list(ids) for number, ids in state["epochs"].items()}
 
-    def _rank(self, epoch: int, task_id: str) -> float:
+    def _draw_key(self, epoch: int, task_id: str) -> float:
         digest = hashlib.blake2b(f"{self._seed}\0{epoch}\0{task_id}".encode(), digest_size=8).digest()
         chance = (int.from_bytes(digest, "big") + 0.5) / 2**64
-        return -math.log(chance) / self._weight(self.share(task_id))
+        return -math.log(chance) / self._draw_weight(self.share(task_id))
 
-    def _weight(self, share: float) -> float:
+    def _draw_weight(self, share: float) -> float:
         floor, prefer = self._settings.floor, self._settings.prefer
         assert prefer is not None, "else there is no curriculum"
         wanted = {"uncertain": 4 * share * (1 - share), "easy": share, "hard": 1 - share}[prefer]
         return floor + (1 - floor) * wanted
 
 
-def _success(episode: Episode) -> float:
+def _success_share(episode: Episode) -> float:
     """1 or 0 where its judge says whether it succeeded, else its reward, held between them."""
     assert episode.verdict is not None and episode.reward is not None, "it is scored"
     if episode.verdict.success is not None:

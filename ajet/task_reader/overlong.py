@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from ajet.config.schema.data import Data
 
 
-def within_prompt_length(tasks: Sequence[Task], data: Data, tokenizer: Any) -> Sequence[Task]:
+def drop_overlong(tasks: Sequence[Task], data: Data, tokenizer: Any) -> Sequence[Task]:
     """The tasks that fit. Raises TaskError when `data.on_overlong` is error and one does not, or none is left."""
     limit: int = data.max_prompt_length
-    kept = [task for task in tasks if _fits(task, tokenizer, limit)]
-    dropped = len(tasks) - len(kept)
+    fitting = [task for task in tasks if _fits_prompt(task, tokenizer, limit)]
+    dropped = len(tasks) - len(fitting)
     if not dropped:
         return tasks
-    first = next(task for task in tasks if not _fits(task, tokenizer, limit))
+    first = next(task for task in tasks if not _fits_prompt(task, tokenizer, limit))
     problem = f"{dropped} of {len(tasks)} tasks have a prompt longer than {limit} tokens (the first: {first.task_id})"
-    if data.on_overlong == "error" or not kept:
+    if data.on_overlong == "error" or not fitting:
         raise TaskError(
             f"{problem}.",
             where=f"task {first.task_id}",
@@ -36,10 +36,10 @@ def within_prompt_length(tasks: Sequence[Task], data: Data, tokenizer: Any) -> S
             do="raise ajet.data.max_prompt_length, or set ajet.data.on_overlong: filter",
         )
     logger.warning("{}; they are left out", problem)
-    return kept
+    return fitting
 
 
-def _fits(task: Task, tokenizer: Any, limit: int) -> bool:
+def _fits_prompt(task: Task, tokenizer: Any, limit: int) -> bool:
     text = "\n".join(text_of(message) for message in task.init_messages) + task.main_query
     if tokenizer is None or len(text.encode()) <= limit:  # a token is at least one byte
         return True

@@ -21,7 +21,7 @@ import numpy as np
 from ajet.schema.errors import AjetError
 
 
-class BadRow(AjetError, ValueError):
+class BadRowError(AjetError, ValueError):
     """A row that makes no task; the message says why.
 
     `line`: the line of the text where the fault is, if that is known. `do`: what mends it, where more is known than for
@@ -35,35 +35,35 @@ class BadRow(AjetError, ValueError):
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text from a user, whose texts can all be written. Raises BadRow."""
+    """Return the value of a JSON text from a user, whose texts can all be written. Raises BadRowError."""
     value = decode_json(text)
     try:
         if "\\ud" in text.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadRow("half of a surrogate pair, which is no text") from None
+        raise BadRowError("half of a surrogate pair, which is no text") from None
     except RecursionError:
-        raise BadRow("nested too deeply") from None
+        raise BadRowError("nested too deeply") from None
     return value
 
 
 def decode_json(text: str) -> Any:
-    """Return the value of a JSON text, lone surrogates included. Raises BadRow, which says why there is none."""
+    """Return the value of a JSON text, lone surrogates included. Raises BadRowError, which says why there is none."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as problem:
-        raise BadRow(f"no JSON ({problem.msg} at column {problem.colno})", problem.lineno) from None
+        raise BadRowError(f"no JSON ({problem.msg} at column {problem.colno})", problem.lineno) from None
     except RecursionError:
-        raise BadRow("nested too deeply") from None
+        raise BadRowError("nested too deeply") from None
     except ValueError:  # Python reads no integer beyond this limit
         limit = sys.get_int_max_str_digits()
         found = re.search(rf"\d{{{limit + 1}}}", text)
         line = text.count("\n", 0, found.start()) + 1 if found is not None else None
-        raise BadRow(f"an integer of more than {limit:,} digits; write it as text", line) from None
+        raise BadRowError(f"an integer of more than {limit:,} digits; write it as text", line) from None
 
 
 def to_plain(value: Any, place: str = "") -> Any:
-    """Return the value as JSON holds it. Raises BadRow."""
+    """Return the value as JSON holds it. Raises BadRowError."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, bool):
@@ -74,19 +74,19 @@ def to_plain(value: Any, place: str = "") -> Any:
     if isinstance(value, int):
         limit = sys.get_int_max_str_digits()
         if limit and abs(value) >= 10**limit:
-            raise BadRow(f"{place}: an integer of more than {limit:,} digits; write it as text")
+            raise BadRowError(f"{place}: an integer of more than {limit:,} digits; write it as text")
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
             name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-            raise BadRow(f"{place}: {name} is no JSON; expected a finite number or null")
+            raise BadRowError(f"{place}: {name} is no JSON; expected a finite number or null")
         return value
     if isinstance(value, (date, time)):  # a datetime is a date
         return value.isoformat()
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Decimal) and not value.is_finite():
-        raise BadRow(f"{place}: {value} is no JSON; expected a finite number or null")
+        raise BadRowError(f"{place}: {value} is no JSON; expected a finite number or null")
     if isinstance(value, (Decimal, UUID)):
         return f"{value:f}" if isinstance(value, Decimal) else str(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -94,27 +94,27 @@ def to_plain(value: Any, place: str = "") -> Any:
     if isinstance(value, Mapping):
         names = [str(name) for name in value]
         if len(set(names)) < len(names):
-            raise BadRow(f"{place}: two keys read alike as text")
+            raise BadRowError(f"{place}: two keys read alike as text")
         _check_text("".join(names), place)
         return {str(name): to_plain(part, f"{place}.{name}" if place else str(name)) for name, part in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
         return [to_plain(part, f"{place}.{at}" if place else str(at)) for at, part in enumerate(value)]
-    raise BadRow(f"{place}: JSON has no form for a {type(value).__name__}")
+    raise BadRowError(f"{place}: JSON has no form for a {type(value).__name__}")
 
 
 def check_json(value: Any, place: str = "") -> None:
-    """Raise BadRow unless JSON holds the value as it is: nothing is converted."""
+    """Raise BadRowError unless JSON holds the value as it is: nothing is converted."""
     try:
         _check_value(value, place)
     except RecursionError:
-        raise BadRow(f"{place or 'it'}: nested too deeply") from None
+        raise BadRowError(f"{place or 'it'}: nested too deeply") from None
 
 
 def _check_value(value: Any, place: str) -> None:
     if isinstance(value, Mapping):
         for name, part in value.items():
             if not isinstance(name, str):
-                raise BadRow(f"{place}: the key {name!r:.80} is no text")
+                raise BadRowError(f"{place}: the key {name!r:.80} is no text")
             _check_text(name, place)
             _check_value(part, f"{place}.{name}" if place else name)
     elif isinstance(value, (list, tuple)):
@@ -123,11 +123,11 @@ def _check_value(value: Any, place: str) -> None:
     elif value is None or isinstance(value, (str, bool, int, float)):
         to_plain(value, place)
     else:
-        raise BadRow(f"{place}: JSON has no form for a {type(value).__name__}")
+        raise BadRowError(f"{place}: JSON has no form for a {type(value).__name__}")
 
 
 def _check_text(text: str, place: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadRow(f"{place}: half of a letter (a lone surrogate); it is no text in any encoding") from None
+        raise BadRowError(f"{place}: half of a letter (a lone surrogate); it is no text in any encoding") from None

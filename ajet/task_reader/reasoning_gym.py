@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet.task_reader.reasoning_gym"
-APART = 1_000_003
+SEED_OFFSET = 1_000_003
 """Families draw entry i with seed + i: the validation seed lies this far off, further than any size."""
 
 
@@ -29,11 +29,11 @@ class ReasoningGymReader:
 
     def __init__(self, experiment: Experiment) -> None:
         section = experiment.ajet.task_reader.reasoning_gym
-        if section.size > APART:
-            raise TaskError(f"At most {APART} tasks can be drawn.", where=f"{KEY}.size")
+        if section.size > SEED_OFFSET:
+            raise TaskError(f"At most {SEED_OFFSET} tasks can be drawn.", where=f"{KEY}.size")
         self._family = section.dataset
         self._params = dict(section.params or {})
-        self._seeds = {"train": section.seed, "validation": section.seed + APART}
+        self._seeds = {"train": section.seed, "validation": section.seed + SEED_OFFSET}
         self._sizes = {"train": section.size, "validation": section.validation_size}
 
         self._opened: dict[int, Any] = {}
@@ -66,10 +66,10 @@ class ReasoningGymReader:
     def entries(self, seed: int) -> Any:
         """The family opened with one of the two seeds: `entries[index]`, `entries.score_answer(answer, entry)`."""
         if seed not in self._opened:
-            self._opened[seed] = self._open(seed)
+            self._opened[seed] = self._create_dataset(seed)
         return self._opened[seed]
 
-    def _open(self, seed: int) -> Any:
+    def _create_dataset(self, seed: int) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SyntaxWarning)

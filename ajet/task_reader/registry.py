@@ -17,9 +17,9 @@ from ajet.config.references import resolve_reference
 from ajet.config.schema.choices import is_reference
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.schema.task import Task
-from ajet.task_reader.contract import TaskReader, TaskSplit, find, require_place
-from ajet.task_reader.plain_values import BadRow, check_json
-from ajet.task_reader.rows import explain_ids, with_ids
+from ajet.task_reader.contract import TaskReader, TaskSplit, find_path, require_place
+from ajet.task_reader.plain_values import BadRowError, check_json
+from ajet.task_reader.rows import assign_ids, explain_ids
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -48,7 +48,7 @@ class OpenedReader:
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """The split's tasks. Raises TaskError."""
         if split not in self._read:
-            self._read[split] = self._checked(split)
+            self._read[split] = self._read_split(split)
         return self._read[split]
 
     def json_tasks(self, split: TaskSplit) -> Sequence[Task]:
@@ -58,7 +58,7 @@ class OpenedReader:
             require_json(task, f"{self._name}, {split} task {index}")
         return tasks
 
-    def _checked(self, split: TaskSplit) -> list[Task]:
+    def _read_split(self, split: TaskSplit) -> list[Task]:
         tasks = list(self._reader.tasks(split))
         if not tasks:
             raise TaskError(
@@ -75,14 +75,14 @@ class OpenedReader:
                 )
         read = tasks
         try:
-            tasks, shared = with_ids(tasks)
+            tasks, shared = assign_ids(tasks)
         except ValueError:  # an integer that is too long to be written: no record could hold the task
             for index, task in enumerate(tasks):
                 require_json(task, f"{self._name}, {split} task {index}")
             raise
         place = getattr(self._reader, "place_of", None) or (lambda index: f"{split} task {index}")
-        if told := explain_ids(read, shared, place):
-            logger.warning("{}", told)
+        if warning := explain_ids(read, shared, place):
+            logger.warning("{}", warning)
         return tasks
 
 
@@ -90,7 +90,7 @@ def require_json(task: Task, where: str) -> None:
     """Raise TaskError if JSON cannot hold the task. `where`: the reader, and which task it is."""
     try:
         check_json(dict(task))
-    except (BadRow, RecursionError) as problem:
+    except (BadRowError, RecursionError) as problem:
         raise TaskError(
             f"A task cannot be written as JSON: {problem or 'it is nested too deeply'}.",
             where=where,
@@ -99,7 +99,7 @@ def require_json(task: Task, where: str) -> None:
         ) from None
 
 
-class OfTraining(OpenedReader):
+class TrainingAsValidation(OpenedReader):
     """A reader whose training tasks are what is validated on: for a trial play of them."""
 
     def __init__(self, reader: OpenedReader) -> None:
@@ -118,9 +118,9 @@ def open_reader(experiment: Experiment) -> OpenedReader:
     """The reader that the experiment names. Raises ConfigError, UnresolvedReference, MissingExtra, TaskError."""
     name, key = experiment.ajet.task_reader.type, "ajet.task_reader.type"
     if isinstance(name, type):
-        return _users(name, name.__name__, experiment)
+        return _open_user_reader(name, name.__name__, experiment)
     if is_reference(name):
-        return _users(resolve_reference(name, base=experiment.base, what=key), name, experiment)
+        return _open_user_reader(resolve_reference(name, base=experiment.base, what=key), name, experiment)
     reader = find_part("reader", name)
     if reader is not None:
         return OpenedReader(load_code(reader.code)(experiment), name)
@@ -131,7 +131,7 @@ def open_reader(experiment: Experiment) -> OpenedReader:
     )
 
 
-def _users(found: Any, name: str, experiment: Experiment) -> OpenedReader:
+def _open_user_reader(found: Any, name: str, experiment: Experiment) -> OpenedReader:
     if not isinstance(found, type) or not callable(getattr(found, "tasks", None)):
         raise ConfigError(
             f"{name} is no task reader.",
@@ -146,7 +146,7 @@ def count_local_tasks(experiment: Experiment) -> dict[TaskSplit, int] | None:
     reader = experiment.ajet.task_reader
     if reader.type == "huggingface_dat_repo":
         path = reader.huggingface_dat_repo.dataset_path
-        if path is None or not (path.startswith((".", "/", "~")) or find(path, experiment.base)):
+        if path is None or not (path.startswith((".", "/", "~")) or find_path(path, experiment.base)):
             return None
         require_place(path, experiment.base, key="ajet.task_reader.huggingface_dat_repo.dataset_path", what="data set")
     elif reader.type not in LOCAL_FILES:

@@ -18,7 +18,7 @@ from ajet.environment.services.chosen import is_service_url, is_world
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
 from ajet.task_reader.column_names import RowColumns, fold_name, nearest_name
-from ajet.task_reader.plain_values import BadRow, to_plain
+from ajet.task_reader.plain_values import BadRowError, to_plain
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -35,7 +35,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """Which column holds what; None: the first usual name that is there. A dotted name looks into nested objects."""
 
     main_query: str | None = None
@@ -45,7 +45,7 @@ class Columns:
     """Refuse a row with neither a text question nor messages."""
 
     @classmethod
-    def of(cls, experiment: Experiment) -> Columns:
+    def of(cls, experiment: Experiment) -> ColumnNames:
         """Return what an experiment says. An environment that its tasks are played in opens the dialogue itself."""
         reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use or ""
         opened = is_service_url(used) or is_world(used)
@@ -58,18 +58,17 @@ def row_of(task: Task) -> dict[str, Any]:
     return {name: value for name, value in task.model_dump().items() if value not in ("", [], {}, "no_env")}
 
 
-def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
+def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
     """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
 
     A list of messages opens the dialogue. Where it is no `prompt`, a last reply of the assistant is the reference
     answer: rows for supervised training end with it. A row without a question is one for a workflow that makes it of
-    the other columns. Raises BadRow when the question is empty (or null, in a column that `columns` names), a field has
-    the wrong type, two columns have one name, or JSON cannot hold a value.
-    """
+    the other columns. Raises BadRowError when the question is empty (or null, in a column that `columns` names), a
+    field has the wrong type, two columns have one name, or JSON cannot hold a value."""
     try:
         found = RowColumns(to_plain(row))
     except RecursionError:
-        raise BadRow("nested too deeply") from None
+        raise BadRowError("nested too deeply") from None
     row = found.row
     query_column = columns.main_query or found.first(QUERY_COLUMNS)
     query = None if query_column is None else found.look_up(query_column)
@@ -95,17 +94,17 @@ def task_of(row: Mapping[str, Any], columns: Columns) -> Task:
     task_id = found.look_up(columns.task_id) if columns.task_id else found.first_value(ID_COLUMNS)
     for name, value, kind in (("the question", query, str), ("env_type", env_type, str)):
         if not isinstance(value, kind):
-            raise BadRow(f"{name} is {type(value).__name__}, expected text")
+            raise BadRowError(f"{name} is {type(value).__name__}, expected text")
     if not (isinstance(messages, list) and all(isinstance(item, Mapping) and "role" in item for item in messages)):
-        raise BadRow("the messages are no list of objects with a role")
+        raise BadRowError("the messages are no list of objects with a role")
     if isinstance(task_id, (dict, list, bool)):
-        raise BadRow(f"the task id is {type(task_id).__name__}, expected text or a number")
+        raise BadRowError(f"the task id is {type(task_id).__name__}, expected text or a number")
     if not row:
-        raise BadRow("no question, nor anything else")
+        raise BadRowError("no question, nor anything else")
     if query_column is not None and not query.strip() and not messages and env_type == "no_env":
-        raise BadRow(f"no question: {columns.main_query or 'its text'} is empty")
+        raise BadRowError(f"no question: {columns.main_query or 'its text'} is empty")
     if columns.require_question and query_column is None and not messages and env_type == "no_env":
-        raise _no_question(row)
+        raise _no_question_error(row)
     return Task(
         main_query=query,
         init_messages=[dict(item) for item in messages],
@@ -124,12 +123,12 @@ def _split_reply(messages: list[Any]) -> tuple[list[Any], str | None]:
     return messages[:-1], text or None
 
 
-def _no_question(row: Mapping[str, Any]) -> BadRow:
+def _no_question_error(row: Mapping[str, Any]) -> BadRowError:
     """Return the error for a row of which no column is a question, with the column that most likely is."""
     near = _nearest_question(row)
     listed = ", ".join(list(row)[:SHOWN]) + (", …" if len(row) > SHOWN else "")
     named = f"set ajet.task_reader.columns.main_query={json.dumps(near)} if that column holds it; " if near else ""
-    return BadRow(
+    return BadRowError(
         f"it has neither a text question nor messages: none of its columns ({listed}) is one of "
         + ", ".join(QUERY_COLUMNS)
         + (f"; most like them is {near}" if near else ""),
@@ -165,7 +164,7 @@ def _is_dialogue(value: Any) -> bool:
     return are_messages and value[-1]["role"] != "assistant" and any(each["role"] == "user" for each in value)
 
 
-def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]:
+def assign_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]:
     """Give every task an id of its own; also, the ids that several tasks share, with the positions of these tasks.
 
     A missing id becomes the hash of the content; an id that several tasks bear gets that hash appended on all of
@@ -183,7 +182,7 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]:
         if task.task_id and seen[task.task_id] == 1:
             result.append(task)
             continue
-        base = f"{task.task_id}-{_content(task)}" if task.task_id else _content(task)
+        base = f"{task.task_id}-{_digest_content(task)}" if task.task_id else _digest_content(task)
         name = base
         while name in used:
             numbers[base] += 1
@@ -196,12 +195,12 @@ def with_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]:
 def explain_ids(tasks: Sequence[Task], shared: Mapping[str, Sequence[int]], place: Callable[[int], str]) -> str:
     """Return which ids cannot be kept and where they stand; "" where all can. `place`: of a task, by its position."""
     wrong = [
-        f"the same id {json.dumps(task_id, ensure_ascii=False)} at {_listed_places(indices, place)}"
+        f"the same id {json.dumps(task_id, ensure_ascii=False)} at {_format_places(indices, place)}"
         for task_id, indices in list(shared.items())[:SHOWN_IDS]
     ]
     wrong += [f"{len(shared) - SHOWN_IDS} more such ids"] if len(shared) > SHOWN_IDS else []
     empty = [index for index, task in enumerate(tasks) if any(task.metadata.get(name) == "" for name in ID_COLUMNS)]
-    wrong += [f"an empty id at {_listed_places(empty, place)}"] if empty else []
+    wrong += [f"an empty id at {_format_places(empty, place)}"] if empty else []
     if not wrong:
         return ""
     return (
@@ -210,21 +209,21 @@ def explain_ids(tasks: Sequence[Task], shared: Mapping[str, Sequence[int]], plac
     )
 
 
-def _listed_places(indices: Sequence[int], place: Callable[[int], str]) -> str:
+def _format_places(indices: Sequence[int], place: Callable[[int], str]) -> str:
     more = len(indices) - SHOWN_IDS
     return ", ".join(map(place, indices[:SHOWN_IDS])) + (f" and {more} more" if more > 0 else "")
 
 
-def finite(value: Any, name: str) -> float:
-    """A number of JSON. Raises BadRow for anything else, and for one that is beyond what a float holds."""
+def read_finite(value: Any, name: str) -> float:
+    """A number of JSON. Raises BadRowError for anything else, and for one that is beyond what a float holds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise BadRow(f"`{name}` is {kind_of(value)}, expected a number")
+        raise BadRowError(f"`{name}` is {json_kind(value)}, expected a number")
     if not abs(value) <= sys.float_info.max:
-        raise BadRow(f"`{name}` is no finite number")
+        raise BadRowError(f"`{name}` is no finite number")
     return float(value)
 
 
-def kind_of(value: Any) -> str:
+def json_kind(value: Any) -> str:
     """The kind of a value, as JSON calls it: for a sentence that says what was expected instead."""
     if value is None:
         return "missing"
@@ -238,6 +237,6 @@ def kind_of(value: Any) -> str:
     return f"{'a' if kind == 'list' else 'an'} {kind}" if value else f"an empty {kind}"
 
 
-def _content(task: Task) -> str:
+def _digest_content(task: Task) -> str:
     text = json.dumps(task.model_dump(exclude={"task_id"}), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

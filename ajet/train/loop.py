@@ -11,7 +11,7 @@ the committed steps; a second one saves no partial step. SIGTERM does the same, 
 from __future__ import annotations
 
 from ajet.schema.errors import UserError
-from ajet.store import CANNOT_NOW
+from ajet.store import TRANSIENT_ERRORS
 from ajet.train.session import TrainingSession
 from ajet.train.sources.source import Source
 
@@ -39,7 +39,7 @@ def train(session: TrainingSession, source: Source) -> None:
             source.stop(session, interrupt)
             raise
         except UserError as problem:
-            if source.saves_before_error and not isinstance(problem, CANNOT_NOW):
+            if source.saves_before_error and not isinstance(problem, TRANSIENT_ERRORS):
                 with interrupts.defer():
                     session.save_ended()
             raise

@@ -19,7 +19,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.environment.pinned import Pins
+    from ajet.environment.pinned import ToolPins
     from ajet.gateway import Gateway
     from ajet.record import RunDirectory
     from ajet.rollout import Rollout
@@ -42,11 +42,11 @@ class RunParts:
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """Return the split's tasks without those whose prompt is too long, or raise UserError if these are refused."""
-        from ajet.task_reader.overlong import within_prompt_length
+        from ajet.task_reader.overlong import drop_overlong
 
         tasks = self.reader.tasks(split)
         self.judge.require_for(tasks)
-        return within_prompt_length(tasks, self.experiment.ajet.data, self.backbone.tokenizer)
+        return drop_overlong(tasks, self.experiment.ajet.data, self.backbone.tokenizer)
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def assemble(
     run_id: str,
     on_episode: Callable[[Episode], None] | None = None,
     split: TaskSplit = "train",
-    pins: Pins | None = None,
+    pins: ToolPins | None = None,
     reader: OpenedReader | None = None,
     opens: Callable[[Experiment], Backbone] | None = None,
 ) -> Iterator[RunParts]:
@@ -99,11 +99,11 @@ def assemble(
                 part.close()
 
 
-def pins_of(run: RunDirectory) -> Pins:
+def pins_of(run: RunDirectory) -> ToolPins:
     """Return the run's tools, as its folder has them. Raises UserError if they are damaged."""
-    from ajet.environment.pinned import PinnedFile, Pins
+    from ajet.environment.pinned import PinnedFile, ToolPins
 
-    return Pins(PinnedFile(run.path, goes_on=run.goes_on).first, run.redact.tree)
+    return ToolPins(PinnedFile(run.path, goes_on=run.goes_on).first, run.redact.tree)
 
 
 _is_paused = False

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ajet.config.backbones import described
 from ajet.config.idle import last_with, users_layers
 from ajet.record.console import counted, format_bytes
-from ajet.task_reader.contract import find
+from ajet.task_reader.contract import find_path
 from ajet.train.footprint import REPLY, describe_memory, estimate_needs, find_disks
 from ajet.workflow.function import is_of_function
 
 if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.config import AjetConfig, Experiment
-    from ajet.task_reader.contamination import Overlap
+    from ajet.task_reader.contamination import TaskOverlap
 
 SLOWEST, FASTEST, FASTEST_LORA = 1e-8, 1e-3, 1e-2
 """Learning rates outside of which no weight moves, or a model (its adapters) diverges at once."""
@@ -41,7 +41,7 @@ def describe_remarks(
     train: int,
     validates: bool,
     workflow: type[Any] | None = None,
-    known: Overlap | None = None,
+    known: TaskOverlap | None = None,
     is_colocated: bool = True,
 ) -> str:
     """Return all remarks on a plan whose tasks are known, for a screen or a log; "" for none.
@@ -154,7 +154,7 @@ def _mentions_rewards(workflow: type[Any]) -> bool:
         return True
 
 
-def review_overlap(experiment: Experiment, known: Overlap | None) -> Iterator[PlanRemark]:
+def review_overlap(experiment: Experiment, known: TaskOverlap | None) -> Iterator[PlanRemark]:
     """Yield a remark if held-out tasks are trained on."""
     reader = experiment.ajet.task_reader
     if known is None or not (what := known.words()):
@@ -164,7 +164,7 @@ def review_overlap(experiment: Experiment, known: Overlap | None) -> Iterator[Pl
         yield PlanRemark(key, what, "other tasks, or none (drop the key)")
         return
     do, path = "tasks that are held out and not trained on", reader.huggingface_dat_repo.dataset_path
-    file = find(path, experiment.base) if path and reader.type == "huggingface_dat_repo" else None
+    file = find_path(path, experiment.base) if path and reader.type == "huggingface_dat_repo" else None
     if file is not None and file.is_file():
         do += (
             "; a file is one split, by whatever name: split it (training_split: 'train[:90%]', validation_split: "

@@ -22,7 +22,7 @@ from ajet.rollout.components import renderer_of
 from ajet.schema.episode import Group, Outcome, advantages_of, episodes_of
 from ajet.store import Store, is_shared
 from ajet.store import open_store as open_ledger
-from ajet.store.given_up import GivenUp, dead_of
+from ajet.store.given_up import DeadLetterLog, list_dead_letters
 from ajet.task_reader import TaskOrder
 from ajet.train.interrupts import Interrupts
 from ajet.train.sink import RunSink
@@ -73,13 +73,13 @@ class TrainingSession:
     experiment: Experiment = field(init=False)
     run: RunDirectory = field(init=False)
     algorithm: Algorithm = field(init=False)
-    _given_up: GivenUp = field(init=False)
+    _given_up: DeadLetterLog = field(init=False)
 
     def __post_init__(self) -> None:
         """Start from the checkpoint that the run resumes, at which `store` was opened, or from nothing."""
         self.experiment, self.run = self.sink.experiment, self.sink.run
         settings, run, tokenizer = self.experiment.ajet, self.run, self.backbone.tokenizer
-        self._given_up = GivenUp(self.store)
+        self._given_up = DeadLetterLog(self.store)
         self.algorithm = open_algorithm(settings, base=self.experiment.base)
         renderer = renderer_of(settings, tokenizer) if tokenizer is not None else None
         self.sink.begin(renderer, total=self.total_steps)
@@ -90,7 +90,7 @@ class TrainingSession:
             self.validated_step = run.resumed.state.get("validated", self.step)
             self.leftover_orders = [int(order) for order in run.resumed.state.get("left", ())]
             counted = run.recovery(
-                self.store.begun(), self.leftover_orders, dead=[each.order for each in dead_of(self.store)]
+                self.store.begun(), self.leftover_orders, dead=[each.order for each in list_dead_letters(self.store)]
             )
             logger.info("resumed after step {} from {}{}", self.step, run.resumed.path, counted)
         run.take_up()
@@ -137,7 +137,7 @@ class TrainingSession:
 
     def add_given_up(self, taken: StepGroups) -> StepGroups:
         """Return groups that this process leased with the positions that were given up since the last step."""
-        given_up = self._given_up.newly(self.tasks)
+        given_up = self._given_up.log_new(self.tasks)
         return replace(taken, given_up=given_up, dead=self._given_up.count, ended=time.monotonic())
 
     def assign_credit(self, taken: StepGroups) -> TrainingBatch:
@@ -185,7 +185,7 @@ class TrainingSession:
         store.give_back(taken.unfinished)
         waiting = store.begun()
         if self.tasks is not None:
-            self.tasks.learned([*taken.groups, *unused], waiting)
+            self.tasks.record_results([*taken.groups, *unused], waiting)
         trained = TrainedStep(
             step,
             update.version,

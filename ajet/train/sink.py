@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.config import Experiment
     from ajet.record import RunDirectory
-    from ajet.task_reader.contamination import Overlap
+    from ajet.task_reader.contamination import TaskOverlap
     from ajet.tokens import Renderer
     from ajet.workflow import Workflow
 
@@ -58,7 +58,7 @@ class RunSink:
         *,
         train: int,
         validates: bool,
-        known: Overlap | None,
+        known: TaskOverlap | None,
         workflow: type[Workflow] | None = None,
         is_colocated: bool = True,
     ) -> None:

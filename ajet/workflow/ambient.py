@@ -3,11 +3,10 @@
 Invariants: the environment is written once a run, never for an episode, and only where the person has set no such
 address and key: then it holds the gateway's address and one key of the run. A request that bears that key gets the key
 of the episode in whose context (contextvars) it is sent, on its way through the SDKs' httpx, or none: then it reaches
-the gateway with the run's key and is refused there, never answered under another episode's. Nor is one that bears a
-key which the tuner of another attempt gave (a client that a module keeps). A worker process, which plays one attempt at
-a time, has the attempt's own address and key in its environment (`entering`). Asynchronous clients that episodes share
-have connections in each of their event loops (`split_pools`).
-"""
+the gateway with the run's key and is refused there, never answered under another episode's. Nor is one that bears a key
+which the tuner of another attempt gave (a client that a module keeps). A worker process, which plays one attempt at a
+time, has the attempt's own address and key in its environment (`enter_attempt`). Asynchronous clients that episodes
+share have connections in each of their event loops (`split_pools`)."""
 
 from __future__ import annotations
 
@@ -40,9 +39,9 @@ _LIBRARIES = ("httpx", "httpx2")
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
 _playing: ContextVar[Endpoints | None] = ContextVar("ajet_playing", default=None)
 _lock = threading.Lock()
-_untied: set[str] = set()
+_unbound_keys: set[str] = set()
 """Keys that stand for whatever episode is playing in the sender's context: those of runs, and of attempts that were."""
-_given: WeakValueDictionary[str, Endpoints] = WeakValueDictionary()
+_endpoints_by_key: WeakValueDictionary[str, Endpoints] = WeakValueDictionary()
 """Whose the keys are that tuners gave."""
 _split: WeakSet[Any] = WeakSet()
 """Clients whose connections belong to the event loop that they send in."""
@@ -50,11 +49,11 @@ _wrapped: dict[type[Any], tuple[Any, Any]] = {}
 """Class of an HTTP client -> its own `send`, and the one that replaces it while a run lasts: `OpenAI()` in a user's
 agent reads the run's key, and only where the request is sent is it known which episode sends it."""
 _hosts: set[str] = set()
-_elsewhere: set[str] = set()
+_foreign_hosts: set[str] = set()
 
 
 @contextmanager
-def playing(endpoints: Endpoints) -> Iterator[None]:
+def use_endpoints(endpoints: Endpoints) -> Iterator[None]:
     """Within the block, and in tasks and `asyncio.to_thread` begun in it, such clients are this episode's."""
     token = _playing.set(endpoints)
     try:
@@ -63,13 +62,13 @@ def playing(endpoints: Endpoints) -> Iterator[None]:
         _playing.reset(token)
 
 
-def given(endpoint: Endpoint, by: Endpoints) -> Endpoint:
+def register_endpoint(endpoint: Endpoint, by: Endpoints) -> Endpoint:
     """The endpoint, which a tuner hands to the code of its attempt: its key is that attempt's alone."""
-    _given[endpoint.api_key] = by
+    _endpoints_by_key[endpoint.api_key] = by
     return endpoint
 
 
-class Ambient:
+class RunEnvironment:
     """The environment of a run, from now until `close`. `endpoint`: the gateway's address with the run's key."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -79,7 +78,7 @@ class Ambient:
         bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
         self._before = {name: os.environ.get(name) for name in (*names, *bypass)}
         os.environ.update(bypass)
-        _watch(endpoint)
+        _watch_endpoint(endpoint)
         for name in names:
             os.environ[OUTSIDE + name] = self._before[name] or ""
             os.environ[name] = given[name]
@@ -95,33 +94,33 @@ class Ambient:
                 os.environ[name] = value
         self._before = {}
         with _lock:
-            _untied.discard(self._key)
-            if not _untied:
+            _unbound_keys.discard(self._key)
+            if not _unbound_keys:
                 _unwrap_clients()
 
 
-def entering(endpoint: Endpoint) -> None:
+def enter_attempt(endpoint: Endpoint) -> None:
     """This process plays one attempt, whose address and key these are: they go into its environment. Clients that were
     made for an earlier attempt of this process (when its module was imported, say) are this one's, too."""
     for name, value in endpoint.environment.items():
         os.environ.setdefault(OUTSIDE + name, os.environ.get(name, ""))
         os.environ[name] = value
     os.environ.update(build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or ""))
-    _watch(endpoint)
+    _watch_endpoint(endpoint)
 
 
-def _watch(endpoint: Endpoint) -> None:
+def _watch_endpoint(endpoint: Endpoint) -> None:
     with _lock:
-        _untied.add(endpoint.api_key)
+        _unbound_keys.add(endpoint.api_key)
         _hosts.add(urlsplit(endpoint.base_url).netloc)
         for name in _LIBRARIES:
             if find_spec(name) is not None:
                 library: Any = import_module(name)
-                _wrap(library.Client, _plain)
-                _wrap(library.AsyncClient, _async)
+                _wrap_send(library.Client, _wrap_sync_send)
+                _wrap_send(library.AsyncClient, _wrap_async_send)
 
 
-def _wrap(kind: Any, made: Any) -> None:
+def _wrap_send(kind: Any, made: Any) -> None:
     if kind not in _wrapped:
         original = kind.send
         kind.send = wraps(original)(made(original))
@@ -136,57 +135,59 @@ def _unwrap_clients() -> None:
             del _wrapped[kind]
 
 
-def _plain(send: Any) -> Any:
+def _wrap_sync_send(send: Any) -> Any:
     def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        tie(request)
+        bind_request(request)
         return send(self, request, *args, **kwargs)
 
     return sends
 
 
-def _async(send: Any) -> Any:
+def _wrap_async_send(send: Any) -> Any:
     async def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if _untied and self not in _split:
+        if _unbound_keys and self not in _split:
             split_pools(self)
             _split.add(self)
-        tie(request)
+        bind_request(request)
         return await send(self, request, *args, **kwargs)
 
     return sends
 
 
-def tie(request: Any) -> None:
+def bind_request(request: Any) -> None:
     """Give a request that bears a key of `_untied` the key of the episode that plays here, and one that bears a key of
     another attempt none that opens; leave any other alone."""
-    if not _untied:
+    if not _unbound_keys:
         return
     endpoints = _playing.get()
     if endpoints is None:
         return
     if request.url.netloc.decode() not in _hosts:
-        _name(request.url)
+        _warn_of_foreign_host(request.url)
         return
     headers = request.headers
     for header, prefix in (("authorization", "Bearer "), ("x-api-key", ""), ("api-key", "")):
         key = headers.get(header, "").removeprefix(prefix)
-        if key in _untied:
+        if key in _unbound_keys:
             endpoint = endpoints(AGENT, AGENT, None)
             place = urlsplit(endpoint.base_url)
             request.url = request.url.copy_with(scheme=place.scheme, host=place.hostname, port=place.port)
             headers[header], headers["host"] = prefix + endpoint.api_key, place.netloc
-        elif _given.get(key, endpoints) is not endpoints:
+        elif _endpoints_by_key.get(key, endpoints) is not endpoints:
             headers[header] = prefix + ANOTHERS
 
 
-def _name(url: Any) -> None:
+def _warn_of_foreign_host(url: Any) -> None:
     """Say once a host that an agent called a model elsewhere: it may be meant so, and it may be forgotten."""
-    if not url.path.endswith(_CALLS) or url.host in _elsewhere:
+    if not url.path.endswith(_CALLS) or url.host in _foreign_hosts:
         return
-    _elsewhere.add(url.host)
+    _foreign_hosts.add(url.host)
     names = [name for name in _ADDRESSES if urlsplit(os.environ.get(name, "")).netloc == url.netloc.decode()]
-    told = "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give its "
-    told += "client `base_url` and `api_key` of `tuner.as_oai_baseurl_apikey()`"
+    message = (
+        "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give its "
+    )
+    message += "client `base_url` and `api_key` of `tuner.as_oai_baseurl_apikey()`"
     if names:
-        logger.warning(told + ", or unset {}, where it found this address", url.netloc.decode(), " and ".join(names))
+        logger.warning(message + ", or unset {}, where it found this address", url.netloc.decode(), " and ".join(names))
     else:
-        logger.warning(told, url.netloc.decode())
+        logger.warning(message, url.netloc.decode())

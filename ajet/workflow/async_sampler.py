@@ -16,9 +16,9 @@ from pydantic import PrivateAttr
 
 from ajet.schema.errors import BoundaryError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import called
+from ajet.task_judge.judgement import call_user_function
 from ajet.task_judge.scorers.call import ScorerCall
-from ajet.workflow.function import output_of
+from ajet.workflow.function import to_output
 from ajet.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -77,12 +77,12 @@ class AsyncSampler(Workflow):
         """Run, and evaluate."""
         self._tuner, self.record = tuner, Record(workflow_task, WorkflowOutput())
         run: Callable[..., Awaitable[Any]] = self.run
-        said = await run(*(workflow_task.task, tuner)[: 2 if _takes_tuner(run) else 1])
+        returned = await run(*(workflow_task.task, tuner)[: 2 if _takes_tuner(run) else 1])
         meta = self.record.meta_infos
-        output = WorkflowOutput(metadata=dict(meta)) if said is None and meta else output_of(said)
+        output = WorkflowOutput(metadata=dict(meta)) if returned is None and meta else to_output(returned)
         if type(self).evaluate_record is AsyncSampler.evaluate_record:
             return output
-        return await evaluated(self.evaluate_record, workflow_task, output, meta)
+        return await evaluate_output(self.evaluate_record, workflow_task, output, meta)
 
 
 def _takes_tuner(run: Callable[..., Any]) -> bool:
@@ -93,7 +93,7 @@ def _takes_tuner(run: Callable[..., Any]) -> bool:
     return True
 
 
-async def evaluated(
+async def evaluate_output(
     evaluate: Callable[[Record], float | Awaitable[float | None] | None],
     workflow_task: WorkflowTask,
     output: Any,
@@ -104,8 +104,10 @@ async def evaluated(
     if not isinstance(output, WorkflowOutput):
         return output
     try:
-        score = await called(evaluate, Record(workflow_task, output, {} if meta_infos is None else meta_infos))
-        scored = output_of(score) if score is not None else None
+        score = await call_user_function(
+            evaluate, Record(workflow_task, output, {} if meta_infos is None else meta_infos)
+        )
+        scored = to_output(score) if score is not None else None
         if score is not None and not (isinstance(scored, WorkflowOutput) and scored.reward is not None):
             raise JudgeFailure(f"evaluate_record answered {score!r:.200}; expected a number, or None for no score")
     except BoundaryError:

@@ -24,11 +24,11 @@ def activate(tags: str | Iterable[str]) -> None:
     """Make `bp` stop at these tags ("A|B" or a list), here and in processes started from now on; an empty value
     makes all of them no-ops again. Tags that stopped before stop once more."""
     names = tags.split("|") if isinstance(tags, str) else tags
-    kept = [name.strip() for name in names if name.strip()]
+    active = [name.strip() for name in names if name.strip()]
     with _lock:
         _stopped.clear()
-        if kept:
-            os.environ[TAGS_VARIABLE] = "|".join(kept)
+        if active:
+            os.environ[TAGS_VARIABLE] = "|".join(active)
         else:
             os.environ.pop(TAGS_VARIABLE, None)
 
@@ -46,10 +46,10 @@ def bp(tag: str | None = None, *, once: bool = True) -> None:
         if once and name in _stopped:
             return
         _stopped.add(name)
-    _stop(frame)
+    _stop_in_debugger(frame)
 
 
-def _stop(frame: FrameType) -> None:
+def _stop_in_debugger(frame: FrameType) -> None:
     debugger: Any = sys.modules.get("pydevd")
     if debugger is not None and debugger._is_attached():
         debugger.settrace(

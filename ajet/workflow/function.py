@@ -30,11 +30,11 @@ def as_workflow(found: Any, reference: str) -> Any:
     if is_function(found):
         return workflow_from(found, reference)
     if isinstance(found, type) and issubclass(found, Workflow):
-        _require_both(found, reference)
+        _require_execute(found, reference)
     return found
 
 
-def _require_both(kind: type[Workflow], reference: str) -> None:
+def _require_execute(kind: type[Workflow], reference: str) -> None:
     """Raises ConfigError for a class whose `execute` takes no tuner."""
     if kind.execute is Workflow.execute:
         older = [name for name in _OLDER if hasattr(kind, name)]
@@ -68,14 +68,14 @@ def _require_makeable(kind: type[Workflow], reference: str) -> None:
         try:
             inspect.signature(own).bind(None)
         except TypeError:
-            raise _not_makeable(f"{reference}.__init__ takes {inspect.signature(own)}", where) from None
+            raise _not_makeable_error(f"{reference}.__init__ takes {inspect.signature(own)}", where) from None
     elif required := [name for name, field in kind.model_fields.items() if field.is_required()]:
-        raise _not_makeable(f"{reference} has no default for {', '.join(required)}", KEY)
+        raise _not_makeable_error(f"{reference} has no default for {', '.join(required)}", KEY)
 
 
-def _not_makeable(said: str, where: str) -> ConfigError:
+def _not_makeable_error(problem: str, where: str) -> ConfigError:
     return ConfigError(
-        f"{KEY}: {said}, and an object of it is made without arguments.",
+        f"{KEY}: {problem}, and an object of it is made without arguments.",
         where=where,
         expected="a class that needs none: each attempt gets an object of its own",
         do="give them defaults; the configuration is `tuner.config` in `execute`",
@@ -89,22 +89,22 @@ def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow
     called = parse_reference(reference, what=KEY).name
 
     async def execute(self: Workflow, workflow_task: WorkflowTask, tuner: Any, /) -> WorkflowOutput:
-        return output_of(await function(workflow_task.task, tuner))
+        return to_output(await function(workflow_task.task, tuner))
 
     def execute_plain(self: Workflow, workflow_task: WorkflowTask, tuner: Any, /) -> Any:
         found = function(workflow_task.task, tuner)
-        return _awaited(found) if inspect.isawaitable(found) else output_of(found)
+        return _await_output(found) if inspect.isawaitable(found) else to_output(found)
 
-    class Played(Workflow):
+    class FunctionWorkflow(Workflow):
         name: str = called
 
     # whether `execute` is a coroutine function decides what an isolation runs it in
-    Played.execute = execute if inspect.iscoroutinefunction(function) else execute_plain  # type: ignore[method-assign]
-    Played.__abstractmethods__ = frozenset()
-    Played.__name__ = Played.__qualname__ = called
-    Played.__module__ = getattr(function, "__module__", None) or __name__
-    Played.__doc__ = function.__doc__
-    return Played
+    FunctionWorkflow.execute = execute if inspect.iscoroutinefunction(function) else execute_plain  # type: ignore[method-assign]
+    FunctionWorkflow.__abstractmethods__ = frozenset()
+    FunctionWorkflow.__name__ = FunctionWorkflow.__qualname__ = called
+    FunctionWorkflow.__module__ = getattr(function, "__module__", None) or __name__
+    FunctionWorkflow.__doc__ = function.__doc__
+    return FunctionWorkflow
 
 
 def is_of_function(workflow: type[Workflow]) -> bool:
@@ -112,7 +112,7 @@ def is_of_function(workflow: type[Workflow]) -> bool:
     return workflow.execute.__module__ == __name__
 
 
-def output_of(found: Any) -> Any:
+def to_output(found: Any) -> Any:
     """What an agent's function returned, as a WorkflowOutput: text (or a list or a dict) is the answer, which judges
     read as `final_answer`; a number is the reward; True and False are a reward of 1 and 0, and a success or none.
     Anything else is left as it is: the episode fails by it, as a class's would."""
@@ -125,5 +125,5 @@ def output_of(found: Any) -> Any:
     return found
 
 
-async def _awaited(found: Awaitable[Any]) -> Any:
-    return output_of(await found)
+async def _await_output(found: Awaitable[Any]) -> Any:
+    return to_output(await found)

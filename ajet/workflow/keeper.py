@@ -32,7 +32,7 @@ TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 LINUX = sys.platform.startswith("linux")
 
 
-class Tree:
+class ProcessTree:
     """The processes that descend from the keeper; `first` is the command's own."""
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Tree:
         ours, theirs = os.pipe()
         self.first = os.fork()
         if self.first == 0:
-            _become(order, theirs)
+            _exec_command(order, theirs)
         os.close(theirs)
-        with open(ours, "rb") as said:
-            problem = said.read().decode()
+        with open(ours, "rb") as report:
+            problem = report.read().decode()
         return problem
 
     def members(self) -> list[int]:
@@ -58,7 +58,7 @@ class Tree:
         found = []
         todo = [os.getpid()]
         while todo:
-            below = _children(todo.pop())
+            below = _child_pids(todo.pop())
             found += below
             todo += below
         return found
@@ -78,9 +78,9 @@ class Tree:
     def send(self, number: int) -> None:
         """Signal every member."""
         for pid in self.members():
-            _signal(pid, number)
+            _send_signal(pid, number)
         if not LINUX and self.first:
-            _signal(-self.first, number)
+            _send_signal(-self.first, number)
 
     def end(self) -> int:
         """Kill all. All are stopped first, so that none starts another meanwhile. Answers how many live on."""
@@ -89,7 +89,7 @@ class Tree:
         while time.monotonic() < deadline:
             fresh = [pid for pid in self.members() if pid not in stopped]
             for pid in fresh:
-                _signal(pid, signal.SIGSTOP)
+                _send_signal(pid, signal.SIGSTOP)
             stopped.update(fresh)
             if not fresh:
                 break
@@ -128,10 +128,10 @@ class Tree:
         return total * 1024 or None
 
 
-def keep(order: dict, guard: int) -> dict:
+def run_order(order: dict, guard: int) -> dict:
     """Run `order` to its end, or to the end of what it may use, or of the process `guard` (0: nobody's). One that is
     not `measured` is not looked at: it has no limits of the whole tree."""
-    tree = Tree()
+    tree = ProcessTree()
     began = time.monotonic()
     ended_by, peak = "", {"processes": 0, "memory": 0, "cpu": 0.0}
     wake, wakened = os.pipe()
@@ -142,33 +142,33 @@ def keep(order: dict, guard: int) -> dict:
     signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
     problem = tree.start(order)
     limits, timeout, measured = order["limits"], order["timeout"], order.get("measured", True)
-    asked, grace, heard = 0.0, order.get("grace") or 0.0, [0, wake]
+    term_sent, grace, watched = 0.0, order.get("grace") or 0.0, [0, wake]
     while not problem and tree.status is None:
         if guard and os.getppid() != guard:
             ended_by, problem = "stopped", FROM_OUTSIDE
             break
         now = time.monotonic()
-        if timeout and now - began >= timeout and not asked:
-            ended_by, asked = "timeout", now
+        if timeout and now - began >= timeout and not term_sent:
+            ended_by, term_sent = "timeout", now
             tree.send(signal.SIGTERM)
-        if asked and now - asked >= max(GRACE, grace):
+        if term_sent and now - term_sent >= max(GRACE, grace):
             break
-        look = LOOK_EVERY if measured or asked else None
-        due = began + timeout - now if timeout and not asked else look
+        look = LOOK_EVERY if measured or term_sent else None
+        due = began + timeout - now if timeout and not term_sent else look
         wait = None if due is None else max(0.0, due if look is None else min(look, due))
-        ready, _, _ = select.select(heard, [], [], wait)
+        ready, _, _ = select.select(watched, [], [], wait)
         if 0 in ready and not os.read(0, 1):
             ended_by = "stopped"
             if not grace:
                 break
-            asked, heard = asked or time.monotonic(), [wake]  # it may have waited long
+            term_sent, watched = term_sent or time.monotonic(), [wake]  # it may have waited long
             tree.send(signal.SIGTERM)
         if wake in ready:
             os.read(wake, 4096)
         if measured:
             used = tree.use()
             peak = {name: max(peak[name], used[name]) for name in used}
-            over = _exceeded(tree, used, limits)
+            over = _exceeded_limit(tree, used, limits)
             if over:
                 ended_by = over
                 break
@@ -188,7 +188,7 @@ def keep(order: dict, guard: int) -> dict:
     }
 
 
-def _exceeded(tree: Tree, used: dict, limits: dict) -> str:
+def _exceeded_limit(tree: ProcessTree, used: dict, limits: dict) -> str:
     """The limit that the tree has passed; empty for none."""
     for name in ("processes", "cpu"):
         if limits.get(name) and used[name] > limits[name]:
@@ -199,7 +199,7 @@ def _exceeded(tree: Tree, used: dict, limits: dict) -> str:
     return ""
 
 
-def _become(order: dict, report: int) -> None:
+def _exec_command(order: dict, report: int) -> None:
     """Turn this process, just forked, into the command. Does not return; what went wrong goes into `report`."""
     try:
         os.setsid()
@@ -211,16 +211,16 @@ def _become(order: dict, report: int) -> None:
         limits = order["limits"]
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if limits.get("file"):
-            _bound(resource.RLIMIT_FSIZE, int(limits["file"]))
+            _set_limit(resource.RLIMIT_FSIZE, int(limits["file"]))
         if limits.get("memory") and LINUX:
-            _bound(resource.RLIMIT_DATA, 2 * int(limits["memory"]))
+            _set_limit(resource.RLIMIT_DATA, 2 * int(limits["memory"]))
         os.execvp(order["command"][0], order["command"])
     except BaseException as error:  # noqa: BLE001 - this process is a copy of the keeper and must not go on
         os.write(report, f"{type(error).__name__}: {error}".encode(errors="replace")[:2000])
         os._exit(127)
 
 
-def _bound(what: int, most: int) -> None:
+def _set_limit(what: int, most: int) -> None:
     _, hard = resource.getrlimit(what)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
@@ -240,7 +240,7 @@ def _standard_input(order: dict) -> int:
     return number
 
 
-def _children(pid: int) -> list[int]:
+def _child_pids(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -248,11 +248,11 @@ def _children(pid: int) -> list[int]:
                 found += map(int, file.read().split())
     except OSError:
         if pid == os.getpid():
-            return found or _scanned(pid)
+            return found or _scan_descendants(pid)
     return found
 
 
-def _scanned(parent: int) -> list[int]:
+def _scan_descendants(parent: int) -> list[int]:
     """All descendants, on kernels that do not list the children of a process."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc"):
@@ -271,17 +271,17 @@ def _scanned(parent: int) -> list[int]:
     return sorted(known - {parent})
 
 
-def _signal(pid: int, number: int) -> None:
+def _send_signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return
 
 
-def guarded(report: int) -> int:
+def fork_guarded(report: int) -> int:
     """Go on in a child, whose process id it gets. Here nothing goes on but that the child's tree is ended where the
     child was killed; it does not return here."""
-    tree = Tree()
+    tree = ProcessTree()
     own = os.getpid()
     if (child := os.fork()) == 0:
         call = ctypes.CDLL(None).prctl
@@ -294,8 +294,8 @@ def guarded(report: int) -> int:
     status = os.waitpid(child, 0)[1]
     if status:
         left = tree.end()
-        said = {"problem": FROM_OUTSIDE, "code": None, "ended_by": "stopped", "left": left}
-        os.write(report, json.dumps(said).encode())
+        result = {"problem": FROM_OUTSIDE, "code": None, "ended_by": "stopped", "left": left}
+        os.write(report, json.dumps(result).encode())
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
@@ -307,15 +307,15 @@ def main() -> None:
     guard = 0
     if LINUX:
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
-        guard = guarded(report)
+        guard = fork_guarded(report)
     line = b""
     while not line.endswith(b"\n"):
         part = os.read(0, 1 << 16)
         if not part:
             return
         line += part
-    said = json.dumps(keep(json.loads(line), guard)).encode()
-    os.write(report, said)
+    result = json.dumps(run_order(json.loads(line), guard)).encode()
+    os.write(report, result)
     os._exit(0)  # killed after its report, the other would report, too
 
 

@@ -36,12 +36,12 @@ PATIENCE_S = 10.0
 _FAILURES: dict[str, type[BoundaryError]] = {"environment": EnvironmentFailure, "tool": ToolFailure}
 
 
-class Over(AjetError):
+class AttemptOverError(AjetError):
     """The attempt has ended: it may open nothing."""
 
 
 @contextmanager
-def blamed(boundary: Outside) -> Iterator[None]:
+def blame_boundary(boundary: Outside) -> Iterator[None]:
     """What is raised within is a failure of that boundary, not of the agent: it is retried and never trained on."""
     try:
         yield
@@ -62,26 +62,27 @@ class Resources:
 
     def enter_context(self, manager: AbstractContextManager[T], *, boundary: Outside = "environment") -> T:
         """Enter it now and leave it when the attempt ends. Raises EnvironmentFailure or ToolFailure, by `boundary`,
-        for what it raises; Over."""
-        self._require()
-        with blamed(boundary):
+        for what it raises; AttemptOverError."""
+        self._require_open()
+        with blame_boundary(boundary):
             entered = manager.__enter__()
-        self._push(type(manager).__name__, lambda: manager.__exit__(None, None, None))
+        self._push_exit(type(manager).__name__, lambda: manager.__exit__(None, None, None))
         return entered
 
     async def enter_async_context(
         self, manager: AbstractAsyncContextManager[T], *, boundary: Outside = "environment"
     ) -> T:
         """Enter an asynchronous context manager; it is left when the attempt is over. Else as `enter_context`."""
-        self._require()
-        with blamed(boundary):
+        self._require_open()
+        with blame_boundary(boundary):
             entered = await manager.__aenter__()
-        self._push(type(manager).__name__, lambda: manager.__aexit__(None, None, None))
+        self._push_exit(type(manager).__name__, lambda: manager.__aexit__(None, None, None))
         return entered
 
     def callback(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-        """Call it (await it, if it is asynchronous) when the attempt ends. Raises Over, after calling it at once."""
-        self._push(getattr(function, "__name__", repr(function)), lambda: function(*args, **kwargs))
+        """Call it (await it, if it is asynchronous) when the attempt ends. Raises AttemptOverError, after calling it at
+        once."""
+        self._push_exit(getattr(function, "__name__", repr(function)), lambda: function(*args, **kwargs))
 
     @property
     def holds(self) -> bool:
@@ -90,48 +91,48 @@ class Resources:
 
     def close(self) -> None:
         """Leave all, from code that has no running event loop. Idempotent."""
-        for name, leave in self._take():
-            with _warned(name):
+        for name, leave in self._take_exits():
+            with _warn_on_error(name):
                 left = leave()
                 if asyncio.iscoroutine(left):
-                    _run(left)
+                    _run_close(left)
 
     async def aclose(self) -> None:
         """Close all in the task that entered them, as managers may want. A cancellation waits until all are left."""
         cancelled: asyncio.CancelledError | None = None
-        for name, leave in self._take():
+        for name, leave in self._take_exits():
             try:
-                with _warned(name):
+                with _warn_on_error(name):
                     left = leave()
                     if asyncio.iscoroutine(left):
                         await left
-            except asyncio.CancelledError as asked:
-                cancelled = asked
+            except asyncio.CancelledError as error:
+                cancelled = error
         if cancelled is not None:
             raise cancelled
 
-    def close_beside(self) -> threading.Thread:
+    def close_in_thread(self) -> threading.Thread:
         """Close all in a thread of its own, for an attempt that hangs."""
         thread = threading.Thread(target=self.close, name="ajet-close", daemon=True)
         thread.start()
         return thread
 
-    def _require(self) -> None:
+    def _require_open(self) -> None:
         if self._exits is None:
-            raise Over("the episode is over: nothing is opened for it any more")
+            raise AttemptOverError("the episode is over: nothing is opened for it any more")
 
-    def _push(self, name: str, leave: Callable[[], Any]) -> None:
+    def _push_exit(self, name: str, leave: Callable[[], Any]) -> None:
         with self._lock:
             if self._exits is not None:
                 self._exits.append((name, leave))
                 return
-        with _warned(name):
+        with _warn_on_error(name):
             left = leave()
             if asyncio.iscoroutine(left):
                 threading.Thread(target=asyncio.run, args=(left,), name="ajet-close", daemon=True).start()
-        self._require()
+        self._require_open()
 
-    def _take(self) -> list[tuple[str, Any]]:
+    def _take_exits(self) -> list[tuple[str, Any]]:
         if os.getpid() != self._owner:  # a process that user code forked has copies of what its parent goes on with
             return []
         with self._lock:
@@ -139,7 +140,7 @@ class Resources:
         return found[::-1]
 
 
-def _run(left: Coroutine[Any, Any, Any]) -> None:
+def _run_close(left: Coroutine[Any, Any, Any]) -> None:
     try:
         asyncio.run(asyncio.wait_for(left, PATIENCE_S))
     except asyncio.CancelledError as problem:  # by itself: nobody cancels this loop
@@ -147,7 +148,7 @@ def _run(left: Coroutine[Any, Any, Any]) -> None:
 
 
 @contextmanager
-def _warned(name: str) -> Iterator[None]:
+def _warn_on_error(name: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as problem:  # noqa: BLE001 - the border where users' resources are closed
@@ -191,7 +192,7 @@ def find_sandbox_maker(config: Any) -> SandboxMaker:
     return maker
 
 
-def opened_sandbox(
+def open_sandbox(
     config: Any, resources: Resources, record: Callable[[ToolUse], None], environment: Mapping[str, str]
 ) -> Sandbox:
     """See `ModelTuner.sandbox`."""

@@ -42,7 +42,7 @@ class Replayed(Protocol):
         ...
 
 
-class Running(AbstractContextManager["Running"]):
+class RunningToolUse(AbstractContextManager["RunningToolUse"]):
     """A use of a tool that is under way."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Running(AbstractContextManager["Running"]):
         """`arguments`: as a mapping, or as the JSON that the model wrote."""
         self.name, self.arguments = (
             name,
-            bound_arguments(arguments if isinstance(arguments, Mapping) else _read(arguments)),
+            bound_arguments(arguments if isinstance(arguments, Mapping) else _parse_arguments(arguments)),
         )
         self.result: Any = ""
         """What the model is shown: text, or a value that is shown as JSON."""
@@ -73,51 +73,51 @@ class Running(AbstractContextManager["Running"]):
         self._record = record
         self._started = 0.0
         self._json = False
-        self._digest, self._whole = "", -1
+        self._digest, self._whole_length = "", -1
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> RunningToolUse:
         self._started = time.time()
         if self._replay is not None:
             try:
-                again = self._replay(self.name, self.arguments)
+                recorded = self._replay(self.name, self.arguments)
             except Exception:  # whatever the agent makes of it: the record has it
                 self.error = "environment"
                 self.__exit__(*sys.exc_info())
                 raise
-            if again is not None:
-                self._take(again)
+            if recorded is not None:
+                self._take_recorded(recorded)
         return self
 
     def value(self) -> Any:
         """The recorded result of a replayed function. Raises the recorded error, by its class."""
         if self.error:
-            raise _RAISED.get(self.error, ToolFailed)(self.result)
+            raise _RAISED.get(self.error, ToolFailedError)(self.result)
         return json.loads(self.result) if self._json else self.result
 
-    def _take(self, again: ToolUse) -> None:
-        self.replayed, self.result, self.error, self._json = True, again.result, again.error, again.json
-        self._digest, self._whole = again.digest, again.whole
+    def _take_recorded(self, recorded: ToolUse) -> None:
+        self.replayed, self.result, self.error, self._json = True, recorded.result, recorded.error, recorded.json
+        self._digest, self._whole_length = recorded.digest, recorded.whole
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
         ended = time.time()
         if not self.replayed:
-            self._conclude(problem)
-        told = (self._digest, self._started, ended, self.error, self.server, self.call_id)
-        self._record(ToolUse(self.name, self.arguments, self.result, *told, whole=self._whole, json=self._json))
+            self._finish_result(problem)
+        facts = (self._digest, self._started, ended, self.error, self.server, self.call_id)
+        self._record(ToolUse(self.name, self.arguments, self.result, *facts, whole=self._whole_length, json=self._json))
 
-    def _conclude(self, problem: BaseException | None) -> None:
+    def _finish_result(self, problem: BaseException | None) -> None:
         self._json = not isinstance(self.result, str)
-        self.result = text_of(self.result)
+        self.result = result_text(self.result)
         if problem is not None:
-            self.error = self.error or error_of(problem)
+            self.error = self.error or classify_error(problem)
             self.result = self.result or f"{type(problem).__name__}: {problem}"
         self._digest = digest_of(self.result if self.whole is None else self.whole)
-        self._whole = -1 if self.whole is None else len(self.whole)
+        self._whole_length = -1 if self.whole is None else len(self.whole)
 
 
-class ToolFailed(AjetError):
+class ToolFailedError(AjetError):
     """A replayed tool's error, where the record knows no other class for it."""
 
 
@@ -129,7 +129,7 @@ _RAISED: dict[ToolError, type[Exception]] = {
 }
 
 
-def error_of(problem: BaseException) -> ToolError:
+def classify_error(problem: BaseException) -> ToolError:
     """The error class of what a tool raised."""
     if isinstance(problem, BoundaryError):
         return _OF_BOUNDARY.get(problem.boundary, "tool")
@@ -138,25 +138,25 @@ def error_of(problem: BaseException) -> ToolError:
     return "transport" if isinstance(problem, ConnectionError) else "tool"
 
 
-def text_of(result: Any) -> str:
+def result_text(result: Any) -> str:
     """A result as text: as it is, or as JSON."""
     return result if isinstance(result, str) else dumps(result)
 
 
-def recorded(
+def record_calls(
     function: Callable[..., Any], record: Record, replay: Replayed | None = None, deadline: Deadline | None = None
 ) -> Callable[..., Any]:
     """The function with its calls recorded; async if it is, and then with an end by `deadline`. Arguments are recorded
     by name. `replay` answers in its place where it can."""
     limit = deadline or Deadline(None)
-    name = getattr(_plain(function), "__name__", type(function).__name__)
-    named = _naming(function)
+    name = getattr(_unwrap_partial(function), "__name__", type(function).__name__)
+    named = _make_argument_namer(function)
 
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with Running(name, named(args, kwargs), record, replay) as running:
+            with RunningToolUse(name, named(args, kwargs), record, replay) as running:
                 if running.replayed:
                     return running.value()
                 running.result = result = await asyncio.wait_for(function(*args, **kwargs), limit.of_a_tool)
@@ -166,7 +166,7 @@ def recorded(
 
     @wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
-        with Running(name, named(args, kwargs), record, replay) as running:
+        with RunningToolUse(name, named(args, kwargs), record, replay) as running:
             if running.replayed:
                 return running.value()
             running.result = result = function(*args, **kwargs)
@@ -175,7 +175,7 @@ def recorded(
     return called
 
 
-def _read(written: str) -> dict[str, Any]:
+def _parse_arguments(written: str) -> dict[str, Any]:
     """The arguments that a model wrote; what is no JSON object is kept as its text."""
     try:
         found = parse_object(written)
@@ -184,14 +184,14 @@ def _read(written: str) -> dict[str, Any]:
     return found
 
 
-def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _plain(function.func) if isinstance(function, partial) else function
+def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _unwrap_partial(function.func) if isinstance(function, partial) else function
 
 
-def _naming(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
     """A function that gives each argument of `function` its name."""
     if isinstance(function, partial):
-        inner, before, words = _naming(function.func), function.args, function.keywords
+        inner, before, words = _make_argument_namer(function.func), function.args, function.keywords
         return lambda args, kwargs: inner((*before, *args), {**words, **kwargs})
     try:
         signature = inspect.signature(function)

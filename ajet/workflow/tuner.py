@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from ajet.environment.pinned import Pin, Pins
+from ajet.environment.pinned import Pin, ToolPins
 from ajet.schema.endpoint import Endpoint, Endpoints
 from ajet.schema.sandbox import NOTHING, Sandbox
 from ajet.schema.tool_use import ToolUse
 from ajet.workflow.adapters import agentscope, openai_sdk
-from ajet.workflow.ambient import given
-from ajet.workflow.resources import Deadline, Resources, opened_sandbox
-from ajet.workflow.tools import Replayed, Running, recorded
+from ajet.workflow.ambient import register_endpoint
+from ajet.workflow.resources import Deadline, Resources, open_sandbox
+from ajet.workflow.tools import Replayed, RunningToolUse, record_calls
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
@@ -71,9 +71,9 @@ class ModelTuner:
         self.replay = replay
         """Answers a use, by tool and arguments, as a recorded run has it (`environment.replay`). None, it or its
         answer: ask the tool. For who runs tools without `tool`."""
-        self.pin: Pin = pin if pin is not None else Pins()
+        self.pin: Pin = pin if pin is not None else ToolPins()
         """Takes the tools that the model is to be offered (as a request's `tools`) and answers them in the order in
-        which the run's first attempt had them. Raises ToolsChanged where that had others."""
+        which the run's first attempt had them. Raises ToolsChangedError where that had others."""
         self._config, self._endpoints, self._trainable = config, endpoints, trainable
         self._clients: dict[tuple[str, str, str, str | None], Any] = {}
         self._registered: dict[str, ChatModelBase] = {}
@@ -94,7 +94,9 @@ class ModelTuner:
     ) -> Endpoint:
         """`base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client, sync or async, in this
         process or another. The key is good until the episode ends."""
-        return given(self._endpoints(agent_name, _tag(agent_name, target_tag), debug_model), self._endpoints)
+        return register_endpoint(
+            self._endpoints(agent_name, _target_tag(agent_name, target_tag), debug_model), self._endpoints
+        )
 
     def as_anthropic_baseurl_apikey(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None
@@ -121,7 +123,7 @@ class ModelTuner:
     @overload
     def tool(
         self, tool: str, arguments: Mapping[str, Any] | str, *, call_id: str = "", server: str = ""
-    ) -> Running: ...
+    ) -> RunningToolUse: ...
 
     @overload
     def tool(self, tool: Callable[P, R]) -> Callable[P, R]: ...
@@ -134,14 +136,14 @@ class ModelTuner:
         goes on; the record has it as the error of its class. Where a recorded run is replayed, a function answers as it
         did there, and a block whose `running.replayed` is true has its result already."""
         if callable(tool):
-            return recorded(tool, self.tool_used, self.replay, self._deadline)
-        return Running(tool, arguments, self.tool_used, self.replay, call_id=call_id, server=server)
+            return record_calls(tool, self.tool_used, self.replay, self._deadline)
+        return RunningToolUse(tool, arguments, self.tool_used, self.replay, call_id=call_id, server=server)
 
     def sandbox(self, environment: Mapping[str, str] = NOTHING) -> Sandbox:
         """A place of this attempt's own to run code that the model wrote: `tuner.sandbox().python(code)` says what
         came of it. `environment.sandbox` says how it is held; it is recorded as a use of a tool, and closed with the
         attempt. Starting takes tens of milliseconds in which the caller waits. Raises SandboxFailure."""
-        return opened_sandbox(self._config, self.resources, self.tool_used, environment)
+        return open_sandbox(self._config, self.resources, self.tool_used, environment)
 
     def as_raw_openai_sdk_client(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
@@ -150,9 +152,9 @@ class ModelTuner:
         name, or an AsyncOpenAI of your own, which then answers unrecorded."""
 
         def make(endpoint: Endpoint) -> AsyncOpenAI:
-            return openai_sdk.client(endpoint)
+            return openai_sdk.make_client(endpoint)
 
-        return self._client("openai", make, agent_name, target_tag, debug_model)
+        return self._get_client("openai", make, agent_name, target_tag, debug_model)
 
     def as_agentscope_model(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
@@ -161,9 +163,9 @@ class ModelTuner:
         of your own, which then answers unrecorded. Raises MissingExtra without agentscope."""
 
         def make(endpoint: Endpoint) -> ChatModelBase:
-            return agentscope.chat_model(endpoint, openai_sdk.client(endpoint), self._config)
+            return agentscope.make_chat_model(endpoint, openai_sdk.make_client(endpoint), self._config)
 
-        return self._client("agentscope", make, agent_name, target_tag, debug_model)
+        return self._get_client("agentscope", make, agent_name, target_tag, debug_model)
 
     def register_model(self, role: str, default_model: Any = None) -> ChatModelBase:
         """The AgentScope model of the agent and target `role`, as AgentJet's earlier versions make it; `default_model`:
@@ -175,7 +177,7 @@ class ModelTuner:
         """The model that was registered for `role`; the AgentScope model of that agent where none was."""
         return self._registered[role] if role in self._registered else self.as_agentscope_model(role)
 
-    def _client(
+    def _get_client(
         self,
         kind: str,
         make: Callable[[Endpoint], Any],
@@ -183,7 +185,7 @@ class ModelTuner:
         target_tag: str | None,
         debug_model: Any,
     ) -> Any:
-        tag = _tag(agent_name, target_tag)
+        tag = _target_tag(agent_name, target_tag)
         if debug_model is not None and not isinstance(debug_model, str):
             if self._trainable is not None and tag not in self._trainable:
                 return debug_model
@@ -218,7 +220,7 @@ class ModelTuner:
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """So that AgentScope's own isinstance checks hold, once it is imported."""
-        return agentscope.seen_as(type(self))
+        return agentscope.chat_model_type(type(self))
 
     def __repr__(self) -> str:
         return f"<ModelTuner with {len(self._clients)} clients>"
@@ -228,5 +230,5 @@ AjetTuner = ModelTuner
 """The same, by AgentJet's later name."""
 
 
-def _tag(agent_name: str, target_tag: str | None) -> str:
+def _target_tag(agent_name: str, target_tag: str | None) -> str:
     return agent_name if target_tag is None else target_tag

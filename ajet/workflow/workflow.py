@@ -39,7 +39,7 @@ class PlainAttributes(ModelType):
         for attribute, value in list(namespace.items()):
             if attribute.startswith("_") or attribute in annotations or _is_pydantics(value, attribute):
                 continue
-            declared = [fields[attribute] for base in bases if attribute in (fields := _fields(base))]
+            declared = [fields[attribute] for base in bases if attribute in (fields := _model_fields(base))]
             annotations[attribute] = declared[0].annotation if declared else ClassVar
             if not declared and isinstance(value, (list, dict, set)):
                 namespace[attribute] = _OwnCopy(attribute, value)
@@ -56,7 +56,7 @@ class _OwnCopy:
         return self._value if owner is None else vars(owner).setdefault(self._name, copy(self._value))
 
 
-def prepare(made: BaseModel) -> None:
+def prepare_instance(made: BaseModel) -> None:
     """Give a new object what pydantic's `__init__` would: for a class whose own does not call it."""
     defaults: dict[str, Any] = {}
     for name, field in type(made).model_fields.items():
@@ -69,7 +69,7 @@ def prepare(made: BaseModel) -> None:
     object.__setattr__(made, "__pydantic_private__", hidden)
 
 
-def _fields(base: type) -> dict[str, FieldInfo]:
+def _model_fields(base: type) -> dict[str, FieldInfo]:
     return base.model_fields if issubclass(base, BaseModel) else {}
 
 
@@ -94,7 +94,7 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
         """An object that may be set up before `super().__init__()`, or without it."""
         made = super().__new__(cls)
         if cls.__init__ is not BaseModel.__init__:
-            prepare(made)
+            prepare_instance(made)
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
     judges = JudgeKeys.of(experiment.ajet).judges
     if not judges and experiment.ajet.task_judge.judge_type != "rubrics_auto_grader":
         return  # without loading what asks models
-    from ajet.environment.chat_model import why_none
+    from ajet.environment.chat_model import explain_no_model
     from ajet_judges.model_judge.settings import JUDGES, judges_of
 
     models, key = [member.model for member in judges_of(judges)], JUDGES
@@ -34,7 +34,7 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
         "judge",
         " or ".join(dict.fromkeys(each.place for each in models)),
         key,
-        partial(why_none, models, named="judge"),
+        partial(explain_no_model, models, named="judge"),
         f"an OpenAI-compatible server that has {models[0].model}, or one of the further models",
         "start it, or mend model, base_url and api_key_env there",
     )

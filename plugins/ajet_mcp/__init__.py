@@ -11,7 +11,7 @@ from ajet.schema.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from ajet_mcp.confined import require_sandbox as require_sandbox
-    from ajet_mcp.contract import CallFailed as CallFailed
+    from ajet_mcp.contract import CallFailedError as CallFailedError
     from ajet_mcp.contract import Limits as Limits
     from ajet_mcp.contract import Reply as Reply
     from ajet_mcp.contract import Session as Session
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ajet_mcp.toolset import Toolset as Toolset
 
 __all__ = [
-    "CallFailed",
+    "CallFailedError",
     "CountTokens",
     "Limits",
     "Reply",
@@ -40,7 +40,7 @@ __getattr__ = load_lazily(
     __name__,
     {
         "confined": "require_sandbox",
-        "contract": "CallFailed, Limits, Reply, Session, Tool",
+        "contract": "CallFailedError, Limits, Reply, Session, Tool",
         "results": "CountTokens, Shown",
         "servers": "Server, servers_of",
         "toolset": "Toolset",

@@ -2,9 +2,8 @@
 
 Invariants, for every implementation (one test suite holds them): a session serves one attempt, from any task, thread
 and event loop; each method ends within its deadline; nothing longer than `Limits.reply_bytes` is parsed; what the tool
-itself says, failed or not, is a `Reply`; everything else that goes wrong is a `CallFailed` that says whose it was and
-whether the call may have been delivered. No session repeats a call by itself.
-"""
+itself says, failed or not, is a `Reply`; everything else that goes wrong is a `CallFailedError` that says whose it was
+and whether the call may have been delivered. No session repeats a call by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ajet.environment.loop import CallFailed as CallFailed
+from ajet.environment.loop import CallFailedError as CallFailedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +57,11 @@ class Session(Protocol):
         ...
 
     async def tools(self) -> Sequence[Tool]:
-        """All tools, every page of them. Raises CallFailed."""
+        """All tools, every page of them. Raises CallFailedError."""
         ...
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
-        """Call once. Raises CallFailed."""
+        """Call once. Raises CallFailedError."""
         ...
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet_mcp.child import Child, started
-from ajet_mcp.contract import CallFailed
+from ajet_mcp.contract import CallFailedError
 from ajet_mcp.images import Contained, contained
 from ajet_mcp.servers import Server
 from ajet_sandbox.choose import chosen_mechanism
@@ -45,7 +45,7 @@ class ServerProcess:
 
     @classmethod
     async def start(cls, server: Server) -> ServerProcess:
-        """Raises CallFailed."""
+        """Raises CallFailedError."""
         mark = uuid.uuid4().hex if server.walls is None else ""  # behind walls all ends with the first process
         container = None
         try:
@@ -62,13 +62,15 @@ class ServerProcess:
             else:
                 process = await _behind_walls(server)
         except (OSError, ValueError) as error:
-            problem = CallFailed(f"the MCP server {server.name} cannot be started: {error}", "environment", lost=True)
+            problem = CallFailedError(
+                f"the MCP server {server.name} cannot be started: {error}", "environment", lost=True
+            )
             problem.retryable = False
             raise problem from error
         return cls(server.name, process, mark, container)
 
     async def write(self, frame: bytes) -> None:
-        """Write one line to the server. Raises CallFailed."""
+        """Write one line to the server. Raises CallFailedError."""
         try:
             self.stdin.write(frame + b"\n")
             await self.stdin.drain()
@@ -96,7 +98,7 @@ class ServerProcess:
                 self.head, left, skipping = bytes(left[:256]), bytearray(), True
                 yield None
 
-    async def gone(self) -> CallFailed:
+    async def gone(self) -> CallFailedError:
         """The failure of what was asked of a process that has closed its pipes."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), ENDS_S)
@@ -104,7 +106,7 @@ class ServerProcess:
         how = "closed its output" if code is None else f"ended with exit code {code}"
         said = self._said.decode("utf-8", "replace").strip()
         more = f"; it said last:\n{said}" if said else ""
-        return CallFailed(f"the MCP server {self.name} {how}{more}", "transport", lost=True)
+        return CallFailedError(f"the MCP server {self.name} {how}{more}", "transport", lost=True)
 
     async def end(self, seconds: float) -> None:
         """Close its input, and end it and its group where that does not. Returns within some `seconds`."""
@@ -147,7 +149,7 @@ def _started(
 
 
 async def _container(server: Server) -> Contained:
-    """Raises CallFailed where no engine has its image."""
+    """Raises CallFailedError where no engine has its image."""
     making = asyncio.ensure_future(asyncio.to_thread(contained, server))
     try:
         return await asyncio.shield(making)
@@ -155,7 +157,7 @@ async def _container(server: Server) -> Contained:
         making.add_done_callback(_unused)
         raise
     except SandboxFailure as problem:
-        raise CallFailed(f"the MCP server {server.name}: {problem}", "environment", lost=True) from problem
+        raise CallFailedError(f"the MCP server {server.name}: {problem}", "environment", lost=True) from problem
 
 
 def _unused(made: asyncio.Future[Contained]) -> None:
@@ -165,14 +167,16 @@ def _unused(made: asyncio.Future[Contained]) -> None:
 
 
 async def _behind_walls(server: Server) -> Child:
-    """Raises CallFailed where there is no sandbox."""
+    """Raises CallFailedError where there is no sandbox."""
     assert server.walls is not None
     try:
         await asyncio.to_thread(chosen_mechanism, "bubblewrap")
         shown = await asyncio.to_thread(Shown.of, server.walls.shown)  # however many files it has to look at
         wall = walled_program(server.command, server.walls, server.env, shown)
     except (SandboxFailure, ConfigError) as problem:
-        raise CallFailed(f"the MCP server {server.name} has no sandbox: {problem}", "sandbox", lost=True) from problem
+        raise CallFailedError(
+            f"the MCP server {server.name} has no sandbox: {problem}", "sandbox", lost=True
+        ) from problem
     settings: dict[str, Any] = {"cwd": "/", "env": {}, "start_new_session": True}
     if wall.user is not None:
         settings |= {"user": wall.user, "group": wall.user, "extra_groups": []}

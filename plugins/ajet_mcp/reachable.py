@@ -60,7 +60,7 @@ def list_browse_models(experiment: Experiment) -> Iterator[Service]:
     if replays_alone(experiment.ajet.environment) or experiment.ajet.rollout.user_workflow != AGENT:
         return
     from ajet.environment.chat_model import KEY as AGENT_CONFIG
-    from ajet.environment.chat_model import why_none
+    from ajet.environment.chat_model import explain_no_model
     from ajet_mcp.browse.agent_config import SWITCH, browse_agent_of
 
     agent = browse_agent_of(experiment.config)
@@ -71,7 +71,7 @@ def list_browse_models(experiment: Experiment) -> Iterator[Service]:
         "model of the browse agent",
         " or ".join(dict.fromkeys(each.place for each in agent.models)),
         AGENT_CONFIG if experiment.ajet.environment.agent_config else SWITCH,
-        partial(why_none, agent.models, named="browse agent"),
+        partial(explain_no_model, agent.models, named="browse agent"),
         f"an OpenAI-compatible server that has {first.model}, or one of the further models",
         "start it (deploy/model/docker-compose.yml serves one), or mend base_url, model and api_key of the file",
     )
@@ -84,7 +84,7 @@ def why_not(server: Server, seconds: float) -> str:
 
 async def _why_not(server: Server, seconds: float) -> str:
     from ajet.environment.loop import on_tools_loop
-    from ajet_mcp.contract import CallFailed, Limits
+    from ajet_mcp.contract import CallFailedError, Limits
     from ajet_mcp.thin import ThinClient
 
     limits = Limits(start=seconds, call=seconds, close=1.0)
@@ -94,6 +94,6 @@ async def _why_not(server: Server, seconds: float) -> str:
             found = await on_tools_loop(session.tools())
         finally:
             await on_tools_loop(session.close())
-    except CallFailed as problem:
+    except CallFailedError as problem:
         return str(problem)
     return "" if found else "it offers no tools"

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ajet.config.other_models import key_in
 from ajet.config.plugins import find_first_name
 from ajet.config.unread_sections import list_servers_files
-from ajet.environment.files import expanded, file_for, read_yaml, refused
+from ajet.environment.files import expand_variables, find_named_file, invalid_section_error, read_yaml
 from ajet.schema.addresses import ToolKind, checked, tool_kind
 from ajet.schema.errors import ConfigError
 from ajet_sandbox.engine import OF_THE_ENGINE, one_line
@@ -182,7 +182,7 @@ class _Entry(BaseModel):
 
 
 def _described(use: str, base: Path) -> tuple[Server, ...]:
-    file = file_for(use, base, KEY)
+    file = find_named_file(use, base, KEY)
     tree = read_yaml(file, "neither JSON nor YAML")
     entries = tree.get("mcpServers") if isinstance(tree, dict) else None
     if not isinstance(entries, dict) or not entries:
@@ -210,9 +210,9 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
     """The one of that name in a file; None where it is disabled. Raises ConfigError."""
     where = f"{file}: mcpServers.{name}"
     try:
-        read = _Entry.model_validate(expanded(entry, where))
+        read = _Entry.model_validate(expand_variables(entry, where))
     except ValidationError as error:
-        raise refused(error, file, _Entry.model_fields, "mcpServers", name) from None
+        raise invalid_section_error(error, file, _Entry.model_fields, "mcpServers", name) from None
     if read.disabled:
         return None
     folder = file.absolute().parent

@@ -22,12 +22,12 @@ from typing import Any, Protocol
 from loguru import logger
 
 from ajet.environment.loop import on_tools_loop
-from ajet.environment.pinned import Pin, Pinned
+from ajet.environment.pinned import Pin, PinnedTools
 from ajet.schema.errors import AjetError, EnvironmentFailure
 from ajet.schema.json_schema import problem_of_reply, problem_of_schema
 from ajet.schema.tool_use import ToolError, ToolUse, digest_of
 from ajet_mcp.confined import Workdir, behind_walls
-from ajet_mcp.contract import CallFailed, Limits, Session, Tool
+from ajet_mcp.contract import CallFailedError, Limits, Session, Tool
 from ajet_mcp.results import CountTokens, Shown, has_image, shown
 from ajet_mcp.servers import Server
 from ajet_mcp.thin import ThinClient
@@ -114,7 +114,8 @@ class Toolset:
     ) -> Toolset:
         """A session with each server, and their tools. `count` and `result_tokens` cut results; `images`: whether the
         model sees them; `browse` condenses those of its tools; `replay` (`tuner.replay`) answers in place of servers;
-        `pin` (`tuner.pin`) holds the tools to those of the run. Raises CallFailed, ToolsChanged, EnvironmentFailure."""
+        `pin` (`tuner.pin`) holds the tools to those of the run. Raises CallFailedError, ToolsChangedError,
+        EnvironmentFailure."""
         opened = cls(keep, count, result_tokens, images, browse, replay)
         recorded = replay.tools() if replay is not None else None
         try:
@@ -140,14 +141,14 @@ class Toolset:
         return [each["function"]["name"] for each in self.told]
 
     @property
-    def pinned(self) -> Pinned:
+    def pinned(self) -> PinnedTools:
         """The tools as they are, to hold others against."""
-        return Pinned.of(self.told)
+        return PinnedTools.of(self.told)
 
     async def use(self, name: str, arguments: str | Mapping[str, Any], call_id: str = "") -> Shown:
         """Call a tool as a model asked for it. What the model got wrong, what the tool says that it cannot, a time
-        limit and a result beyond all bounds are results with an `error`. Raises CallFailed where the environment is
-        lost."""
+        limit and a result beyond all bounds are results with an `error`. Raises CallFailedError where the environment
+        is lost."""
         started, place = time.time(), self._places.get(name)
         given: Mapping[str, Any] = {}
         lost: EnvironmentFailure | None = None
@@ -173,7 +174,7 @@ class Toolset:
         except _Wrong as wrong:
             given = given or {"as written": arguments if isinstance(arguments, str) else dict(arguments)}
             result = Shown(str(wrong), str(wrong), error=wrong.kind)
-        except CallFailed as problem:
+        except CallFailedError as problem:
             lost = problem if problem.kind in LOST or problem.lost else None
             result = Shown(_told(problem), str(problem), error=problem.kind)
         except EnvironmentFailure as problem:  # a miss: whatever the agent makes of it, the record has it
@@ -229,7 +230,7 @@ class Toolset:
             function = {"name": name, "description": place.tool.description, "parameters": schema}
             told.append({"type": "function", "function": function})
         if self._places:
-            Pinned.of(self.told).require(Pinned.of(told))
+            PinnedTools.of(self.told).require(PinnedTools.of(told))
         else:
             self.told = told
         self._places = found_now
@@ -245,16 +246,16 @@ class Toolset:
             self._places[name] = _Place(tool, browsed=browsed)
 
     def _repeated(self, again: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
-        """A use as a recorded run has it. Raises CallFailed where that lost its environment."""
+        """A use as a recorded run has it. Raises CallFailedError where that lost its environment."""
         told = (again.digest, started, time.time(), again.error, again.server, call_id, again.whole)
         self._keep(ToolUse(again.name, given, again.result, *told))
         if again.error in LOST:
-            raise CallFailed(again.result, again.error, lost=True)
+            raise CallFailedError(again.result, again.error, lost=True)
         return Shown(again.result, again.result, error=again.error)
 
     async def _live(self, name: str) -> _Place:
-        """The tool itself, of a server that is asked from now on. Raises CallFailed, and ToolsChanged where it is not
-        as it was recorded."""
+        """The tool itself, of a server that is asked from now on. Raises CallFailedError, and ToolsChangedError where
+        it is not as it was recorded."""
 
         async def serve() -> None:
             async with self._serving:
@@ -273,7 +274,7 @@ class Toolset:
             try:
                 sent_id = call_id if tool.takes_call_id else ""
                 return await on_tools_loop(session.call(tool.name, arguments, call_id=sent_id))
-            except CallFailed as problem:
+            except CallFailedError as problem:
                 again = problem.kind == "transport" and not problem.lost and (safe or not problem.delivered)
                 if not again or number == TRIES - 1:
                     raise
@@ -323,7 +324,7 @@ def _warn_unchecked(tool: str, problem: str) -> None:
     logger.warning("Arguments of the tool {} are sent unchecked, its schema cannot be used: {}.", tool, problem)
 
 
-def _told(problem: CallFailed) -> str:
+def _told(problem: CallFailedError) -> str:
     if problem.kind == "timeout":
         return "the tool did not answer in time"
     return "the tool's answer is too large" if problem.kind == "too_large" else str(problem)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.errors import MissingExtra
 from ajet.schema.secrets import without_secret_shapes
-from ajet.store.contract import StoreDown, StoreUnreachable
+from ajet.store.contract import StoreDownError, StoreUnreachableError
 from ajet.store.outage import Outage
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Connection:
         patience: float = PATIENCE,
     ) -> None:
         """`login`: user and password. `patience`: seconds until the first contact. `later`: seconds that the owner
-        waits afterwards (`outage.patience`), which bound one answer. Raises MissingExtra, StoreDown."""
+        waits afterwards (`outage.patience`), which bound one answer. Raises MissingExtra, StoreDownError."""
         try:
             from pymongo import MongoClient, ReadPreference, WriteConcern
             from pymongo.errors import PyMongoError
@@ -63,7 +63,7 @@ class Connection:
         try:
             self._client: MongoClient[dict[str, Any]] = MongoClient(uri, **options)
         except PyMongoError as error:
-            raise StoreDown(f"The store's address cannot be used: {error}", where=self.shown) from error
+            raise StoreDownError(f"The store's address cannot be used: {error}", where=self.shown) from error
         # of a member that lags behind, a position would name what is not there yet
         base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
         self._quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
@@ -71,8 +71,8 @@ class Connection:
         self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
 
     def ask(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """What the operation answers, durable where it writes. Raises StoreDown, and pymongo's own where the server
-        refuses a document."""
+        """What the operation answers, durable where it writes. Raises StoreDownError, and pymongo's own where the
+        server refuses a document."""
         return self._asked(operation, self._durable)
 
     def ask_quickly(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
@@ -113,7 +113,7 @@ class Connection:
         return self.outage.outlast(lambda: self._asked_once(operation, base))
 
     def _asked_once(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
-        """Raises StoreUnreachable where it may be tried again."""
+        """Raises StoreUnreachableError where it may be tried again."""
         from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure, WriteConcernError
 
         try:
@@ -130,17 +130,17 @@ class Connection:
             if error.code in _NOT_NOW:
                 raise self._unreachable(error, CANNOT_WRITE) from error
             if error.code == _NO_ROOM or isinstance(error, WriteConcernError):
-                raise StoreDown(**self._screen(error, CANNOT_WRITE)) from error
+                raise StoreDownError(**self._screen(error, CANNOT_WRITE)) from error
             if error.code in (13, 18, 8000):  # of who may not, or is not who it says
-                raise StoreDown(
+                raise StoreDownError(
                     "The store's server refuses this user.",
                     where=self.shown,
                     expected="AJET_STORE_USER and AJET_STORE_PASSWORD of one that may read and write there",
                 ) from error
             raise
 
-    def _unreachable(self, error: Exception, what: str = "The store's server does not answer") -> StoreUnreachable:
-        return StoreUnreachable(**self._screen(error, what))
+    def _unreachable(self, error: Exception, what: str = "The store's server does not answer") -> StoreUnreachableError:
+        return StoreUnreachableError(**self._screen(error, what))
 
     def _screen(self, error: Exception, what: str) -> dict[str, str]:
         return {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ajet.schema.errors import Finding, UserError
-from ajet.store import Address, Opener
-from ajet.store.opening import Left, credentials
+from ajet.store import Address, StoreOptions
+from ajet.store.opening import StoreLeftovers, credentials
 from ajet_mongo.leftovers import Leftovers
 from ajet_mongo.mongo_store import MongoStore
 from ajet_mongo.reading import MongoReading, look_at_database
@@ -19,7 +19,7 @@ class MongoDriver:
     form = "mongodb://HOST:PORT/DATABASE"
     default = "mongodb://127.0.0.1:27017"
 
-    def open(self, address: Address, opener: Opener) -> MongoStore:
+    def open(self, address: Address, opener: StoreOptions) -> MongoStore:
         """See `StoreDriver`."""
         return MongoStore(address.uri, address.database, opener, login=credentials())
 
@@ -38,12 +38,12 @@ class MongoDriver:
         except UserError as error:
             return [Finding("server", "problem", error.what, error.do or error.expected)]
 
-    def find_leftovers(self, address: Address, *, remove: bool = False) -> Left:
+    def find_leftovers(self, address: Address, *, remove: bool = False) -> StoreLeftovers:
         """See `StoreDriver`."""
         there = Leftovers(address.uri, address.database, credentials())
         try:
             unnamed, without = there.found()
-            left = Left(len(unnamed) + len(without), there.size([*unnamed, *without]))
+            left = StoreLeftovers(len(unnamed) + len(without), there.size([*unnamed, *without]))
             if remove:
                 there.remove(unnamed, without)
             return left

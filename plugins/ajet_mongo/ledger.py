@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.store.shared import fenced, of_another_run, of_another_store
+from ajet.store.shared import fenced_trainer_error, other_run_error, other_store_error
 from ajet_mongo.connection import Connection
 from ajet_mongo.documents import Document
 from ajet_mongo.schema import COMMITS, LEDGER, THE_LEDGER, THE_SETTINGS, ledger_of
@@ -56,13 +56,13 @@ class Ledger:
         self._said["floor"] = said["floor"]
 
     def require_trainer(self) -> None:
-        """Read it. Raises Fenced where another trains by now."""
+        """Read it. Raises TrainerFencedError where another trains by now."""
         self.refresh()
         if not self.own or self.trainer != self.own:
-            raise fenced(self._link.shown, self.own, self.trainer)
+            raise fenced_trainer_error(self._link.shown, self.own, self.trainer)
 
     def amend(self, change: Any) -> None:
-        """Change the ledger as its trainer. Raises Fenced."""
+        """Change the ledger as its trainer. Raises TrainerFencedError."""
         found = self._change({**THE_LEDGER, "trainer": self.own}, change)
         if found is None:
             self.require_trainer()
@@ -73,13 +73,13 @@ class Ledger:
         """Be the trainer, from this commit on. Raises UserError."""
         name = None if at is None else at.get("commit")
         if at is not None and not self._link.find(COMMITS, {"_id": name}):
-            raise of_another_store(self._link.shown)
+            raise other_store_error(self._link.shown)
         self._change({**THE_LEDGER, "run": None}, {"$set": {"run": run}})
         void = {"$slice": [{"$concatArrays": ["$void", ["$open"]]}, -1000]}
         mine = {"trainer": {"$add": ["$trainer", 1]}, "head": name, "void": void, "open": uuid.uuid4().hex}
         found = self._change({**THE_LEDGER, "run": run}, [{"$set": mine}])
         if found is None:
-            raise of_another_run(self._link.shown)
+            raise other_run_error(self._link.shown)
         self._said, self.own = found, found["trainer"]
 
     def keep_settings(self, text: str) -> None:
@@ -94,7 +94,7 @@ class Ledger:
         return name
 
     def end_commit(self, name: str) -> None:
-        """Make the commit hold from now on. Raises Fenced."""
+        """Make the commit hold from now on. Raises TrainerFencedError."""
         self.amend({"$set": {"head": name, "open": uuid.uuid4().hex}})
 
     def held(self) -> list[str]:

@@ -18,9 +18,20 @@ from typing import Any
 
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
-from ajet.store.contract import Kept, Lease, LeaseLost, StoreUnreachable
+from ajet.store.contract import Kept, Lease, LeaseLostError, StoreUnreachableError
 from ajet.store.outage import patience_limit
-from ajet.store.shared import COUNT, NONE, Announced, Dead, Depths, Member, Opener, Policy, Role, Usable
+from ajet.store.shared import (
+    NONE,
+    TASKS_KEY,
+    AnnouncedPolicy,
+    DeadLetter,
+    Policy,
+    Role,
+    StoreDepths,
+    StoreMember,
+    StoreOptions,
+    Usable,
+)
 from ajet_mongo import changes
 from ajet_mongo.changes import CLOSED, DEAD, OVER, RUNNING, WAITING
 from ajet_mongo.connection import Connection
@@ -38,14 +49,14 @@ class MongoStore:
         self,
         uri: str,
         database: str,
-        opener: Opener | None = None,
+        opener: StoreOptions | None = None,
         *,
         login: tuple[str, str] | None = None,
         patience: float | None = None,
     ) -> None:
         """`login`: user and password. `patience`: seconds for which a server that does not answer is asked again.
         Raises UserError."""
-        who = opener or Opener()
+        who = opener or StoreOptions()
         more = {} if patience is None else {"patience": patience}
         later = who.unreachable_timeout if patience is None else patience
         self._link = Connection(uri, database, login, later, **more)
@@ -196,7 +207,7 @@ class MongoStore:
         self._link.update(TASK, {"$or": each}, [{"$set": changes.until(self._seconds)}])
         still = {found["_id"] for found in self._link.find(TASK, {"$or": each}, {"_id": 1})}
         if lost := [lease.order for lease in wanted if lease.order not in still]:
-            raise LeaseLost(f"positions {lost} are another's by now, or over")
+            raise LeaseLostError(f"positions {lost} are another's by now, or over")
 
     def fail(self, lease: Lease, reason: str) -> None:
         """See the contract."""
@@ -210,12 +221,12 @@ class MongoStore:
             self._ledger.require_trainer()
             change = changes.set_aside(self._redact(reason))
             if not self._positions.change({"_id": order, "status": CLOSED}, change, done=(DEAD,)):
-                raise LeaseLost(f"position {order} is not closed")
+                raise LeaseLostError(f"position {order} is not closed")
 
-    def dead(self) -> list[Dead]:
+    def dead(self) -> list[DeadLetter]:
         """See the contract."""
         found = self._link.find(TASK, {"status": DEAD})
-        return [Dead(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in found]
+        return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in found]
 
     def revive(self, order: int) -> None:
         """See the contract."""
@@ -224,7 +235,7 @@ class MongoStore:
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
         again: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
         if not self._positions.change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):
-            raise LeaseLost(f"position {order} is not dead")
+            raise LeaseLostError(f"position {order} is not dead")
         self._records.remove([end["record"] for each in altered for end in each["ends"]])
 
     def announce(self, policy: Policy) -> None:
@@ -234,19 +245,19 @@ class MongoStore:
             self._ledger.require_trainer()
             self._ledger.amend([{"$set": said}])
 
-    def announced(self) -> Announced | None:
+    def announced(self) -> AnnouncedPolicy | None:
         """See the contract."""
         (found,) = self._link.aged(LEDGER, THE_LEDGER, "policy_at")
         if "policy" not in found:
             return None
         policy = Policy(**found["policy"])
-        self._count = policy.told.get(COUNT)
-        return Announced(policy, found["policy_of"], found["policy_at_age"])
+        self._count = policy.told.get(TASKS_KEY)
+        return AnnouncedPolicy(policy, found["policy_of"], found["policy_at_age"])
 
-    def join(self, role: Role, name: str, told: Mapping[str, Any] | None = None) -> None:
+    def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
         """See the contract."""
         self._name = name
-        said = {"role": role, "told": {"$literal": self._redact.tree(dict(told or {}))}, "seen": "$$NOW"}
+        said = {"role": role, "told": {"$literal": self._redact.tree(dict(details or {}))}, "seen": "$$NOW"}
         change = [{"$set": {**said, "joined": {"$ifNull": ["$joined", "$$NOW"]}}}]
         self._link.ask(lambda base: base[MEMBERS].update_one({"_id": name}, change, upsert=True))
 
@@ -254,17 +265,17 @@ class MongoStore:
         """See the contract."""
         self._link.ask(lambda base: base[MEMBERS].delete_one({"_id": self._name}))
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[StoreMember]:
         """See the contract."""
         holds = self._counted([{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}])
         found = self._link.aged(MEMBERS, {}, "seen", "joined")
         members = []
         for each in found:
             ages = each["seen_age"], each["joined_age"]
-            members.append(Member(each["role"], each["_id"], *ages, holds.get(each["_id"], 0), each["told"]))
+            members.append(StoreMember(each["role"], each["_id"], *ages, holds.get(each["_id"], 0), each["told"]))
         return sorted(members, key=lambda each: (each.role != "trainer", each.name))
 
-    def depths(self) -> Depths:
+    def depths(self) -> StoreDepths:
         """See the contract."""
         with self._locked():
             self._positions.expire()
@@ -276,7 +287,7 @@ class MongoStore:
             again = [each["_id"] for each in kept if steps_of(each, holding)]
             told["closed"] -= len(again)
             closed = self._aged({"status": CLOSED, "_id": {"$nin": again}}) if again else found
-            return Depths(
+            return StoreDepths(
                 **told,
                 again=len(again),
                 next=self._positions.first_never_had(),
@@ -289,7 +300,7 @@ class MongoStore:
         """Hold the lock. Another thread may hold it throughout an outage: a client's request does not wait so long."""
         limit = patience_limit()
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
-            raise StoreUnreachable("Another thread of this process waits for the store.", where=self._link.shown)
+            raise StoreUnreachableError("Another thread of this process waits for the store.", where=self._link.shown)
         try:
             yield
         finally:
@@ -324,7 +335,7 @@ class MongoStore:
             names = self._holding(found)
             free = {each["_id"] for each in found if max(steps_of(each, names), default=-1) < step}
             if foreign := [order for order in wanted if order not in free]:
-                raise LeaseLost(f"positions {foreign} are not leased, or a step has used them")
+                raise LeaseLostError(f"positions {foreign} are not leased, or a step has used them")
             ours = {"_id": {"$in": wanted}, **changes.used_by(name, step)}
             if end:
                 self._link.update(TASK, ending, changes.use(name, step, reason))
@@ -334,7 +345,7 @@ class MongoStore:
             took = {each["_id"] for each in self._link.find(TASK, ours, {"_id": 1})}
             if lost := [order for order in wanted if order not in took]:
                 self._link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.unused(name, step))
-                raise LeaseLost(f"positions {lost} are not leased")
+                raise LeaseLostError(f"positions {lost} are not leased")
 
     def _mend(self) -> None:
         """Let those uses hold that the ledger's head knows, and no other, and let nothing be there that is nobody's."""
@@ -371,5 +382,5 @@ class MongoStore:
         return self._link.ask(lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)})
 
 
-def _lost(lease: Lease) -> LeaseLost:
-    return LeaseLost(f"position {lease.order} is not leased under number {lease.fence}")
+def _lost(lease: Lease) -> LeaseLostError:
+    return LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")

@@ -50,7 +50,7 @@ class Positions:
         """When this process last looked for leases that have ended, by `time.monotonic`."""
 
     def before_taking(self) -> None:
-        """Is to come before each claim. Raises Fenced."""
+        """Is to come before each claim. Raises TrainerFencedError."""
         if self._ledger.own:
             self._ledger.require_trainer()
         if time.monotonic() - self.looked >= EXPIRES_EVERY:

@@ -12,8 +12,8 @@ from typing import Any
 
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.store.digest import AlteredEpisodeError
-from ajet.store.opening import no_store
-from ajet.store.reading import State, Stored, stored
+from ajet.store.opening import missing_store_error
+from ajet.store.reading import State, StoredPosition, build_stored_position
 from ajet.store.shared import Policy
 from ajet_mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
 from ajet_mongo.connection import Connection
@@ -68,7 +68,7 @@ class MongoReading:
         found = self._link.find(TASK, wanted, {"_id": 1, "uses": 1})
         return [each["_id"] for each in found if not steps or {*steps_of(each, self._names)} & {*steps}]
 
-    def position(self, order: int) -> Stored | None:
+    def position(self, order: int) -> StoredPosition | None:
         """See `Reading`."""
         found = self._named(order)
         while found is not None:
@@ -82,7 +82,7 @@ class MongoReading:
             return None
         left = [use["reason"] for use in found["uses"] if use["of"] in self._names and use["reason"] is not None]
         steps = steps_of(found, self._names)
-        return stored(order, STATES[found["status"]], ends, steps, left[-1] if left else "")
+        return build_stored_position(order, STATES[found["status"]], ends, steps, left[-1] if left else "")
 
     def _named(self, order: int) -> Document | None:
         """The position, while it names something."""
@@ -92,7 +92,7 @@ class MongoReading:
     def _ledger(self) -> Document:
         found = self._link.find(LEDGER, THE_LEDGER)
         if not found:
-            raise no_store(self._link.shown)
+            raise missing_store_error(self._link.shown)
         require_version(self._link.shown, found[0])
         return found[0]
 

@@ -26,7 +26,7 @@ from uuid import uuid4
 from loguru import logger
 
 from ajet.record.secrets import Redactor
-from ajet.store.contract import Kept, Lease, StoreDown
+from ajet.store.contract import Kept, Lease, StoreDownError
 from ajet.store.digest import AlteredEpisodeError, explain_alteration
 from ajet_mongo.changes import RUNNING, naming, set_aside
 from ajet_mongo.connection import DUPLICATE, Connection
@@ -74,9 +74,9 @@ class Records:
         all_there = {RECORD: written[RECORD]} | {f"{name}.count": written[name] for name in written if name != RECORD}
         return RECORD, [*stages, {"$match": all_there}]
 
-    def loses(self) -> StoreDown:
+    def loses(self) -> StoreDownError:
         """The error for a server whose documents are gone each time."""
-        return StoreDown(
+        return StoreDownError(
             "The store's server loses what it takes.", where=self._link.shown, expected="a server that goes on running"
         )
 

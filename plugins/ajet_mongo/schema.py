@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ajet.store.shared import of_other_version
+from ajet.store.shared import other_version_error
 
 if TYPE_CHECKING:
     from pymongo.database import Database
@@ -59,4 +59,4 @@ def ledger_of(link: Connection, opened: str) -> dict[str, Any]:
 def require_version(where: str, ledger: Mapping[str, Any]) -> None:
     """Raise UserError for the ledger's document of another version."""
     if ledger["version"] != VERSION:
-        raise of_other_version(where, ledger["version"], VERSION)
+        raise other_version_error(where, ledger["version"], VERSION)

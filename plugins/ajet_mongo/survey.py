@@ -65,7 +65,7 @@ def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
     ledger = base[LEDGER].find_one(THE_LEDGER)
     if ledger is None:
         return [Finding("store", "note", "nothing is there yet", "the first process that opens it makes it")]
-    shown = [findings.version(ledger["version"], VERSION)]
+    shown = [findings.report_schema_version(ledger["version"], VERSION)]
     lacking = [
         f"{name} {dict(keys)}"
         for name, each in INDEXES.items()
@@ -80,16 +80,18 @@ def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
     had: list[dict[str, Any]] = [{"$match": {"status": {"$nin": list(NEVER_HAD)}}}, {"$sortByCount": "$status"}]
     states = {each["_id"]: each["count"] for each in base[TASK].aggregate(had)}
     size = int(base.command("dbStats")["dataSize"])
-    shown.append(findings.contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
+    shown.append(findings.report_contents(states, base[RECORD].count_documents({}, hint="_id_"), size))
     dead = base[TASK].find({"status": DEAD}, {"reasons": 1}).sort("_id")
-    shown += findings.letters((each["_id"], each["reasons"][-1]) for each in dead)
+    shown += findings.report_dead_letters((each["_id"], each["reasons"][-1]) for each in dead)
     now = base.client.admin.command("hello")["localTime"]
     if "policy" in ledger:
-        shown.append(findings.announced(ledger["policy"], _since(ledger["policy_at"], now)))
+        shown.append(findings.report_policy(ledger["policy"], _since(ledger["policy_at"], now)))
     stages: list[dict[str, Any]] = [{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}]
     holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
     for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
-        shown.append(findings.member(each["role"], each["_id"], _since(each["seen"], now), holds.get(each["_id"], 0)))
+        shown.append(
+            findings.report_member(each["role"], each["_id"], _since(each["seen"], now), holds.get(each["_id"], 0))
+        )
     return shown
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.engine.contract import TokenEngine
-from ajet.environment.pinned import Pins
+from ajet.environment.pinned import ToolPins
 from ajet.rollout import Rollout
 from ajet.rollout.components import open_gateway, workflow_of
 from ajet.schema.episode import Group, Split
@@ -46,7 +46,7 @@ class Host:
         post: Callable[[Closed], Awaitable[None]],
         grant: Callable[[int], Awaitable[Grant]],
         images: ImageTokens | None = None,
-        pins: Pins | None = None,
+        pins: ToolPins | None = None,
     ) -> None:
         """`post` hands a closed group to the record; `grant`: what a ticket is for; `images`: how a model that sees
         images is shown them; `pins`: the run's tools."""

@@ -93,8 +93,8 @@ def run_on_ray(
     ):
         logger.info("Ray is there after {:.0f} s; {}'s processes start", time.monotonic() - began, whose)
         mailbox = open_mailbox()
-        if record.tools.told is not None:
-            mailbox.pin.remote(record.tools.told)
+        if record.tools.tools is not None:
+            mailbox.pin.remote(record.tools.tools)
         process: Any = ray.remote(num_cpus=1)(actor).remote()
         grace = experiment.ajet.trainer_common.grace
         done = process.run.remote(told)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, open_store
-from ajet.store.given_up import GivenUp, dead_of
+from ajet.store.given_up import DeadLetterLog, list_dead_letters
 from ajet_ray.mailbox import Credited, Grant
 from ajet_ray.modes import SYNC
 
@@ -104,7 +104,7 @@ class Tickets:
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
         """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see there."""
         self._store, self._order = store, order
-        self._dead_letters = GivenUp(store)
+        self._dead_letters = DeadLetterLog(store)
         self._ahead, self._dropped_after = AHEAD * batch, dropped_after
         self._handed_over: list[Lease] | None = None
         """Groups that had closed before; None: not looked at yet."""
@@ -170,7 +170,7 @@ class Tickets:
         for group in (*over, *stale):
             del self._steps[group.order]
             del self._places[group.order]
-        given_up = self._dead_letters.newly(self._order) | self._deadly
+        given_up = self._dead_letters.log_new(self._order) | self._deadly
         self._deadly = {}
         return Taken(over, stale, given_up=given_up, dead=self._dead_letters.count + self._killed)
 
@@ -188,7 +188,7 @@ class Tickets:
 
     def dead(self) -> list[int]:
         """Positions that are given out no more."""
-        return [each.order for each in dead_of(self._store)]
+        return [each.order for each in list_dead_letters(self._store)]
 
     def commit(self) -> dict[str, Any]:
         """The state that the next checkpoint is to hold."""

@@ -17,8 +17,8 @@ from loguru import logger
 from ajet.algorithm import open_algorithm
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.contamination import overlap
-from ajet.task_reader.overlong import within_prompt_length
+from ajet.task_reader.contamination import find_overlap
+from ajet.task_reader.overlong import drop_overlong
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.ray_cluster import Needs
 from ajet_ray.on_ray import address_of, ended_by, run_on_ray
@@ -161,9 +161,9 @@ def _config(
         )
     reader, tokenizer = open_reader(experiment), load_tokenizer(source)
     words = renderer_of(settings, tokenizer, None)
-    tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
+    tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
-    known = overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
+    known = find_overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
     sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, known=known)
     launch = Launch(run.path / FOLDER, f"ajet-{run.run_id}", settings.total_steps(len(tasks)))
     return trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer

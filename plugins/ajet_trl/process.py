@@ -51,7 +51,7 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
     from ajet.rollout.components import open_gateway, workflow_of
     from ajet.task_judge import open_judge
     from ajet.task_reader import TaskOrder, open_reader
-    from ajet.task_reader.overlong import within_prompt_length
+    from ajet.task_reader.overlong import drop_overlong
     from ajet.train.parts import pins_of
     from ajet_trl.episodes import Episodes, verdicts
     from ajet_trl.settings import grpo_settings
@@ -63,7 +63,7 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
         closing(open_gateway(experiment, model.engine, model.tokenizer)) as gateway,
         closing(Rollout(experiment, gateway, workflow, judge, run_id=run.run_id, pins=pins_of(run))) as rollout,
     ):
-        tasks = within_prompt_length(reader.tasks("train"), experiment.ajet.data, model.tokenizer)
+        tasks = drop_overlong(reader.tasks("train"), experiment.ajet.data, model.tokenizer)
         order = TaskOrder(tasks, seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
         logger.info("TRL owns the steps, and its lines follow; episodes are recorded in {}", run.path)
         trainer = GRPOTrainer(

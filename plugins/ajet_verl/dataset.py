@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ajet.task_reader import open_reader
-from ajet.task_reader.overlong import within_prompt_length
+from ajet.task_reader.overlong import drop_overlong
 from ajet_ray.shipped_experiment import KEY, restored
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class TaskRows(Dataset):
             experiment = restored(config[KEY])
             reader = open_reader(experiment)
             if reader.has("validation"):
-                self._tasks = within_prompt_length(reader.tasks("validation"), experiment.ajet.data, tokenizer)
+                self._tasks = drop_overlong(reader.tasks("validation"), experiment.ajet.data, tokenizer)
 
     def __len__(self) -> int:
         return ENDLESS if self._tickets else len(self._tasks)

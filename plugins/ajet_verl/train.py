@@ -16,8 +16,8 @@ from ajet.algorithm.staleness import log_staleness
 from ajet.record.status import TO_VALIDATE
 from ajet.schema.errors import ConfigError
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.contamination import overlap
-from ajet.task_reader.overlong import within_prompt_length
+from ajet.task_reader.contamination import find_overlap
+from ajet.task_reader.overlong import drop_overlong
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.resources import Demand
 from ajet_ray.modes import DECOUPLED, SYNC
@@ -171,12 +171,12 @@ def _config(
     reader = open_reader(experiment)
     tokenizer = load_tokenizer(source)
     words = renderer_of(settings, tokenizer, images)
-    tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
+    tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.total_steps(len(tasks))
     algorithm = open_algorithm(credit_settings(config), base=experiment.base)
     held_out = reader.tasks("validation") if reader.has("validation") else []
-    known = overlap(tasks, held_out) if reader.has("validation") else None
+    known = find_overlap(tasks, held_out) if reader.has("validation") else None
     run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
     sink.review(algorithm, train=len(tasks), validates=known is not None, known=known)
     config["data"][KEY] = carried(experiment, run_id=run.run_id)

@@ -26,17 +26,17 @@ from ajet.config.idle import idle_keys
 from ajet.config.plugins import find_first_name, find_part, find_parts, handed_to_workers, list_plugins
 from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
-from ajet.environment.services.chosen import chosen, is_world
+from ajet.environment.services.chosen import choose_environment, is_world
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
-from ajet.store import Address, look_at_store, note_elsewhere, open_reading, open_shared, store_address
-from ajet.store.opening import left_in_store
+from ajet.store import Address, check_store, open_reader, open_shared, store_address, write_store_address
+from ajet.store.opening import find_store_leftovers
 from ajet.task_judge import open_judge
 from ajet.task_judge.registry import prepare_judge
 from ajet.train.step import StepObservers
-from ajet.workflow.resources import Resources, opened_sandbox
+from ajet.workflow.resources import Resources, open_sandbox
 from ajet_environments.deployment import described, file_of
 from ajet_environments.deployment.description import prepare_families
 from tests.support.plugin_packages import write_plugin
@@ -244,17 +244,17 @@ def test_a_shared_store_of_a_package_works(install: Install, tmp_path: Path, mon
         Address.of("shelf://host/db")
     install("shelves", "stores={'shelf': Part('shelves.code:ShelfDriver', schemes=('shelf',))}", code=DRIVER)
     address = Address.of("shelf://host/db")
-    look_at_store(address)
+    check_store(address)
     assert not [*tmp_path.glob("*.shelf")], "a look makes nothing"
     store = open_shared(address, rolls=True, run="a run")
     assert [lease.order for lease in store.lease(2)] == [0, 1]
     store.disconnect()
-    reading = open_reading(address)
+    reading = open_reader(address)
     assert reading.run == "a run"
     reading.close()
     assert [finding.text for finding in examine_store("shelf://host/db").sections["store"]] == ["shelf://host/db"]
-    note_elsewhere(tmp_path, address.shown)
-    assert left_in_store(tmp_path).count == 3
+    write_store_address(tmp_path, address.shown)
+    assert find_store_leftovers(tmp_path).count == 3
 
 
 def test_a_config_names_a_shared_store_of_a_package(install: Install, tmp_path: Path) -> None:
@@ -423,10 +423,10 @@ def serve(use, base):
 
 def test_worlds_of_plugins_are_used_by_name(install: Install, tmp_path: Path) -> None:
     used = load(tmp_path, "ajet: {environment: {use: 'maze:3'}}")
-    assert chosen(used) is None and not is_world("maze:3"), "it is left to tools"
+    assert choose_environment(used) is None and not is_world("maze:3"), "it is left to tools"
     install("mazes", "environments={'maze': 'mazes.code:serve', 'stub': 'mazes.code:serve'}", code=MAZE)
     assert is_world("maze:3") and not is_world("maze") and not is_world("class:Maze") and is_world("maze.py->Maze")
-    world = chosen(used)
+    world = choose_environment(used)
     assert world is not None and world.service.env_type == "maze:3" and world.params == {"folder": tmp_path.name}
     world.close()
     import mazes.code  # type: ignore[import-not-found]
@@ -515,7 +515,7 @@ def test_a_sandbox_of_a_package_works(install: Install, tmp_path: Path) -> None:
     install("boxes", "sandboxes={'shoe_box': 'boxes.code:Maker'}", code=BOXES)
     experiment = load(tmp_path, "ajet: {environment: {sandbox: shoe_box}}")
     used: list[ToolUse] = []
-    assert opened_sandbox(experiment, Resources(), used.append, {}).python("1 / 0").stderr == b"shoes"
+    assert open_sandbox(experiment, Resources(), used.append, {}).python("1 / 0").stderr == b"shoes"
     assert used[0].arguments == {"mechanism": "shoe_box", "confined": True}
 
 

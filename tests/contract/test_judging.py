@@ -18,7 +18,7 @@ from ajet.schema.errors import BoundaryError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge, Judge
 from ajet.task_judge.math_judge import MathAnswerJudge
-from ajet.task_judge.registry import judge_from
+from ajet.task_judge.registry import make_judge_class
 from ajet.task_reader import open_reader
 
 pytestmark = pytest.mark.slow
@@ -85,8 +85,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "reasoning_gym": of_reasoning_gym,
     "plain": lambda: arithmetic(Plain(None)),
     "awaited": lambda: arithmetic(Awaited(None)),
-    "function": lambda: arithmetic(judge_from(compared, "judge.py->compared", what="test")(None)),
-    "async_function": lambda: arithmetic(judge_from(compared_later, "judge.py->later", what="test")(None)),
+    "function": lambda: arithmetic(make_judge_class(compared, "judge.py->compared", what="test")(None)),
+    "async_function": lambda: arithmetic(make_judge_class(compared_later, "judge.py->later", what="test")(None)),
 }
 
 

@@ -15,13 +15,13 @@ from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.engine.vllm.remote import RemoteVllm
 from ajet.environment import chat_model
-from ajet.environment.chat_model import Model, NoAnswer, completion, embeddings
+from ajet.environment.chat_model import ChatModel, NoAnswerError, request_completion, request_embeddings
 from ajet.environment.loop import tools_loop
 from ajet.gateway import Gateway, Refused
 from ajet.record.seldom import RateLimiter
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model
-from ajet.task_judge.other_model import asks_other_model
+from ajet.task_judge.other_model import make_model_caller
 from ajet_judges.model_judge.panel import Member, ModelPanel
 from ajet_judges.model_judge.prompt import Question
 from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
@@ -109,13 +109,13 @@ def test_a_client_hears_that_it_need_not_ask_a_server_again_that_hangs(monkeypat
 @pytest.mark.parametrize("server", [*HANGS, *ODD], indirect=True)
 def test_models_that_judge_write_and_embed(server, monkeypatch):
     monkeypatch.setattr(chat_model, "_hung", RateLimiter(60))
-    model = Model(base_url=server.url, model="m")
+    model = ChatModel(base_url=server.url, model="m")
     with warnings_said() as said:
-        for asked in (completion(model, ASK, SECONDS), embeddings(model, ["a"], SECONDS)):
-            with pytest.raises(NoAnswer) as problem:
+        for asked in (request_completion(model, ASK, SECONDS), request_embeddings(model, ["a"], SECONDS)):
+            with pytest.raises(NoAnswerError) as problem:
                 on_tools_loop(asked)
             if server.way in HANGS:
-                assert "did not answer within 0.8 s" in str(problem.value) and problem.value.again
+                assert "did not answer within 0.8 s" in str(problem.value) and problem.value.is_retryable
             else:
                 begins = ODD[server.way][0].split(b"\n")[0].decode()[:20] or "nothing"
                 assert begins in str(problem.value)
@@ -141,7 +141,7 @@ class Limits:
 @pytest.mark.parametrize("server", ["never answers", "a page"], indirect=True)
 def test_no_judge_is_no_verdict_and_ajets_own_failure(server):
     """So that what is measured over all attempts leaves the attempt out, and does not take it for a wrong answer."""
-    panel = ModelPanel([Member(Model(base_url=server.url, model="m"))], Limits(), None, "run", cache=False)
+    panel = ModelPanel([Member(ChatModel(base_url=server.url, model="m"))], Limits(), None, "run", cache=False)
     with pytest.raises(JudgeFailure, match="no judge answers: m: it") as failure:
         asyncio.run(panel.ask(Question((), ""), {"type": "object"}, str))
     assert failure.value.own and failure.value.retryable
@@ -156,7 +156,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
     monkeypatch.setattr(other_model, "RETRIES", 0)
     said = "it sent nothing for 0.8 s, 1 times" if server.way in HANGS else "it answered what is no chat completion"
     with pytest.raises(JudgeFailure, match=f"m at {server.url} does not answer: {said}") as failure:
-        asks_other_model("m", 10)(ASK["messages"])
+        make_model_caller("m", 10)(ASK["messages"])
     assert failure.value.own and failure.value.retryable
 
 

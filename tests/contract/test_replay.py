@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ajet.environment.replay import Replay, ReplayMiss
+from ajet.environment.replay import ReplayMissError, RunReplay
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, digest_of
 from ajet.workflow import Workflow
-from ajet.workflow.tools import ToolFailed
+from ajet.workflow.tools import ToolFailedError
 from tests.record_fixtures import episode
 from tests.support.rollouts import stage
 
@@ -41,7 +41,7 @@ class Pays(Workflow):
         told = [paid(4)["left"], paid(4)["left"]]
         try:
             paid(amount=4)
-        except (ValueError, ToolFailed) as problem:
+        except (ValueError, ToolFailedError) as problem:
             told.append("broke" in str(problem))
 
         async def late(name: str) -> str:
@@ -126,26 +126,26 @@ def test_the_same_call_after_other_uses_is_another_state(tmp_path: Path) -> None
     other = episode("b", repeat=2, tool_uses=[use("get", 0, 1, "old"), use("big", 2, 3, "be", cut=5)])
     EpisodeFiles(tmp_path / "episodes").write(1, "train", [one, other, seen])
     (tmp_path / "episodes" / "step-1.bin").unlink()  # tokens: nothing of theirs is read
-    replay = Replay(tmp_path, "error")
+    replay = RunReplay(tmp_path, "error")
     walk = replay.walk(one.task, 1)
     found = walk("get", {})
     assert found is not None and found.result == "old"
-    walk.saw(found)
-    with pytest.raises(ReplayMiss, match="only the beginning"):
+    walk.note_use(found)
+    with pytest.raises(ReplayMissError, match="only the beginning"):
         walk("big", {})
-    with pytest.raises(ReplayMiss, match="after 1 uses"):
+    with pytest.raises(ReplayMissError, match="after 1 uses"):
         walk("set", {})
     walk = replay.walk(one.task, 3)
-    with pytest.raises(ReplayMiss, match="only the text"):
+    with pytest.raises(ReplayMissError, match="only the text"):
         walk("see", {})
-    walk.saw(seen.tool_uses[0])
-    walk.saw(use(BROWSE_AGENT, 5, 6, "asked anew"))
+    walk.note_use(seen.tool_uses[0])
+    walk.note_use(use(BROWSE_AGENT, 5, 6, "asked anew"))
     after = walk("after", {})
     assert after is not None and after.result == "on", "what was asked on the way to a result is no use of its own"
     walk = replay.walk(one.task, 1)
-    walk.saw(use("set", 5, 6, "ok"))
+    walk.note_use(use("set", 5, 6, "ok"))
     after = walk("get", {})
     assert after is not None and after.result == "new"
-    walk.saw(use("get", 7, 8, "something else"))
-    with pytest.raises(ReplayMiss, match="nothing like it"):
+    walk.note_use(use("get", 7, 8, "something else"))
+    with pytest.raises(ReplayMissError, match="nothing like it"):
         walk("get", {})

@@ -13,8 +13,8 @@ from ajet.schema.tool_use import digest_of
 from tests.support.rollouts import outages_pause
 from tests.support.served import (
     AwayStore,
-    StoreAway,
-    StoreDown,
+    StoreDownError,
+    StoreUnavailableError,
     kept_ends,
     start_serving,
 )
@@ -81,7 +81,7 @@ def test_who_was_admitted_before_an_outage_is_no_probe_of_it():
 
         def meanwhile_and_away():
             meanwhile()
-            raise StoreAway("The store does not answer.")
+            raise StoreUnavailableError("The store does not answer.")
 
         with served.during_opening(meanwhile):
             opened = served.open(task="x")
@@ -422,7 +422,7 @@ def test_a_store_that_is_away_holds_up_nobody_who_does_not_need_it():
 
 def test_a_store_that_cannot_be_asked_is_said_so_and_the_request_is_good_later():
     def down():
-        raise StoreDown("nobody answers")
+        raise StoreDownError("nobody answers")
 
     with start_serving(backlog=9) as served:
         with served.during_opening(down):

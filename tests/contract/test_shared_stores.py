@@ -16,12 +16,12 @@ import pytest
 from ajet.schema.errors import UserError
 from ajet.store import (
     Address,
-    Fenced,
     Kept,
-    LeaseLost,
+    LeaseLostError,
     Policy,
     SharedStore,
-    StoreAway,
+    StoreUnavailableError,
+    TrainerFencedError,
     open_shared,
     require_store,
     sqlite_store,
@@ -79,7 +79,7 @@ def test_who_says_that_it_lives_keeps_its_positions(opens: Opens, clock: Callabl
     assert member.joined - member.age > 149, "it said so last as long after it joined as three times went by"
     clock(61)
     two.renew(one.lease(1))
-    with pytest.raises(LeaseLost, match=r"\[0, 1\]"):
+    with pytest.raises(LeaseLostError, match=r"\[0, 1\]"):
         one.renew(leases)
     assert [lease.order for lease in two.lease(3)] == [1, 2, 3], "0 was taken, by whom all have ended"
 
@@ -105,10 +105,10 @@ def test_what_fails_again_and_again_lies_with_the_dead_letters(opens: Opens, clo
         "the tool's server is down", "its lease ended", "again"
     ]  # fmt: skip
     assert store.depths().dead == 1 and store.depths().leased == 2
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         sampler.put(third, Kept(episode("b")))
     store.revive(0)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         store.revive(0)
     assert [lease.order for lease in sampler.lease(1)] == [0] and store.dead() == []
 
@@ -119,7 +119,7 @@ def test_who_puts_again_too_late_takes_nothing_away(opens: Opens, clock: Callabl
     one.put(lease, Kept(episode("a")))
     clock(61)
     (taken,) = two.lease(1)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         one.put(lease, Kept(episode("a")), Kept(episode("b")))
     two.close(taken)
     assert [[kept.episode.uuid for kept in each.kept] for each in two.closed()] == [["a"]]
@@ -142,12 +142,12 @@ def test_the_second_trainer_fences_off_the_first(opens: Opens) -> None:
         lambda: first.lease(1),
         lambda: first.announce(Policy("run", 2, "/weights/2")),
     ):
-        with pytest.raises(Fenced, match="number 2, this one was number 1"):
+        with pytest.raises(TrainerFencedError, match="number 2, this one was number 1"):
             late()
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         first.put(held, Kept(episode("late")))
     assert [lease.order for lease in second.lease(2)] == [held.order, 3], "what a sampler holds stays its"
-    with pytest.raises(Fenced, match="opened it to play"):
+    with pytest.raises(TrainerFencedError, match="opened it to play"):
         opens().commit()
     found = second.announced()
     assert found is not None and (found.trainer, found.policy.step) == (1, 1)
@@ -223,7 +223,7 @@ def test_members_come_and_go(opens: Opens, clock: Callable[[float], None]) -> No
     one.join("sampler", "a", {"rate": 2.5})
     clock(5)
     two.join("trainer", "z")
-    found = [(each.role, each.name, round(each.age), dict(each.told)) for each in two.members()]
+    found = [(each.role, each.name, round(each.age), dict(each.details)) for each in two.members()]
     assert found == [("trainer", "z", 0, {}), ("sampler", "a", 5, {"rate": 2.5})]
     one.leave()
     assert [each.name for each in two.members()] == ["z"]
@@ -275,7 +275,7 @@ def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) 
         from pymongo.errors import OperationFailure, WTimeoutError
 
         for error in (OperationFailure("no room", 14031), WTimeoutError("too few members", 64)):
-            with pytest.raises(StoreAway, match="cannot write"), limited_patience(0.1):
+            with pytest.raises(StoreUnavailableError, match="cannot write"), limited_patience(0.1):
                 store._link.ask(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
     store.disconnect()
     with pytest.raises(UserError):

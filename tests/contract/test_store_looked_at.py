@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
-from ajet.store import Address, look_at_store, open_shared, require_store
+from ajet.store import Address, check_store, open_shared, require_store
 from ajet.store.sqlite_tables import VERSION
 from ajet_mongo import connection
 from tests.commands.test_plan import YAML
@@ -70,7 +70,7 @@ def test_a_look_says_what_opening_says_and_changes_nothing(tmp_path: Path, monke
     for address, why in addresses(tmp_path).values():
         before = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
         refusals = []
-        for look in (look_at_store, require_store):
+        for look in (check_store, require_store):
             with pytest.raises(Exception, match=".") as refused:
                 look(Address.of(address))
             refusals.append(str(refused.value))
@@ -79,11 +79,11 @@ def test_a_look_says_what_opening_says_and_changes_nothing(tmp_path: Path, monke
 
 
 def test_a_store_that_can_be_used_passes(tmp_path: Path) -> None:
-    look_at_store(Address.of(f"sqlite:{tmp_path}/new.sqlite"))
-    look_at_store(Address.of(f"sqlite:{tmp_path}/run/new.sqlite"), made=tmp_path / "run")
+    check_store(Address.of(f"sqlite:{tmp_path}/new.sqlite"))
+    check_store(Address.of(f"sqlite:{tmp_path}/run/new.sqlite"), made=tmp_path / "run")
     assert list(tmp_path.iterdir()) == [], "nothing is made"
     open_shared(f"sqlite:{tmp_path}/new.sqlite").disconnect()
-    look_at_store(Address.of(f"sqlite:{tmp_path}/new.sqlite"))
+    check_store(Address.of(f"sqlite:{tmp_path}/new.sqlite"))
 
 
 @pytest.mark.slow

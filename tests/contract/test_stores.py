@@ -23,13 +23,13 @@ from ajet.store import (
     Address,
     Kept,
     Lease,
-    LeaseLost,
+    LeaseLostError,
     RunStore,
     Store,
     open_shared,
     sqlite_store,
 )
-from ajet.store import Opener as StoreOpener
+from ajet.store import StoreOptions as StoreOpener
 from ajet.store.digest import ALTERED
 from ajet.store.sqlite_store import SqliteStore
 from ajet_mongo.mongo_store import MongoStore
@@ -268,7 +268,7 @@ def test_no_step_uses_a_group_twice_and_none_stays_that_is_not_closed(opener: Op
         lambda: store.discard([0], step=5, reason="stale"),
         lambda: store.use([1, 2], step=6, again=[1, 2]),
     ):
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             attempt()
     assert used(store.closed()) == {0: (5,), 1: ()}, "and then none is used"
     store.discard([0], step=6, reason="stale")
@@ -385,7 +385,7 @@ def test_a_lost_lease_is_refused(opener: Opener) -> None:
         lambda: store.close(old),
         lambda: store.give_back([old]),
     ):
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             attempt()
     store.use([new.order], step=1)
     for attempt in (
@@ -393,7 +393,7 @@ def test_a_lost_lease_is_refused(opener: Opener) -> None:
         lambda: store.discard([7], step=2, reason="stale"),
         lambda: store.put(new, Kept(episode("late"))),
     ):
-        with pytest.raises(LeaseLost):
+        with pytest.raises(LeaseLostError):
             attempt()
     assert orders(store.lease(1)) == [1]
 
@@ -452,7 +452,7 @@ def test_a_lease_whose_time_is_over_is_anothers(tmp_path: Path, clock: Callable[
     clock(0.2)
     (again,) = two.lease(1)
     assert (again.order, [one.episode.uuid for one in again.kept]) == (0, ["a"])
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         one.put(slow, Kept(episode("late")))
 
 

@@ -20,7 +20,7 @@ from ajet.config.other_models import other_server
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.task import WorkflowOutput
-from ajet.workflow.ambient import Ambient
+from ajet.workflow.ambient import RunEnvironment
 from tests.support.rollouts import stage
 from tests.workflow_fixtures import scene
 
@@ -178,14 +178,14 @@ def test_in_a_process_even_a_call_from_elsewhere_is_captured_and_the_worker_is_u
 def test_a_persons_own_server_stays_theirs(nothing_named):
     nothing_named.setenv("OPENAI_API_KEY", "sk-mine")
     with scene("yes") as played:
-        ambient = Ambient(played.gateway.ambient)
+        ambient = RunEnvironment(played.gateway.ambient)
         assert os.environ["OPENAI_API_KEY"] == "sk-mine" and "OPENAI_BASE_URL" not in os.environ
         assert os.environ["ANTHROPIC_BASE_URL"] + "/v1" == played.gateway.base_url
         assert other_server().keys == ("sk-mine",)
         ambient.close()
         ambient.close()
         nothing_named.delenv("OPENAI_API_KEY")
-        ambient = Ambient(played.gateway.ambient)
+        ambient = RunEnvironment(played.gateway.ambient)
         with pytest.raises(UserError, match="names no server"):
             other_server()
         ambient.close()

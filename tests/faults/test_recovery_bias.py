@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ajet.record.resume import RecoveryCounts
-from ajet.store import Opener, RunStore, Store, open_shared
+from ajet.store import RunStore, Store, StoreOptions, open_shared
 from ajet.store import sqlite_store as module
 from ajet.store.sqlite_store import SqliteStore
 from tests.mongod import Mongod
@@ -114,7 +114,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
                 begun.add(name)
                 mongod.later(7200)
                 return open_shared(address, at=state, rolls=True)
-            store = SqliteStore(tmp_path / f"{name}.sqlite", Opener(at=state, rolls=True))
+            store = SqliteStore(tmp_path / f"{name}.sqlite", StoreOptions(at=state, rolls=True))
             store._base.execute("PRAGMA synchronous=OFF")  # no machine is switched off here
             return store
 

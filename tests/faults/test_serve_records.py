@@ -18,7 +18,14 @@ import pytest
 
 from ajet.record import EpisodeFiles
 from ajet.schema.episode import Group
-from tests.support.served import Recorder, RunningServer, StoreAway, open_sqlite_store, read_tasks, start_serving
+from tests.support.served import (
+    Recorder,
+    RunningServer,
+    StoreUnavailableError,
+    open_sqlite_store,
+    read_tasks,
+    start_serving,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -171,7 +178,9 @@ def test_a_group_whose_deadline_passes_closes_without_an_end_that_cannot_be_reco
     assert len(kept) == 3 and late["episode"] not in kept
 
 
-@pytest.mark.parametrize("problem", [StoreAway("The store cannot be worked on."), OSError(28, "No space left")])
+@pytest.mark.parametrize(
+    "problem", [StoreUnavailableError("The store cannot be worked on."), OSError(28, "No space left")]
+)
 def test_a_lost_attempt_counts_where_the_store_has_no_place_for_it_beside_its_group(tmp_path, problem):
     def refused():
         raise problem

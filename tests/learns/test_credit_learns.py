@@ -19,7 +19,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.order import Curriculum
+from ajet.task_reader.order import CurriculumSampler
 from tests.local_fixtures import config_of
 from tests.toy_talks import Learner, Talk
 
@@ -153,7 +153,7 @@ def drawn_and_solved(steps: int, curriculum: bool) -> tuple[list[float], list[fl
     tasks = tasks_of(6 + HOPELESS)
     kind = {task.task_id: at for at, task in enumerate(tasks)}
     settings = CurriculumSettings(prefer="uncertain", share=0.25, floor=0.02)
-    drawn = Curriculum([*kind], settings, seed=0) if curriculum else None
+    drawn = CurriculumSampler([*kind], settings, seed=0) if curriculum else None
     order = TaskOrder(tasks, seed=0, curriculum=drawn)
     learner, useful, solved = learner_of(), [], []
     at = 0
@@ -167,7 +167,7 @@ def drawn_and_solved(steps: int, curriculum: bool) -> tuple[list[float], list[fl
             return talk.ended(float(number < 6 and said == number))
 
         groups = learner.play(chosen, 8, play, step)
-        order.learned(groups, [])
+        order.record_results(groups, [])
         learner.learn(groups, step)
         useful.append(float(np.mean([kind[task.task_id] < 6 for task in chosen])))
         held_out = learner.play(tasks[:6], 4, play, 1000 + step)

@@ -19,11 +19,11 @@ def test_what_was_opened_before_a_refusal_is_closed_again(monkeypatch):
     monkeypatch.setattr(attempt_runner.EnvironmentInstances, "open", lambda _: world)
     monkeypatch.setattr(attempt_runner, "_open_replay", lambda _: None)
 
-    class Refused(attempt_runner.Ambient):
+    class Refused(attempt_runner.RunEnvironment):
         def __init__(self, endpoint):
             raise OSError("no library to tie")
 
-    monkeypatch.setattr(attempt_runner, "Ambient", Refused)
+    monkeypatch.setattr(attempt_runner, "RunEnvironment", Refused)
     rollout = SimpleNamespace(compute_madness_checklist=[])
     experiment = SimpleNamespace(ajet=SimpleNamespace(rollout=rollout), config=None)
     gateway = SimpleNamespace(ambient=Endpoint("http://127.0.0.1:9/v1", "key"))

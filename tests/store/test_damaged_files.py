@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 import pytest
 
 from ajet.schema.errors import UserError
-from ajet.store import Address, Kept, LeaseLost, open_reading, open_shared
+from ajet.store import Address, Kept, LeaseLostError, open_reader, open_shared
 from tests.record_fixtures import episode
 
 JUNK = ["text", b"\xff\x00", None, "[" * 5000, 2**62, '{"a": 1e999}', -1]
@@ -44,7 +44,7 @@ def screens(path, *, rolls):
             return work()
         except UserError as screen:
             said.append(f"{screen.what} {screen.do}")
-        except LeaseLost:  # a position whose attempts were altered is set aside
+        except LeaseLostError:  # a position whose attempts were altered is set aside
             pass
         return None
 
@@ -56,7 +56,7 @@ def screens(path, *, rolls):
         for use in uses:
             say(use)
         store.disconnect()
-    reading = say(lambda: open_reading(Address(path)))
+    reading = say(lambda: open_reader(Address(path)))
     if reading is not None:
         for use in (reading.announced, reading.begun, reading.orders, lambda: reading.position(0)):
             say(use)

@@ -16,7 +16,7 @@ import pytest
 from loguru import logger
 
 from ajet.schema.errors import UserError
-from ajet.store import Kept, SharedStore, StoreUnreachable, open_shared, outage, sqlite_store
+from ajet.store import Kept, SharedStore, StoreUnreachableError, open_shared, outage, sqlite_store
 from ajet.store.outage import limited_patience
 from ajet.train.interrupts import Interrupts, Preempted
 from tests.ajet_command import metric_rows, start
@@ -146,11 +146,11 @@ def test_a_file_that_stays_locked_ends_all_waits(tmp_path: Path, quick: None) ->
     store = open_shared(f"sqlite:{path}", unreachable_timeout=0.5)
     with closing(locked(path)), logged() as lines:
         began = time.monotonic()
-        with pytest.raises(StoreUnreachable) as away:
+        with pytest.raises(StoreUnreachableError) as away:
             fill(store)
         first = time.monotonic()
         for _ in range(5):
-            with pytest.raises(StoreUnreachable):
+            with pytest.raises(StoreUnreachableError):
                 store.leave()
         assert first - began < 2 and time.monotonic() - first < 0.4, "who gave up waits no more"
     assert str(path) in away.value.where and len(lines) == 1
@@ -175,7 +175,7 @@ def test_first_interrupt_ends_a_wait(tmp_path: Path, number: signal.Signals, who
         with pytest.raises(KeyboardInterrupt) as raised, interrupts.defer(ends_step=whole):
             fill(store)
         assert isinstance(raised.value, Preempted) == (number == signal.SIGTERM)
-        with pytest.raises(StoreUnreachable):  # what its end asks of the store is tried once
+        with pytest.raises(StoreUnreachableError):  # what its end asks of the store is tried once
             store.leave()
         assert time.monotonic() - began < 10
     fill(store)
@@ -201,7 +201,7 @@ def test_a_clients_request_is_not_kept_waiting(tmp_path: Path, quick: None) -> N
     store = open_shared(f"sqlite:{path}", unreachable_timeout=60)
     with closing(locked(path)):
         began = time.monotonic()
-        with limited_patience(0.2), pytest.raises(StoreUnreachable):
+        with limited_patience(0.2), pytest.raises(StoreUnreachableError):
             store.depths()
         assert time.monotonic() - began < 1
     fill(store)

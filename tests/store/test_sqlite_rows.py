@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from ajet.schema.errors import UserError
-from ajet.store import Address, Kept, Policy, SharedStore, StoreAway, open_reading, open_shared, sqlite_tables
+from ajet.store import (
+    Address,
+    Kept,
+    Policy,
+    SharedStore,
+    StoreUnavailableError,
+    open_reader,
+    open_shared,
+    sqlite_tables,
+)
 from ajet.store.opening import survey
 from tests.record_fixtures import episode
 
@@ -91,7 +100,7 @@ def test_a_junk_position_ends_nobody(path: Path, statement: str) -> None:
 def test_a_junk_policy_is_one_screen(path: Path, statement: str) -> None:
     change(path, statement)
     store = opened(path)
-    with pytest.raises(StoreAway) as damaged:
+    with pytest.raises(StoreUnavailableError) as damaged:
         store.announced()
     assert damaged.value.where == str(path) and "room" not in damaged.value.do
     store.disconnect()
@@ -104,7 +113,7 @@ def test_a_junk_policy_is_one_screen(path: Path, statement: str) -> None:
 def test_a_junk_count_is_one_screen(path: Path, statement: str) -> None:
     store = opened(path)
     change(path, statement)
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnavailableError):
         store.depths()
     store.disconnect()
     with pytest.raises(UserError):
@@ -116,7 +125,7 @@ def test_a_damaged_page_asks_for_no_room(path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:4096] + bytes(range(256)) * ((len(whole) - 4096) // 256))
     path.with_name(f"{path.name}-wal").write_bytes(b"")
-    with pytest.raises(StoreAway) as damaged:
+    with pytest.raises(StoreUnavailableError) as damaged:
         for _ in range(3):
             store.closed()
             store.depths()
@@ -139,7 +148,7 @@ def test_foreign_tables_are_refused(path: Path, statement: str) -> None:
         opened(path)
     assert str(path) in str(refused.value)
     with pytest.raises(UserError):
-        open_reading(Address(path))
+        open_reader(Address(path))
     assert any(each.state == "problem" for each in survey(f"sqlite:{path}"))
 
 
@@ -153,7 +162,7 @@ def test_no_statement_runs_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch)
         "SELECT 'sampler' AS role, i AS name, 1 AS joined, 1 AS seen, '{}' AS told FROM n",
     )
     began = time.monotonic()
-    with pytest.raises(StoreAway):
+    with pytest.raises(StoreUnavailableError):
         store.members()
     assert time.monotonic() - began < 20
     assert store.depths().closed == 1, "the next one has its own bound"

@@ -30,7 +30,7 @@ from ajet.config import Experiment, resolve_reference
 from ajet.config.schema import AjetConfig
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply
-from ajet.environment.pinned import Pins
+from ajet.environment.pinned import ToolPins
 from ajet.gateway import Gateway
 from ajet.rollout import ClosedGroup as Closed
 from ajet.rollout import ReturnedTask as GivenBack
@@ -240,7 +240,7 @@ def stage(
     latency: float = 0.0,
     tree: dict[str, Any] | None = None,
     sections: dict[str, Any] | None = None,
-    pins: Pins | None = None,
+    pins: ToolPins | None = None,
     words: Renderer | None = None,
     teacher: Any = None,
     **rollout: Any,

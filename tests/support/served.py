@@ -26,9 +26,9 @@ from ajet.gateway.limits import Limits, Shared
 from ajet.rollout.served import EpisodeRegistry, EpisodeStore, deadlines, protocol, routes
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
-from ajet.store import RunStore, StoreAway
-from ajet.store.contract import StoreDown
-from ajet.store.shared import Opener
+from ajet.store import RunStore, StoreUnavailableError
+from ajet.store.contract import StoreDownError
+from ajet.store.shared import StoreOptions
 from ajet.store.sqlite_store import SqliteStore
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
@@ -36,7 +36,8 @@ from tests.support.gateways import RunningGateway
 from tests.support.rollouts import renderer
 
 __all__ = [
-    "AwayStore", "KEY", "LONGEST_PAUSE", "Limits", "Recorder", "RunningServer", "StoreAway", "StoreDown",
+    "AwayStore", "KEY", "LONGEST_PAUSE", "Limits", "Recorder", "RunningServer", "StoreUnavailableError",
+    "StoreDownError",
     "episode_routes", "hold_wrong_keys", "kept_ends", "open_sqlite_store", "pass_client_pauses", "read_tasks",
     "reply_types", "start_serving",
 ]  # fmt: skip
@@ -346,7 +347,7 @@ def kept_ends(folder: Path, at: dict[str, Any] | None = None) -> list[Episode]:
 
 def open_sqlite_store(path: Path) -> SqliteStore:
     """Open a store in SQLite as a server that trains does."""
-    return SqliteStore(path, Opener(rolls=True))
+    return SqliteStore(path, StoreOptions(rolls=True))
 
 
 def read_tasks(yaml: Path, split: str = "train") -> list[Task]:

@@ -22,7 +22,16 @@ from typing import Any, Protocol
 
 from ajet.schema.errors import UserError
 from tests.record_fixtures import episode
-from tests.support.stores import ALTERED, Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open_shared
+from tests.support.stores import (
+    ALTERED,
+    Kept,
+    Lease,
+    LeaseLostError,
+    Policy,
+    SharedStore,
+    TrainerFencedError,
+    open_shared,
+)
 
 REPEATS, BATCH, SAMPLERS, LEASE, AHEAD = 2, 2, 3, 60.0, 12
 TIMES = 3
@@ -203,7 +212,7 @@ class World:
             act(who)
         except Killed:
             self._restart(who)
-        except Fenced:
+        except TrainerFencedError:
             assert who in self.ghosts, "the trainer that came last is fenced off"
             self.ghosts.remove(who)
         except UserError:
@@ -286,7 +295,7 @@ class World:
             self.faults.counts["drain"] += 1
             sampler = self.draw.choice(self.samplers)
             for lease in sampler.leases:
-                with contextlib.suppress(LeaseLost):
+                with contextlib.suppress(LeaseLostError):
                     sampler.store.give_back([lease])
             self._restart(sampler)
 
@@ -336,7 +345,7 @@ class World:
             return
         try:
             self._play(who, who.leases[0])
-        except LeaseLost:
+        except LeaseLostError:
             who.leases, who.unsaid = [], None
 
     def _play(self, who: Sampler, lease: Lease) -> None:
@@ -376,7 +385,7 @@ class World:
             if stale:
                 who.store.discard(stale, who.step + 1, "stale")
             saved = who.store.commit()
-        except Fenced:
+        except TrainerFencedError:
             raise
         except UserError:  # as a run does that cannot write: it ends, and is started again
             raise Killed from None
@@ -396,7 +405,7 @@ class World:
                 oldest, told = self._checkpoints()[0]
                 oldest.unlink()
                 who.store.forget(self._checkpoints()[0][1]["step"])
-        except Fenced:
+        except TrainerFencedError:
             raise
         except UserError:
             raise Killed from None

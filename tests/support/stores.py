@@ -12,16 +12,26 @@ from typing import Any
 
 import pytest
 
-from ajet.store import Address, Fenced, Kept, Lease, LeaseLost, Policy, SharedStore, open_shared, sqlite_store
+from ajet.store import (
+    Address,
+    Kept,
+    Lease,
+    LeaseLostError,
+    Policy,
+    SharedStore,
+    TrainerFencedError,
+    open_shared,
+    sqlite_store,
+)
 from ajet.store.digest import ALTERED
 
 __all__ = [
     "ALTERED",
     "Address",
-    "Fenced",
+    "TrainerFencedError",
     "Kept",
     "Lease",
-    "LeaseLost",
+    "LeaseLostError",
     "Policy",
     "SharedStore",
     "mongo_operations_fail",

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.task_judge.math_equality import equal
-from ajet.task_judge.math_number import in_unit_of, number
+from ajet.task_judge.math_number import convert_to_unit, parse_number
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +126,6 @@ def test_unknown_words_after_a_number_are_refused(word: str, value: int, swapped
     ],
 )
 def test_numbers_are_read_in_the_asked_unit(stated: str, asked: str, value: int | None) -> None:
-    given, wanted = number(stated), number(asked)
+    given, wanted = parse_number(stated), parse_number(asked)
     assert given is not None and wanted is not None
-    assert in_unit_of(given, wanted) == (None if value is None else Fraction(value))
+    assert convert_to_unit(given, wanted) == (None if value is None else Fraction(value))

@@ -15,7 +15,7 @@ from ajet.config import Experiment
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
-from ajet.task_reader.rows import BadRow, Columns, task_of
+from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
 from ajet.train.sft.rows import read_files
 
 USER, REPLY = {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}
@@ -65,12 +65,12 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, ending: str) -> Non
 
 
 def test_an_empty_twin_is_no_conflict() -> None:
-    assert task_of({"question": None, "Question": "q"}, Columns()).main_query == "q"
+    assert task_of({"question": None, "Question": "q"}, ColumnNames()).main_query == "q"
 
 
 def test_a_missing_column_names_the_nearest() -> None:
-    with pytest.raises(BadRow, match="did you mean Question text?"):
-        task_of({"Question text": "q", "answer": "a"}, Columns("question_text"))
+    with pytest.raises(BadRowError, match="did you mean Question text?"):
+        task_of({"Question text": "q", "answer": "a"}, ColumnNames("question_text"))
 
 
 NAMES = st.sampled_from(["main_query", "question", "query", "prompt", "problem", "messages"])
@@ -80,27 +80,27 @@ NAMES = st.sampled_from(["main_query", "question", "query", "prompt", "problem",
 @given(NAMES, st.sampled_from(["", " ", "\t", "\ufeff", "\ufeff "]), st.sampled_from(["", " ", "\n"]), st.booleans())
 def test_every_usual_name_is_found_however_written(name: str, before: str, after: str, upper: bool) -> None:
     written = before + (name.upper() if upper else name.title()) + after
-    assert task_of({"other": 1, written: "q"}, Columns()).main_query == "q"
+    assert task_of({"other": 1, written: "q"}, ColumnNames()).main_query == "q"
 
 
 @pytest.mark.parametrize("name", ["messages", "Messages", "prompt", "question"])
 def test_messages_open_the_dialogue(name: str) -> None:
-    task = task_of({name: [USER], "answer": "4"}, Columns())
+    task = task_of({name: [USER], "answer": "4"}, ColumnNames())
     assert (task.main_query, task.init_messages, task.metadata["answer"]) == ("", [USER], "4")
 
 
 def test_messages_of_the_task_itself_win() -> None:
     for other in ([], [REPLY]):
-        assert task_of({"messages": other, "init_messages": [USER]}, Columns()).init_messages == [USER]
+        assert task_of({"messages": other, "init_messages": [USER]}, ColumnNames()).init_messages == [USER]
 
 
 def test_a_last_reply_is_the_answer_not_the_prompt() -> None:
-    task = task_of({"messages": [USER, REPLY, USER, {"role": "assistant", "content": "four"}]}, Columns())
+    task = task_of({"messages": [USER, REPLY, USER, {"role": "assistant", "content": "four"}]}, ColumnNames())
     assert task.init_messages == [USER, REPLY, USER] and task.metadata["answer"] == "four"
-    assert task_of({"messages": [USER, REPLY], "answer": "5"}, Columns()).metadata["answer"] == "5"
-    named = task_of({"talk": [USER, REPLY]}, Columns("talk"))
+    assert task_of({"messages": [USER, REPLY], "answer": "5"}, ColumnNames()).metadata["answer"] == "5"
+    named = task_of({"talk": [USER, REPLY]}, ColumnNames("talk"))
     assert named.init_messages == [USER] and named.metadata["answer"] == "4"
-    begun = task_of({"prompt": [USER, REPLY]}, Columns())
+    begun = task_of({"prompt": [USER, REPLY]}, ColumnNames())
     assert begun.init_messages == [USER, REPLY] and "answer" not in begun.metadata
 
 

@@ -15,7 +15,7 @@ from ajet.config.experiment import defaults_only
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
-from ajet.task_reader.plain_values import BadRow, to_plain
+from ajet.task_reader.plain_values import BadRowError, to_plain
 from ajet.train.sft.rows import read_files
 
 
@@ -102,7 +102,7 @@ def test_another_encoding_is_named_with_a_way_out(tmp_path: Path, encoding: str)
     "value", [{"a": "\ud800"}, {"\udfff": 1}, {1: "a", "1": "b"}, [Decimal("NaN")], {"x": Decimal("-Infinity")}]
 )
 def test_values_without_a_faithful_form_are_refused(value):
-    with pytest.raises(BadRow):
+    with pytest.raises(BadRowError):
         to_plain(value)
 
 

@@ -13,7 +13,7 @@ from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.schema.errors import TaskError
 from ajet.task_reader import open_reader
-from ajet.task_reader.rows import BadRow, Columns, task_of
+from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
 
 AGENT = """
 from pathlib import Path
@@ -133,13 +133,13 @@ REPLIED = [*ASKED, {"role": "assistant", "content": "2"}]
     ],
 )
 def test_the_likeliest_column_is_named(row: dict[str, Any], nearest: str) -> None:
-    with pytest.raises(BadRow) as refused:
-        task_of(row, Columns(require_question=True))
+    with pytest.raises(BadRowError) as refused:
+        task_of(row, ColumnNames(require_question=True))
     assert f'columns.main_query="{nearest}"' in refused.value.do
-    assert task_of(row, Columns(nearest, require_question=True)).main_query == "2?" or "prompts" in nearest
+    assert task_of(row, ColumnNames(nearest, require_question=True)).main_query == "2?" or "prompts" in nearest
 
 
 def test_numbers_alone_name_no_column() -> None:
-    with pytest.raises(BadRow) as refused:
-        task_of({"target": 3, "nums": 2}, Columns(require_question=True))
+    with pytest.raises(BadRowError) as refused:
+        task_of({"target": 3, "nums": 2}, ColumnNames(require_question=True))
     assert "columns.main_query" not in refused.value.do and "require_question=false" in refused.value.do

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.schema.errors import UserError
-from ajet.store import CANNOT_NOW
+from ajet.store import TRANSIENT_ERRORS
 from ajet.train.interrupts import Interrupts
 from ajet.train.loop import train
 from ajet.train.sources.replies import RepliesSource
@@ -76,7 +76,7 @@ def test_an_interrupt_saves_the_steps_that_are_committed() -> None:
 
 
 def test_a_user_error_saves_unless_nothing_can_be_saved_now() -> None:
-    session, away = Session(save_freq=0), CANNOT_NOW[0]("The store is away.")
+    session, away = Session(save_freq=0), TRANSIENT_ERRORS[0]("The store is away.")
     with pytest.raises(UserError):
         run(session, TwoSteps(UserError("Your algorithm failed.")))
     assert session.saved == [("ended", 2)]

@@ -11,7 +11,7 @@ from ajet.algorithm import open_algorithm
 from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError
-from ajet.task_reader.contamination import Overlap
+from ajet.task_reader.contamination import TaskOverlap
 from ajet.train.remarks import format_remarks, review_overlap, review_settings, review_tasks
 from ajet.workflow import Workflow
 from ajet.workflow.function import as_workflow
@@ -66,7 +66,7 @@ def test_what_is_drawn_at_temperature_0_cannot_be_trained_on(estimator: str) -> 
 
 def test_of_a_file_whose_every_split_is_all_rows_it_is_said_how_to_split_it(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("question,answer\nq,1\n")
-    known = Overlap(("a",), (), (), trained=1, held_out=1)
+    known = TaskOverlap(("a",), (), (), trained=1, held_out=1)
     for path, said in (("t.csv", True), ("org/name", False)):
         reader = {"type": "huggingface_dat_repo", "huggingface_dat_repo": {"dataset_path": path}}
         made = Experiment.from_dict({"ajet": {"backbone": "local", "task_reader": reader}}, base=tmp_path)

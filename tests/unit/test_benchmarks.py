@@ -15,7 +15,7 @@ from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
-from ajet.task_reader.benchmarks import boxed
+from ajet.task_reader.benchmarks import find_boxed
 
 SOLVED = {"question": "How many legs have two cats?", "answer": "Two cats, <<2*4=8>>8 legs.\n#### 1,008"}
 PROBLEM = {"problem": "What is half of $1$?", "level": "Level 2", "type": "Algebra",
@@ -108,7 +108,7 @@ def test_math_by_folders_of_problems_and_by_lines(tmp_path):
     ("none", None), ("\\boxed{open", None), ("\\boxed{}", None),
 ])  # fmt: skip
 def test_the_last_box_is_the_answer(solution, answer):
-    assert boxed(solution) == answer
+    assert find_boxed(solution) == answer
 
 
 def test_a_solution_read_as_an_answer_is_compared_by_its_last_box(tmp_path):

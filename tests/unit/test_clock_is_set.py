@@ -36,7 +36,7 @@ def test_of_an_attempt_and_an_action(put_on: Any) -> None:
     env.until = time.monotonic() + HOUR_S
     put_on()
     assert attempt.passed < HOUR_S
-    left = env._left()
+    left = env._time_left()
     assert left is not None and left > 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ajet.schema.task import Task
-from ajet.task_reader.contamination import overlap
+from ajet.task_reader.contamination import find_overlap
 
 STORY = "A farmer has twelve sheep and sells three of them to a neighbour who pays with"
 
@@ -15,7 +15,7 @@ def tasks(*texts: str) -> list[Task]:
 def test_each_kind_once_by_the_strongest():
     trained = tasks("What is 9 + 4?", "what is  7+1 ?", f"{STORY} two cows. How many sheep are left?")
     held_out = tasks("What is 4 + 9?", "What is 7 + 1?", f"{STORY} apples.", "What is 5 + 5?", "")
-    found = overlap(trained, held_out)
+    found = find_overlap(trained, held_out)
     assert (found.same, found.mirrored, found.in_part) == (("t1",), ("t0",), ("t2",))
     assert found.found == 3 and found.words() == (
         "3 of 5 validation tasks are also trained on: 1 as they are (such as t1), 1 in another order (such as t0), "
@@ -25,7 +25,7 @@ def test_each_kind_once_by_the_strongest():
 
 def test_the_wording_of_all_tasks_is_no_sign():
     frame = "You are a careful helper who answers in one word and never says anything else but that: {}"
-    assert overlap(tasks(frame.format("red")), tasks(frame.format("blue"), frame.format("green"))).words() == ""
+    assert find_overlap(tasks(frame.format("red")), tasks(frame.format("blue"), frame.format("green"))).words() == ""
 
 
 def test_messages_count_and_what_the_system_says_does_not():
@@ -33,7 +33,7 @@ def test_messages_count_and_what_the_system_says_does_not():
         told = [{"role": "system", "content": system}, {"role": "user", "content": [{"type": "text", "text": user}]}]
         return Task(init_messages=told, task_id=user)
 
-    assert overlap([chat("be brief", "3 * 3")], [chat("be kind", "3 * 3")]).same == ("3 * 3",)
+    assert find_overlap([chat("be brief", "3 * 3")], [chat("be kind", "3 * 3")]).same == ("3 * 3",)
 
 
 def test_the_same_words_of_another_world_are_another_task():
@@ -43,9 +43,9 @@ def test_the_same_words_of_another_world_are_another_task():
         return Task(main_query="What does the jam cost?", task_id=name, metadata={"index": name, "price": price})
 
     shop = [priced("a", 3), priced("b", 4)]
-    assert overlap(shop, [priced("c", 5)]).words() == "", "another price"
-    assert overlap(shop, [priced("c", 4)]).same == ("c",), "that price, whatever its row is called"
-    assert overlap(shop[:1], [priced("c", 5)]).same == ("c",), "one question of its own: its words are the task"
-    assert overlap(2 * shop[:1], [priced("c", 5)]).same == ("c",)
+    assert find_overlap(shop, [priced("c", 5)]).words() == "", "another price"
+    assert find_overlap(shop, [priced("c", 4)]).same == ("c",), "that price, whatever its row is called"
+    assert find_overlap(shop[:1], [priced("c", 5)]).same == ("c",), "one question of its own: its words are the task"
+    assert find_overlap(2 * shop[:1], [priced("c", 5)]).same == ("c",)
     twice = [Task(main_query="6 * 7", task_id=name, metadata={"question_id": name}) for name in "ab"]
-    assert overlap(twice, [Task(main_query="6 * 7", task_id="c", metadata={"question_id": "c"})]).same == ("c",)
+    assert find_overlap(twice, [Task(main_query="6 * 7", task_id="c", metadata={"question_id": "c"})]).same == ("c",)

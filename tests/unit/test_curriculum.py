@@ -12,13 +12,13 @@ from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.order import Curriculum
+from ajet.task_reader.order import CurriculumSampler
 
 TASKS = [Task(task_id=f"t{number:02}", main_query=str(number)) for number in range(24)]
 
 
 def order(tasks=TASKS, seed=3, **settings):
-    drawn = Curriculum([task.task_id for task in tasks], Settings(**{"prefer": "uncertain", **settings}), seed)
+    drawn = CurriculumSampler([task.task_id for task in tasks], Settings(**{"prefer": "uncertain", **settings}), seed)
     return TaskOrder(tasks, seed=seed, curriculum=drawn)
 
 
@@ -50,7 +50,7 @@ def test_the_preferred_tasks_come_more_often(prefer, first):
     kinds = {"half": TASKS[:8], "all": TASKS[8:16], "none": TASKS[16:]}
     outcomes = {"half": (True, False) * 8, "all": (1.0,) * 16, "none": (False,) * 15 + (0.0,)}
     tasks = order(prefer=prefer, share=1 / 3, floor=0.02)
-    tasks.learned((played(task, None, *outcomes[kind]) for kind, some in kinds.items() for task in some), [])
+    tasks.record_results((played(task, None, *outcomes[kind]) for kind, some in kinds.items() for task in some), [])
     kind_of = {task.task_id: kind for kind, some in kinds.items() for task in some}
     drawn = Counter(kind_of[each] for number in range(40) for each in epoch(tasks, number))
     assert drawn.most_common(1)[0][0] == first and drawn[first] > 320 * 0.5, drawn
@@ -62,7 +62,7 @@ def test_an_epoch_that_has_begun_does_not_change():
     tasks.task(0)
     before = order()
     for each in (tasks, before):
-        each.learned([played(task, *(True,) * 40) for task in TASKS[:12]], [])
+        each.record_results([played(task, *(True,) * 40) for task in TASKS[:12]], [])
     assert epoch(tasks, 0) == epoch(order(), 0) != epoch(before, 0)
     assert epoch(tasks, 1) == epoch(before, 1)
 
@@ -70,9 +70,9 @@ def test_an_epoch_that_has_begun_does_not_change():
 def test_it_goes_on_from_a_checkpoint():
     tasks = order()
     epoch(tasks, 0)
-    tasks.learned([played(task, number % 3 == 0, 0.25) for number, task in enumerate(TASKS)], [0])
+    tasks.record_results([played(task, number % 3 == 0, 0.25) for number, task in enumerate(TASKS)], [0])
     tasks.task(len(tasks) + 1)
-    tasks.learned([played(task, False) for task in TASKS[:5]], [0, len(tasks)])
+    tasks.record_results([played(task, False) for task in TASKS[:5]], [0, len(tasks)])
     again = order()
     again.restore(json.loads(json.dumps(tasks.identity())))
     for number in range(4):
@@ -85,7 +85,7 @@ def test_a_position_of_an_old_epoch_keeps_its_task():
     """A batch of many short epochs, of which one attempt was not finished and is played in the next step."""
     tasks = order(share=0.05)
     before = [tasks.task(place).task_id for place in range(20)]
-    tasks.learned([played(task, True) for task in TASKS], [3])
+    tasks.record_results([played(task, True) for task in TASKS], [3])
     tasks.task(20)
     assert tasks.task(3).task_id == before[3]
     again = order(share=0.05)

@@ -13,7 +13,7 @@ from loguru import logger
 
 from ajet.client import Client, EpisodeLost
 from ajet.schema.episode import Group
-from ajet.store import Kept, Lease, LeaseLost, StoreAway
+from ajet.store import Kept, Lease, LeaseLostError, StoreUnavailableError
 from tests.support.served import KEY, RunningServer, start_serving
 
 LIMITS = {"num_repeat": 3, "group_deadline": 600, "min_group": 1}
@@ -30,7 +30,7 @@ def heard() -> Iterator[list[str]]:
 
 
 def lost(*given: Any) -> None:
-    raise LeaseLost("position 0 is another's by now, or over")
+    raise LeaseLostError("position 0 is another's by now, or over")
 
 
 def ends_the_idle(served: RunningServer) -> None:
@@ -101,7 +101,7 @@ def test_a_store_that_is_away_is_said_once_until_it_is_back(monkeypatch: pytest.
 
         def away(leases: Any) -> None:
             asked.append(1)
-            raise StoreAway("The store is away.")
+            raise StoreUnavailableError("The store is away.")
 
         monkeypatch.setattr(served.store, "give_back", away)
         served.overdue()

@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet.task_judge.extraction import (
+    answer_text,
     boxed_answer,
-    boxes,
     extract_answer,
+    find_boxes,
     hash_answer,
+    strip_thoughts,
     tagged_answer,
-    text_of,
-    visible,
 )
 from tests.unit.cost_of_text import cost
 
@@ -83,7 +83,7 @@ def test_boxed_answer(text, answer):
     ],
 )
 def test_text_of(answer, text):
-    assert text_of(answer) == text
+    assert answer_text(answer) == text
 
 
 def test_other_forms():
@@ -102,11 +102,11 @@ def test_other_forms():
 @settings(max_examples=250, deadline=None)
 @given(TEXTS)
 def test_no_text_raises_and_boxes_are_balanced_parts_of_it(text):
-    for form in (boxed_answer, tagged_answer, hash_answer, extract_answer, text_of):
+    for form in (boxed_answer, tagged_answer, hash_answer, extract_answer, answer_text):
         form(text)
-    assert "<think>" not in visible(text).lower()
-    for content in boxes(text):
-        assert content in visible(text)
+    assert "<think>" not in strip_thoughts(text).lower()
+    for content in find_boxes(text):
+        assert content in strip_thoughts(text)
         assert content == content.strip()
 
 
@@ -123,7 +123,7 @@ def test_whatever_stands_before_it_the_last_box_is_found(content, before, box):
     answer = content.strip()
     if answer.startswith("{") or not answer:
         return
-    assert boxes(f"{box}{{{content}}}") == [answer]
+    assert find_boxes(f"{box}{{{content}}}") == [answer]
     closed = before.replace("{", "").replace("\\", "")
     assert boxed_answer(f"{closed} {box}{{{content}}} done") == answer
 
@@ -131,7 +131,7 @@ def test_whatever_stands_before_it_the_last_box_is_found(content, before, box):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=20)}), min_size=1, max_size=3))
 def test_a_printed_block_list_reads_as_the_list(blocks):
-    assert text_of(str(blocks)) == text_of(blocks)
+    assert answer_text(str(blocks)) == answer_text(blocks)
 
 
 @pytest.mark.slow

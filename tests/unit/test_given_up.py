@@ -10,25 +10,25 @@ from loguru import logger
 
 from ajet.record.resume import RecoveryCounts
 from ajet.store import RunStore, open_shared
-from ajet.store.given_up import LONGEST_REASON, GivenUp, dead_of
+from ajet.store.given_up import LONGEST_REASON, DeadLetterLog, list_dead_letters
 
 TASKS: Any = SimpleNamespace(task=lambda order: SimpleNamespace(task_id=f"task-{order}"))
 
 
 def test_it_is_said_once_and_again_where_it_was_revived_and_given_up_again(tmp_path: Path) -> None:
     store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True, max_attempts=1)
-    given_up, said = GivenUp(store), list[str]()
+    given_up, said = DeadLetterLog(store), list[str]()
     sink = logger.add(lambda message: said.append(str(message)), level="WARNING")
     try:
         (lease,) = store.lease(1)
-        assert given_up.newly(TASKS) == {} and given_up.count == 0
+        assert given_up.log_new(TASKS) == {} and given_up.count == 0
         store.fail(lease, "?" * 1000)
-        assert given_up.newly(TASKS) == {0: ["?" * LONGEST_REASON]}
-        assert given_up.newly(TASKS) == {} and given_up.count == 1
+        assert given_up.log_new(TASKS) == {0: ["?" * LONGEST_REASON]}
+        assert given_up.log_new(TASKS) == {} and given_up.count == 1
         store.revive(0)
-        assert given_up.newly(TASKS) == {} and given_up.count == 0
+        assert given_up.log_new(TASKS) == {} and given_up.count == 0
         store.fail(store.lease(1)[0], "its server is down")
-        assert given_up.newly(None) == {0: ["its server is down"]}
+        assert given_up.log_new(None) == {0: ["its server is down"]}
     finally:
         logger.remove(sink)
         store.disconnect()
@@ -37,7 +37,7 @@ def test_it_is_said_once_and_again_where_it_was_revived_and_given_up_again(tmp_p
 
 
 def test_a_store_of_one_process_has_none(tmp_path: Path) -> None:
-    assert dead_of(RunStore(tmp_path)) == [] and GivenUp(RunStore(tmp_path)).newly(TASKS) == {}
+    assert list_dead_letters(RunStore(tmp_path)) == [] and DeadLetterLog(RunStore(tmp_path)).log_new(TASKS) == {}
 
 
 def test_a_resume_counts_it_by_its_name_and_skips_nothing() -> None:

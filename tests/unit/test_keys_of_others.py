@@ -11,7 +11,7 @@ from ajet.config import Experiment
 from ajet.config.other_models import key_in, other_server
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.served import open_remote
-from ajet.environment.chat_model import configured
+from ajet.environment.chat_model import list_configured
 from ajet.schema.errors import ConfigError
 
 NOBODY = "http://127.0.0.1:9/v1"
@@ -27,7 +27,7 @@ WHO = {
     ),
     "vllm": lambda path: open_remote(of({"vllm": {"base_url": NOBODY, "api_key_env": "K"}}, path).ajet, vocabulary=9),
     "eval": lambda path: find_served_model(NOBODY, of({"endpoint": {"api_key_env": "K"}}, path)),
-    "judges": lambda path: configured(
+    "judges": lambda path: list_configured(
         Experiment.from_dict(
             {"ajet": {"task_judge": {"judges": [{"model": "m", "base_url": NOBODY, "api_key_env": "K"}]}}}, base=path
         ).ajet.task_judge.judges,

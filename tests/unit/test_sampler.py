@@ -22,7 +22,7 @@ from ajet.engine.asked_server import ServerAway
 from ajet.engine.followed import server_of
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from ajet.store import Address, Lease, Policy, SharedStore, StoreAway, open_shared, sqlite_store
+from ajet.store import Address, Lease, Policy, SharedStore, StoreUnavailableError, open_shared, sqlite_store
 from ajet.store.signs_of_life import THREAD
 from ajet.train.interrupts import Interrupts
 from tests.local_fixtures import config_of
@@ -328,7 +328,7 @@ def test_after_an_error_what_was_leased_is_to_be_had_at_once(
     give_back = sampler._store.give_back
 
     def down(leases: Any) -> None:
-        raise StoreAway("The store does not answer.")
+        raise StoreUnavailableError("The store does not answer.")
 
     monkeypatch.setattr(sampler._store, "give_back", down)
     sampler.release()
@@ -352,7 +352,7 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
         if len(renewed) == 3:
             many.set()
         if len(renewed) == 2:
-            raise StoreAway("The store does not answer.")
+            raise StoreUnavailableError("The store does not answer.")
 
     def take(folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
         assert many.wait(60)

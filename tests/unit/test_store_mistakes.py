@@ -13,8 +13,17 @@ from ajet.gateway import Refused
 from ajet.record.write_errors import CannotWriteError
 from ajet.rollout.served.groups import ask_store_or_refuse
 from ajet.schema.errors import UserError
-from ajet.store import CANNOT_NOW, Address, Fenced, Kept, RunStore, StoreAway, open_reading, open_shared
-from ajet.store.contract import StoreDown
+from ajet.store import (
+    TRANSIENT_ERRORS,
+    Address,
+    Kept,
+    RunStore,
+    StoreUnavailableError,
+    TrainerFencedError,
+    open_reader,
+    open_shared,
+)
+from ajet.store.contract import StoreDownError
 from ajet.store.sqlite_tables import is_mistake
 from tests.record_fixtures import episode
 
@@ -23,9 +32,9 @@ DAMAGED = sqlite3.DatabaseError("database disk image is malformed")
 
 
 def test_what_may_be_asked_again_is_no_mistake_of_anybodys() -> None:
-    for kind in (StoreAway, StoreDown, Fenced, CannotWriteError, OSError):
-        assert issubclass(kind, CANNOT_NOW)
-    assert not issubclass(UserError, CANNOT_NOW)
+    for kind in (StoreUnavailableError, StoreDownError, TrainerFencedError, CannotWriteError, OSError):
+        assert issubclass(kind, TRANSIENT_ERRORS)
+    assert not issubclass(UserError, TRANSIENT_ERRORS)
     assert not any(map(is_mistake, (FULL, DAMAGED)))
     assert all(is_mistake(kind("x")) for kind in (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError))
 
@@ -33,10 +42,10 @@ def test_what_may_be_asked_again_is_no_mistake_of_anybodys() -> None:
 @pytest.mark.parametrize("error", [FULL, DAMAGED], ids=["full", "damaged"])
 def test_a_disk_or_a_file_is_the_stores_own_word(tmp_path: Path, error: Exception) -> None:
     store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
-    with pytest.raises(StoreAway, match=str(error)), store._transaction():  # type: ignore[attr-defined]
+    with pytest.raises(StoreUnavailableError, match=str(error)), store._open_transaction():  # type: ignore[attr-defined]
         raise error
     store.disconnect()
-    with pytest.raises(StoreAway, match="closed"):
+    with pytest.raises(StoreUnavailableError, match="closed"):
         store.begun()
 
 
@@ -46,12 +55,12 @@ def test_a_disk_or_a_file_is_the_stores_own_word(tmp_path: Path, error: Exceptio
 )
 def test_a_mistake_in_a_statement_stays_one(tmp_path: Path, statement: str) -> None:
     store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
-    with pytest.raises(sqlite3.Error), store._transaction() as base:  # type: ignore[attr-defined]
+    with pytest.raises(sqlite3.Error), store._open_transaction() as base:  # type: ignore[attr-defined]
         base.execute(statement)
     assert store.begun() == [], "the transaction is over"
     store.disconnect()
-    reading = open_reading(Address(tmp_path / "store.db"))
-    with pytest.raises(sqlite3.Error), reading._asking():  # type: ignore[attr-defined]
+    reading = open_reader(Address(tmp_path / "store.db"))
+    with pytest.raises(sqlite3.Error), reading._bound_reads():  # type: ignore[attr-defined]
         reading._base.execute("SELECT nothing FROM positions")  # type: ignore[attr-defined]
     reading.close()
 
@@ -60,7 +69,7 @@ def test_a_client_is_told_to_come_again_only_where_that_may_help() -> None:
     def refused(problem: Exception) -> Any:
         raise problem
 
-    for problem in (StoreAway("It is away."), OSError(28, "No space left")):
+    for problem in (StoreUnavailableError("It is away."), OSError(28, "No space left")):
         with pytest.raises(Refused, match="cannot be asked now"):
             asyncio.run(ask_store_or_refuse(refused, problem))
     for mistake in (UserError("A sentence about something else."), sqlite3.ProgrammingError("of ours")):

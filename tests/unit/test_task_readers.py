@@ -23,10 +23,10 @@ from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, JudgeFailure, TaskError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_reader import open_reader
-from ajet.task_reader.hugging_face import locate
-from ajet.task_reader.overlong import within_prompt_length
+from ajet.task_reader.hugging_face import locate_dataset
+from ajet.task_reader.overlong import drop_overlong
 from ajet.task_reader.registry import OpenedReader
-from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
+from ajet.task_reader.rows import BadRowError, ColumnNames, assign_ids, task_of
 
 
 def experiment(folder: Path, kind: str, **more: Any) -> Experiment:
@@ -46,30 +46,30 @@ def jsonl(folder: Path, *lines: str | dict[str, Any], **more: Any) -> Experiment
 
 def test_usual_column_names_are_found() -> None:
     for name in ("main_query", "question", "query", "prompt", "problem"):
-        task = task_of({name: "How many?", "answer": "#### 4"}, Columns())
+        task = task_of({name: "How many?", "answer": "#### 4"}, ColumnNames())
         assert (task.main_query, task.metadata["answer"]) == ("How many?", "#### 4")
 
 
 def test_the_whole_row_is_metadata() -> None:
     row = {"question": "q", "answer": "a", "level": 3}
-    assert task_of(row, Columns()).metadata == row
+    assert task_of(row, ColumnNames()).metadata == row
     row = {"main_query": "q", "task_id": "x", "metadata": {"answer": "a"}, "level": 3}
-    assert task_of(row, Columns()).metadata == {"answer": "a", "level": 3}
+    assert task_of(row, ColumnNames()).metadata == {"answer": "a", "level": 3}
 
 
 def test_columns_can_be_named() -> None:
     row = {"text": "q", "nr": 7, "reward_model": {"ground_truth": "42"}}
-    task = task_of(row, Columns("text", "nr", "reward_model.ground_truth"))
+    task = task_of(row, ColumnNames("text", "nr", "reward_model.ground_truth"))
     assert (task.main_query, task.task_id, task.metadata["answer"]) == ("q", "7", "42")
-    with pytest.raises(BadRow, match="no column missing; there are text, nr, reward_model"):
-        task_of(row, Columns("missing"))
+    with pytest.raises(BadRowError, match="no column missing; there are text, nr, reward_model"):
+        task_of(row, ColumnNames("missing"))
     for empty in (None, " "):
-        with pytest.raises(BadRow, match="no question: text is empty"):
-            task_of(row | {"text": empty}, Columns("text"))
+        with pytest.raises(BadRowError, match="no question: text is empty"):
+            task_of(row | {"text": empty}, ColumnNames("text"))
 
 
 def test_a_prompt_of_messages_opens_the_dialogue() -> None:
-    task = task_of({"prompt": [{"role": "user", "content": "hi"}]}, Columns())
+    task = task_of({"prompt": [{"role": "user", "content": "hi"}]}, ColumnNames())
     assert (task.main_query, task.init_messages) == ("", [{"role": "user", "content": "hi"}])
 
 
@@ -85,8 +85,8 @@ def test_a_prompt_of_messages_opens_the_dialogue() -> None:
     ],
 )
 def test_bad_rows_say_why(row: dict[str, Any], why: str) -> None:
-    with pytest.raises(BadRow, match=why):
-        task_of(row, Columns())
+    with pytest.raises(BadRowError, match=why):
+        task_of(row, ColumnNames())
 
 
 rows = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(["q1", "q2", "q3"])), max_size=12)
@@ -95,14 +95,14 @@ rows = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.sampled_from(
 @given(rows)
 def test_ids_never_collapse_and_do_not_depend_on_the_order(pairs: list[tuple[str, str]]) -> None:
     tasks = [Task(task_id=name, main_query=query) for name, query in pairs]
-    named, shared = with_ids(tasks)
+    named, shared = assign_ids(tasks)
     assert len({task.task_id for task in named}) == len(tasks)
     assert all(task.task_id for task in named)
     assert [task.main_query for task in named] == [query for _, query in pairs]
     kept = [name for name, _ in pairs if name and sum(other == name for other, _ in pairs) == 1]
     assert sum(map(len, shared.values())) == sum(bool(name) for name, _ in pairs) - len(kept)
     assert set(kept) <= {task.task_id for task in named}
-    backwards, _ = with_ids(tasks[::-1])
+    backwards, _ = assign_ids(tasks[::-1])
     assert {(t.task_id, t.main_query) for t in backwards} == {(t.task_id, t.main_query) for t in named}
 
 
@@ -453,7 +453,7 @@ def test_messages_with_images_are_as_long_as_their_text(tmp_path: Path) -> None:
 
     def within(limit: int) -> Any:
         made = Experiment.from_dict({"ajet": {"data": {"max_prompt_length": limit}}}, base=tmp_path)
-        return within_prompt_length(tasks, made.ajet.data, Letters())
+        return drop_overlong(tasks, made.ajet.data, Letters())
 
     image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 10_000}"}}
     said = [{"role": "user", "content": [{"type": "text", "text": "what colour is this?"}, image]}]
@@ -476,7 +476,7 @@ def test_messages_with_images_are_as_long_as_their_text(tmp_path: Path) -> None:
     ],
 )
 def test_names_on_the_hub(tmp_path: Path, path: str, repository: str, config: str | None) -> None:
-    place = locate(path, None, tmp_path)
+    place = locate_dataset(path, None, tmp_path)
     assert (place.path, place.config, place.local) == (repository, config, False)
 
 
@@ -500,8 +500,8 @@ def test_a_hub_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(reader, "_answers", lambda _: False)
-    monkeypatch.setattr(reader, "_load", load)
+    monkeypatch.setattr(reader, "_hub_answers", lambda _: False)
+    monkeypatch.setattr(reader, "_load_split", load)
     with pytest.raises(TaskError, match="hub does not answer"):
         hub(tmp_path, "gsm8k/main").tasks("train")
     assert offline == [(True, True)]

@@ -20,7 +20,7 @@ from ajet.record.tool_uses import (
 )
 from ajet.schema.errors import EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolUse, digest_of
-from ajet.workflow.tools import Running, recorded
+from ajet.workflow.tools import RunningToolUse, record_calls
 from ajet_ray.episode_bytes import packed, unpacked
 from tests.record_fixtures import episode
 from tests.workflow_fixtures import scene
@@ -44,15 +44,15 @@ def test_a_wrapped_function_does_what_it_did_and_is_recorded() -> None:
         items.append(9)
         return "done"
 
-    wrapped = recorded(add, uses.append)
+    wrapped = record_calls(add, uses.append)
     assert wrapped.__name__ == "add" and wrapped.__doc__ == "Sums."
     assert wrapped(1, 5, b=3, key="k") == {"sum": 9}
     with pytest.raises(ValueError, match="too small"):
         wrapped(-1)
     with pytest.raises(TypeError, match="missing"):
         wrapped()
-    assert asyncio.run(recorded(late, uses.append)([1])) == "done"
-    assert recorded(functools.partial(add, 4), uses.append)() == {"sum": 6}
+    assert asyncio.run(record_calls(late, uses.append)([1])) == "done"
+    assert record_calls(functools.partial(add, 4), uses.append)() == {"sum": 6}
     told = [(each.name, each.arguments, each.result, each.error) for each in uses]
     assert told[0] == ("add", {"a": 1, "rest": [5], "b": 3, "key": "k"}, '{"sum": 9}', "")
     assert told[1] == ("add", {"a": -1}, "ValueError: too small", "tool")
@@ -70,7 +70,7 @@ def test_a_wrapped_function_does_what_it_did_and_is_recorded() -> None:
 )  # fmt: skip
 def test_what_a_tool_raises_goes_on_and_is_classified(problem: BaseException, error: str) -> None:
     uses: list[ToolUse] = []
-    with pytest.raises(type(problem)), Running("f", {}, uses.append):
+    with pytest.raises(type(problem)), RunningToolUse("f", {}, uses.append):
         raise problem
     assert [each.error for each in uses] == [error]
 

@@ -48,7 +48,7 @@ from ajet.schema.episode import Failure
 from ajet.schema.errors import ToolFailure
 from ajet.schema.frames import packed
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.workflow.ambient import Ambient
+from ajet.workflow.ambient import RunEnvironment
 from ajet.workflow.resources import Resources
 
 DATA = {
@@ -345,7 +345,7 @@ def test_bytes_are_printed_as_text() -> None:
 def test_settings_are_known_though_their_attempt_cannot_begin(
     sockets: tuple[WorkerChannel, socket.socket], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Ambient, "__init__", lambda *_: None)
+    monkeypatch.setattr(RunEnvironment, "__init__", lambda *_: None)
     channel, theirs = sockets
     task = WorkflowTask(task=Task(main_query="q"), task_tag="T")
     bodies = [decode_value(encode_attempt(task, config, 0.0)) for config in (View({"a": 1}), None)]

@@ -354,7 +354,7 @@ def test_tuners_clients_share_connections_of_a_loop(server):
 
     async def ask() -> None:
         for _ in range(3):
-            async with openai_sdk.client(endpoint) as client:
+            async with openai_sdk.make_client(endpoint) as client:
                 await client.chat.completions.create(messages=MESSAGES)
 
     asyncio.run(ask())

@@ -20,8 +20,8 @@ from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.terms import MOST, PROBE, SERVER, Terms
 from ajet.record.console import counted
 from ajet.rollout.failure import all_failed
-from ajet.store import Address, GroupRefused, check_values, note_elsewhere, open_shared, recorded_settings
-from ajet.store.given_up import GivenUp
+from ajet.store import Address, GroupRefusedError, check_values, open_shared, recorded_settings, write_store_address
+from ajet.store.given_up import DeadLetterLog
 from ajet.store.signs_of_life import signs_of_life
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.probe import Probe
     from ajet.record import RunDirectory
-    from ajet.store import Depths, Kept, Member, SharedStore
+    from ajet.store import Kept, SharedStore, StoreDepths, StoreMember
     from ajet.task_reader import TaskOrder
 
 SHOWN_SAMPLERS = 32
@@ -38,7 +38,7 @@ SHOWN_SAMPLERS = 32
 
 
 def glance(
-    depths: Depths, samplers: Sequence[Member], *, free: int, quarantined: Mapping[str, int] | None = None
+    depths: StoreDepths, samplers: Sequence[StoreMember], *, free: int, quarantined: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Return the store's state as `status.json` has it.
 
@@ -57,8 +57,8 @@ def glance(
     }
 
 
-def _describe_sampler(member: Member) -> dict[str, Any]:
-    told, found = member.told, {"name": member.name, "leases": member.leases, "age": member.age}
+def _describe_sampler(member: StoreMember) -> dict[str, Any]:
+    told, found = member.details, {"name": member.name, "leases": member.leases, "age": member.age}
     if "version" in told:
         found["version"] = told["version"]
     if told.get("seconds") and "episodes" in told:
@@ -100,7 +100,7 @@ class Announcer:
         self._told = self._waited = -math.inf
         self.leased = 0
         """Positions that samplers held when this was asked last."""
-        self._given_up = GivenUp(store)
+        self._given_up = DeadLetterLog(store)
         self._looked_dead = 0
         """Dead letters as of the last glance."""
 
@@ -142,7 +142,7 @@ class Announcer:
         told = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
         self._store.announce(told)
 
-    def _show_depths(self, depths: Depths | None = None, *, last: bool = False) -> None:
+    def _show_depths(self, depths: StoreDepths | None = None, *, last: bool = False) -> None:
         """Show the store's depths; None: as they are now. `last`: nothing is shown after them."""
         with self._showing:
             if time.monotonic() - self._shown < SHOWN_EVERY and not last:
@@ -151,13 +151,13 @@ class Announcer:
             found = depths or self._store.depths()
             free = max(0, self._below - found.next) + found.waiting if self._below else 0
             samplers = self._samplers()
-            self.asked = any(each.told.get(SERVER) for each in samplers)
+            self.asked = any(each.details.get(SERVER) for each in samplers)
             if found.dead != self._looked_dead:
-                self._given_up.look()
+                self._given_up.read_dead_letters()
                 self._looked_dead = found.dead
             self._show(glance(found, samplers, free=free, quarantined=self.quarantined))
 
-    def _samplers(self) -> list[Member]:
+    def _samplers(self) -> list[StoreMember]:
         """The samplers that are at work."""
         return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * TOLD_EVERY]
 
@@ -205,7 +205,7 @@ class Announcer:
 
     def newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""
-        return self._given_up.newly(tasks)
+        return self._given_up.log_new(tasks)
 
 
 def open_for_training(
@@ -225,7 +225,7 @@ def open_for_training(
         redact=run.redact,
         usable=_usable(settings.rollout.num_repeat, reached),
     )
-    note_elsewhere(run.path, address.shown)
+    write_store_address(run.path, address.shown)
     store.join("trainer", run.run_id)
     return store
 
@@ -254,7 +254,7 @@ def _usable(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
         try:
             for episode in episodes:
                 check_values(episode)
-        except GroupRefused:  # is quarantined, with its reason, once the group is taken
+        except GroupRefusedError:  # is quarantined, with its reason, once the group is taken
             return True
         return newest(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.store.contract import LeaseLost
-from ajet.store.group_check import GroupRefused, GroupTerms, check_group
+from ajet.store.contract import LeaseLostError
+from ajet.store.group_check import GroupRefusedError, GroupTerms, check_group
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -33,20 +33,20 @@ class Quarantine:
         self._report_at = MANY_IN_A_ROW
 
     def admits(self, lease: Lease, task_id: str, version: int) -> bool:
-        """True if the group may be trained on; else it is quarantined. Raises Fenced."""
+        """True if the group may be trained on; else it is quarantined. Raises TrainerFencedError."""
         try:
             check_group(lease, task_id, version, self._terms)
-        except GroupRefused as refused:
+        except GroupRefusedError as refused:
             self._refuse(lease.order, task_id, refused)
             return False
         self._in_a_row.clear()
         self._report_at = MANY_IN_A_ROW
         return True
 
-    def _refuse(self, order: int, task_id: str, refused: GroupRefused) -> None:
+    def _refuse(self, order: int, task_id: str, refused: GroupRefusedError) -> None:
         try:
             self._store.quarantine(order, refused.reason)
-        except LeaseLost as lost:  # another process changed it meanwhile; the next look finds it as it is
+        except LeaseLostError as lost:  # another process changed it meanwhile; the next look finds it as it is
             logger.warning("{}", lost)
             return
         logger.warning("task {} (position {}) is {}", task_id, order, refused.reason)

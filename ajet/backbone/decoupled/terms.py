@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import UserError
-from ajet.store.shared import COUNT, Policy
+from ajet.store.shared import TASKS_KEY, Policy
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -84,7 +84,7 @@ class Terms:
     ) -> Policy:
         """The policy of `version`, after training step `step`, with weights in a folder (None: those of model.path).
         `began`: the version that its trainer went on from; `more` to tell."""
-        about = {"version": version, BEGAN: began, OVER: over, COUNT: self.order["count"]}
+        about = {"version": version, BEGAN: began, OVER: over, TASKS_KEY: self.order["count"]}
         told = {**about, **self._told(), **(more or {})}
         return Policy(
             run,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.schema.task import Task
     from ajet.task_reader import OpenedReader
-    from ajet.task_reader.contamination import Overlap
+    from ajet.task_reader.contamination import TaskOverlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class EvaluationResult:
     """How replies are sampled, in words."""
     seed: int
     played: Sequence[Task] = ()
-    known: Overlap | None = None
+    known: TaskOverlap | None = None
     """Which of the tasks are trained on, if the reader has training tasks."""
 
     def comparisons(self) -> list[tuple[ModelScores, Comparison]]:
@@ -124,14 +124,14 @@ def evaluate_models(
 def _play_models(
     experiment: Experiment, models: Sequence[EvaluatedModel], options: EvaluationOptions
 ) -> EvaluationResult:
-    from ajet.task_reader.registry import OfTraining, open_reader
+    from ajet.task_reader.registry import TrainingAsValidation, open_reader
 
     require_answers([each for each in list_services(experiment) if each.key != ENDPOINT_KEY])
     prepare_judge(experiment)
     judges = open_judges(experiment, options.judges)
     reader = open_reader(experiment)
     if options.training:
-        reader = OfTraining(reader)
+        reader = TrainingAsValidation(reader)
     if options.writes_tasks:
         reader.json_tasks("validation")
     evaluations = _make_evaluations(experiment, models, options, reader)
@@ -175,11 +175,11 @@ def _require_model_server(evaluation: Evaluation) -> None:
     require_answers(services)
 
 
-def _find_overlap(reader: OpenedReader, held_out: Sequence[Task]) -> Overlap | None:
-    from ajet.task_reader.contamination import overlap
+def _find_overlap(reader: OpenedReader, held_out: Sequence[Task]) -> TaskOverlap | None:
+    from ajet.task_reader.contamination import find_overlap
 
     try:
-        return overlap(reader.tasks("train"), held_out) if reader.has("train") else None
+        return find_overlap(reader.tasks("train"), held_out) if reader.has("train") else None
     except UserError as problem:  # it is not what the evaluation stands on
         _print_note(f"whether a task is trained on is not known: {problem.what}")
         return None

@@ -28,7 +28,7 @@ from ajet.engine.followed import server_of
 from ajet.record.console import counted, print_line
 from ajet.rollout.components import require_gateway
 from ajet.schema.errors import AjetError, ConfigError, UserError
-from ajet.store import CANNOT_NOW, Address, Announced, SharedStore, open_shared
+from ajet.store import TRANSIENT_ERRORS, Address, AnnouncedPolicy, SharedStore, open_shared
 from ajet.store.shared import LEASE_SECONDS
 from ajet.task_reader import TaskOrder
 from ajet.train.interrupts import Interrupts
@@ -88,7 +88,7 @@ def sample(experiment: Experiment, options: SampleOptions) -> int:
         process.run()
     finally:
         print_line(describe_counts(process.name, process.counts))
-        with suppress(*CANNOT_NOW):  # a silent sampler is removed by its age
+        with suppress(*TRANSIENT_ERRORS):  # a silent sampler is removed by its age
             store.leave()
         store.disconnect()
     return 0
@@ -115,14 +115,14 @@ class SamplerProcess:
             self._interrupts.install(),
             open_first_backbone(experiment) as opens,
         ):
-            announced: Announced | None = self.wait_for_policy()
+            announced: AnnouncedPolicy | None = self.wait_for_policy()
             with enter_run_hooks(experiment, folder) if self._options.services else nullcontext():
                 require_services(experiment)
                 with suppress(EndedBeforeStartError):
                     while announced is not None and not announced.policy.told.get(OVER):
                         announced = self._play_with_engine(announced, opens)
 
-    def wait_for_policy(self) -> Announced:
+    def wait_for_policy(self) -> AnnouncedPolicy:
         """Return the policy that the trainer announced, waiting for it."""
         is_waiting, shown = False, -math.inf
         while True:
@@ -172,8 +172,8 @@ class SamplerProcess:
         return now
 
     def _play_with_engine(
-        self, announced: Announced, opens: Callable[[Experiment], FollowingBackbone]
-    ) -> Announced | None:
+        self, announced: AnnouncedPolicy, opens: Callable[[Experiment], FollowingBackbone]
+    ) -> AnnouncedPolicy | None:
         """Play with one engine, and return the policy for which another engine is needed."""
         experiment, options, run = self._experiment, self._options, announced.policy.run
         with (

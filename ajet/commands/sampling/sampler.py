@@ -27,12 +27,12 @@ from ajet.engine.probe import Probe
 from ajet.record.console import counted
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import AjetError, UserError
-from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
+from ajet.store import TRANSIENT_ERRORS, Kept, Lease, LeaseLostError
 from ajet.store.signs_of_life import signs_of_life
 
 if TYPE_CHECKING:
     from ajet.backbone.following import FollowingBackbone
-    from ajet.store.shared import Announced, Policy, SharedStore
+    from ajet.store.shared import AnnouncedPolicy, Policy, SharedStore
     from ajet.task_reader import TaskOrder
     from ajet.train.interrupts import Interrupts
     from ajet.train.parts import RunParts
@@ -193,7 +193,7 @@ class GroupSampler:
         """
         try:
             self._give_back()
-        except CANNOT_NOW as problem:
+        except TRANSIENT_ERRORS as problem:
             logger.warning("{} not given back, they end with their leases: {}", len(self._under_way), problem)
 
     def _give_back(self) -> None:
@@ -225,7 +225,7 @@ class GroupSampler:
         self._renew_leases()
         self._begin_groups()
 
-    def _require_known(self, announced: Announced) -> None:
+    def _require_known(self, announced: AnnouncedPolicy) -> None:
         """Require that the trainer knows the policy version of the engine.
 
         Raises:
@@ -284,7 +284,7 @@ class GroupSampler:
             each
             for each in self._store.members()
             if each.role == "sampler"
-            and each.told.get(SERVER) == self._server
+            and each.details.get(SERVER) == self._server
             and (each.name == self._name or each.age < SILENT * self._renew_every)
         ]
         first = max(there, key=lambda each: (each.joined, each.name), default=None)
@@ -297,7 +297,7 @@ class GroupSampler:
         self._join_store()
         try:
             self._store.renew([each.lease for each in self._under_way.values()])
-        except LeaseLost:
+        except LeaseLostError:
             for order in list(self._under_way):  # find out which
                 with self._unless_lost(order):
                     self._store.renew([self._under_way[order].lease])
@@ -400,7 +400,7 @@ class GroupSampler:
     def _unless_lost(self, order: int) -> Iterator[None]:
         try:
             yield
-        except LeaseLost as lost:
+        except LeaseLostError as lost:
             logger.warning("{}: what was played of it here is left out", lost)
             each = self._under_way.pop(order, None)
             if each is not None and each.playing is not None:

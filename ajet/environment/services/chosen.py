@@ -29,7 +29,7 @@ CLASS = "class"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenEnvironment:
     """An environment service, and how it is left."""
 
     service: EnvService
@@ -76,7 +76,7 @@ def _find_world(used: str) -> Part | None:
     return find_part("environment", name) if colon and name != CLASS else None
 
 
-def chosen(experiment: Experiment) -> Chosen | None:
+def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
     """The environment; None where the experiment names none. Raises UserError."""
     reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
     if used and reader.type == "env_service":
@@ -95,10 +95,10 @@ def chosen(experiment: Experiment) -> Chosen | None:
             do=f"leave it out; `{command('rejudge')}` scores the recorded episodes again without the environment",
         )
     if service is not None:
-        asked = reader.env_service.env_action_preference if reader.type == "env_service" else None
-        return Chosen(service, {} if asked is None else {"env_action_preference": asked})
+        preference = reader.env_service.env_action_preference if reader.type == "env_service" else None
+        return ChosenEnvironment(service, {} if preference is None else {"env_action_preference": preference})
     world = _find_world(used or "")
     if world is None:
         return None
-    serve_beside: Callable[[str, Path], Chosen] = load_code(world.code)
-    return serve_beside(used or "", experiment.base)
+    serve_world: Callable[[str, Path], ChosenEnvironment] = load_code(world.code)
+    return serve_world(used or "", experiment.base)

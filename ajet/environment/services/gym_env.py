@@ -67,10 +67,10 @@ class GymEnv:
         rollout has done it once, and put them into `workflow_task.task.init_messages`."""
         if self.instance_id:
             self.release()
-        with self._losing():
+        with self._note_loss():
             self.instance_id = secrets.token_hex(16)
-            answer = self._ask("create", task_id=self.task_id, messages=messages, params=params)
-            return self._state("create", self._data("create", answer))
+            answer = self._request_service("create", task_id=self.task_id, messages=messages, params=params)
+            return self._read_messages("create", self._require_data("create", answer))
 
     def reset(self) -> list[Message]:
         """Begin an instance, by gymnasium's name."""
@@ -78,18 +78,20 @@ class GymEnv:
 
     def step(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
         """Act: a text, or a message that holds one. It is sent once."""
-        told, began = as_message(action), time.time()
+        message, began = as_message(action), time.time()
         try:
-            with self._losing():
-                data = self._data("step", self._ask("step", messages=told, params=params, within=self._left()))
-                seen = _observation(self._state("step", data))
-                reward = self._number("step", data.get("reward"))
+            with self._note_loss():
+                data = self._require_data(
+                    "step", self._request_service("step", messages=message, params=params, within=self._time_left())
+                )
+                seen = _join_contents(self._read_messages("step", data))
+                reward = self._read_number("step", data.get("reward"))
         except EnvironmentFailure as problem:
-            self._used(told, str(problem), began, "environment")
+            self._record_use(message, str(problem), began, "environment")
             raise
         info = data.get("info")
         step = Step(seen, reward, bool(data.get("is_terminated")), info if isinstance(info, dict) else {})
-        self._used(told, str(seen), began, "arguments" if step.info.get("invalid_action") else "")
+        self._record_use(message, str(seen), began, "arguments" if step.info.get("invalid_action") else "")
         return step
 
     async def astep(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
@@ -101,13 +103,13 @@ class GymEnv:
     ) -> float:
         """The environment's score of what was done so far. It is this instance's, whichever `instance_id` is named."""
         try:
-            answer = self._ask("evaluate", messages=messages, params=params)
+            answer = self._request_service("evaluate", messages=messages, params=params)
             score = answer.get("data")
             if isinstance(score, Mapping):
                 score = score.get("score", score.get("reward"))
             if score is None:
                 raise self.service.wrong("evaluate", f"holds no score: {answer!r:.200}")
-            number = self._number("evaluate", score)
+            number = self._read_number("evaluate", score)
         except EnvironmentFailure as problem:
             self.lost = self.lost or problem
             raise
@@ -116,7 +118,7 @@ class GymEnv:
 
     def get_info(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> Any:
         """The environment's word on itself: its tools, mostly."""
-        return self._ask("get_info", messages=messages, params=params).get("data")
+        return self._request_service("get_info", messages=messages, params=params).get("data")
 
     def release(self) -> bool:
         """Give the instance back; the rollout does it when the episode is over. Answers whether it was there."""
@@ -125,7 +127,7 @@ class GymEnv:
             return False
         return self.service.ask("release", instance_id=instance, task_id=self.task_id).get("success") is not False
 
-    def _left(self) -> float | None:
+    def _time_left(self) -> float | None:
         return None if self.until is None else self.until - time.monotonic()
 
     @property
@@ -138,27 +140,27 @@ class GymEnv:
         self.until = None if at is None else at - time.time() + time.monotonic()
 
     @contextmanager
-    def _losing(self) -> Iterator[None]:
+    def _note_loss(self) -> Iterator[None]:
         try:
             yield
         except EnvironmentFailure as problem:
             self._gone, self.lost = True, self.lost or problem
             raise
 
-    def _ask(self, request: str, **more: Any) -> dict[str, Any]:
+    def _request_service(self, request: str, **more: Any) -> dict[str, Any]:
         if self._gone:
             raise EnvironmentFailure(f"the environment is lost: {self.lost}")
         if not self.instance_id:
             raise EnvironmentFailure("the environment was released: the episode is over")
         return self.service.ask(request, instance_id=self.instance_id, **more)
 
-    def _data(self, request: str, answer: Mapping[str, Any]) -> dict[str, Any]:
+    def _require_data(self, request: str, answer: Mapping[str, Any]) -> dict[str, Any]:
         data = answer.get("data")
         if not isinstance(data, dict):
             raise self.service.wrong(request, f"holds no data: {answer!r:.200}")
         return data
 
-    def _state(self, request: str, data: Mapping[str, Any]) -> list[Message]:
+    def _read_messages(self, request: str, data: Mapping[str, Any]) -> list[Message]:
         state = data.get("state")
         found = [state] if isinstance(state, dict) else state
         if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
@@ -167,17 +169,17 @@ class GymEnv:
             raise self.service.wrong(request, f"holds a message without content: {bad!r:.200}")
         return [{"role": "user", **each} for each in found]
 
-    def _number(self, request: str, value: Any) -> float:
+    def _read_number(self, request: str, value: Any) -> float:
         if value is None:
             return 0.0
         if isinstance(value, (bool, int, float)) and math.isfinite(value):
             return float(value)
         raise self.service.wrong(request, f"holds {value!r:.100} where a finite number belongs")
 
-    def _used(self, told: Message, result: str, began: float, error: ToolError) -> None:
+    def _record_use(self, message: Message, result: str, began: float, error: ToolError) -> None:
         if self.on_use is None:
             return
-        name, arguments, call_id = _as_call(told)
+        name, arguments, call_id = _as_call(message)
         place = self.service.url
         self.on_use(ToolUse(name, arguments, result, digest_of(result), began, time.time(), error, place, call_id))
 
@@ -204,9 +206,9 @@ def as_message(action: Any) -> Message:
     return {"role": "assistant", **action, **({} if content is None else {"content": content})}
 
 
-def _as_call(told: Message) -> tuple[str, dict[str, Any], str]:
+def _as_call(message: Message) -> tuple[str, dict[str, Any], str]:
     """(name, arguments, call id) of an action, for the record: of the tool call in it, if it holds one."""
-    plain = json.loads(json.dumps(told, default=str))
+    plain = json.loads(json.dumps(message, default=str))
     calls = plain.get("tool_calls")
     call = calls[0] if isinstance(calls, list) and calls and isinstance(calls[0], dict) else {}
     function = call.get("function") if isinstance(call.get("function"), dict) else {}
@@ -215,7 +217,7 @@ def _as_call(told: Message) -> tuple[str, dict[str, Any], str]:
     return str(function.get("name") or ACTION), {"arguments": function.get("arguments")}, str(call.get("id") or "")
 
 
-def _observation(state: list[Message]) -> Any:
+def _join_contents(state: list[Message]) -> Any:
     contents = [each["content"] for each in state]
     if len(contents) == 1:
         return contents[0]

@@ -56,7 +56,7 @@ class EnvService:
         answer = self.ask("get_env_profile", params={"split": split})
         found = answer.get("data", answer.get("task_ids"))
         if not isinstance(found, list):
-            raise self.wrong("get_env_profile", f"holds no list of tasks: {_shown(answer)}")
+            raise self.wrong("get_env_profile", f"holds no list of tasks: {_shorten_answer(answer)}")
         return [str(each) for each in found]
 
     def ask(
@@ -71,23 +71,23 @@ class EnvService:
     ) -> dict[str, Any]:
         """The answer's whole body. `within`: seconds that are left for all tries, where they may be fewer than usual.
         Raises EnvironmentFailure."""
-        told = {
+        fields = {
             "env_type": self.env_type or "default",
             "task_id": task_id,
             "instance_id": instance_id,
             "messages": messages if messages is not None else {},
             "params": dict(params or {}),
         }
-        body = json.dumps(told, default=str).encode()
+        body = json.dumps(fields, default=str).encode()
         seconds = self.seconds or SECONDS.get(request, OTHERWISE_S)
         over = math.inf if within is None else time.monotonic() + within
-        failure: _NotSent | _Unanswered | None = None
+        failure: _NotSentError | _UnansweredError | None = None
         for number in range(1, TRIES + 1):
             try:
-                return self._once(request, body, max(0.001, min(seconds, over - time.monotonic())))
-            except (_NotSent, _Unanswered) as problem:
+                return self._send_once(request, body, max(0.001, min(seconds, over - time.monotonic())))
+            except (_NotSentError, _UnansweredError) as problem:
                 failure = problem
-                if isinstance(problem, _Unanswered) and request not in REPEATABLE:
+                if isinstance(problem, _UnansweredError) and request not in REPEATABLE:
                     break
             pause = PAUSE_S * number
             if number == TRIES or time.monotonic() + pause >= over:
@@ -98,35 +98,35 @@ class EnvService:
     def health(self, seconds: float) -> str:
         """An empty string, or why the service does not answer at all; whatever it answers will do."""
         try:
-            connection = self._connection(seconds)
-            connection.request("GET", self._path("healthz"), headers=self._headers())
+            connection = self._open_connection(seconds)
+            connection.request("GET", self._request_path("healthz"), headers=self._build_headers())
             connection.getresponse()
-        except (_NotSent, OSError, http.client.HTTPException) as problem:
+        except (_NotSentError, OSError, http.client.HTTPException) as problem:
             return str(problem) or type(problem).__name__
         connection.close()
         return ""
 
-    def _once(self, request: str, body: bytes, seconds: float) -> dict[str, Any]:
+    def _send_once(self, request: str, body: bytes, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
-        connection = self._connection(seconds)
+        connection = self._open_connection(seconds)
         try:
             try:
                 connection.sock.settimeout(max(0.001, deadline - time.monotonic()))
-                connection.request("POST", self._path(request), body, self._headers())
+                connection.request("POST", self._request_path(request), body, self._build_headers())
                 response = connection.getresponse()
-                raw = _read(connection, response, deadline)
+                raw = _read_body(connection, response, deadline)
             except TimeoutError:
-                raise _Unanswered(f"no answer within {seconds:.3g} s") from None
+                raise _UnansweredError(f"no answer within {seconds:.3g} s") from None
             except (OSError, http.client.HTTPException) as problem:
-                said = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-                raise _Unanswered(f"the connection broke before the answer was whole ({said})") from problem
+                why = f"{type(problem).__name__}: {problem}".removesuffix(": ")
+                raise _UnansweredError(f"the connection broke before the answer was whole ({why})") from problem
         finally:
             connection.close()
         if len(raw) > LONGEST:
             raise self.wrong(request, f"is longer than {LONGEST >> 20} MiB; the rest was not read")
-        return self._read(request, response.status, raw)
+        return self._parse_answer(request, response.status, raw)
 
-    def _read(self, request: str, status: int, raw: bytes) -> dict[str, Any]:
+    def _parse_answer(self, request: str, status: int, raw: bytes) -> dict[str, Any]:
         try:
             answer = load_json(raw)
         except TooManyNodesError as problem:
@@ -135,27 +135,27 @@ class EnvService:
             text = raw[:200].decode(errors="replace")
             raise self.wrong(request, f"is no JSON (status {status}): {text!r}") from None
         if status >= 400 or not isinstance(answer, dict) or (answer.get("success") is False and request != "release"):
-            raise self.wrong(request, f"is a refusal (status {status}): {_reason(answer)}")
+            raise self.wrong(request, f"is a refusal (status {status}): {_refusal_reason(answer)}")
         return answer
 
-    def _connection(self, seconds: float) -> http.client.HTTPConnection:
+    def _open_connection(self, seconds: float) -> http.client.HTTPConnection:
         place = parts_of(self.url)
         if place is None or place.hostname is None:
-            raise _NotSent(f"{self.url} is no address such as http://127.0.0.1:8080")
+            raise _NotSentError(f"{self.url} is no address such as http://127.0.0.1:8080")
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
         connection = kind(place.hostname, place.port, timeout=max(0.001, seconds))
         try:
             connection.connect()
         except (OSError, ssl.SSLError) as problem:
-            raise _NotSent(
+            raise _NotSentError(
                 f"nobody is to be reached there: {getattr(problem, 'strerror', None) or problem}"
             ) from problem
         return connection
 
-    def _path(self, request: str) -> str:
+    def _request_path(self, request: str) -> str:
         return f"{urlsplit(self.url).path.rstrip('/')}/{request}"
 
-    def _headers(self) -> dict[str, str]:
+    def _build_headers(self) -> dict[str, str]:
         token = self.token if self.token is not None else key_in(TOKEN)
         headers = {"Content-Type": "application/json", "Connection": "close"}
         return headers | {"Authorization": f"Bearer {token}"} if token else headers
@@ -165,15 +165,15 @@ class EnvService:
         return EnvironmentFailure(f"the environment service at {self.url}, /{request}: the answer {what}")
 
 
-class _NotSent(AjetError):
+class _NotSentError(AjetError):
     """Nobody can have heard the request."""
 
 
-class _Unanswered(AjetError):
+class _UnansweredError(AjetError):
     """Somebody may have heard the request."""
 
 
-def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
+def _read_body(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
     """The body, or a part that is longer than allowed."""
     parts: list[bytes] = []
     length = 0
@@ -193,16 +193,16 @@ def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResp
     return b"".join(parts)
 
 
-def _reason(answer: Any) -> str:
+def _refusal_reason(answer: Any) -> str:
     """The refusal's words; the last line of a traceback, which is where its cause stands."""
     if isinstance(answer, dict):
         for name in ("detail", "error", "message", "data"):
-            if said := answer.get(name):
-                text = said.get("message", said) if isinstance(said, dict) else said
+            if value := answer.get(name):
+                text = value.get("message", value) if isinstance(value, dict) else value
                 lines = str(text).strip().splitlines()
                 return (lines[-1] if lines and lines[0].startswith("Traceback") else " ".join(lines))[:1000]
-    return _shown(answer)
+    return _shorten_answer(answer)
 
 
-def _shown(answer: Any) -> str:
+def _shorten_answer(answer: Any) -> str:
     return f"{answer!r:.200}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ajet.config.view import View
-from ajet.environment.pinned import Pinned
+from ajet.environment.pinned import PinnedTools
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.record.tool_uses import decode_uses, encode_uses
@@ -186,7 +186,7 @@ def _parse_request(kind: str, body: Any) -> Any:
     if kind == "replayed_tools":
         return None
     if kind == "pin":
-        Pinned.of(body)
+        PinnedTools.of(body)
         return body
     raise ValueError("no such message")
 

@@ -32,7 +32,7 @@ from ajet.rollout.isolation.worker_channel import NO_ATTEMPT, OutputStream, Work
 from ajet.rollout.runtime import rare_collections
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput
-from ajet.workflow.ambient import Ambient
+from ajet.workflow.ambient import RunEnvironment
 from ajet.workflow.function import KEY, as_workflow
 
 
@@ -71,7 +71,7 @@ class SharedPlayer:
         self.config: Any = None
         self._workflow_class: type[Any] | None = None
         """None until it could be imported."""
-        self._ambient = Ambient(setup.ambient)
+        self._ambient = RunEnvironment(setup.ambient)
 
     def take(self, order: Message) -> None:
         """Begin an attempt, or cancel one."""
@@ -88,7 +88,7 @@ class SharedPlayer:
     def close_resources(self) -> Sequence[threading.Thread]:
         """Start to close what attempts opened. Return the threads that do it."""
         held = [attempt.resources for attempt, _ in tuple(self._attempts.values()) if attempt.resources.holds]
-        return [resources.close_beside() for resources in held]
+        return [resources.close_in_thread() for resources in held]
 
     def note_task_end(self, attempt: SharedAttempt) -> None:
         """Report the end of an attempt whose task is over, if its future was cancelled before."""

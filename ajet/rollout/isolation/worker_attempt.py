@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from ajet.environment.pinned import Told
-from ajet.environment.replay import ReplayMiss
+from ajet.environment.pinned import ToolList
+from ajet.environment.replay import ReplayMissError
 from ajet.record.tool_uses import bound_arguments, bound_tool_use
 from ajet.rollout.attempt import AttemptBase
 from ajet.rollout.failure import EpisodeError, make_error
@@ -64,7 +64,7 @@ class RemoteEndpoints:
             if self._channel.is_open(self._attempt):
                 raise
 
-    def pinned(self, found: Told) -> list[dict[str, Any]]:
+    def pinned(self, found: ToolList) -> list[dict[str, Any]]:
         """Return the tools as they are pinned for the run."""
         pinned: list[dict[str, Any]] = self.ask("pin", [dict(each) for each in found])
         return pinned
@@ -81,7 +81,7 @@ class RemoteReplay:
         self._endpoints = endpoints
 
     def __call__(self, name: str, arguments: Mapping[str, Any]) -> ToolUse | None:
-        """Return the recorded use of the tool, or None to call the tool. Raises ReplayMiss."""
+        """Return the recorded use of the tool, or None to call the tool. Raises ReplayMissError."""
         found: ToolUse | None = self._ask_replay("replay", (name, bound_arguments(arguments)))
         return found
 
@@ -94,8 +94,8 @@ class RemoteReplay:
         try:
             return self._endpoints.ask(kind, value)
         except EpisodeError as problem:
-            if problem.failure.kind == ReplayMiss.__name__:
-                raise ReplayMiss(problem.failure.message) from problem
+            if problem.failure.kind == ReplayMissError.__name__:
+                raise ReplayMissError(problem.failure.message) from problem
             raise
 
 

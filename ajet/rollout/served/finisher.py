@@ -22,7 +22,7 @@ from ajet.rollout.served.groups import ask_store
 from ajet.rollout.served.ranker import WAITING_REASON
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
-from ajet.store import CANNOT_NOW, Kept, Lease, LeaseLost
+from ajet.store import TRANSIENT_ERRORS, Kept, Lease, LeaseLostError
 
 if TYPE_CHECKING:
     from ajet.gateway import Gateway
@@ -35,8 +35,8 @@ class EpisodeStore(Protocol):
         """Store an episode. It is on the disk when this returns. Thread-safe.
 
         Raises:
-            LeaseLost: The lease belongs to another server.
-            Exception: One of CANNOT_NOW; then the same call may succeed later.
+            LeaseLostError: The lease belongs to another server.
+            Exception: One of TRANSIENT_ERRORS; then the same call may succeed later.
         """
 
 
@@ -81,7 +81,7 @@ class EpisodeFinisher:
         record = Kept(served.built, alone=served.group is None, ended_by=served.ended_by)
         try:
             await ask_store(self._store.put, served.lease, record)
-        except LeaseLost as lost:
+        except LeaseLostError as lost:
             if served.unrecorded_since is None:
                 served.unrecorded_since = time.monotonic()
                 logger.warning("the end of episode {} counts nowhere: {}", served.built.uuid, lost)
@@ -90,7 +90,7 @@ class EpisodeFinisher:
                 status=409,
                 code="place_lost",
             ) from lost
-        except CANNOT_NOW as error:
+        except TRANSIENT_ERRORS as error:
             if served.unrecorded_since is None:
                 served.unrecorded_since = time.monotonic()
                 logger.warning("the end of episode {} is not recorded yet: {}", served.built.uuid, error)

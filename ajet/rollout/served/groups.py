@@ -24,7 +24,7 @@ from loguru import logger
 from ajet.gateway import Refused
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
-from ajet.store import CANNOT_NOW, Lease, LeaseLost, Store
+from ajet.store import TRANSIENT_ERRORS, Lease, LeaseLostError, Store
 from ajet.store.outage import limited_patience
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def ask_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: P
     """Call the store's method in a thread. Raises Refused while the store is out of reach."""
     try:
         return await ask_store(method, *args, **kwargs)
-    except CANNOT_NOW as error:
+    except TRANSIENT_ERRORS as error:
         logger.warning("the store cannot be asked: {}", error)
         raise Refused(
             "The server's store cannot be asked now; ask again later.", status=503, code="store_down", retry_after=1
@@ -229,12 +229,12 @@ class OpenGroups:
         """Return the task of a group without attempts to the store. The group stays while the store is out of reach."""
         try:
             await ask_store(self._store.give_back, [group.lease])
-        except CANNOT_NOW as error:
+        except TRANSIENT_ERRORS as error:
             if not self._is_store_away:
                 logger.warning("position {} is not given back yet: {}", group.lease.order, error)
             self._is_store_away = True
             return
-        except LeaseLost as lost:
+        except LeaseLostError as lost:
             logger.warning("nothing is given back: {}", lost)
         self._is_store_away = False
         self._open.remove(group)
@@ -249,7 +249,10 @@ class OpenGroups:
             self._removing.add(group)
             try:
                 await ask_store(self._store.close, group.lease)
-            except (LeaseLost, *CANNOT_NOW) as error:  # the trainer gets the group in any case, and finds the same
+            except (
+                LeaseLostError,
+                *TRANSIENT_ERRORS,
+            ) as error:  # the trainer gets the group in any case, and finds the same
                 logger.warning(
                     "a restarted server would wait for further attempts at position {}: {}", group.lease.order, error
                 )

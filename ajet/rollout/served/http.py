@@ -28,7 +28,7 @@ from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, m
 from ajet.schema.episode import Failure
 from ajet.schema.task import Task, WorkflowOutput, non_finite
 from ajet.schema.tool_use import ToolUse, digest_of
-from ajet.task_reader.rows import BadRow, Columns, task_of, with_ids
+from ajet.task_reader.rows import BadRowError, ColumnNames, assign_ids, task_of
 
 MAX_BODY_BYTES = 16 << 20
 T = TypeVar("T")
@@ -167,8 +167,8 @@ def _parse_task(value: str | dict[str, Any] | None) -> Task | None:
     if value is None:
         return None
     try:
-        (task,), _ = with_ids([task_of({"main_query": value} if isinstance(value, str) else value, Columns())])
-    except BadRow as error:
+        (task,), _ = assign_ids([task_of({"main_query": value} if isinstance(value, str) else value, ColumnNames())])
+    except BadRowError as error:
         raise Refused(f"task: {error}", param="task", code="invalid_value") from None
     if not task.main_query.strip() and not task.init_messages:  # a client's own task; a data set's may have neither
         raise Refused("task: no question, and no messages", param="task", code="invalid_value")

@@ -38,7 +38,7 @@ from ajet.rollout.served.results import EndedEpisodes, ResultQueue
 from ajet.schema.episode import Episode, Failure, Split
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.schema.tool_use import ToolUse
-from ajet.store import CANNOT_NOW, Store
+from ajet.store import TRANSIENT_ERRORS, Store
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -320,7 +320,7 @@ class EpisodeRegistry:
         if group.may_repeat(episode.repeat, self._settings.rollout.max_retries):
             try:
                 lease = await ask_store(self._store.bring)
-            except CANNOT_NOW as error:
+            except TRANSIENT_ERRORS as error:
                 logger.warning("the attempt {} counts, though it was lost: {}", episode.uuid, error)
                 return
             group.free_place(episode.repeat)

@@ -15,25 +15,25 @@ from ajet.config.functions import is_function
 from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
-from ajet.task_judge.judgement import called, verdict_of
-from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, OF_VERL, REFERENCE, ScorerCall
+from ajet.task_judge.judgement import call_user_function, read_verdict
+from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, REFERENCE, VERL_PARAMETERS, ScorerCall
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 NO_ANSWER = "no answer found in the reply"
-AGENTRLS = "scorer_agent_config"
+AGENTRL_PARAMETER = "scorer_agent_config"
 """The parameter by which a function is one of AgentRL's: it gets that section of its file as a dict, and for the truth
 a dict of `query` and `answer`."""
 
-_A_SCORERS = frozenset({ANSWER, REFERENCE, "solution_str"})
+_SCORER_PARAMETERS = frozenset({ANSWER, REFERENCE, "solution_str"})
 
 
-def is_scorers(found: Any) -> bool:
+def is_scorer_function(found: Any) -> bool:
     """Whether it is a function whose parameters only a scorer has: one of an answer or a truth, by their names."""
     if not is_function(found):
         return False
-    return not _A_SCORERS.isdisjoint(_parameters_of(found))
+    return not _SCORER_PARAMETERS.isdisjoint(_parameters_of(found))
 
 
 class BoundScorer:
@@ -45,12 +45,12 @@ class BoundScorer:
         """`found`: the function, or a class that is made with the composed config and `arguments`, or by its
         `of_experiment` if it has one, and then called, as a judge is if it is one; `what`: the key that names it.
         Raises ConfigError."""
-        from ajet.task_judge.trl_reward import from_trl, is_trl_reward
+        from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward
 
         self.name = name
         self._what, self._gamma, self._agentrls = what, experiment.ajet.rollout.gamma, False
         if isinstance(found, type):
-            made = self._made(found, experiment, arguments)
+            made = self._create_instance(found, experiment, arguments)
             judges = getattr(made, "compute_reward", None)
             self._function: Callable[..., Any] = judges if callable(judges) else made
             self._arguments: Mapping[str, Any] = {}
@@ -58,17 +58,17 @@ class BoundScorer:
                 self._wanted = [("", "workflow_task", True), ("", "workflow_output", True)]
                 return
         elif is_trl_reward(found):
-            self._function, self._arguments = from_trl(partial(found, **arguments), name, what=what), {}
+            self._function, self._arguments = adapt_trl_reward(partial(found, **arguments), name, what=what), {}
             self._wanted = [("", "task", True), ("", "output", True)]
             return
         else:
             self._function, self._arguments = found, dict(arguments)
         if not callable(self._function):
-            raise self._wrong(f"is a {type(found).__name__}")
-        self._agentrls = AGENTRLS in _parameters_of(self._function)
+            raise self._signature_error(f"is a {type(found).__name__}")
+        self._agentrls = AGENTRL_PARAMETER in _parameters_of(self._function)
         if self._agentrls:
-            self._arguments = {AGENTRLS: _scorer_agent(experiment), **self._arguments}
-        self._wanted = self._bound()
+            self._arguments = {AGENTRL_PARAMETER: _scorer_agent(experiment), **self._arguments}
+        self._wanted = self._bind_parameters()
 
     async def score(self, call: ScorerCall) -> Verdict:
         """Raises JudgeFailure, or the BoundaryError that it raised."""
@@ -89,14 +89,14 @@ class BoundScorer:
             else:
                 by_position.append(value)
         try:
-            judgement = await called(partial(self._function, *by_position, **by_name))
+            judgement = await call_user_function(partial(self._function, *by_position, **by_name))
         except (BoundaryError, UserError):
             raise
         except Exception as problem:
             advice = advise_on(problem, call.task, call.workflow_output)
-            said = f"the scorer {self.name} raised {type(problem).__name__}: {problem}"
-            raise JudgeFailure(f"{said} ({advice})" if advice else said) from problem
-        return verdict_of(judgement, f"the score of {self.name}", gamma=self._gamma)
+            message = f"the scorer {self.name} raised {type(problem).__name__}: {problem}"
+            raise JudgeFailure(f"{message} ({advice})" if advice else message) from problem
+        return read_verdict(judgement, f"the score of {self.name}", gamma=self._gamma)
 
     def let_go(self) -> None:
         """See `Judge.let_go`."""
@@ -104,7 +104,7 @@ class BoundScorer:
         if let_go is not None:
             let_go()
 
-    def _made(self, kind: type[Any], experiment: Experiment, arguments: Mapping[str, Any]) -> Any:
+    def _create_instance(self, kind: type[Any], experiment: Experiment, arguments: Mapping[str, Any]) -> Any:
         of_experiment = getattr(kind, "of_experiment", None)
         try:
             if of_experiment is not None:
@@ -119,7 +119,7 @@ class BoundScorer:
                 expected="a class that can be called with the config, and with what stands in `arguments`",
             ) from problem
 
-    def _bound(self) -> list[tuple[str, str, bool]]:
+    def _bind_parameters(self) -> list[tuple[str, str, bool]]:
         """(parameter, or "" for the next by position; what it gets; whether it has no default)."""
         try:
             parameters = [*inspect.signature(self._function).parameters.values()]
@@ -130,22 +130,24 @@ class BoundScorer:
         unknown = [each for each in self._arguments if each not in {given.name for given in plain} and not takes_all]
         if unknown:
             takes = ", ".join(each.name for each in plain if each.name not in ARGUMENTS) or "none"
-            raise self._wrong(f"has no argument {', '.join(unknown)}; it takes {takes}")
+            raise self._signature_error(f"has no argument {', '.join(unknown)}; it takes {takes}")
         open_ones = [each for each in plain if each.name not in self._arguments]
         required = [each for each in open_ones if each.default is each.empty]
         strange = [each for each in required if each.name not in ARGUMENTS]
         if strange and len(required) == 2 == len(strange):  # (model_answer, ground_truth) under names of their own
-            return [(_key(required[0]), ANSWER, True), (_key(required[1]), REFERENCE, True)]
+            return [(_keyword_name(required[0]), ANSWER, True), (_keyword_name(required[1]), REFERENCE, True)]
         if strange:
             names = [each.name for each in strange]
-            like_verls = {each.name for each in plain} & {*OF_VERL}
-            do = f"name the parameters as verl passes them: ({', '.join(OF_VERL)})" if like_verls else ""
-            raise self._wrong(f"asks for {', '.join(names)}, which nothing is known by", do)
+            like_verls = {each.name for each in plain} & {*VERL_PARAMETERS}
+            do = f"name the parameters as verl passes them: ({', '.join(VERL_PARAMETERS)})" if like_verls else ""
+            raise self._signature_error(f"asks for {', '.join(names)}, which nothing is known by", do)
         if not plain:
-            return [(name, name, name == REFERENCE) for name in OF_VERL] if takes_all else []
-        return [(_key(each), each.name, each.default is each.empty) for each in open_ones if each.name in ARGUMENTS]
+            return [(name, name, name == REFERENCE) for name in VERL_PARAMETERS] if takes_all else []
+        return [
+            (_keyword_name(each), each.name, each.default is each.empty) for each in open_ones if each.name in ARGUMENTS
+        ]
 
-    def _wrong(self, what: str, do: str = "") -> ConfigError:
+    def _signature_error(self, what: str, do: str = "") -> ConfigError:
         code = getattr(inspect.unwrap(self._function), "__code__", None)
         return ConfigError(
             f"The scorer {self.name} {what}.",
@@ -171,5 +173,5 @@ def _scorer_agent(experiment: Experiment) -> dict[str, Any]:
     return plain_section(named, experiment.base, "scorer_agent")[1] if named else {}
 
 
-def _key(parameter: inspect.Parameter) -> str:
+def _keyword_name(parameter: inspect.Parameter) -> str:
     return "" if parameter.kind is parameter.POSITIONAL_ONLY else parameter.name

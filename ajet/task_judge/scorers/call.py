@@ -12,7 +12,7 @@ from typing import Any
 
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.extraction import FORMS, extract_answer, form_named, text_of, visible
+from ajet.task_judge.extraction import FORMS, answer_text, extract_answer, find_form_name, strip_thoughts
 
 ANSWER, REFERENCE = "model_answer", "ground_truth"
 
@@ -46,27 +46,27 @@ class ScorerCall:
                 "the workflow's output has no metadata['final_answer'], which scorers read; return the answer as a "
                 "text, or WorkflowOutput(metadata={'final_answer': …})"
             )
-        return text_of(self.workflow_output.metadata["final_answer"])
+        return answer_text(self.workflow_output.metadata["final_answer"])
 
     @property
     def form(self) -> str:
         """The form in which the answer still has to be read; "" for none, or where its workflow has read it already."""
         if "answer_schema" in self.workflow_output.metadata:
             return ""
-        return form_named(self.metadata, self.answer_schema)
+        return find_form_name(self.metadata, self.answer_schema)
 
     @property
     def reply(self) -> str | None:
         """The whole of it without thinking, or what stands in the form; None where nothing stands there."""
         form = self.form
-        return FORMS[form].read(self.text) if form else visible(self.text)
+        return FORMS[form].read(self.text) if form else strip_thoughts(self.text)
 
     @property
     def model_answer(self) -> str | None:
         """What stands in the form; without one, in the last box, else the last <answer> tags, else after ####, else all
         of it. None: there is no answer."""
         form = self.form
-        found = FORMS[form].read(self.text) if form else extract_answer(self.text) or visible(self.text)
+        found = FORMS[form].read(self.text) if form else extract_answer(self.text) or strip_thoughts(self.text)
         return (found or "").strip() or None
 
     @property
@@ -96,5 +96,5 @@ ARGUMENTS: Mapping[str, Callable[[ScorerCall], Any]] = {
     "config": lambda call: call.config,
 }
 """What a parameter of a scorer gets, by its name."""
-OF_VERL = ("data_source", "solution_str", REFERENCE, "extra_info")
+VERL_PARAMETERS = ("data_source", "solution_str", REFERENCE, "extra_info")
 """What verl's reward functions are called with."""

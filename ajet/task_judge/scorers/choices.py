@@ -17,8 +17,8 @@ from typing import Any
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
-from ajet.task_judge.extraction import text_of
-from ajet.task_judge.scorers.text import contains, plain
+from ajet.task_judge.extraction import answer_text
+from ajet.task_judge.scorers.text import contains, fold_text
 
 LETTERS = "ABCDEFGHIJ"
 """Labels of rows that do not list their choices."""
@@ -74,7 +74,7 @@ _BETWEEN = re.compile(
     r"[Aa]nswer|und|oder|y|o|u|et|ou|e|и|или|as well as)\b)\s*)*"
 )
 """In small letters, since E, O, U and Y may be labels."""
-_ASKED = re.compile(r"[)\].]?\s*\?")
+_QUESTION_MARK = re.compile(r"[)\].]?\s*\?")
 _REASON = re.compile(r"\s+(?:because|since|as|for|due|weil|porque|parce|car|denn)\b", _I)
 
 
@@ -82,28 +82,28 @@ def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, An
     """1 for the right choice. The truth is a letter, the text of a choice, or its number from 0; the choices stand in
     the row's `choices` or `options`: a list, a mapping of letters to texts, or {"label": […], "text": […]}. Raises
     JudgeFailure where the truth is none of them."""
-    choices = _choices(metadata)
-    wanted = _wanted(ground_truth, choices)
-    given = named_choice(model_answer, choices)
+    choices = _read_choices(metadata)
+    wanted = _correct_label(ground_truth, choices)
+    given = find_named_choice(model_answer, choices)
     if given is None:
         return Verdict(0.0, False, "the answer names no choice, or several")
     return Verdict(float(given == wanted), given == wanted, f"{given}, and {wanted} is right")
 
 
-def named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
+def find_named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
     """Return the label that an answer names, or None for none or several."""
     text = _MARKS.sub(lambda found: found[1] or "", answer[-LONGEST:].translate(_WIDE)).strip().lstrip("_")
     labels = tuple(choices) or tuple(LETTERS)
     read = _make_reader(labels)
     if (alone := read.alone.fullmatch(text)) is not None:
         return read.label(alone[1])
-    if (label := _by_text(text, choices)) is not None:
+    if (label := _find_by_text(text, choices)) is not None:
         return label
     for found in (read.find_announced(text), read.find_mentioned(text)):
-        named = {each.label if _agrees(each, text, choices) else None for each in found}
+        named = {each.label if _agrees_with_text(each, text, choices) else None for each in found}
         if named:
             return next(iter(named)) if len(named) == 1 else None
-    return _mentioned_text(text, choices)
+    return _find_mentioned_text(text, choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,24 +156,24 @@ class LabelReader:
     def find_announced(self, text: str) -> list[NamedLabel]:
         """Return the labels of "the answer is …", "I choose …", "… is correct"; after a correction the later ones."""
         marks = OptionMarks(
-            NamedLabel(self._name(each), each.start(), each.end()) for each in self._marked.finditer(text)
+            NamedLabel(self._matched_label(each), each.start(), each.end()) for each in self._marked.finditer(text)
             if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
         )  # fmt: skip
         found = [
             named for each in _ANNOUNCED.finditer(text) if not _NEGATED_GAP.search(each["gap"] or "")
             if not _denied_before(text, each.start()) for named in self._read_at(text, each.end(), marks)
         ]  # fmt: skip
-        found += [NamedLabel(self._name(each), each.start(), each.end()) for each in self._right.finditer(text)
+        found += [NamedLabel(self._matched_label(each), each.start(), each.end()) for each in self._right.finditer(text)
                   if not _denied_before(text, each.start())]  # fmt: skip
         return _drop_corrected(text, sorted(found, key=lambda each: each.start))
 
     def find_mentioned(self, text: str) -> list[NamedLabel]:
         """Return all labels that cannot be a word of the sentence, and are not denied."""
         found = [
-            NamedLabel(self._name(each), each.start(), each.end())
+            NamedLabel(self._matched_label(each), each.start(), each.end())
             for each in self._label.finditer(text)
             if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
-            and not _ASKED.match(text, each.end()) and not (each[3] and self._is_word(text, each.end()))
+            and not _QUESTION_MARK.match(text, each.end()) and not (each[3] and self._is_word(text, each.end()))
         ]  # fmt: skip
         return _drop_corrected(text, found)
 
@@ -186,13 +186,13 @@ class LabelReader:
                 return []
             place = but.end()
         found = self._final.match(text, place)
-        if found is None or _ASKED.match(text, found.end()) or _WRONG.match(text, found.end()):
+        if found is None or _QUESTION_MARK.match(text, found.end()) or _WRONG.match(text, found.end()):
             return []
-        label: str | None = self._name(found)
+        label: str | None = self._matched_label(found)
         begins = not text[text.rfind("\n", 0, found.start()) + 1 : found.start()].strip(" (")
         stop = text.find("\n\n" if begins else "\n", found.end())  # a list below "Answer:"
         is_listed = self._is_listed(text, found.end(), label)
-        if is_listed or marks.has_other(self._name(found), found.end(), stop if stop >= 0 else len(text)):
+        if is_listed or marks.has_other(self._matched_label(found), found.end(), stop if stop >= 0 else len(text)):
             label = None
         return [NamedLabel(label, found.start(), found.end())]
 
@@ -200,7 +200,7 @@ class LabelReader:
         """True if another label is named directly behind one."""
         between = _BETWEEN.match(text, place)
         other = self._label.match(text, between.end() if between else place)
-        if between is None or other is None or self._name(other) == label:
+        if between is None or other is None or self._matched_label(other) == label:
             return False
         return re.search(r"[^\W\d_]|[,;/&+|]", between[0]) is not None or not (
             self._further.match(text, other.end()) or _WRONG.match(text, other.end())
@@ -211,7 +211,7 @@ class LabelReader:
         follows = self._further.match(text, place) is not None and not _REASON.match(text, place)
         return follows and not self._is_listed(text, place)
 
-    def _name(self, found: re.Match[str]) -> str:
+    def _matched_label(self, found: re.Match[str]) -> str:
         return self.label(next(text for text in found.groups() if text))
 
     def label(self, text: str) -> str:
@@ -226,68 +226,68 @@ def _make_reader(labels: tuple[str, ...]) -> LabelReader:
 
 def _drop_corrected(text: str, found: list[NamedLabel]) -> list[NamedLabel]:
     """Return the labels after the last correction."""
-    kept: list[NamedLabel] = []
+    remaining: list[NamedLabel] = []
     for each in found:
-        if kept and _CORRECTION.search(text, kept[-1].stop, each.start):
-            kept.clear()
-        kept.append(each)
-    return kept
+        if remaining and _CORRECTION.search(text, remaining[-1].stop, each.start):
+            remaining.clear()
+        remaining.append(each)
+    return remaining
 
 
 def _denied_before(text: str, place: int) -> bool:
     return _DENIED.search(text, max(0, place - 40), place) is not None
 
 
-def _agrees(named: NamedLabel, text: str, choices: Mapping[str, str]) -> bool:
+def _agrees_with_text(named: NamedLabel, text: str, choices: Mapping[str, str]) -> bool:
     """False if the text of another choice follows a label, or stands before one in brackets."""
     if named.label is None:
         return False
-    said = plain(text[named.stop : named.stop + 400].lstrip(" \t\n):.-–—,"))
-    before = plain(text[max(named.start - 400, 0) : named.start]) if text[named.start] in "([" else ""
-    texts = {label: plain(choice).rstrip(".") for label, choice in choices.items()}
-    beside = [(len(choice), label) for label, choice in texts.items()
-              if choice and (_begins(said, choice) or _begins(before[::-1], choice[::-1]))]  # fmt: skip
-    return not beside or texts[named.label] == texts[max(beside)[1]]
+    after = fold_text(text[named.stop : named.stop + 400].lstrip(" \t\n):.-–—,"))
+    before = fold_text(text[max(named.start - 400, 0) : named.start]) if text[named.start] in "([" else ""
+    texts = {label: fold_text(choice).rstrip(".") for label, choice in choices.items()}
+    adjacent = [(len(choice), label) for label, choice in texts.items()
+              if choice and (_has_prefix(after, choice) or _has_prefix(before[::-1], choice[::-1]))]  # fmt: skip
+    return not adjacent or texts[named.label] == texts[max(adjacent)[1]]
 
 
-def _begins(said: str, text: str) -> bool:
-    return said.startswith(text) and not said[len(text) : len(text) + 1].isalnum()
+def _has_prefix(words: str, text: str) -> bool:
+    return words.startswith(text) and not words[len(text) : len(text) + 1].isalnum()
 
 
-def _mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
+def _find_mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
     """The only choice whose text stands in the answer, and is not denied there."""
-    said = plain(_DENIED_PART.sub(" ", text))
-    found = {label: plain(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
-    found = {label: choice for label, choice in found.items() if choice and contains(said, choice)[1]}
+    affirmed = fold_text(_DENIED_PART.sub(" ", text))
+    found = {label: fold_text(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
+    found = {label: choice for label, choice in found.items() if choice and contains(affirmed, choice)[1]}
     longest = [label for label, choice in found.items()
                if not any(choice != other and contains(other, choice)[1] for other in found.values())]  # fmt: skip
     return longest[0] if len(longest) == 1 else None
 
 
-def _by_text(text: str, choices: Mapping[str, str]) -> str | None:
-    said = plain(text).rstrip(".!")
-    labels = [label for label, choice in choices.items() if said and plain(choice).rstrip(".!") == said]
+def _find_by_text(text: str, choices: Mapping[str, str]) -> str | None:
+    folded = fold_text(text).rstrip(".!")
+    labels = [label for label, choice in choices.items() if folded and fold_text(choice).rstrip(".!") == folded]
     return labels[0] if len(labels) == 1 else None
 
 
-def _choices(metadata: Mapping[str, Any]) -> dict[str, str]:
+def _read_choices(metadata: Mapping[str, Any]) -> dict[str, str]:
     found = metadata.get("choices", metadata.get("options"))
     if isinstance(found, Mapping) and isinstance(found.get("text"), list):
         labels = found.get("label") or string.ascii_uppercase
-        return {str(label).upper(): text_of(text) for label, text in zip(labels, found["text"], strict=False)}
+        return {str(label).upper(): answer_text(text) for label, text in zip(labels, found["text"], strict=False)}
     if isinstance(found, Mapping):
-        return {str(label).upper(): text_of(text) for label, text in found.items()}
+        return {str(label).upper(): answer_text(text) for label, text in found.items()}
     if isinstance(found, (list, tuple)):
-        return {letter: text_of(text) for letter, text in zip(string.ascii_uppercase, found, strict=False)}
+        return {letter: answer_text(text) for letter, text in zip(string.ascii_uppercase, found, strict=False)}
     return {}
 
 
-def _wanted(truth: Any, choices: Mapping[str, str]) -> str:
+def _correct_label(truth: Any, choices: Mapping[str, str]) -> str:
     labels = [*choices] or [*LETTERS]
     if isinstance(truth, int) and not isinstance(truth, bool) and 0 <= truth < len(labels):
         return labels[truth]
-    text = text_of(truth).strip()
-    found = _by_text(text, choices) or (text.strip("().: ").upper() if len(text.strip("().: ")) == 1 else None)
+    text = answer_text(truth).strip()
+    found = _find_by_text(text, choices) or (text.strip("().: ").upper() if len(text.strip("().: ")) == 1 else None)
     if found is not None and found in labels:
         return found
     raise JudgeFailure(f"the row's answer {text[:80]!r} is none of its choices {', '.join(labels)}")

@@ -11,7 +11,7 @@ import re
 import string
 from typing import Any
 
-from ajet.task_judge.extraction import tagged_answer, text_of
+from ajet.task_judge.extraction import answer_text, tagged_answer
 
 _SIGNS = str.maketrans("", "", "$%,")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -24,19 +24,19 @@ def question_scorer(model_answer: str | None, ground_truth: str | None) -> bool:
     and case (a text that is no list without punctuation, too)."""
     if model_answer is None or ground_truth is None or not ground_truth.strip():
         return False
-    if _number(ground_truth) is not None:
+    if _parse_float(ground_truth) is not None:
         return _same_number(model_answer, ground_truth)
     if _SPLIT.search(ground_truth):
         given, wanted = _SPLIT.split(model_answer), _SPLIT.split(ground_truth)
         return len(given) == len(wanted) and all(_same_piece(*pair) for pair in zip(given, wanted, strict=True))
-    return without_punctuation(model_answer) == without_punctuation(ground_truth)
+    return fold_punctuation(model_answer) == fold_punctuation(ground_truth)
 
 
 def gaia(solution_str: str, reply: str, ground_truth: Any) -> tuple[float, bool]:
     """The scorer: what stands in the first <answer> tags outside of thinking, or without any, where the answer
     stands."""
     answer = tagged_answer(solution_str, first=True)
-    right = question_scorer(reply if answer is None else answer, text_of(ground_truth))
+    right = question_scorer(reply if answer is None else answer, answer_text(ground_truth))
     return float(right), right
 
 
@@ -45,29 +45,31 @@ def gaia_reward_func(
 ) -> float:
     """AWorld's reward function for verl: 1 where the first <answer> is right, 0 where it is not or there is none."""
     found = _TAGGED.search(solution_str or "")
-    return float(found is not None and question_scorer(found[1].strip(), text_of(ground_truth)))
+    return float(found is not None and question_scorer(found[1].strip(), answer_text(ground_truth)))
 
 
 def _same_piece(given: str, wanted: str) -> bool:
-    return _same_number(given, wanted) if _number(wanted) is not None else plain(given) == plain(wanted)
+    return (
+        _same_number(given, wanted) if _parse_float(wanted) is not None else fold_spaces(given) == fold_spaces(wanted)
+    )
 
 
 def _same_number(given: str, wanted: str) -> bool:
-    return _number(given.translate(_SIGNS)) == _number(wanted)
+    return _parse_float(given.translate(_SIGNS)) == _parse_float(wanted)
 
 
-def _number(text: str) -> float | None:
+def _parse_float(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def without_punctuation(text: str) -> str:
+def fold_punctuation(text: str) -> str:
     """`plain`, and without ASCII punctuation."""
-    return plain(text).translate(_PUNCTUATION)
+    return fold_spaces(text).translate(_PUNCTUATION)
 
 
-def plain(text: str) -> str:
+def fold_spaces(text: str) -> str:
     """Without white space, in lower case."""
     return re.sub(r"\s", "", text).lower()

@@ -22,7 +22,7 @@ class JsonSchemaScorer:
     """1 where the reply, or its only fenced block, is JSON that `schema` admits, or without one the row's own."""
 
     def __init__(self, config: Any, schema: Any = None) -> None:
-        self._schema = _read(schema)
+        self._schema = _parse_schema(schema)
         problem = None if self._schema is None else problem_of_schema(self._schema)
         if schema is not None and (self._schema is None or problem is not None):
             raise ConfigError(f"The scorer json_schema: {problem or 'the schema is no mapping'}.",
@@ -32,10 +32,10 @@ class JsonSchemaScorer:
         """No score without a schema. Raises JudgeFailure for a row's that is none."""
         schema = self._schema
         if schema is None:
-            told = next((metadata[name] for name in IN_ROW if metadata.get(name) is not None), None)
-            if told is None:
+            row_schema = next((metadata[name] for name in IN_ROW if metadata.get(name) is not None), None)
+            if row_schema is None:
                 return Verdict(None, None, "no score: neither the scorer nor the row has a schema")
-            schema = _read(told)
+            schema = _parse_schema(row_schema)
             problem = "it is no mapping" if schema is None else problem_of_schema(schema)
             if schema is None or problem is not None:
                 raise JudgeFailure(f"the row's schema is none: {problem}")
@@ -44,11 +44,11 @@ class JsonSchemaScorer:
         return Verdict(float(why is None), why is None, why or "as the schema says")
 
 
-def _read(told: Any) -> Mapping[str, Any] | None:
+def _parse_schema(schema: Any) -> Mapping[str, Any] | None:
     """A schema that is a mapping, or JSON text of one."""
-    if isinstance(told, str):
+    if isinstance(schema, str):
         try:
-            told = json.loads(told)
+            schema = json.loads(schema)
         except (ValueError, RecursionError):
             return None
-    return dict(told) if isinstance(told, Mapping) else None
+    return dict(schema) if isinstance(schema, Mapping) else None

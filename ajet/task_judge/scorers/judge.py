@@ -23,10 +23,10 @@ from ajet.record.attempts import tags_of
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.judgement import checked
+from ajet.task_judge.judgement import check_verdict
 from ajet.task_judge.scorers.bound import BoundScorer
 from ajet.task_judge.scorers.call import ScorerCall
-from ajet.task_judge.scorers.names import found_scorer, is_scorer, names
+from ajet.task_judge.scorers.names import find_scorer, is_scorer, list_scorers
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -37,7 +37,7 @@ Wanted = tuple[str, float, Mapping[str, Any]]
 
 
 class ScorerJudge:
-    """Asks scorers; made by `opened_scorers`."""
+    """Asks scorers; made by `open_scorers`."""
 
     def __init__(self, experiment: Experiment, readers_own: str = "", *, named_by: str = f"{KEY}.scorer") -> None:
         """Open what the settings name.
@@ -57,21 +57,21 @@ class ScorerJudge:
         self._unknown: set[str] = set()
         self._lock = threading.Lock()
         self._stages = [
-            (stage, self._panel([(stage.scorer, 1.0, stage.arguments)], f"{KEY}.stages[{index}].scorer"))
+            (stage, self._make_panel([(stage.scorer, 1.0, stage.arguments)], f"{KEY}.stages[{index}].scorer"))
             for index, stage in enumerate(judge.stages)
         ]
         listed: list[Wanted] = [(each.name, each.weight, each.arguments) for each in judge.scorers]
         key = f"{KEY}.scorers"
         if judge.scorer:
             listed, key = [(judge.scorer, 1.0, {})], named_by
-        self._usual = self._panel(listed, key) if listed else None
+        self._usual = self._make_panel(listed, key) if listed else None
         usual = self._usual.name if self._usual else readers_own
         later = [f"{panel.name} from step {stage.from_step}" for stage, panel in self._stages]
         self.said = "scorer " + "; ".join([each for each in [usual] if each] + later)
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
         """Raises JudgeFailure, or the BoundaryError that a scorer raised."""
-        panel = self._chosen(workflow_task)
+        panel = self._choose_panel(workflow_task)
         if panel is None:
             return Verdict(None, workflow_output.is_success, "no score: no scorer is named for this task")
         call = ScorerCall(workflow_task, workflow_output, self._experiment.config, self._schema)
@@ -87,7 +87,7 @@ class ScorerJudge:
                 raise TaskError(
                     f"A task names a scorer that is none: {named!r:.80}.",
                     where=f"task {task.task_id}",
-                    expected=f"one of {', '.join(names())}; a row names no code of its own",
+                    expected=f"one of {', '.join(list_scorers())}; a row names no code of its own",
                     do='register it with @scorer("NAME") in the file of the workflow, or mend the row',
                 )
 
@@ -98,54 +98,54 @@ class ScorerJudge:
         for panel in [*panels, *([self._usual] if self._usual is not None else [])]:
             panel.let_go()
 
-    def _chosen(self, workflow_task: WorkflowTask) -> ScorerPanel | None:
+    def _choose_panel(self, workflow_task: WorkflowTask) -> ScorerPanel | None:
         metadata = workflow_task.task.metadata
         tags = tags_of(metadata)
         for stage, panel in reversed(self._stages):
             if workflow_task.step >= stage.from_step and (stage.tag is None or stage.tag in tags):
                 return panel
         named = metadata.get("scorer")
-        if isinstance(named, str) and named and (of_row := self._of_row(named)) is not None:
+        if isinstance(named, str) and named and (of_row := self._row_panel(named)) is not None:
             return of_row
         if self._usual is not None or not self._readers_own:
             return self._usual
-        return self._of_name(self._readers_own, "ajet.task_reader.type")
+        return self._named_panel(self._readers_own, "ajet.task_reader.type")
 
-    def _of_row(self, named: str) -> ScorerPanel | None:
+    def _row_panel(self, named: str) -> ScorerPanel | None:
         if self._strict or named in self._by_name:
-            return self._of_name(named, "the row's scorer")
+            return self._named_panel(named, "the row's scorer")
         if named in self._unknown:
             return None
         if is_scorer(named, base=self._experiment.base, others=self._others):
-            return self._of_name(named, "the row's scorer")
+            return self._named_panel(named, "the row's scorer")
         self._unknown.add(named)
         logger.warning("a row's field `scorer` is {!r:.80}, which names no scorer; it is taken for data", named)
         return None
 
-    def _of_name(self, named: str, what: str) -> ScorerPanel:
+    def _named_panel(self, named: str, what: str) -> ScorerPanel:
         with self._lock:
             if named not in self._by_name:
                 if is_reference(named):
                     raise JudgeFailure(f"{what} is {named!r:.80}; a row names no code of its own")
                 try:
-                    self._by_name[named] = self._panel([(named, 1.0, {})], what)
+                    self._by_name[named] = self._make_panel([(named, 1.0, {})], what)
                 except UserError as problem:
                     raise JudgeFailure(f"{problem.what} ({what}) {problem.do}".strip()) from problem
             return self._by_name[named]
 
-    def _panel(self, wanted: Sequence[Wanted], key: str) -> ScorerPanel:
+    def _make_panel(self, wanted: Sequence[Wanted], key: str) -> ScorerPanel:
         count: Counter[str] = Counter()
         members = []
         for named, weight, arguments in wanted:
             label = parse_reference(named, what=key).name if is_reference(named) else named
             count[label] += 1
             label = label if count[label] == 1 else f"{label}_{count[label]}"
-            found = found_scorer(named, base=self._experiment.base, what=key, others=self._others)
-            members.append(Member(BoundScorer(found, label, arguments, self._experiment, what=key), weight))
+            found = find_scorer(named, base=self._experiment.base, what=key, others=self._others)
+            members.append(ScorerMember(BoundScorer(found, label, arguments, self._experiment, what=key), weight))
         return ScorerPanel(members)
 
 
-def opened_scorers(experiment: Experiment) -> ScorerJudge | None:
+def open_scorers(experiment: Experiment) -> ScorerJudge | None:
     """The scorers that the configuration names, or its task reader's own; None for neither. Raises UserError."""
     judge = experiment.ajet.task_judge
     own = find_part("reader", experiment.ajet.task_reader.type)
@@ -164,7 +164,7 @@ def opened_scorers(experiment: Experiment) -> ScorerJudge | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class ScorerMember:
     """A scorer of a panel."""
 
     scorer: BoundScorer
@@ -178,14 +178,14 @@ class ScorerPanel:
     unless its weight is 0: then it is recorded and decides nothing, also where it fails.
     """
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[ScorerMember]) -> None:
         self._members = list(members)
         self.name = "+".join(member.scorer.name for member in self._members)
 
     async def verdict(self, call: ScorerCall) -> Verdict:
         """The weighted verdict, with each scorer's in `parts`. Raises JudgeFailure, or what a scorer of weight
         raised."""
-        found = await asyncio.gather(*(_of(member, call) for member in self._members))
+        found = await asyncio.gather(*(_score_member(member, call) for member in self._members))
         parts: dict[str, float | None] = {}
         for member, verdict in zip(self._members, found, strict=True):
             alone = len(self._members) == 1
@@ -203,8 +203,8 @@ class ScorerPanel:
             for weight, verdict in counted
             for part in verdict.process
         )
-        success = _together([each.success for _, each in counted])
-        verdict = Verdict(reward, success, self._why(found), process=process, scorer=self.name, parts=parts)
+        success = _combine_success([each.success for _, each in counted])
+        verdict = Verdict(reward, success, self._explain_scores(found), process=process, scorer=self.name, parts=parts)
         lengths = {len(each.turns) for _, each in counted}
         if not undecided and len(lengths) == 1:
             turns = zip(*([weight * turn for turn in each.turns] for weight, each in counted), strict=True)
@@ -214,23 +214,23 @@ class ScorerPanel:
             before = f"{member.scorer.name}/" if several else ""
             verdict.metrics |= {f"{before}{name}": value for name, value in each.metrics.items()}
             verdict.details |= {f"{before}{name}": value for name, value in each.details.items()}
-        return checked(verdict, f"the score of {self.name}")
+        return check_verdict(verdict, f"the score of {self.name}")
 
     def let_go(self) -> None:
         """See `Judge.let_go`."""
         for member in self._members:
             member.scorer.let_go()
 
-    def _why(self, found: Sequence[Verdict]) -> str:
-        said = []
+    def _explain_scores(self, found: Sequence[Verdict]) -> str:
+        parts = []
         for member, verdict in zip(self._members, found, strict=True):
             score = "no score" if verdict.reward is None else f"{verdict.reward:g}"
             reason = verdict.reason.removeprefix("no score: ")
-            said.append(f"{member.scorer.name} {score}" + (f" ({reason})" if reason else ""))
-        return "; ".join(said)
+            parts.append(f"{member.scorer.name} {score}" + (f" ({reason})" if reason else ""))
+        return "; ".join(parts)
 
 
-async def _of(member: Member, call: ScorerCall) -> Verdict:
+async def _score_member(member: ScorerMember, call: ScorerCall) -> Verdict:
     try:
         return await member.scorer.score(call)
     except (BoundaryError, UserError) as problem:
@@ -239,8 +239,8 @@ async def _of(member: Member, call: ScorerCall) -> Verdict:
         return Verdict(None, None, f"failed: {problem}")
 
 
-def _together(said: Sequence[bool | None]) -> bool | None:
+def _combine_success(successes: Sequence[bool | None]) -> bool | None:
     """A success where all that count say so; None where one of them does not say."""
-    if False in said:
+    if False in successes:
         return False
-    return None if None in said or not said else True
+    return None if None in successes or not successes else True

@@ -51,12 +51,12 @@ class MCPScorerFactory:
         return scorer(name) if scorer_func is None else scorer(name)(scorer_func)
 
 
-def names() -> list[str]:
+def list_scorers() -> list[str]:
     """The names of all scorers that are known."""
     return sorted({*find_parts("scorer"), *_registered})
 
 
-def found_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = ()) -> Any:
+def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = ()) -> Any:
     """What a name or a reference means; `what`: the key or field that holds it. `others`: references to code of the
     user's that may register it, imported for a name that does not come with ajet. Raises ConfigError,
     UnresolvedReference."""
@@ -70,11 +70,11 @@ def found_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] =
         return _registered[named]
     if part is not None:
         return load_code(part.code)
-    near = get_close_matches(named, names(), 1)
+    near = get_close_matches(named, list_scorers(), 1)
     raise ConfigError(
         f"There is no scorer {named}.",
         where=what,
-        expected=f"one of {', '.join(names())}, or a reference such as scorer.py->my_scorer",
+        expected=f"one of {', '.join(list_scorers())}, or a reference such as scorer.py->my_scorer",
         do=f"did you mean {near[0]}?" if near else 'register it with @scorer("NAME") in the file of the workflow',
     )
 
@@ -84,7 +84,7 @@ def is_scorer(named: str, *, base: Path, others: tuple[str, ...] = ()) -> bool:
     if is_reference(named):
         return False
     try:
-        found_scorer(named, base=base, what="", others=others)
+        find_scorer(named, base=base, what="", others=others)
     except (ConfigError, UnresolvedReference):
         return False
     return True

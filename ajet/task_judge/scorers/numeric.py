@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
-from ajet.task_judge.extraction import hash_answer, text_of
-from ajet.task_judge.math_number import Number, in_unit_of, number
-from ajet.task_judge.math_text import plain
+from ajet.task_judge.extraction import answer_text, hash_answer
+from ajet.task_judge.math_number import StatedNumber, convert_to_unit, parse_number
+from ajet.task_judge.math_text import normalize_math
 
 LONGEST = 10_000
 """Characters of an answer that are read."""
@@ -94,38 +94,38 @@ def numeric(
     truth's unit is wrong), `ignore`. Raises JudgeFailure where the truth is no number."""
     if units not in ("convert", "ignore", "required"):
         raise JudgeFailure(f"numeric: units is {units!r}; there are convert, ignore, required")
-    wanted = number(plain(hash_answer(ground_truth) or text_of(ground_truth)))
+    wanted = parse_number(normalize_math(hash_answer(ground_truth) or answer_text(ground_truth)))
     if wanted is None:
-        raise JudgeFailure(f"the row's answer {text_of(ground_truth)[:80]!r} is no number")
-    given = stated_number(model_answer)
+        raise JudgeFailure(f"the row's answer {answer_text(ground_truth)[:80]!r} is no number")
+    given = find_stated_number(model_answer)
     if given is None:
         return Verdict(0.0, False, "the answer states no number, or several")
     if units == "required" and wanted.unit and not given.unit:
         return Verdict(0.0, False, "the answer has no unit")
-    value = given.value if units == "ignore" else in_unit_of(given, wanted)
+    value = given.value if units == "ignore" else convert_to_unit(given, wanted)
     if value is None:
         units_of = " and ".join(" ".join(each.unit) or "none" for each in (given, wanted))
         return Verdict(0.0, False, f"units that do not agree: {units_of}")
-    apart = abs(value - wanted.value)
-    right = apart <= max(Fraction(tolerance), Fraction(relative) * abs(wanted.value))
-    return Verdict(float(right), right, f"{_show(value)}, and {_show(wanted.value)} is right")
+    distance = abs(value - wanted.value)
+    right = distance <= max(Fraction(tolerance), Fraction(relative) * abs(wanted.value))
+    return Verdict(float(right), right, f"{_format_value(value)}, and {_format_value(wanted.value)} is right")
 
 
-def _show(value: Fraction) -> str:
+def _format_value(value: Fraction) -> str:
     return f"{Decimal(value.numerator) / Decimal(value.denominator):.6g}"
 
 
-def stated_number(answer: str) -> Number | None:
+def find_stated_number(answer: str) -> StatedNumber | None:
     """The number that an answer is, or the only one that stands in it."""
     text = _TAG.sub("", answer.translate(_WIDE)).strip()
     if len(text) > LONGEST or any(each.search(text) for each in (_DENIED, _BOUND, _DATE, _RANGE, _COMPUTED_IN_WORDS)):
         return None
-    whole = number(plain(text))
-    if whole is not None:
-        return None if _is_factor_unread(whole) else whole
+    complete = parse_number(normalize_math(text))
+    if complete is not None:
+        return None if _is_factor_unread(complete) else complete
     if _COMPUTED.search(_AFTER_DIGIT_POWER.sub("", text)):
         return None
-    found: Number | None = None
+    found: StatedNumber | None = None
     place = 0
     while (each := _VALUE.search(text, place)) is not None:
         place = each.end("number")
@@ -140,15 +140,19 @@ def stated_number(answer: str) -> Number | None:
     return found
 
 
-def _read_value(text: str, found: re.Match[str]) -> Number | None:
+def _read_value(text: str, found: re.Match[str]) -> StatedNumber | None:
     """Return a number of a sentence, with its unit if it has one; None if it cannot be told what it is."""
     start, stop = found.start(), found.end("number")
     if text[start - 1 : start] in tuple("\\^.,/#") or _GOES_ON.match(text, stop):
         return None
     sign = "-" if (found["sign"] or "").strip().lower() in ("-", "minus", "negative") else ""
-    value = number(plain(f"{sign}{found['number']}"))
+    value = parse_number(normalize_math(f"{sign}{found['number']}"))
     unit = found["unit"] or ""
-    full = number(plain(f"{sign}{found['money'] or ''}{found['number']}{unit}")) if unit or found["money"] else value
+    full = (
+        parse_number(normalize_math(f"{sign}{found['money'] or ''}{found['number']}{unit}"))
+        if unit or found["money"]
+        else value
+    )
     if full is not None and unit and _FACTOR.match(unit) and _is_factor_unread(full):
         return None
     if full is None and unit and not unit[0].isspace():
@@ -158,7 +162,7 @@ def _read_value(text: str, found: re.Match[str]) -> Number | None:
     return full or value
 
 
-def _is_factor_unread(read: Number) -> bool:
+def _is_factor_unread(read: StatedNumber) -> bool:
     """True if a word such as "million" was taken for a unit."""
     words = {word for word in read.unit if len(word) > 1}
     return bool(words) and any(_FACTOR.fullmatch(f" {word}") for word in words)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ajet.schema.errors import ConfigError, JudgeFailure
-from ajet.task_judge.extraction import text_of
+from ajet.task_judge.extraction import answer_text
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _UNSPACED = re.compile(
@@ -37,7 +37,7 @@ def fold_width(text: str) -> str:
     return unicodedata.normalize("NFC", _WIDE.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text))
 
 
-def plain(text: str) -> str:
+def fold_text(text: str) -> str:
     """White space as single spaces, letters in one case and width; a ligature is no two letters."""
     folded = "".join(each if len(each := letter.casefold()) == 1 else letter.lower() for letter in fold_width(text))
     return " ".join(folded.split())
@@ -46,25 +46,25 @@ def plain(text: str) -> str:
 def squad(text: str) -> str:
     """Text as SQuAD and HotpotQA have it: lower case, without punctuation, articles and further white space. A text of
     nothing else stays, so that "a" is not "the"."""
-    kept = "".join(
+    letters = "".join(
         letter
         for letter in fold_width(text).lower()
         if letter not in _PUNCTUATION and not unicodedata.category(letter).startswith("P")
     )
-    return " ".join(_ARTICLES.sub(" ", kept).split()) or plain(text)
+    return " ".join(_ARTICLES.sub(" ", letters).split()) or fold_text(text)
 
 
 def _as_written(text: str) -> str:
     return text.strip()
 
 
-_NORMALISED: dict[str, Callable[[str], str]] = {"plain": plain, "squad": squad, "none": _as_written}
+_NORMALISED: dict[str, Callable[[str], str]] = {"plain": fold_text, "squad": squad, "none": _as_written}
 
 
-def truths(ground_truth: Any) -> list[str]:
+def read_truths(ground_truth: Any) -> list[str]:
     """The texts of which one suffices."""
     several = isinstance(ground_truth, (list, tuple)) and not all(isinstance(each, dict) for each in ground_truth)
-    return [text_of(each) for each in ground_truth] if several else [text_of(ground_truth)]
+    return [answer_text(each) for each in ground_truth] if several else [answer_text(ground_truth)]
 
 
 def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tuple[float, bool]:
@@ -73,22 +73,22 @@ def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tup
     if normalize not in _NORMALISED:
         raise JudgeFailure(f"exact: normalize is {normalize!r}; there are {', '.join(_NORMALISED)}")
     read = _NORMALISED[normalize]
-    right = read(model_answer) in {read(each) for each in truths(ground_truth)}
+    right = read(model_answer) in {read(each) for each in read_truths(ground_truth)}
     return float(right), right
 
 
 def f1(model_answer: str, ground_truth: Any) -> tuple[float, bool]:
     """Harmonic mean of precision and recall over words (SQuAD, arXiv 1606.05250, section 6.1), the best of several
     truths; a success where they are equal. Each letter of a script without spaces is a word (CMRC 2018)."""
-    best = max(_f1(_words(model_answer), _words(each)) for each in truths(ground_truth))
+    best = max(_word_f1(_split_words(model_answer), _split_words(each)) for each in read_truths(ground_truth))
     return best, best == 1.0 and exact(model_answer, ground_truth, "squad")[1]
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return _UNSPACED.sub(r" \g<0> ", squad(text)).split()
 
 
-def _f1(given: list[str], wanted: list[str]) -> float:
+def _word_f1(given: list[str], wanted: list[str]) -> float:
     common = sum((Counter(given) & Counter(wanted)).values())
     return 2 * common / (len(given) + len(wanted)) if common else 0.0
 
@@ -99,14 +99,15 @@ def contains(
     """1 where the reply contains the truth, as whole words unless told otherwise: "incorrect" does not contain
     "correct", and "3.14" not "3". all: of several truths each, else any one."""
     text, *wanted = (
-        plain(each) if ignore_case else " ".join(fold_width(each).split()) for each in (reply, *truths(ground_truth))
+        fold_text(each) if ignore_case else " ".join(fold_width(each).split())
+        for each in (reply, *read_truths(ground_truth))
     )
     found = [bool(each) and _stands_in(each, text, whole_words) for each in wanted]
-    right = _every(found) if all else any(found)
+    right = _all_found(found) if all else any(found)
     return float(right), right
 
 
-def _every(found: Iterable[bool]) -> bool:
+def _all_found(found: Iterable[bool]) -> bool:
     return False not in list(found)
 
 
@@ -118,13 +119,13 @@ def _stands_in(wanted: str, text: str, whole_words: bool) -> bool:
         end = place + len(wanted)
         before, after = text[max(place - 2, 0) : place][::-1], text[end : end + 2]
         is_negative = wanted[0].isdigit() and _MINUS.match(before)
-        if not is_negative and not _continues(before, wanted[0]) and not _continues(after, wanted[-1]):
+        if not is_negative and not _is_continued(before, wanted[0]) and not _is_continued(after, wanted[-1]):
             return True
         place = text.find(wanted, place + 1)
     return False
 
 
-def _continues(rest: str, edge: str) -> bool:
+def _is_continued(rest: str, edge: str) -> bool:
     """True if the word or number that ends with `edge` goes on in `rest`, two letters that are read away from it."""
     if not rest:
         return False
@@ -159,7 +160,7 @@ class RegexScorer:
             if ground_truth is None:
                 return None
             try:
-                pattern = regex.compile(text_of(ground_truth), self._flags)
+                pattern = regex.compile(answer_text(ground_truth), self._flags)
             except regex.error as problem:
                 raise JudgeFailure(f"the row's answer is no pattern: {problem}") from problem
         try:

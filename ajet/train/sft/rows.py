@@ -21,7 +21,7 @@ from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import find_file
 from ajet.task_reader.jsonl import line_rows
 from ajet.task_reader.plain_values import check_json, read_json
-from ajet.task_reader.rows import BadRow, kind_of
+from ajet.task_reader.rows import BadRowError, json_kind
 from ajet.tokens.template import arguments_of
 
 Message = dict[str, Any]
@@ -80,12 +80,12 @@ def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
     for number, row in line_rows(file):
         where = f"{file}:{number}"
         try:
-            if isinstance(row, BadRow):
+            if isinstance(row, BadRowError):
                 raise row
             check_json(row)
             row = RowColumns(row).rename(COLUMNS)
             conversations = _parse_pair(row) if pairs else (_parse_conversation(row),)
-        except BadRow as problem:
+        except BadRowError as problem:
             raise TaskError(
                 f"A row cannot be learned from: {problem}.", where=where, expected=PAIR if pairs else PLAIN
             ) from None
@@ -101,19 +101,19 @@ def _parse_conversation(row: Mapping[str, Any]) -> RowConversation:
     if "prompt" in row and "completion" in row:
         prompt = _parse_messages(row, "prompt")
         return _mark_learned([*prompt, *_parse_messages(row, "completion")], _parse_tools(row), len(prompt))
-    raise BadRow(f"it has {', '.join(row) or 'nothing'}, and no `messages`")
+    raise BadRowError(f"it has {', '.join(row) or 'nothing'}, and no `messages`")
 
 
 def _parse_pair(row: Mapping[str, Any]) -> tuple[RowConversation, RowConversation]:
     lacking = [name for name in ("chosen", "rejected") if name not in row]
     if lacking:
-        raise BadRow(f"it has no `{lacking[0]}`")
+        raise BadRowError(f"it has no `{lacking[0]}`")
     chosen, rejected = _parse_messages(row, "chosen"), _parse_messages(row, "rejected")
     prompt = _parse_messages(row, "prompt") if "prompt" in row else _common_prefix(chosen, rejected)
     if "prompt" not in row:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     if chosen == rejected:
-        raise BadRow("`chosen` and `rejected` are the same")
+        raise BadRowError("`chosen` and `rejected` are the same")
     tools = _parse_tools(row)
     return _mark_learned([*prompt, *chosen], tools, len(prompt)), _mark_learned(
         [*prompt, *rejected], tools, len(prompt)
@@ -130,7 +130,7 @@ def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: in
     learned = {at for at, each in enumerate(messages) if each["role"] == "assistant" and at >= first}
     learned -= {at for at in learned if not messages[at].get(WEIGHT, 1)}
     if not learned:
-        raise BadRow("it holds no reply of the assistant to learn")
+        raise BadRowError("it holds no reply of the assistant to learn")
     plain = tuple({name: value for name, value in each.items() if name != WEIGHT} for each in messages)
     return RowConversation(plain[: max(learned) + 1], tools, frozenset(learned))
 
@@ -138,35 +138,35 @@ def _mark_learned(messages: list[Message], tools: tuple[Message, ...], first: in
 def _parse_messages(row: Mapping[str, Any], name: str) -> list[Message]:
     listed = row[name]
     if not isinstance(listed, list) or not listed:
-        raise BadRow(f"`{name}` is {kind_of(listed)}, expected a list of messages")
+        raise BadRowError(f"`{name}` is {json_kind(listed)}, expected a list of messages")
     return [_parse_message(each, f"{name}[{at}]") for at, each in enumerate(listed)]
 
 
 def _parse_message(message: Any, place: str) -> Message:
     if not isinstance(message, dict) or message.get("role") not in ROLES:
         role = message.get("role") if isinstance(message, dict) else message
-        raise BadRow(f"{place} has the role {role!r:.60}, expected one of {', '.join(ROLES)}")
+        raise BadRowError(f"{place} has the role {role!r:.60}, expected one of {', '.join(ROLES)}")
     content, calls = message.get("content"), message.get("tool_calls")
     blocks = isinstance(content, list) and all(
         isinstance(block, dict) and isinstance(block.get("text"), str) for block in content
     )
     if not isinstance(content, str | None) and not blocks:
-        raise BadRow(f"{place} has a content that is {kind_of(content)}, expected text or blocks of text")
+        raise BadRowError(f"{place} has a content that is {json_kind(content)}, expected text or blocks of text")
     if content is None and not calls:
-        raise BadRow(f"{place} says nothing: it has neither content nor tool calls")
+        raise BadRowError(f"{place} says nothing: it has neither content nor tool calls")
     if message["role"] == "assistant" and message.get(WEIGHT, 1) not in (0, 1):
-        raise BadRow(f"{place} has the weight {message[WEIGHT]!r:.60}, expected 0 or 1")
+        raise BadRowError(f"{place} has the weight {message[WEIGHT]!r:.60}, expected 0 or 1")
     for field in TEXTS:
         if not isinstance(message.get(field), str | None):
-            raise BadRow(f"{place}.{field} is {kind_of(message[field])}, expected text")
+            raise BadRowError(f"{place}.{field} is {json_kind(message[field])}, expected text")
     if not isinstance(calls, list | None):
-        raise BadRow(f"{place}.tool_calls is {kind_of(calls)}, expected a list")
+        raise BadRowError(f"{place}.tool_calls is {json_kind(calls)}, expected a list")
     for at, call in enumerate(calls or ()):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRow(f"{place}.tool_calls[{at}] names no function")
+            raise BadRowError(f"{place}.tool_calls[{at}] names no function")
         if not isinstance(call.get("id"), str | None):
-            raise BadRow(f"{place}.tool_calls[{at}].id is {kind_of(call['id'])}, expected text")
+            raise BadRowError(f"{place}.tool_calls[{at}].id is {json_kind(call['id'])}, expected text")
         check_json(arguments_of(call), f"{place}.tool_calls[{at}].function.arguments")
     known = {name: value for name, value in message.items() if value is not None}
     return {**known, "content": content if content is not None else ""}
@@ -177,12 +177,12 @@ def _parse_tools(row: Mapping[str, Any]) -> tuple[Message, ...]:
     if isinstance(tools, str):  # a table has a column of one type
         try:
             tools = read_json(tools)
-        except BadRow as problem:
-            raise BadRow(f"`tools` is text, and {problem}") from None
+        except BadRowError as problem:
+            raise BadRowError(f"`tools` is text, and {problem}") from None
         check_json(tools, "tools")
     wrong = not isinstance(tools, list) or not all(
         isinstance(tool, dict) and isinstance(tool.get("function"), dict) for tool in tools
     )
     if wrong:
-        raise BadRow('`tools` is no list of {"type": "function", "function": {…}}')
+        raise BadRowError('`tools` is no list of {"type": "function", "function": {…}}')
     return tuple(tools)

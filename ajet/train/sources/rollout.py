@@ -14,7 +14,7 @@ from ajet.rollout import ReturnedTask
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Group, episodes_of
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.order import Curriculum
+from ajet.task_reader.order import CurriculumSampler
 from ajet.train.sources.source import TaskReaderSource
 from ajet.train.step import StepGroups
 
@@ -53,7 +53,7 @@ def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:
     """Return the order in which a run of these settings trains on the tasks."""
     data = settings.data
     graded = data.curriculum.prefer is not None
-    curriculum = Curriculum([task.task_id for task in tasks], data.curriculum, settings.seed) if graded else None
+    curriculum = CurriculumSampler([task.task_id for task in tasks], data.curriculum, settings.seed) if graded else None
     return TaskOrder(tasks, seed=settings.seed, shuffle=data.shuffle, curriculum=curriculum)
 
 

@@ -158,7 +158,7 @@ class StoreSource(TaskReaderSource):
             self._canary.judge(update.fresh_gap, version=update.version, samplers=samplers)
 
     def save_if_due(self, session: TrainingSession) -> None:
-        """Save every step and announce it. Raises Fenced if another process trains by now."""
+        """Save every step and announce it. Raises TrainerFencedError if another process trains by now."""
         if session.step:
             session.save()
         most = session.trainer.max_staleness

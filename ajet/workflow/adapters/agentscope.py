@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 
-def chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> ChatModelBase:
+def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> ChatModelBase:
     """A chat model that answers whole replies (set its `stream` for chunks) and holds the run's composed `config`, as
     AgentJet's does. Raises MissingExtra."""
     model = _model_class()(
@@ -41,13 +41,13 @@ def openai_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     DashScope's have contents like [{"text": "…"}] and [] for none. Texts get their type, a single one becomes a plain
     string, and no content becomes None beside tool calls and "" elsewhere."""
-    return [{**message, "content": _content(message)} for message in messages]
+    return [{**message, "content": _message_content(message)} for message in messages]
 
 
-def _content(message: dict[str, Any]) -> Any:
+def _message_content(message: dict[str, Any]) -> Any:
     content = message.get("content")
     if isinstance(content, list):
-        parts = [_part(part) for part in content if part]
+        parts = [_convert_part(part) for part in content if part]
         if len(parts) == 1 and parts[0].get("type") == "text":
             return parts[0]["text"]
         content = parts
@@ -56,7 +56,7 @@ def _content(message: dict[str, Any]) -> Any:
     return content
 
 
-def _part(part: dict[str, Any]) -> dict[str, Any]:
+def _convert_part(part: dict[str, Any]) -> dict[str, Any]:
     if "type" in part:
         return part
     if "text" in part:
@@ -84,7 +84,7 @@ def _model_class() -> Any:
         def _parse_openai_stream_response(
             self, start_datetime: Any, response: Any, structured_model: Any = None
         ) -> Any:
-            silent: Any = _Silent(response)
+            silent: Any = _AudiolessStream(response)
             return super()._parse_openai_stream_response(start_datetime, silent, structured_model)
 
     return TunedChatModel
@@ -125,7 +125,7 @@ def other_model_class() -> Any:
     return OtherChatModel
 
 
-class _Silent:
+class _AudiolessStream:
     """A stream of chunks without the field `audio` where it is None: AgentScope 1.0.21 looks into it if it is there,
     and since openai 3 it always is."""
 
@@ -133,13 +133,13 @@ class _Silent:
         self._response = response
 
     async def __aenter__(self) -> AsyncIterator[Any]:
-        return self._items(await self._response.__aenter__())
+        return self._drop_audio(await self._response.__aenter__())
 
     async def __aexit__(self, *problem: Any) -> Any:
         return await self._response.__aexit__(*problem)
 
     @staticmethod
-    async def _items(stream: Any) -> AsyncIterator[Any]:
+    async def _drop_audio(stream: Any) -> AsyncIterator[Any]:
         async for item in stream:
             for choice in getattr(getattr(item, "chunk", item), "choices", None) or ():
                 if getattr(choice.delta, "audio", ...) is None:
@@ -147,13 +147,13 @@ class _Silent:
             yield item
 
 
-def seen_as(kind: type) -> type:
+def chat_model_type(kind: type) -> type:
     """`kind` itself, or, once agentscope is imported, a class that is a ChatModelBase too: what isinstance sees."""
     module = sys.modules.get("agentscope.model")
     base = getattr(module, "ChatModelBase", None)
-    return kind if base is None else _joined(kind, base)
+    return kind if base is None else _derive_chat_model(kind, base)
 
 
 @cache
-def _joined(kind: type, base: type) -> type:
+def _derive_chat_model(kind: type, base: type) -> type:
     return type(kind.__name__, (kind, base), {"__module__": kind.__module__})

@@ -41,9 +41,9 @@ class KeyedTransport(httpx.AsyncBaseTransport):
         return await self._transports[pool].handle_async_request(request)
 
 
-def client(endpoint: Endpoint) -> AsyncOpenAI:
+def make_client(endpoint: Endpoint) -> AsyncOpenAI:
     """A client bound to `endpoint`, usable from any event loop."""
-    transport = _network() if endpoint.transport is None else endpoint.transport()
+    transport = _network_transport() if endpoint.transport is None else endpoint.transport()
     bound: AsyncOpenAI = _client_class()(
         endpoint.model,
         base_url=endpoint.base_url,
@@ -52,19 +52,19 @@ def client(endpoint: Endpoint) -> AsyncOpenAI:
         max_retries=0,
         timeout=None,
     )
-    bound._platform = _platform()
+    bound._platform = _detect_platform()
     return bound
 
 
 @cache
-def _platform() -> Any:
+def _detect_platform() -> Any:
     from openai._base_client import get_platform
 
     return get_platform()
 
 
 @cache
-def _network() -> KeyedTransport:
+def _network_transport() -> KeyedTransport:
     context = ssl.create_default_context()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     return KeyedTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))
@@ -98,17 +98,17 @@ def _client_class() -> Any:
         def create(self, messages: Any = None, **kwargs: Any) -> Any:
             if messages is not None:
                 kwargs["messages"] = _as_objects(messages)
-            return super().create(**self._named(kwargs))
+            return super().create(**self._fill_model(kwargs))
 
         def parse(self, *args: Any, **kwargs: Any) -> Any:
-            return super().parse(*args, **self._named(kwargs))
+            return super().parse(*args, **self._fill_model(kwargs))
 
         def stream(self, *args: Any, **kwargs: Any) -> Any:
-            return super().stream(*args, **self._named(kwargs))
+            return super().stream(*args, **self._fill_model(kwargs))
 
         _client: EpisodeClient
 
-        def _named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        def _fill_model(self, kwargs: dict[str, Any]) -> dict[str, Any]:
             return kwargs if kwargs.get("model") else {**kwargs, "model": self._client.default_model}
 
     class Chat(AsyncChat):

@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.settled import whole_letters
-from ajet.task_reader.contract import being_read
+from ajet.task_reader.contract import explain_read_errors
 from ajet_datagen.generation.office import slides, word
 from ajet_gaia.servers.documents import MAX_FILE
 from ajet_gaia.servers.html_text import readable
@@ -97,7 +97,7 @@ def text_of_file(file: Path) -> str:
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise TaskError(f"{file.name} is of a kind that is not read.", where=KEY, expected=", ".join(READERS))
-    with being_read(file):
+    with explain_read_errors(file):
         data = file.read_bytes()
     if len(data) > MAX_FILE:
         raise TaskError(f"{file.name} has {len(data)} bytes.", where=KEY, expected=f"at most {MAX_FILE}")

@@ -16,7 +16,7 @@ from loguru import logger
 from ajet.config.other_models import OtherServer, key_in, other_server
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_part, find_parts
-from ajet.environment.chat_model import NoAnswer, embeddings, model_at
+from ajet.environment.chat_model import NoAnswerError, model_at, request_embeddings
 from ajet.record.progress import Progress
 from ajet.schema.errors import ConfigError, TaskError, UserError
 from ajet_datagen.alike import Vectors, normed
@@ -137,7 +137,7 @@ class ServerEmbedder:
     def _embedded(self, texts: Sequence[str]) -> list[list[float]]:
         try:
             found = self._asked(texts)
-        except NoAnswer as problem:
+        except NoAnswerError as problem:
             if problem.status not in STATUSES:
                 raise self._failure(problem) from None
             if len(texts) > 1:
@@ -155,17 +155,17 @@ class ServerEmbedder:
 
     def _asked(self, texts: Sequence[str]) -> list[list[float]]:
         async def once(seconds: float) -> list[list[float]]:
-            return await embeddings(self._model, texts, seconds)
+            return await request_embeddings(self._model, texts, seconds)
 
         try:
             found = on_loop(patiently(once, self._failover, 0, last=True, counted=lambda: None))
-        except NoAnswer as problem:
+        except NoAnswerError as problem:
             self._failover.gave_up(0, problem)
             raise
         self._failover.answered(0)
         return found
 
-    def _failure(self, problem: NoAnswer) -> TaskError:
+    def _failure(self, problem: NoAnswerError) -> TaskError:
         return TaskError(
             f"{self._model.model} at {self._model.place} gives no embeddings: {problem}",
             where=WHERE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ajet.environment.chat_model import NoAnswer
+from ajet.environment.chat_model import NoAnswerError
 
 REST_S = 60.0
 NEVER = (401, 402, 403, 404)
@@ -34,9 +34,9 @@ class Failover:
         """Note that the model at this place answered."""
         self._until[place] = float("-inf")
 
-    def gave_up(self, place: int, problem: NoAnswer) -> bool:
+    def gave_up(self, place: int, problem: NoAnswerError) -> bool:
         """Note that a model did not answer, also when it was asked again; answers whether its rest begins with that."""
-        if not problem.again and problem.status not in NEVER:
+        if not problem.is_retryable and problem.status not in NEVER:
             return False
         began = not self.rests(place)
         self._until[place] = self._clock() + REST_S

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from ajet.environment.chat_model import NoAnswer
+from ajet.environment.chat_model import NoAnswerError
 from ajet.environment.loop import tools_loop
 from ajet_datagen.generation.failover import Failover
 
@@ -28,16 +28,16 @@ async def patiently(
 ) -> T:
     """What a model answers, the one of `failover` at `place`, which is asked again where that can help; one that hangs
     only where it is the `last`, and once. `ask`: one request, within so many seconds; `counted` is called for each.
-    Raises NoAnswer."""
+    Raises NoAnswerError."""
     began, number = time.monotonic(), 0
     again = 0 if failover.rests(place) else AGAIN
     while True:
         counted()
         try:
             return await ask(TIMEOUT_S)
-        except NoAnswer as problem:
+        except NoAnswerError as problem:
             hung = time.monotonic() - began >= TIMEOUT_S and not (last and number == 0)
-            if not problem.again or number >= again or hung or failover.rests(place):
+            if not problem.is_retryable or number >= again or hung or failover.rests(place):
                 raise
             await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))
             if failover.rests(place):  # another prompt found out meanwhile

@@ -17,7 +17,7 @@ from loguru import logger
 
 from ajet.config.locations import cache_root
 from ajet.config.other_models import other_server
-from ajet.environment.chat_model import Model, configured, model_at
+from ajet.environment.chat_model import ChatModel, list_configured, model_at
 from ajet.record.progress import Progress, ProgressBar
 from ajet.schema.errors import TaskError
 from ajet.schema.messages import text_of
@@ -246,10 +246,10 @@ class GenerationReader:
                 self._examples = [(whole_letters(query), whole_letters(answer)) for query, answer in told]
         return self._examples
 
-    def _models(self) -> list[Model]:
+    def _models(self) -> list[ChatModel]:
         settings = self._settings
         if settings.models:
-            return configured(settings.models, f"{SECTION}.models")
+            return list_configured(settings.models, f"{SECTION}.models")
         server = other_server()
         return [model_at(server.base_url, settings.llm_model, key, where="OPENAI_BASE_URL") for key in server.keys]
 

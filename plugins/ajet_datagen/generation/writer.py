@@ -16,7 +16,7 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
+from ajet.environment.chat_model import ChatModel, ChatReply, NoAnswerError, request_completion
 from ajet.schema.errors import TaskError
 from ajet.schema.settled import whole_letters
 from ajet_datagen.generation.cost import Cost, Price
@@ -95,7 +95,7 @@ class Writer:
     """Asks on the tools' loop, at most `at_once` questions at a time."""
 
     def __init__(
-        self, models: Sequence[Model], failover: Failover, prices: Sequence[Price] = (), *, temperature: float,
+        self, models: Sequence[ChatModel], failover: Failover, prices: Sequence[Price] = (), *, temperature: float,
         tokens: int, at_once: int,
     ) -> None:  # fmt: skip
         """`prices`: one a model; none at all where nobody named any."""
@@ -155,7 +155,7 @@ class Writer:
         for place in self._failover.order():
             try:
                 await self._answer(place, HARMLESS, last=True)
-            except NoAnswer:
+            except NoAnswerError:
                 continue
             return True
         return False
@@ -168,7 +168,7 @@ class Writer:
             model = self.models[place]
             try:
                 answer = await self._answer(place, prompt, last=next_one is None)
-            except NoAnswer as problem:
+            except NoAnswerError as problem:
                 problems.append(f"{model.model} at {model.place}: {problem}")
                 refused += problem.status in STATUSES
                 if self._failover.gave_up(place, problem) and next_one is not None:
@@ -185,11 +185,11 @@ class Writer:
             raise _no_model("; ".join(problems))
         return []
 
-    async def _answer(self, place: int, prompt: str, *, last: bool) -> Answer:
+    async def _answer(self, place: int, prompt: str, *, last: bool) -> ChatReply:
         body = {"messages": [{"role": "user", "content": prompt}], **self._settings}
 
-        async def once(seconds: float) -> Answer:
-            return await completion(self.models[place], body, seconds)
+        async def once(seconds: float) -> ChatReply:
+            return await request_completion(self.models[place], body, seconds)
 
         answer = await patiently(once, self._failover, place, last=last, counted=self.cost.called)
         self.cost.answered(answer.prompt_tokens, answer.reply_tokens, self._prices[place])

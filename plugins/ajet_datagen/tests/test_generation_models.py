@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ajet.environment.chat_model import NoAnswer
+from ajet.environment.chat_model import NoAnswerError
 from ajet.record.progress import Progress
 from ajet.schema.errors import TaskError
 from ajet_datagen.generation import patience, reader
@@ -248,10 +248,13 @@ def test_a_model_alone_is_asked_again_also_where_it_hangs(
 def test_a_rest_ends() -> None:
     now = [0.0]
     models = Failover(3, clock=lambda: now[0])
-    down, narrow = NoAnswer("down", again=True, status=503), NoAnswer("too long", again=False, status=400)
+    down, narrow = (
+        NoAnswerError("down", is_retryable=True, status=503),
+        NoAnswerError("too long", is_retryable=False, status=400),
+    )
     assert models.gave_up(0, down) and models.order() == [1, 2, 0]
     assert not models.gave_up(1, narrow) and models.order() == [1, 2, 0]
-    assert models.gave_up(1, NoAnswer("no key", again=False, status=401)) and models.order() == [2, 0, 1]
+    assert models.gave_up(1, NoAnswerError("no key", is_retryable=False, status=401)) and models.order() == [2, 0, 1]
     assert not models.gave_up(1, down), "it rests already"
     now[0] = REST_S - 1
     assert models.rests(0)

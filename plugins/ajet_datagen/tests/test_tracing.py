@@ -14,7 +14,7 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
-from ajet.task_reader.contamination import overlap
+from ajet.task_reader.contamination import find_overlap
 from ajet.train.sft.rows import read_files
 from ajet_datagen.tracing import TracingReader
 from ajet_datagen.tracing.sources import read_sources
@@ -309,7 +309,7 @@ def test_no_question_is_in_both_splits(tmp_path):
     observed(tmp_path / "run", *said)
     made = reader(tmp_path, sources="run", similarity_threshold=0.9)
     train, held_out = made.tasks("train"), made.tasks("validation")
-    assert train and held_out and not overlap(train, held_out).found
+    assert train and held_out and not find_overlap(train, held_out).found
     numbers = [{word for word in task.main_query.split() if word.isdigit()} for task in (*train, *held_out)]
     assert all(numbers)
     again = reader(tmp_path, sources="run", similarity_threshold=0.9)

@@ -19,9 +19,9 @@ from ajet.record.episodes import NAME, read_recorded
 from ajet.schema.episode import Episode
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.settled import whole_letters
-from ajet.task_reader.contract import being_read
+from ajet.task_reader.contract import explain_read_errors
 from ajet.task_reader.jsonl import line_rows
-from ajet.task_reader.rows import BadRow, finite, kind_of
+from ajet.task_reader.rows import BadRowError, json_kind, read_finite
 from ajet_datagen.tracing.spans import Span, flat, traces_of
 from ajet_datagen.tracing.trace import Rating, Trace, last_of_each
 
@@ -57,13 +57,13 @@ class Words:
     def read(self, file: Path, bad: list[tuple[str, str]], *, ends: bool = False) -> None:
         """All of a file of JSON lines. `ends`: each line with its newline; a last one without was being written when
         its process died, and is not read."""
-        with being_read(file):
+        with explain_read_errors(file):
             whole = file.read_bytes().count(b"\n") if ends else None
         for number, row in line_rows(file):
             if whole is not None and number > whole:
                 return
             try:
-                if isinstance(row, BadRow):
+                if isinstance(row, BadRowError):
                     raise row
                 self._take(row, _rating(row))
             except DAMAGED as problem:
@@ -74,7 +74,7 @@ class Words:
         name, into = next(((name, into) for name, into in names if row.get(name)), ("session", self.by_session))
         whose = row.get(name)
         if not isinstance(whose, str) or not whose:
-            raise BadRow(f"`{name}` is {kind_of(whose)}, expected whose it is")
+            raise BadRowError(f"`{name}` is {json_kind(whose)}, expected whose it is")
         into[whose] = into.get(whose, Rating()).then(rating)
 
 
@@ -95,7 +95,7 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Found:
     ):
         words.read(file, found.bad, ends=True)
     for path in paths:
-        with being_read(path):
+        with explain_read_errors(path):
             if path.is_dir():
                 _read_folder(path, found, words)
                 continue
@@ -173,7 +173,7 @@ def _listed(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> Seq
     if isinstance(tree, Mapping) and found is None:
         return ()
     if not isinstance(tree, Mapping) or not isinstance(found, list):
-        bad.append((where, f"{kind_of(found)} in the place of `{name}`, expected a list: not OTLP JSON"))
+        bad.append((where, f"{json_kind(found)} in the place of `{name}`, expected a list: not OTLP JSON"))
         return ()
     return found
 
@@ -296,7 +296,7 @@ def _said_of(episode: Episode) -> tuple[dict[str, Rating], Rating]:
         return own, Rating(verdict.reward, verdict.success)
     for row in rows:
         if not isinstance(row, Mapping):
-            raise BadRow(f"feedback that is {kind_of(row)}, expected an object")
+            raise BadRowError(f"feedback that is {json_kind(row)}, expected an object")
         if row.get("reply"):
             own[row["reply"]] = own.get(row["reply"], Rating()).then(_rating(row))
         else:
@@ -305,14 +305,14 @@ def _said_of(episode: Episode) -> tuple[dict[str, Rating], Rating]:
 
 
 def _rating(row: Mapping[str, Any]) -> Rating:
-    """Raises BadRow for one of other kinds."""
+    """Raises BadRowError for one of other kinds."""
     reward, liked = row.get("reward"), row.get("liked")
     if not isinstance(liked, (bool, type(None))):
-        raise BadRow(f"`liked` is {kind_of(liked)}, expected true or false")
+        raise BadRowError(f"`liked` is {json_kind(liked)}, expected true or false")
     for name in ("corrected", "comment"):
         if not isinstance(row.get(name), (str, type(None))):
-            raise BadRow(f"`{name}` is {kind_of(row[name])}, expected text")
-    number = None if reward is None else finite(reward, "reward")
+            raise BadRowError(f"`{name}` is {json_kind(row[name])}, expected text")
+    number = None if reward is None else read_finite(reward, "reward")
     return Rating(number, liked, row.get("corrected"), row.get("comment"))
 
 

@@ -1,9 +1,8 @@
 """Spans to traces: OpenTelemetry's GenAI conventions (messages as attributes, from 1.37 on), and what AgentScope adds.
 
-Invariant: a span that is a model's or an agent's and cannot be read raises BadRow; one of another kind, or one that was
-recorded without its messages, is `None` and counted by who reads. Where a trace has readable calls of a model, the
-agent's own span, which is their sum, is left out.
-"""
+Invariant: a span that is a model's or an agent's and cannot be read raises BadRowError; one of another kind, or one
+that was recorded without its messages, is `None` and counted by who reads. Where a trace has readable calls of a model,
+the agent's own span, which is their sum, is left out."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from ajet.task_reader.rows import BadRow, finite, kind_of
+from ajet.task_reader.rows import BadRowError, json_kind, read_finite
 from ajet_datagen.tracing.trace import Message, Rating, Trace, last_of_each
 
 CALLS = ("chat", "generate_content", "text_completion")
@@ -49,7 +48,7 @@ def traces_of(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[list[T
             kind = _kind(span)
             try:
                 trace = _trace(span) if kind else None
-            except BadRow as problem:
+            except BadRowError as problem:
                 bad.append((span.where, str(problem)))
                 continue
             except RecursionError:
@@ -121,7 +120,7 @@ def _asked(told: Mapping[str, Any]) -> list[Message]:
     kwargs, args = given.get("kwargs") or {}, given.get("args") or []
     if not isinstance(args, list) or not isinstance(kwargs, Mapping):
         wrong, other = ("args", args) if not isinstance(args, list) else ("kwargs", kwargs)
-        raise BadRow(f"{wrong} of the agent's input is {kind_of(other)}")
+        raise BadRowError(f"{wrong} of the agent's input is {json_kind(other)}")
     asked = kwargs.get("messages") or kwargs.get("msg")
     return [*first, *_plain(asked if asked is not None else args[0] if args else None)]
 
@@ -141,21 +140,21 @@ def _listed(value: Any, name: str) -> list[Any]:
     if isinstance(value, Mapping):
         return [value]
     if not isinstance(value, list):
-        raise BadRow(f"{name} is {kind_of(value)}, expected a list of messages")
+        raise BadRowError(f"{name} is {json_kind(value)}, expected a list of messages")
     return value
 
 
 def _messages(one: Any) -> list[Message]:
     """A message of parts; results of tools are messages of their own."""
     if not isinstance(one, Mapping) or not isinstance(one.get("parts"), list) or not isinstance(one.get("role"), str):
-        raise BadRow("a message without role or parts")
+        raise BadRowError("a message without role or parts")
     found: list[Message] = []
     calls: list[Message] = []
     texts: list[str] = []
     thoughts: list[str] = []
     for part in one["parts"]:
         if not isinstance(part, Mapping):
-            raise BadRow("a part that is no object")
+            raise BadRowError("a part that is no object")
         kind = part.get("type")
         if kind == "text":
             texts.append(str(part.get("content") or ""))
@@ -168,7 +167,7 @@ def _messages(one: Any) -> list[Message]:
             said = part.get("response", part.get("result"))
             found.append({"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": _said_by_tool(said)})
         else:
-            raise BadRow(f"a part of the kind {kind!r:.60}, which is no text")
+            raise BadRowError(f"a part of the kind {kind!r:.60}, which is no text")
     role = "assistant" if one["role"] in ("assistant", "model") else one["role"]
     if texts or calls or thoughts:
         message: Message = {"role": role, "content": "".join(texts) or (None if calls else "")}
@@ -199,7 +198,7 @@ def _call(call: Any) -> Message:
     """A call of a tool, in the shape that it has in Chat Completions."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise BadRow("a tool call that names no function")
+        raise BadRowError("a tool call that names no function")
     told = {**function, "arguments": _json(function.get("arguments"))}
     return {**call, "id": str(call.get("id") or ""), "type": "function", "function": told}
 
@@ -239,7 +238,7 @@ def _rating(span: Span) -> Rating:
         value, label = told.get("gen_ai.evaluation.score.value"), told.get("gen_ai.evaluation.score.label")
         word = str(label or "").lower()
         plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-        number = finite(value, "gen_ai.evaluation.score.value") if plain else None
+        number = read_finite(value, "gen_ai.evaluation.score.value") if plain else None
         liked = True if word in _GOOD else False if word in _BAD else None
         comment = told.get("gen_ai.evaluation.explanation")
         rating = rating.then(Rating(number, liked, None, comment if isinstance(comment, str) else None))
@@ -247,12 +246,12 @@ def _rating(span: Span) -> Rating:
 
 
 def _value(value: Any) -> Any:
-    """Spans hold structures as JSON text, too. Raises BadRow for text that begins as JSON and is none."""
+    """Spans hold structures as JSON text, too. Raises BadRowError for text that begins as JSON and is none."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            raise BadRow(f"an attribute that is no JSON: {value[:60]!r}") from None
+            raise BadRowError(f"an attribute that is no JSON: {value[:60]!r}") from None
     return value
 
 
@@ -264,7 +263,7 @@ def _said_by_tool(value: Any) -> str:
     """AgentScope's results are lists of blocks, as JSON."""
     try:
         parts = _value(value)
-    except BadRow:
+    except BadRowError:
         parts = value
     if isinstance(parts, list) and parts and all(isinstance(part, Mapping) for part in parts):
         return _text(parts) or _json(parts)

@@ -35,7 +35,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_all_parts, find_part, find_parts, list_first_names
-from ajet.environment.files import named_in, read_variables, read_yaml, refused
+from ajet.environment.files import find_variables, invalid_section_error, read_variables, read_yaml
 from ajet.schema.errors import ConfigError
 from ajet_environments.front.servers import Per
 from ajet_mcp.servers import Resources, Server, server_from
@@ -149,7 +149,7 @@ def described(file: Path) -> Description:
         found = family.list_parts(section, file.absolute().parent, f"{file}: {name}")
         parts += [replace(part, family=name) for part in found]
     name = read.name or file.stem
-    named = named_in(read.mcpServers)
+    named = find_variables(read.mcpServers)
     return Description(name, tuple(parts), tuple(read.tools), read.capacity, read.idle, file.absolute(), named)
 
 
@@ -186,7 +186,7 @@ def _read(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily, BaseMod
     try:
         read = _File.model_validate(own)
     except ValidationError as error:
-        raise refused(error, file, (*_File.model_fields, *families)) from None
+        raise invalid_section_error(error, file, (*_File.model_fields, *families)) from None
     if not read.mcpServers and not given:
         accepted = ", or ".join(f"`{name}`" for name in ("mcpServers", *families))
         raise ConfigError(f"There are no servers: expected {accepted}.", where=str(file))
@@ -197,7 +197,7 @@ def _parse(family: EnvironmentFamily, name: str, given: Any, file: Path) -> Base
     try:
         return family.section.model_validate(given)
     except ValidationError as error:
-        raise refused(error, file, family.section.model_fields, name) from None
+        raise invalid_section_error(error, file, family.section.model_fields, name) from None
 
 
 def _part(name: str, entry: Mapping[str, Any], file: Path) -> Part | None:
@@ -205,7 +205,7 @@ def _part(name: str, entry: Mapping[str, Any], file: Path) -> Part | None:
     try:
         terms = _Terms.model_validate(own)
     except ValidationError as error:
-        raise refused(error, file, _Terms.model_fields, "mcpServers", name) from None
+        raise invalid_section_error(error, file, _Terms.model_fields, "mcpServers", name) from None
     missing = [variable for variable in terms.requires if not os.environ.get(variable)]
     if missing:
         off = f"it needs {' and '.join(missing)} in the environment"

@@ -12,7 +12,7 @@ from typing import Any
 from ajet_environments.deployment.description import Part
 from ajet_environments.deployment.workdirs import Workdirs
 from ajet_mcp.confined import behind_walls
-from ajet_mcp.contract import CallFailed, Limits, Session, Tool
+from ajet_mcp.contract import CallFailedError, Limits, Session, Tool
 from ajet_mcp.thin import ThinClient
 
 OF_ONE_CALL = ("timeout", "too_large")
@@ -38,7 +38,7 @@ class McpInstance:
         """See `Instance`."""
         try:
             reply = await self._session.call(name, arguments)
-        except CallFailed as problem:
+        except CallFailedError as problem:
             self._silent = self._silent + 1 if problem.kind == "timeout" else 0
             of_this_call = self._shared and not problem.lost and problem.kind in OF_ONE_CALL
             self._dead = self._dead or not of_this_call or self._silent >= SILENT

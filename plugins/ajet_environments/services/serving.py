@@ -15,7 +15,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.environment.services.chosen import Chosen
+from ajet.environment.services.chosen import ChosenEnvironment
 from ajet.environment.services.wire import TOKEN, EnvService
 from ajet.schema.addresses import require_key_or_loopback
 from ajet.schema.errors import UserError
@@ -83,7 +83,7 @@ class Beside:
             self._loop.close()
 
 
-def serve_beside(used: str, base: Path) -> Chosen:
+def serve_beside(used: str, base: Path) -> ChosenEnvironment:
     """Serve the world that `environment.use` names for this process alone. Raises UserError."""
     beside = Beside(open_world(used, base=base))
-    return Chosen(beside.service, leave=beside.close)
+    return ChosenEnvironment(beside.service, leave=beside.close)

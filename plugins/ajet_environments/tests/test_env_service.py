@@ -109,25 +109,27 @@ def test_a_service_that_is_not_there_is_one_error_that_says_what_to_do() -> None
 
 
 def test_two_environments_are_one_too_many() -> None:
-    from ajet.environment.services.chosen import chosen
+    from ajet.environment.services.chosen import choose_environment
 
     with pytest.raises(ConfigError, match="another environment is named, too"):
-        chosen(experiment({**settings("http://127.0.0.1:9"), "environment": {"use": "gymnasium:FrozenLake-v1"}}))
+        choose_environment(
+            experiment({**settings("http://127.0.0.1:9"), "environment": {"use": "gymnasium:FrozenLake-v1"}})
+        )
 
 
 @pytest.mark.parametrize("environment", [{"use": "gymnasium:FrozenLake-v1"}, {"use": "openenv:ws://127.0.0.1:9"}, None])
 def test_a_recorded_run_cannot_stand_for_an_environment_with_a_state(environment: dict[str, str] | None) -> None:
-    from ajet.environment.services.chosen import chosen
+    from ajet.environment.services.chosen import choose_environment
 
     told = {"environment": environment} if environment else settings("http://127.0.0.1:9")
     told["environment"] = {**(environment or {}), "replay": "before"}
     with pytest.raises(ConfigError, match="A recorded run answers for tools") as caught:
-        chosen(experiment(told))
+        choose_environment(experiment(told))
     assert "rejudge" in caught.value.do
 
 
 def test_an_address_that_is_none_is_said_in_words() -> None:
-    from ajet.environment.services.chosen import chosen
+    from ajet.environment.services.chosen import choose_environment
     from ajet_environments.services.check import check
     from ajet_environments.services.reachable import services_of
 
@@ -137,7 +139,7 @@ def test_an_address_that_is_none_is_said_in_words() -> None:
     of_reader = experiment(settings("http://127.0.0.1:80800"))
     used = experiment({"environment": {"use": "http://[::1:8080"}})
     for found, key in ((of_reader, "ajet.task_reader.env_service.env_url"), (used, "ajet.environment.use")):
-        for reads in (chosen, lambda found: list(services_of(found))):
+        for reads in (choose_environment, lambda found: list(services_of(found))):
             with pytest.raises(ConfigError, match="is no address of an environment service") as caught:
                 reads(found)
             assert caught.value.where == key

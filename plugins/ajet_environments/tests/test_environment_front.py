@@ -22,7 +22,7 @@ from rich.console import Console
 from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import ConfigError, UserError
 from ajet_environments.hosting.lifetime import down, listed, show, up
-from ajet_mcp import CallFailed
+from ajet_mcp import CallFailedError
 from ajet_mcp.running_environments import running, state_file, token_for
 from tests.ajet_command import start
 from tests.mcp_fixtures import attempt, lives
@@ -293,7 +293,7 @@ def test_each_attempt_of_ours_is_an_episode_of_its_own(shop, how):
             assert len(shared) == 1, "a shared server is one for all"
             wrong = await one.use("notes__note", {"text": 1})
             assert wrong.error == "arguments"
-            with pytest.raises(CallFailed, match="environment lost"):
+            with pytest.raises(CallFailedError, match="environment lost"):
                 await one.use("notes__die", {})
             assert (await other.use("notes__notes", {})).text == "aa, bb"
         return one
@@ -326,7 +326,7 @@ def test_an_episode_that_was_ended_is_lost(shop):
         async with attempt("shop") as one:
             address = one.toolset._sessions[0]._channel._episode.address
             httpx.delete(address, headers=Client(shop).headers)
-            with pytest.raises(CallFailed, match="knows this episode no more") as lost:
+            with pytest.raises(CallFailedError, match="knows this episode no more") as lost:
                 await one.use("notes__note", {"text": "x"})
             return lost.value
 

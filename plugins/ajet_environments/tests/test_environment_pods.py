@@ -25,7 +25,7 @@ from ajet_environments.deployment import described
 from ajet_environments.hosting.kubernetes import PORT, kubernetes
 from ajet_environments.hosting.lifetime import down, up
 from ajet_environments.tests.test_environment_images import containers, episode
-from ajet_mcp import CallFailed, Limits
+from ajet_mcp import CallFailedError, Limits
 from ajet_mcp.servers import Server
 from ajet_sandbox.engine import swept
 from tests.container_fixtures import AJET_IMAGE, NETWORK, NOTES, remove_network
@@ -146,7 +146,7 @@ def test_of_two_pods_one_is_killed_and_the_other_drained(pods: Pods) -> None:
             for name, each in (("one", one), ("two", two)):
                 try:
                     said[name] = (await each.toolset.use("notes", {})).text
-                except CallFailed as problem:
+                except CallFailedError as problem:
                     assert problem.boundary == "environment"
                     said[name] = "lost"
             assert sorted(said.values()) in (["a", "lost"], ["b", "lost"])

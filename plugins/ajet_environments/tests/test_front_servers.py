@@ -17,7 +17,7 @@ from ajet_environments.deployment.workdirs import Workdirs
 from ajet_environments.front.app import Access, Front
 from ajet_environments.front.episodes import Episodes, NoSuchTool
 from ajet_environments.front.servers import Pool
-from ajet_mcp.contract import CallFailed, Reply
+from ajet_mcp.contract import CallFailedError, Reply
 from ajet_mcp.servers import Server
 from tests.mcp_fixtures import lives
 
@@ -231,7 +231,7 @@ class Session:
     ended = False
 
     def __init__(self) -> None:
-        self.problem: CallFailed | None = None
+        self.problem: CallFailedError | None = None
 
     async def call(self, name, arguments):
         if self.problem is not None:
@@ -240,13 +240,17 @@ class Session:
 
 
 def test_a_call_of_a_shared_server_that_takes_too_long_costs_the_others_nothing():
-    slow, huge, gone = CallFailed("slow", "timeout"), CallFailed("huge", "too_large"), CallFailed("gone", "transport")
+    slow, huge, gone = (
+        CallFailedError("slow", "timeout"),
+        CallFailedError("huge", "too_large"),
+        CallFailedError("gone", "transport"),
+    )
 
-    async def lives_after(*problems: CallFailed | None, shared: bool = True) -> bool:
+    async def lives_after(*problems: CallFailedError | None, shared: bool = True) -> bool:
         session = Session()
         instance = McpInstance(session, [], shared=shared)
         for session.problem in problems:
-            with suppress(CallFailed):
+            with suppress(CallFailedError):
                 await instance.call("look", {})
         return instance.alive
 

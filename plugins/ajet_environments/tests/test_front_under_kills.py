@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from ajet_environments.hosting.lifetime import down, up
-from ajet_mcp.contract import CallFailed, Limits, Session
+from ajet_mcp.contract import CallFailedError, Limits, Session
 from ajet_mcp.running_environments import RunningEnvironment
 from ajet_mcp.servers import Server
 from ajet_mcp.thin import ThinClient
@@ -64,7 +64,7 @@ class Trial:
             if reply.failed or reply.content[0]["text"] != f"{name}a, {name}b":
                 self.wrong.append(f"{name}: {reply}")
             self._end(COMPLETED)
-        except CallFailed as problem:
+        except CallFailedError as problem:
             if problem.boundary != "environment" or problem.kind != "environment":
                 self.wrong.append(f"{name}: {problem.kind} {problem}")
             self._end(LOST)

@@ -21,7 +21,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
-from ajet.task_reader.plain_values import BadRow, read_json
+from ajet.task_reader.plain_values import BadRowError, read_json
 from ajet.train.accounting import correlate
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _example(line: str, where: str) -> Example:
         texts = [row["question"], row["answer"], row.get("reference", ""), row.get("model", ""), *tools]
         if not all(isinstance(each, str) for each in texts):
             raise TypeError("a field is no text")
-    except (BadRow, KeyError, TypeError, AttributeError) as error:
+    except (BadRowError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"A line is no labelled example ({type(error).__name__}: {error}).",
             where=where,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.extraction import text_of
+from ajet.task_judge.extraction import answer_text
 from ajet_judges.model_judge.panel import Member, ModelPanel, Reply, measured
 from ajet_judges.model_judge.prompt import TEMPLATE, question_of
 from ajet_judges.model_judge.ranking import compared
@@ -68,8 +68,8 @@ class ModelJudge:
         task = workflow_task.task
         return await self.judge(
             question_text(task.main_query, task.init_messages),
-            text_of(workflow_output.metadata.get("final_answer")),
-            text_of(task.metadata.get("answer")),
+            answer_text(workflow_output.metadata.get("final_answer")),
+            answer_text(task.metadata.get("answer")),
             workflow_task.tool_results,
         )
 
@@ -108,7 +108,10 @@ class ModelJudge:
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
         """Attempts at one task beside each other, by their numbers. Raises JudgeFailure."""
         task = attempts[min(attempts)].task.task
-        question, reference = question_text(task.main_query, task.init_messages), text_of(task.metadata.get("answer"))
+        question, reference = (
+            question_text(task.main_query, task.init_messages),
+            answer_text(task.metadata.get("answer")),
+        )
         return await compared(self, attempts, seed, question=question, reference=reference)
 
     async def awake(self) -> None:
@@ -151,4 +154,4 @@ def question_text(query: str, messages: Sequence[Any]) -> str:
     """A task as text."""
     if query:
         return query
-    return "\n".join(f"{each.get('role')}: {text_of(each.get('content'))}" for each in messages)
+    return "\n".join(f"{each.get('role')}: {answer_text(each.get('content'))}" for each in messages)

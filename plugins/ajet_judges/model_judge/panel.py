@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
+from ajet.environment.chat_model import ChatModel, ChatReply, NoAnswerError, request_completion
 from ajet.environment.loop import on_tools_loop
 from ajet.schema.errors import JudgeFailure
 from ajet_judges.model_judge.prompt import SYSTEM, Question
@@ -53,7 +53,7 @@ class Limits(Protocol):
 class Member:
     """One model of a panel, and its prices."""
 
-    model: Model
+    model: ChatModel
     price_in: float = 0.0
     price_out: float = 0.0
     """For a million tokens."""
@@ -138,7 +138,7 @@ class ModelPanel:
             name = member.model.model
             try:
                 answer = await self._answer(member, body, reply)
-            except NoAnswer as problem:
+            except NoAnswerError as problem:
                 reply.problems.append(f"{name}: {problem}")
                 continue
             reached = True
@@ -147,23 +147,23 @@ class ModelPanel:
                 reply.problems.append(f"{name} refused: {answer.refused[:200]}")
                 continue
             try:
-                if answer.cut and not answer.whole.rstrip().endswith(_WHOLE_ENDS):
+                if answer.cut and not answer.raw_text.rstrip().endswith(_WHOLE_ENDS):
                     raise Unreadable("it was cut off at its length")
-                reply.value, reply.model = read(answer.whole), name
+                reply.value, reply.model = read(answer.raw_text), name
             except Unreadable as problem:
                 reply.unreadable += 1
                 reply.problems.append(f"{name} gave no verdict: {problem}")
                 continue
             if self._cache and self.store is not None and keys is not None:
-                await asyncio.to_thread(self.store.put, keys[place], answer.whole)
+                await asyncio.to_thread(self.store.put, keys[place], answer.raw_text)
             return reply
         if not reached:
             raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)
         return reply
 
-    async def _answer(self, member: Member, body: Mapping[str, Any], reply: Reply[T]) -> Answer:
-        """The answer of one model, asked as often as it may be asked. Raises NoAnswer; JudgeFailure where the budget is
-        used up."""
+    async def _answer(self, member: Member, body: Mapping[str, Any], reply: Reply[T]) -> ChatReply:
+        """The answer of one model, asked as often as it may be asked. Raises NoAnswerError; JudgeFailure where the
+        budget is used up."""
         limits, number = self._limits, 0
         while True:
             sent = {name: value for name, value in body.items() if name not in member.without}
@@ -173,8 +173,8 @@ class ModelPanel:
                 reply.calls += 1
                 began = time.monotonic()
                 try:
-                    answer = await completion(member.model, sent, limits.timeout)
-                except NoAnswer as problem:
+                    answer = await request_completion(member.model, sent, limits.timeout)
+                except NoAnswerError as problem:
                     refused = problem
                 else:
                     cost = answer.prompt_tokens * member.price_in + answer.reply_tokens * member.price_out
@@ -186,7 +186,7 @@ class ModelPanel:
             if refused.status in (400, 422) and (named := _not_taken(str(refused), sent)):
                 member.without.add(named)
                 continue
-            if not refused.again or number == limits.max_retries:
+            if not refused.is_retryable or number == limits.max_retries:
                 raise refused
             await asyncio.sleep(max(refused.after, limits.retry_delay * 2**number))
             number += 1

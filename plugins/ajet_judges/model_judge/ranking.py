@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
-from ajet.task_judge.extraction import text_of
+from ajet.task_judge.extraction import answer_text
 from ajet.task_judge.judge import Compared
 from ajet_judges.model_judge.panel import ModelPanel, Reply, measured
 from ajet_judges.model_judge.prompt import Question, shortened
@@ -78,7 +78,9 @@ async def compared(
     entrants = []
     for each in repeats:
         told = attempts[each].output.metadata
-        entrants.append(Entrant(text_of(told.get(answer, told.get("final_answer"))), attempts[each].task.tool_results))
+        entrants.append(
+            Entrant(answer_text(told.get(answer, told.get("final_answer"))), attempts[each].task.tool_results)
+        )
     return dict(zip(repeats, await ranked(voters, question, reference, entrants, seed, criteria), strict=True))
 
 

@@ -18,7 +18,7 @@ from ajet.schema.errors import AjetError
 from ajet.schema.fenced import unfence
 from ajet.schema.json_schema import problem_of_reply
 from ajet.schema.settled import with_whole_letters
-from ajet.task_judge.extraction import thought_ends
+from ajet.task_judge.extraction import find_thought_ends
 
 Said = Literal["correct", "incorrect", "undecided"]
 WORDS: tuple[Said, ...] = ("correct", "incorrect", "undecided")
@@ -51,7 +51,7 @@ class Vote:
 
 def vote_of(text: str) -> Vote:
     """The verdict of a reply. Raises Unreadable."""
-    after = ([0, *thought_ends(text)])[-1]
+    after = ([0, *find_thought_ends(text)])[-1]
     alone = text[after:].strip(_EMPHASIS).lower()
     for word in WORDS:
         if alone == word:
@@ -104,7 +104,7 @@ def _without_thoughts(text: str) -> str:
     """Return the longest end of a reply that is one object; the end behind all thoughts where none is. Raises
     Unreadable."""
     whole = ""
-    for start in [0, *thought_ends(text)][-MOST_THOUGHTS:]:
+    for start in [0, *find_thought_ends(text)][-MOST_THOUGHTS:]:
         whole = text[start:].strip()
         if whole.startswith(("{", "`", "~")) and len(whole) <= LONGEST:
             whole = unfence(whole, _is_object)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ajet.environment.chat_model import EXAMPLE, KEY, Model, configured, section_of
+from ajet.environment.chat_model import EXAMPLE, KEY, ChatModel, list_configured, section_of
 from ajet.schema.errors import ConfigError
 from ajet_judges.config import JudgeKeys
 from ajet_judges.model_judge.panel import Member, ModelPanel
@@ -30,7 +30,7 @@ class ScorerAgent(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    models: tuple[Model, ...] = Field(min_length=1)
+    models: tuple[ChatModel, ...] = Field(min_length=1)
     judge_prompt_template: str | None = None
 
 
@@ -72,7 +72,7 @@ def settings_of(experiment: Experiment, otherwise: Callable[[], Member] | None =
 
 def judges_of(judges: Sequence[JudgeModel]) -> list[Member]:
     """The models of `task_judge.judges`, in order, with their keys from the environment. Raises ConfigError."""
-    found = zip(configured(judges, JUDGES), judges, strict=True)
+    found = zip(list_configured(judges, JUDGES), judges, strict=True)
     return [Member(model, each.price_in, each.price_out) for model, each in found]
 
 

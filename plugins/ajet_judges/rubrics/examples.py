@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
-from ajet.task_judge.extraction import text_of
+from ajet.task_judge.extraction import answer_text
 from ajet.task_reader import open_reader
 from ajet_judges.config import JudgeKeys
 from ajet_judges.model_judge.judge import question_text
@@ -59,7 +59,7 @@ def field_of(task: Task, name: str) -> Any:
 
 def query_of(task: Task, name: str) -> str:
     """The question: what the field holds, else the task's own."""
-    return text_of(field_of(task, name)) or question_text(task.main_query, task.init_messages)
+    return answer_text(field_of(task, name)) or question_text(task.main_query, task.init_messages)
 
 
 def read_examples(experiment: Experiment) -> tuple[list[Example], list[Example]]:
@@ -109,10 +109,10 @@ def example_of(task: Task, grader: RubricsAutoGrader) -> Example:
         candidates = row.get("candidates")
         if not isinstance(candidates, list) or len(candidates) < 2:
             raise ValueError("`candidates` is no list of at least two")
-        answers = tuple(Answer(text_of(each["answer"]), -_number(each.get("rank"), "rank")) for each in candidates)
+        answers = tuple(Answer(answer_text(each["answer"]), -_number(each.get("rank"), "rank")) for each in candidates)
         if len({each.label for each in answers}) < 2:
             raise ValueError("all its candidates have one rank")
-        return Example(query, answers, text_of(row.get(grader.reference_field)))
+        return Example(query, answers, answer_text(row.get(grader.reference_field)))
     scale, score = Scale(grader.min_score, grader.max_score), _number(row.get("score"), "score")
     if not scale.low <= score <= scale.high:
         raise ValueError(f"its score is {score:g}, and the scale is from {scale.low:g} to {scale.high:g}")
@@ -121,7 +121,7 @@ def example_of(task: Task, grader: RubricsAutoGrader) -> Example:
     answer = row.get("answer") if given is None else given
     if answer is None:
         raise ValueError("it has no answer")
-    return Example(query, (Answer(text_of(answer), scale.share(score)),), text_of(reference))
+    return Example(query, (Answer(answer_text(answer), scale.share(score)),), answer_text(reference))
 
 
 def _number(value: Any, name: str) -> float:

@@ -19,7 +19,7 @@ from ajet.record.lock import alone
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.task_judge.extraction import text_of
+from ajet.task_judge.extraction import answer_text
 from ajet.task_judge.judge import Compared
 from ajet_judges.config import JudgeKeys
 from ajet_judges.model_judge.ranking import compared
@@ -113,14 +113,14 @@ class RubricsJudge:
                 f"the workflow's output has no metadata[{name!r}], which rubrics grade; return the answer as a text, "
                 f"or WorkflowOutput(metadata={{{name!r}: …}})"
             )
-        answer = text_of(told.get(name, told.get("final_answer")))
+        answer = answer_text(told.get(name, told.get("final_answer")))
         if not answer.strip():
             return Verdict(0.0, False, "the answer is empty", scorer=self.settings.grader_name)
         criteria = (await self._ready()).criteria
         task = workflow_task.task
         graded = await self.grader.grade(
             query_of(task, self.settings.query_field), answer, criteria,
-            text_of(field_of(task, self.settings.reference_field)), workflow_task.tool_results,
+            answer_text(field_of(task, self.settings.reference_field)), workflow_task.tool_results,
         )  # fmt: skip
         score = weighted(graded.grades, criteria, strict=False)
         mark = self.settings.success_threshold
@@ -134,7 +134,7 @@ class RubricsJudge:
         task = attempts[min(attempts)].task.task
         found = await compared(
             self.grader.judge, attempts, seed, question=query_of(task, self.settings.query_field),
-            reference=text_of(field_of(task, self.settings.reference_field)), answer=self.settings.answer_field,
+            reference=answer_text(field_of(task, self.settings.reference_field)), answer=self.settings.answer_field,
             criteria=criteria,
         )  # fmt: skip
         for verdict in found.values():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import Task, WorkflowTask
-from ajet.task_judge.extraction import text_of
+from ajet.task_judge.extraction import answer_text
 from ajet_judges.model_judge.judge import question_text
 from ajet_judges.rubrics.criterion import Criterion, criteria_of
 from ajet_judges.rubrics.grading import Graded, Grader, weighted
@@ -61,7 +61,7 @@ class RubricScorer:
         if not reply.strip():
             return Verdict(0.0, False, "the answer is empty")
         graded = await self._grader.grade(
-            question_text(task.main_query, task.init_messages), reply, criteria, text_of(ground_truth),
+            question_text(task.main_query, task.init_messages), reply, criteria, answer_text(ground_truth),
             workflow_task.tool_results,
         )  # fmt: skip
         score = weighted(graded.grades, criteria, strict=True)

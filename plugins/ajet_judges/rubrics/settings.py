@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr, ValidationError
 
 from ajet.config.other_models import key_in, other_server
-from ajet.environment.chat_model import Model
-from ajet.environment.files import said
+from ajet.environment.chat_model import ChatModel
+from ajet.environment.files import first_message
 from ajet.schema.errors import ConfigError
 from ajet_judges.config import JudgeKeys
 from ajet_judges.model_judge.judge import ModelJudge
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-def named_model(experiment: Experiment) -> Model:
+def named_model(experiment: Experiment) -> ChatModel:
     """The one of the section. Raises ConfigError for an address that is none, UserError where none is named."""
     grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     key = grader.api_key.get_secret_value() if grader.api_key is not None else ""
@@ -34,9 +34,9 @@ def named_model(experiment: Experiment) -> Model:
         url, key = server.base_url, key or server.keys[0]
     key = key or key_in("OPENAI_API_KEY")
     try:
-        return Model(base_url=url, model=grader.model_name, api_key=SecretStr(key))
+        return ChatModel(base_url=url, model=grader.model_name, api_key=SecretStr(key))
     except ValidationError as error:
-        raise ConfigError(f"{url} is no address: {said(error)}.", where=f"{KEY}.base_url") from None
+        raise ConfigError(f"{url} is no address: {first_message(error)}.", where=f"{KEY}.base_url") from None
 
 
 def grader_of(experiment: Experiment) -> Grader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ajet.schema.task import WorkflowTask
-from ajet.workflow.async_sampler import Record, evaluated
+from ajet.workflow.async_sampler import Record, evaluate_output
 from ajet_mcp.agent.workflow import McpAgentWorkflow
 
 if TYPE_CHECKING:
@@ -27,4 +27,4 @@ class MCPSampler(McpAgentWorkflow):
         output = await super().execute(workflow_task, tuner)
         if type(self).evaluate_record is MCPSampler.evaluate_record:
             return output
-        return await evaluated(self.evaluate_record, workflow_task, output)
+        return await evaluate_output(self.evaluate_record, workflow_task, output)

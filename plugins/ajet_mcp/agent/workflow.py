@@ -22,13 +22,13 @@ from ajet.environment.replay import replays_alone
 from ajet.schema.errors import ConfigError, ToolFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import POLICYS_OWN, ToolUse
-from ajet.task_judge.extraction import AnswerForm, form_of
+from ajet.task_judge.extraction import AnswerForm, find_form
 from ajet.workflow.workflow import Workflow
 from ajet_mcp.agent.conversation import Conversation
 from ajet_mcp.agent.tokens import TokenCounts, forget
 from ajet_mcp.browse import Condenser, browse_agent_of
 from ajet_mcp.confined import require_sandbox
-from ajet_mcp.contract import CallFailed, Limits
+from ajet_mcp.contract import CallFailedError, Limits
 from ajet_mcp.results import Shown
 from ajet_mcp.servers import KEY, servers_of
 from ajet_mcp.toolset import Toolset
@@ -62,14 +62,14 @@ class McpAgentWorkflow(Workflow):
     @classmethod
     def opening(cls, config: Any, task: Task) -> list[dict[str, Any]]:
         """The messages that an attempt at the task begins with."""
-        form = form_of(task.metadata, config.ajet.task_judge.answer_schema)
+        form = find_form(task.metadata, config.ajet.task_judge.answer_schema)
         return _opening(task, config.ajet.rollout.mcp_agent, form)
 
     @classmethod
     async def told(cls, config: Any) -> list[dict[str, Any]]:
         """What the model is told of its tools, as a request's `tools` (a browse agent adds a parameter to its own):
         servers are asked as an attempt asks them, and those that are commands are started and ended. Raises
-        CallFailed."""
+        CallFailedError."""
 
         def keep(use: ToolUse) -> None:
             raise AssertionError("nothing is used")
@@ -93,7 +93,7 @@ class McpAgentWorkflow(Workflow):
         try:
             with ThreadPoolExecutor(1) as thread:  # the caller's thread may run a loop
                 return thread.submit(asyncio.run, cls.told(experiment.config)).result()
-        except CallFailed as problem:
+        except CallFailedError as problem:
             other = next((command[0] for command in commands if _is_other_python(command)), None)
             do = f"write {{python}} for {other}, which is another Python" if other else "mend or start their server"
             raise UserError(f"The tools cannot be listed: {problem}", where=KEY, do=do) from None
@@ -119,7 +119,7 @@ class McpAgentWorkflow(Workflow):
         await tuner.resources.enter_async_context(toolset)
         if browse is not None and not toolset.browsed:
             browse.warn_of_no_tool([each["function"]["name"] for each in toolset.told])
-        form = form_of(workflow_task.task.metadata, tuner.config.ajet.task_judge.answer_schema)
+        form = find_form(workflow_task.task.metadata, tuner.config.ajet.task_judge.answer_schema)
         reply_room = min(rollout.max_response_length_in_one_turn, rollout.max_model_len // 4)
         opening = self.opening(tuner.config, workflow_task.task)
         conversation = Conversation(opening, rollout.max_model_len, reply_room)
@@ -170,7 +170,7 @@ class _Play:
         """What the last replies were, to see repetitions."""
 
     async def run(self, max_steps: int) -> str | None:
-        """The answer; None: it gave none. Raises CallFailed, ToolFailure, and what a refused request raises."""
+        """The answer; None: it gave none. Raises CallFailedError, ToolFailure, and what a refused request raises."""
         for step in range(max_steps):
             await self._make_room(step)
             turn = await self._asked(step)
@@ -190,7 +190,9 @@ class _Play:
                 return answer.strip()
             if self._ends("format_error"):
                 return None
-            self._conversation.add({"role": "user", "content": f"There is no answer in your reply. {self._form.told}"})
+            self._conversation.add(
+                {"role": "user", "content": f"There is no answer in your reply. {self._form.instruction}"}
+            )
         return None
 
     def told(self) -> dict[str, Any]:
@@ -296,7 +298,11 @@ def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]
     asked = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
     if asked[0].get("role") == "system" and settings.system_prompt is None:
         return asked
-    system = settings.system_prompt if settings.system_prompt is not None else f"Use the tools to find out. {form.told}"
+    system = (
+        settings.system_prompt
+        if settings.system_prompt is not None
+        else f"Use the tools to find out. {form.instruction}"
+    )
     return [{"role": "system", "content": system}, *asked]
 
 

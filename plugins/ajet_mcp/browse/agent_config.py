@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from ajet.config.other_models import key_in, outside
-from ajet.environment.chat_model import EXAMPLE, KEY, Model, section_of
-from ajet.environment.files import said
+from ajet.environment.chat_model import EXAMPLE, KEY, ChatModel, section_of
+from ajet.environment.files import first_message
 from ajet.schema.errors import ConfigError
 
 SWITCH = "ajet.rollout.mcp_agent.browse"
@@ -26,7 +26,7 @@ class BrowseAgent(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    models: tuple[Model, ...] = ()
+    models: tuple[ChatModel, ...] = ()
     """In the order in which they are asked."""
     max_retries: int = Field(default=3, ge=1)
     """How often one model is asked, before the next."""
@@ -67,7 +67,7 @@ def browse_agent_of(config: Any) -> BrowseAgent | None:
     return agent if agent.models else agent.model_copy(update={"models": (_of_environment(named),)})
 
 
-def _of_environment(named: str | None) -> Model:
+def _of_environment(named: str | None) -> ChatModel:
     url, model = outside(URL_VARIABLE), outside(MODEL_VARIABLE)
     if not url or not model:
         raise ConfigError(
@@ -77,6 +77,6 @@ def _of_environment(named: str | None) -> Model:
             do=f"`cp {EXAMPLE} agent_config.yml`, mend it, and set ajet.environment.agent_config: agent_config.yml",
         )
     try:
-        return Model(base_url=url, model=model, api_key=SecretStr(key_in(KEY_VARIABLE)))
+        return ChatModel(base_url=url, model=model, api_key=SecretStr(key_in(KEY_VARIABLE)))
     except ValidationError as error:
-        raise ConfigError(f"{URL_VARIABLE}: {said(error)}.", where=URL_VARIABLE) from None
+        raise ConfigError(f"{URL_VARIABLE}: {first_message(error)}.", where=URL_VARIABLE) from None

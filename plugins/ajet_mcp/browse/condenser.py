@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from loguru import logger
 
-from ajet.environment.chat_model import Model, NoAnswer, asked
+from ajet.environment.chat_model import ChatModel, NoAnswerError, ask_model
 from ajet.environment.loop import on_tools_loop
 from ajet.schema.tool_use import BROWSE_AGENT, ToolError, ToolUse, digest_of
 from ajet_mcp.browse.agent_config import BrowseAgent
-from ajet_mcp.contract import CallFailed, Tool
+from ajet_mcp.contract import CallFailedError, Tool
 from ajet_mcp.results import CountTokens, shortened
 
 BETWEEN_PAGES = "\n=======\n"
@@ -91,7 +91,7 @@ class Condenser:
         return sent, purpose
 
     async def condensed(self, tool: str, purpose: str, whole: str) -> str | None:
-        """The text that is shown in place of a result; None: it is shown as it is. Raises CallFailed."""
+        """The text that is shown in place of a result; None: it is shown as it is. Raises CallFailedError."""
         least = self._agent.min_prompt_length
         if len(whole.encode("utf-8", "replace")) <= least or await self._count(whole) <= least:
             return None
@@ -101,7 +101,7 @@ class Condenser:
             self.counts["failed"] += 1
             if self._on_failure == "end":
                 names = ", ".join(model.model for model in self._agent.models)
-                raise CallFailed(f"no model of the browse agent answered ({names})", "environment")
+                raise CallFailedError(f"no model of the browse agent answered ({names})", "environment")
             return None
         self.counts["condensed"] += 1
         found = [each for each in answers if each is not None]
@@ -121,7 +121,7 @@ class Condenser:
             error: ToolError = ""
             try:
                 answer = await self._asked(model, prompt)
-            except NoAnswer as problem:
+            except NoAnswerError as problem:
                 answer, error = str(problem), "tool"
                 logger.warning("browse agent: {} at {}: {}", model.model, model.place, problem)
             told = {"model": model.model, **about}
@@ -131,16 +131,16 @@ class Condenser:
                 return answer
         return None
 
-    async def _asked(self, model: Model, prompt: str) -> str:
-        """The model's answer, asked as often as it may be. Raises NoAnswer."""
+    async def _asked(self, model: ChatModel, prompt: str) -> str:
+        """The model's answer, asked as often as it may be. Raises NoAnswerError."""
         agent = self._agent
         for number in range(agent.max_retries):
             try:
                 seconds = min(agent.timeout, self._time_left())
-                return await on_tools_loop(asked(model, prompt, seconds, agent.extra_body))
-            except NoAnswer as problem:
+                return await on_tools_loop(ask_model(model, prompt, seconds, agent.extra_body))
+            except NoAnswerError as problem:
                 pause = agent.retry_delay * 2**number
-                if not problem.again or number == agent.max_retries - 1 or pause >= self._time_left():
+                if not problem.is_retryable or number == agent.max_retries - 1 or pause >= self._time_left():
                     raise
             await asyncio.sleep(pause)
         raise AssertionError("unreachable")

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ajet_mcp import CallFailed
+from ajet_mcp import CallFailedError
 from tests.mcp_fixtures import attempt
 
 URL = {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}
@@ -78,7 +78,7 @@ def test_its_replies_and_its_errors_inside_a_good_status(dock):
             assert [name for name, each in found.items() if each.error == "tool"] == ["broken", "refused"]
             assert found["search"].images == ("data:image/jpeg;base64,AAAA",)
             for name in ("gone", "away"):
-                with pytest.raises(CallFailed) as lost:
+                with pytest.raises(CallFailedError) as lost:
                     await tools.use(name, {"url": "u"})
                 assert (lost.value.boundary, tools.uses[-1].error) == ("environment", "transport")
             assert (await tools.use("web__fetch", {})).error == "arguments"
@@ -93,5 +93,5 @@ def test_what_is_no_agentdock_is_said(dock):
         async with attempt(f"http://127.0.0.1:{dock.server_port}/other/mcpapi"):
             pass
 
-    with pytest.raises(CallFailed, match="no AgentDock|no list of servers"):
+    with pytest.raises(CallFailedError, match="no AgentDock|no list of servers"):
         asyncio.run(plays())

@@ -17,7 +17,7 @@ from ajet_environments.deployment import described
 from ajet_environments.deployment.workdirs import Workdirs
 from ajet_environments.front import Episodes
 from ajet_environments.hosting.program import server_of
-from ajet_mcp import CallFailed, require_sandbox, servers_of
+from ajet_mcp import CallFailedError, require_sandbox, servers_of
 from ajet_mcp import processes as mcp_processes
 from ajet_sandbox import choose
 from ajet_sandbox.choose import tried
@@ -160,6 +160,6 @@ def test_where_there_is_no_sandbox_it_is_refused_and_never_started(
         async with attempt(*servers):
             pass
 
-    with pytest.raises(CallFailed, match="has no sandbox: .*namespaces are forbidden") as failed:
+    with pytest.raises(CallFailedError, match="has no sandbox: .*namespaces are forbidden") as failed:
         asyncio.run(plays())
     assert (failed.value.kind, failed.value.lost) == ("sandbox", True) and not (tmp_path / "ran").exists()

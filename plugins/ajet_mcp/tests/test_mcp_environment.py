@@ -12,7 +12,7 @@ import pytest
 from ajet.config import Experiment
 from ajet.environment import chat_model, loop
 from ajet.environment.files import read_yaml
-from ajet.environment.loop import at_end, of_this_process, tools_loop
+from ajet.environment.loop import close_at_exit, process_local, tools_loop
 from ajet.schema.errors import ConfigError
 from ajet_mcp import Reply, servers_of
 from ajet_mcp.agent import McpAgentWorkflow
@@ -161,7 +161,7 @@ def test_a_conversation_is_only_measured_where_bytes_do_not_tell():
 
 
 def test_a_fork_has_nothing_of_what_lives_on_its_parents_loop(monkeypatch):
-    tables = [http_server._servers, stdio._shared, chat_model._sessions, of_this_process({})]
+    tables = [http_server._servers, stdio._shared, chat_model._sessions, process_local({})]
     for table in tables:
         monkeypatch.setitem(table, "the parent's", object())
     monkeypatch.setattr(loop, "ENDS_S", 240.0)
@@ -170,14 +170,14 @@ def test_a_fork_has_nothing_of_what_lives_on_its_parents_loop(monkeypatch):
     async def end():
         ended.append(os.getpid())
 
-    at_end(end)
+    close_at_exit(end)
     child = os.fork()
     if child == 0:
         anew = False
         try:
             anew = not any(tables) and tools_loop() is not parents
-            at_end(end)
-            loop._end(tools_loop())
+            close_at_exit(end)
+            loop._close_at_exit(tools_loop())
         finally:
             os._exit(0 if anew and ended == [os.getpid()] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ajet.environment.loop import on_tools_loop
-from ajet_mcp import CallFailed, Limits, Server, processes
+from ajet_mcp import CallFailedError, Limits, Server, processes
 from tests.mcp_fixtures import PLAIN, SERVERS, SHORT, attempt, killable, lives, opened, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import TOKEN
 from tests.waiting import until
@@ -49,10 +49,10 @@ def test_a_server_that_is_killed_in_a_call_is_a_transport_failure_and_no_timeout
             while not (tmp_path / "begun").exists() and not waiting.done():
                 await asyncio.sleep(0.01)
             os.kill(pid, signal.SIGKILL)
-            with pytest.raises(CallFailed) as failed:
+            with pytest.raises(CallFailedError) as failed:
                 await waiting
             assert (failed.value.kind, failed.value.delivered) == ("transport", True)
-            with pytest.raises(CallFailed) as again:
+            with pytest.raises(CallFailedError) as again:
                 await tools.use("echo", {"text": "x"})
             assert again.value.kind in ("transport", "environment")
             return [use.error for use in tools.uses]
@@ -66,7 +66,7 @@ def test_a_server_on_pipes_that_dies_says_so_with_its_last_words(monkeypatch):
 
     async def plays():
         async with attempt(PLAIN, limits=PATIENT) as tools:
-            with pytest.raises(CallFailed) as failed:
+            with pytest.raises(CallFailedError) as failed:
                 await tools.use("die", {})
             return str(failed.value), failed.value.kind
 
@@ -110,7 +110,7 @@ def test_a_huge_result_is_never_held_whole(where, megabytes):
             Path("/proc/self/clear_refs").write_text("5")  # the most that was held is counted from here
             try:
                 result = (await tools.use("big", {"size": size})).error
-            except CallFailed as lost:
+            except CallFailedError as lost:
                 result = lost.kind
             assert _most_held_mb() - before < 16
             return result, (await tools.use("echo", {"text": "x"})).text
@@ -135,7 +135,7 @@ def test_a_server_that_only_writes_garbage_is_given_up():
         async with attempt(PLAIN) as tools:
             await tools.use("garbage", {"lines": 2000})
 
-    with pytest.raises(CallFailed, match="no JSON-RPC") as failed:
+    with pytest.raises(CallFailedError, match="no JSON-RPC") as failed:
         asyncio.run(plays())
     assert failed.value.kind == "transport"
 
@@ -148,7 +148,7 @@ def test_a_wrong_token_is_said_and_not_tried_again(plain_server):  # noqa: F811
             return (await tools.use("echo", {"text": "in"})).text
 
     assert asyncio.run(plays(TOKEN)) == "in"
-    with pytest.raises(CallFailed, match=r"refuses this token \(HTTP 401\)") as failed:
+    with pytest.raises(CallFailedError, match=r"refuses this token \(HTTP 401\)") as failed:
         asyncio.run(plays("wrong"))
     assert (failed.value.boundary, failed.value.retryable) == ("environment", False)
     assert "wrong" not in str(failed.value)
@@ -161,7 +161,7 @@ def test_a_token_that_expires_in_an_episode_loses_the_environment(plain_server):
             plain_server.token = "another"
             await tools.use("add_safely", {})
 
-    with pytest.raises(CallFailed, match="HTTP 401"):
+    with pytest.raises(CallFailedError, match="HTTP 401"):
         asyncio.run(plays())
     assert not plain_server.added
 
@@ -173,7 +173,7 @@ def test_a_session_that_the_server_forgot_is_an_environment_lost_and_not_begun_a
             plain_server.sessions.clear()
             await tools.use("add_safely", {})
 
-    with pytest.raises(CallFailed) as lost:
+    with pytest.raises(CallFailedError) as lost:
         asyncio.run(plays())
     assert (lost.value.kind, lost.value.lost) == ("environment", True)
     assert not plain_server.added and not plain_server.sessions
@@ -197,7 +197,7 @@ def test_a_cancellation_that_nobody_asked_for_is_a_transport_failure():
         task.cancel()
         await asyncio.sleep(5)
 
-    with pytest.raises(CallFailed) as failed:
+    with pytest.raises(CallFailedError) as failed:
         asyncio.run(on_tools_loop(cancels_itself()))
     assert failed.value.kind == "transport"
 
@@ -230,7 +230,7 @@ def test_a_server_that_cannot_be_started_or_reached_or_never_answers(tmp_path):
         (Server("away", "http", url="http://127.0.0.1:9/mcp"), "127.0.0.1:9|connection attempts failed"),
         (silent, "did not answer"),
     ):
-        with pytest.raises(CallFailed, match=said) as failed:
+        with pytest.raises(CallFailedError, match=said) as failed:
             asyncio.run(plays(server))
         assert failed.value.boundary == "environment"
     ours = str(tmp_path)  # it is killed within its 0.4 s, and gone a while later

@@ -1,4 +1,4 @@
-"""The thin MCP client: whatever a server sends is a result or a CallFailed."""
+"""The thin MCP client: whatever a server sends is a result or a CallFailedError."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from ajet.schema.tool_use import ToolUse
-from ajet_mcp.contract import CallFailed, Limits, Reply
+from ajet_mcp.contract import CallFailedError, Limits, Reply
 from ajet_mcp.results import shown
 from ajet_mcp.servers import servers_of
 from ajet_mcp.toolset import Toolset
@@ -38,16 +38,16 @@ async def use_server(use: str) -> tuple[list[str], list[str]]:
         for name in names:
             try:
                 texts.append((await tools.use(name, {"a": "x"})).text)
-            except CallFailed as problem:
+            except CallFailedError as problem:
                 texts.append(f"failed: {problem}")
     return names, texts
 
 
 async def is_survived(use: str) -> str:
-    """Empty where the server was used or refused with CallFailed; else what was raised."""
+    """Empty where the server was used or refused with CallFailedError; else what was raised."""
     try:
         await use_server(use)
-    except CallFailed:
+    except CallFailedError:
         pass
     except Exception as problem:  # noqa: BLE001 - the test lists them all
         return f"{use}: {problem!r}"

@@ -1,4 +1,4 @@
-"""Hostile replies, over HTTP and pipes: each is a result or a CallFailed, in time, and never another exception."""
+"""Hostile replies, over HTTP and pipes: each is a result or a CallFailedError, in time, and never another exception."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from ajet.environment.loop import on_tools_loop
 from ajet.schema.errors import ConfigError
 from ajet.schema.tool_use import ToolUse
-from ajet_mcp.contract import CallFailed, Limits, Reply
+from ajet_mcp.contract import CallFailedError, Limits, Reply
 from ajet_mcp.results import shown
 from ajet_mcp.servers import Server, servers_of
 from ajet_mcp.thin import ThinClient
@@ -35,7 +35,7 @@ ENDS_S = 8.0
 
 
 async def play(*servers: Server, limits: Limits = LIMITS, most: int = 3) -> list[str]:
-    """The replies of the first tools, or their failures, in one attempt on these servers. Raises CallFailed."""
+    """The replies of the first tools, or their failures, in one attempt on these servers. Raises CallFailedError."""
     uses: list[ToolUse] = []
 
     async def count(text: str) -> int:
@@ -49,7 +49,7 @@ async def play(*servers: Server, limits: Limits = LIMITS, most: int = 3) -> list
         for name in names[:most]:
             try:
                 (await tools.use(name, {"a": "x"})).text.encode()
-            except CallFailed as problem:
+            except CallFailedError as problem:
                 str(problem).encode()
     return [use.result for use in uses]
 
@@ -66,7 +66,7 @@ def over_http(script: Mapping[str, tuple[str, Parts]]) -> dict[str, list[str] | 
     async def play_one(name: str, url: str) -> None:
         try:
             found[name] = await asyncio.wait_for(play(Server("s", "http", url=url)), ENDS_S)
-        except CallFailed as problem:
+        except CallFailedError as problem:
             str(problem).encode()
             found[name] = [f"FAILED {problem}"[:300]]
         except Exception as problem:  # noqa: BLE001 - the test lists them all
@@ -133,7 +133,7 @@ def test_hostile_bodies_over_pipes_fail_as_calls(tmp_path: Path) -> None:
 
     used, *others = asyncio.run(play_all())
     assert len(used) == len(calls) >= 40 and "done" not in used
-    assert [each for each in others if not isinstance(each, (list, CallFailed))] == []
+    assert [each for each in others if not isinstance(each, (list, CallFailedError))] == []
 
 
 DONE = b'{"jsonrpc": "2.0", "id": $ID, "result": {"content": [{"type": "text", "text": "d\xc3\xb6ne"}]}}'
@@ -175,7 +175,7 @@ def test_ids_are_read_as_servers_write_them(kind: str, stream: bool) -> None:
 
 
 def test_the_answer_to_another_request_is_refused() -> None:
-    with pytest.raises(CallFailed) as failed:
+    with pytest.raises(CallFailedError) as failed:
         play_replies([http(DONE.replace(b"$ID", b"99"))])
     assert failed.value.kind == "transport"
 
@@ -208,7 +208,7 @@ SECRETS = {"Authorization": "Bearer secret-token", "X-Api-Key": "secret-key"}
 def test_redirects_to_another_server_get_no_headers(kind: Any, status: int) -> None:
     with ScriptedServer() as other, ScriptedServer() as server:
         server.answer = lambda asked: [http(b"", f"{status} There", head=f"Location: {other.address}/mcp\r\n")]
-        with pytest.raises(CallFailed) as failed:
+        with pytest.raises(CallFailedError) as failed:
             asyncio.run(play(Server("s", kind, url=f"{server.address}/mcp", headers=SECRETS)))
         assert other.asked == []
         assert "secret" not in str(failed.value)
@@ -242,7 +242,7 @@ def test_redirects_within_a_server_are_followed(location: str, status: int) -> N
 )
 def test_redirects_that_lead_nowhere_fail_as_calls(location: str) -> None:
     with ScriptedServer(lambda asked: [http(b"", "307 There", head=f"Location: {location}\r\n")]) as server:
-        with pytest.raises(CallFailed):
+        with pytest.raises(CallFailedError):
             asyncio.run(play(Server("s", "http", url=f"{server.address}/mcp")))
         assert len(server.asked) < 20
 
@@ -260,7 +260,7 @@ def test_headers_no_request_can_carry_are_refused(name: str, value: str, tmp_pat
     assert "Host: b" not in str(refused.value)
 
 
-def front(told: Mapping[str, Any], busy: Sequence[str] = ()) -> tuple[list[str] | CallFailed, list[Asked], float]:
+def front(told: Mapping[str, Any], busy: Sequence[str] = ()) -> tuple[list[str] | CallFailedError, list[Asked], float]:
     """What became of an attempt at a front that gives this episode after some `Retry-After`s, what it was asked, and
     the seconds that the attempt took."""
     waits = list(busy)
@@ -278,10 +278,10 @@ def front(told: Mapping[str, Any], busy: Sequence[str] = ()) -> tuple[list[str] 
     started = time.monotonic()
     with ScriptedServer(answer) as server:
         try:
-            found: list[str] | CallFailed = asyncio.run(
+            found: list[str] | CallFailedError = asyncio.run(
                 play(Server("s", "http", url=f"{server.address}/mcp"), limits=PATIENT)
             )
-        except CallFailed as problem:
+        except CallFailedError as problem:
             found = problem
         return found, server.asked, time.monotonic() - started
 
@@ -305,7 +305,7 @@ def test_a_front_gives_an_address_for_an_episode() -> None:
 ])  # fmt: skip
 def test_odd_addresses_of_episodes_fail_as_calls(told: Mapping[str, Any]) -> None:
     found, asked, _ = front(told)
-    assert isinstance(found, CallFailed)
+    assert isinstance(found, CallFailedError)
     assert [each for each in asked if each.method == "tools/call"] == []
 
 
@@ -337,7 +337,7 @@ def test_a_full_front_is_asked_again_in_a_second(value: str) -> None:
 )
 def test_a_front_that_is_full_for_long_is_left(value: str) -> None:
     found, asked, took = front(EPISODE, [value] * 3)
-    assert isinstance(found, CallFailed) and took < 4
+    assert isinstance(found, CallFailedError) and took < 4
     assert [each.path for each in asked].count("/episodes") == 1
 
 
@@ -398,10 +398,10 @@ def test_hostile_replies_of_agentdock_fail_as_calls() -> None:
 
     with ScriptedServer(answer) as server:
         found = asyncio.run(play_all(server.address))
-    assert [each for each in found if not isinstance(each, (list, CallFailed))] == []
+    assert [each for each in found if not isinstance(each, (list, CallFailedError))] == []
 
 
-def sse(endpoint: str, *events: bytes, status: int = 202) -> tuple[list[str] | CallFailed, list[Asked]]:
+def sse(endpoint: str, *events: bytes, status: int = 202) -> tuple[list[str] | CallFailedError, list[Asked]]:
     """What became of an attempt at a server of the old transport that writes an event for each request."""
     called = threading.Semaphore(0)
 
@@ -422,7 +422,7 @@ def sse(endpoint: str, *events: bytes, status: int = 202) -> tuple[list[str] | C
     with ScriptedServer(answer) as server:
         try:
             return asyncio.run(play(Server("s", "sse", url=f"{server.address}/sse"))), server.asked
-        except CallFailed as problem:
+        except CallFailedError as problem:
             return problem, server.asked
 
 
@@ -440,23 +440,23 @@ def test_the_old_transport_is_read_however_framed() -> None:
 )
 def test_addresses_of_the_old_transport_stay_on_the_server(endpoint: str) -> None:
     found, asked = sse(endpoint)
-    assert isinstance(found, CallFailed)
+    assert isinstance(found, CallFailedError)
     assert {each.path for each in asked} <= {"/sse", "/"}
 
 
 @pytest.mark.parametrize("status", [301, 307, 404, 500])
 def test_messages_of_the_old_transport_are_not_redirected(status: int) -> None:
     found, asked = sse("/messages", status=status)
-    assert isinstance(found, CallFailed) and found.kind == "transport"
+    assert isinstance(found, CallFailedError) and found.kind == "transport"
     assert len([each for each in asked if each.verb == "POST"]) == 1
 
 
 def test_a_server_that_only_asks_is_given_up(tmp_path: Path) -> None:
     ask = '{"jsonrpc": "2.0", "id": 1, "method": "roots/list"}'
     found, asked = sse("/messages", f"data: {ask}\n\n".encode() * 20_000)
-    assert isinstance(found, CallFailed) and len(asked) < 500
+    assert isinstance(found, CallFailedError) and len(asked) < 500
     use = stdio_command(tmp_path, {"tools/list": "\n".join([ask] * 20_000)})
-    with pytest.raises(CallFailed):
+    with pytest.raises(CallFailedError):
         asyncio.run(play(*servers_of(use, ROOT)))
 
 

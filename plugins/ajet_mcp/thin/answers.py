@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ajet_mcp.contract import CallFailed
+from ajet_mcp.contract import CallFailedError
 from ajet_mcp.thin.messages import asks, id_of, notification, refusal, request, result_of
 
 MOST_REFUSALS = 100
@@ -28,13 +28,13 @@ class Answers:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self.over: CallFailed | None = None
+        self.over: CallFailedError | None = None
         """Why nothing is answered any more."""
 
     async def request(self, method: str, params: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The result of a request. Raises CallFailed, RpcError."""
+        """The result of a request. Raises CallFailedError, RpcError."""
         if self.over is not None:
-            raise CallFailed(str(self.over), "environment", delivered=False, lost=True)
+            raise CallFailedError(str(self.over), "environment", delivered=False, lost=True)
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -45,7 +45,9 @@ class Answers:
                 self._send_in_background(notification("notifications/cancelled", told))
             if isinstance(problem, asyncio.CancelledError):
                 raise
-            raise CallFailed(f"the MCP server {self._name} did not answer within {seconds:.3g} s", "timeout") from None
+            raise CallFailedError(
+                f"the MCP server {self._name} did not answer within {seconds:.3g} s", "timeout"
+            ) from None
         finally:
             self._waiting.pop(number, None)
             if answer.done() and not answer.cancelled():
@@ -73,15 +75,15 @@ class Answers:
             self._send_in_background(refusal(asked))
         elif self.over is None:
             said = f"the MCP server {self._name} asks more than {MOST_REFUSALS} things and takes no answer"
-            self.end(CallFailed(said, "transport", lost=True))
+            self.end(CallFailedError(said, "transport", lost=True))
 
-    def fail(self, problem: CallFailed, number: int | None = None) -> None:
+    def fail(self, problem: CallFailedError, number: int | None = None) -> None:
         """Fail one request, or all that wait."""
         for each, waiting in self._waiting.items():
             if (number is None or each == number) and not waiting.done():
                 waiting.set_exception(problem)
 
-    def end(self, problem: CallFailed) -> None:
+    def end(self, problem: CallFailedError) -> None:
         """Fail all that wait, and all that come: nothing is answered any more."""
         if self.over is None:
             self.over = problem
@@ -91,7 +93,7 @@ class Answers:
 
     def _send_in_background(self, message: Mapping[str, Any]) -> None:
         async def send() -> None:
-            with suppress(CallFailed):  # the stream's end says it to those who wait
+            with suppress(CallFailedError):  # the stream's end says it to those who wait
                 await self._send(message)
 
         task = asyncio.create_task(send())

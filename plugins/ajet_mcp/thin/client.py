@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ajet_mcp.contract import CallFailed, Limits, Reply, Session, Tool
+from ajet_mcp.contract import CallFailedError, Limits, Reply, Session, Tool
 from ajet_mcp.servers import Server
 from ajet_mcp.thin.dock import DockSession
 from ajet_mcp.thin.http import HttpChannel
@@ -43,7 +43,7 @@ class ThinClient:
     """Ours. On the tools' loop."""
 
     async def open(self, server: Server, limits: Limits) -> Session:
-        """Raises CallFailed."""
+        """Raises CallFailedError."""
         if server.kind == "dock":
             return await DockSession.open(server, limits)
         channel: Channel
@@ -58,7 +58,7 @@ class ThinClient:
         except (RpcError, asyncio.TimeoutError) as problem:
             await channel.close(limits.close)
             said = str(problem) or f"it did not answer within {limits.start:g} s"
-            raise CallFailed(f"no session with the MCP server {server.name}: {said}", "environment") from problem
+            raise CallFailedError(f"no session with the MCP server {server.name}: {said}", "environment") from problem
         except BaseException:
             await channel.close(limits.close)
             raise
@@ -89,21 +89,23 @@ class ThinSession:
         until = now() + self._limits.start
         for _ in range(PAGES):
             if (left := until - now()) <= 0:
-                raise CallFailed(f"{self._name} lists its tools for more than {self._limits.start:g} s", "environment")
+                raise CallFailedError(
+                    f"{self._name} lists its tools for more than {self._limits.start:g} s", "environment"
+                )
             try:
                 page = await self._request("tools/list", {"cursor": cursor} if cursor is not None else {}, left)
             except RpcError as error:
-                raise CallFailed(f"{self._name} does not list its tools: {error}", "environment") from error
+                raise CallFailedError(f"{self._name} does not list its tools: {error}", "environment") from error
             listed = page.get("tools")
             if listed is not None and not isinstance(listed, list):
                 said = f"{self._name} does not list its tools: `tools` is a {type(listed).__name__}, expected a list"
-                raise CallFailed(said, "environment")
+                raise CallFailedError(said, "environment")
             found += [tool for each in listed or () if (tool := tool_of(each)) is not None]
             cursor = page.get("nextCursor")
             if not cursor or not isinstance(cursor, str):  # some servers write "" on the last page
                 self._schemas = {each.name: each.schema for each in found if "x-mcp-header" in str(each.schema)}
                 return found
-        raise CallFailed(f"the list of tools of {self._name} has more than {PAGES} pages", "environment")
+        raise CallFailedError(f"the list of tools of {self._name} has more than {PAGES} pages", "environment")
 
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
         """Once."""
@@ -130,5 +132,5 @@ class ThinSession:
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
         if self._closed:
-            raise CallFailed("this session is closed", "environment", delivered=False, lost=True)
+            raise CallFailedError("this session is closed", "environment", delivered=False, lost=True)
         return await self._channel.request(method, params, seconds, headers)

@@ -1,10 +1,9 @@
 """AgentDock's HTTP interface (`…/mcpapi`), as a session like any other.
 
 Invariants: an error is known by what the body says, whatever the HTTP status: `status_code` with `detail`, `status:
-error`, `content.error`. What the tool said of itself is a `Reply`; that nobody was there to say it is a `CallFailed`.
-AgentDock keeps nothing apart; at a front of ours, which says in the header `x-episodes` that it does, a session is an
-episode of its own.
-"""
+error`, `content.error`. What the tool said of itself is a `Reply`; that nobody was there to say it is a
+`CallFailedError`. AgentDock keeps nothing apart; at a front of ours, which says in the header `x-episodes` that it
+does, a session is an episode of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from ajet_mcp.contract import CallFailed, Limits, Reply, Tool
+from ajet_mcp.contract import CallFailedError, Limits, Reply, Tool
 from ajet_mcp.servers import Server
 from ajet_mcp.thin.episodes import OwnEpisode
 from ajet_mcp.thin.server import HttpServer
@@ -43,14 +42,14 @@ class DockSession:
 
     @classmethod
     async def open(cls, server: Server, limits: Limits) -> DockSession:
-        """Raises CallFailed."""
+        """Raises CallFailedError."""
         session = cls(server, limits)
         try:
             await asyncio.wait_for(session._start(), limits.start)
         except asyncio.TimeoutError:
             await session.close()
             said = f"no answer of {server.name} within {limits.start:g} s"
-            raise CallFailed(said, "environment", delivered=False) from None
+            raise CallFailedError(said, "environment", delivered=False) from None
         except BaseException:
             await session.close()
             raise
@@ -120,9 +119,9 @@ class DockSession:
     async def _told(
         self, method: str, url: str, seconds: float, body: Any = None
     ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
-        """(the status that counts, what was said, headers). Raises CallFailed."""
+        """(the status that counts, what was said, headers). Raises CallFailedError."""
         if self._closed:
-            raise CallFailed("this session is closed", "environment", delivered=False, lost=True)
+            raise CallFailedError("this session is closed", "environment", delivered=False, lost=True)
         status, headers, told = await self._http.exchange(
             method, url, seconds=seconds, limit=self._limits.reply_bytes, body=body, headers=self._headers
         )

@@ -33,7 +33,7 @@ class OwnEpisode:
     @classmethod
     async def begin(cls, server: HttpServer, at: str, *, seconds: float, limit: int) -> OwnEpisode:
         """`at`: the address that gives them. A front that is full is asked again, as it says, while there is time.
-        Raises CallFailed."""
+        Raises CallFailedError."""
         until = asyncio.get_running_loop().time() + seconds
         while True:
             status, headers, told = await server.exchange(

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from ajet_mcp.contract import CallFailed
+from ajet_mcp.contract import CallFailedError
 from ajet_mcp.thin.episodes import OwnEpisode
 from ajet_mcp.thin.messages import (
     HELLO,
@@ -46,7 +46,7 @@ class HttpChannel:
 
     async def start(self, seconds: float) -> None:
         """Learn which era the server is of, once; begin a session or an episode where it has them. Raises
-        CallFailed."""
+        CallFailedError."""
         server = self._server
         if server.stateless is None:
             async with server.asking:
@@ -58,7 +58,7 @@ class HttpChannel:
             return
         try:
             answer, session = await self._send("initialize", HELLO, {}, seconds)
-        except (CallFailed, RpcError):
+        except (CallFailedError, RpcError):
             server.stateless = None  # another server may stand there when it is asked next
             raise
         version = answer.get("protocolVersion")
@@ -76,7 +76,8 @@ class HttpChannel:
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Its result. `headers`: arguments that a stateless server wants there, too. Raises CallFailed, RpcError."""
+        """Its result. `headers`: arguments that a stateless server wants there, too. Raises CallFailedError,
+        RpcError."""
         if not self._server.stateless:
             return (await self._send(method, params, self._headers, seconds))[0]
         own = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **(headers or {})}
@@ -101,7 +102,7 @@ class HttpChannel:
         server = self._server
         try:
             self._episode = await OwnEpisode.begin(server, server.episodes, seconds=seconds, limit=self._limit)
-        except CallFailed:
+        except CallFailedError:
             server.stateless = None  # another server may stand there when it is asked next
             raise
 
@@ -113,7 +114,7 @@ class HttpChannel:
         url = self._episode.url if self._episode is not None else ""
         try:
             answer, session = await self._server.send(message, headers, seconds=seconds, limit=self._limit, url=url)
-        except (CallFailed, asyncio.CancelledError) as problem:
+        except (CallFailedError, asyncio.CancelledError) as problem:
             if SESSION in headers and getattr(problem, "kind", "timeout") == "timeout":
                 self._give_up(number)
             raise
@@ -128,7 +129,7 @@ class HttpChannel:
         task.add_done_callback(self._background.discard)
 
     async def _told(self, message: Mapping[str, Any]) -> None:
-        with suppress(CallFailed):  # as said: nobody waits
+        with suppress(CallFailedError):  # as said: nobody waits
             await self._server.send(message, self._headers, seconds=KEPT_S, limit=self._limit)
 
     async def _is_stateless(self, seconds: float) -> bool:
@@ -142,11 +143,11 @@ class HttpChannel:
                 and isinstance(offered, list)
                 and HELLO["protocolVersion"] not in offered
             ):
-                raise CallFailed(
+                raise CallFailedError(
                     f"the MCP server {self._server.name} speaks only {offered}", "environment", lost=True
                 ) from None
             return False
-        except CallFailed as problem:
+        except CallFailedError as problem:
             if problem.kind == "transport" and isinstance(problem.__cause__, (aiohttp.ClientError, OSError)):
                 raise
             if problem.lost or problem.kind == "timeout":

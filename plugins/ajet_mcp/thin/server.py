@@ -1,7 +1,7 @@
 """HttpServer: a server of streamable HTTP as this process knows it, with its connections.
 
 Invariants: a reply longer than the limit is left unread; a request is sent once, and its failure says whether it was
-sent. A server whose connections break is a `CallFailed` at once.
+sent. A server whose connections break is a `CallFailedError` at once.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 
-from ajet.environment.loop import at_end, of_this_process
+from ajet.environment.loop import close_at_exit, process_local
 from ajet.schema.addresses import is_loopback, origin_of
 from ajet.schema.tool_use import ToolError
-from ajet_mcp.contract import CallFailed
+from ajet_mcp.contract import CallFailedError
 from ajet_mcp.servers import Server
 from ajet_mcp.thin.messages import (
     EventStream,
@@ -39,7 +39,7 @@ DRAIN_S = 0.2
 MOST_REDIRECTS = 5
 SESSION = "Mcp-Session-Id"
 _PLAIN = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-_servers: dict[tuple[Any, ...], HttpServer] = of_this_process({})
+_servers: dict[tuple[Any, ...], HttpServer] = process_local({})
 
 
 class HttpServer:
@@ -66,7 +66,7 @@ class HttpServer:
     def of(cls, server: Server) -> HttpServer:
         """This process's. On the tools' loop."""
         if not _servers:
-            at_end(close_all)
+            close_at_exit(close_all)
         if server.key not in _servers:
             _servers[server.key] = cls(server)
         return _servers[server.key]
@@ -75,7 +75,7 @@ class HttpServer:
         self, message: Mapping[str, Any], headers: Mapping[str, str], *, seconds: float, limit: int, url: str = ""
     ) -> tuple[dict[str, Any] | None, str]:
         """(the answer; None where none was owed, the session's name if it gave one). `url`: an episode's, where it is
-        not the server's. Raises CallFailed."""
+        not the server's. Raises CallFailedError."""
         until = asyncio.get_running_loop().time() + seconds
         with self._failures(seconds):
             for _ in range(MOST_REDIRECTS + 1):
@@ -103,7 +103,7 @@ class HttpServer:
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, Mapping[str, str], Any]:
         """A request that is no JSON-RPC: (status, headers, the answer's JSON; None where it is none). Raises
-        CallFailed."""
+        CallFailedError."""
         with self._failures(seconds):
             async with self.connections.request(
                 method,
@@ -123,12 +123,12 @@ class HttpServer:
     async def leave(self, url: str, *, seconds: float, headers: Mapping[str, str] | None = None) -> None:
         """Tell it that what has this address is over."""
         timeout = aiohttp.ClientTimeout(total=seconds)
-        with suppress(CallFailed), self._failures(seconds):  # it is gone: so is what it kept
+        with suppress(CallFailedError), self._failures(seconds):  # it is gone: so is what it kept
             async with self.connections.delete(url, headers=headers, timeout=timeout, allow_redirects=False):
                 pass
 
     def own(self, path: str) -> str:
-        """An address on this server. Raises CallFailed for one on another."""
+        """An address on this server. Raises CallFailedError for one on another."""
         try:
             there = urljoin(self.url, path)
             same = origin_of(there) == origin_of(self.url)
@@ -141,7 +141,7 @@ class HttpServer:
         return there
 
     def beside(self, url: str) -> str:
-        """The address of one of those behind this one. Raises CallFailed."""
+        """The address of one of those behind this one. Raises CallFailedError."""
         try:
             there, here = urlsplit(url), urlsplit(self.url)
             same = (there.scheme, there.port) == (here.scheme, here.port) and there.hostname is not None
@@ -154,7 +154,7 @@ class HttpServer:
 
     @contextmanager
     def _failures(self, seconds: float) -> Iterator[None]:
-        """Within the block, what goes wrong on the way becomes CallFailed."""
+        """Within the block, what goes wrong on the way becomes CallFailedError."""
         try:
             yield
         except aiohttp.ConnectionTimeoutError:
@@ -259,8 +259,8 @@ class HttpServer:
                 pass
 
     def follow_redirect(self, reply: aiohttp.ClientResponse) -> bool:
-        """True for a redirect within this server, whose new address is used from now on. Raises CallFailed for one to
-        another server, which would be sent our headers, and ValueError for no address."""
+        """True for a redirect within this server, whose new address is used from now on. Raises CallFailedError for one
+        to another server, which would be sent our headers, and ValueError for no address."""
         location = reply.headers.get("Location")
         if reply.status not in (301, 302, 307, 308) or not location:
             return False
@@ -270,14 +270,14 @@ class HttpServer:
         self.url = there
         return True
 
-    def failed(self, what: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> CallFailed:
+    def failed(self, what: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> CallFailedError:
         """The failure of what was asked of it."""
-        return CallFailed(f"the MCP server {self.name} ({self.url}) {what}", kind, delivered=delivered, lost=lost)
+        return CallFailedError(f"the MCP server {self.name} ({self.url}) {what}", kind, delivered=delivered, lost=lost)
 
 
-def too_large(name: str, limit: int) -> CallFailed:
+def too_large(name: str, limit: int) -> CallFailedError:
     """The failure of a reply beyond the limit."""
-    return CallFailed(f"the MCP server {name} answered with more than {limit} bytes", "too_large")
+    return CallFailedError(f"the MCP server {name} answered with more than {limit} bytes", "too_large")
 
 
 async def close_all() -> None:

@@ -14,7 +14,7 @@ import aiohttp
 
 from ajet.schema.addresses import origin_of
 from ajet.schema.tool_use import ToolError
-from ajet_mcp.contract import CallFailed
+from ajet_mcp.contract import CallFailedError
 from ajet_mcp.thin.answers import Answers
 from ajet_mcp.thin.messages import HELLO, EventStream, decoded, encoded, notification
 from ajet_mcp.thin.server import MOST_REDIRECTS, HttpServer, too_large
@@ -31,7 +31,7 @@ class SseChannel:
         self._seconds = 0.0
 
     async def start(self, seconds: float) -> None:
-        """Open the stream, learn the address, begin the session. Raises CallFailed, RpcError."""
+        """Open the stream, learn the address, begin the session. Raises CallFailedError, RpcError."""
         self._seconds = seconds
         self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._address)
@@ -46,12 +46,12 @@ class SseChannel:
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The result of a request. Raises CallFailed, RpcError."""
+        """The result of a request. Raises CallFailedError, RpcError."""
         return await self._answers.request(method, params, seconds)
 
     async def close(self, seconds: float) -> None:
         """Leave the stream."""
-        self._answers.end(CallFailed("this session is closed", "environment", delivered=False, lost=True))
+        self._answers.end(CallFailedError("this session is closed", "environment", delivered=False, lost=True))
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading], timeout=seconds)
@@ -91,7 +91,7 @@ class SseChannel:
             problem = self._failed(f"redirects more than {MOST_REDIRECTS} times", delivered=False)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = self._failed(f"broke the stream: {error}", delivered=self._address.done())
-        except CallFailed as failed:
+        except CallFailedError as failed:
             problem = failed
         finally:
             self._answers.end(problem)
@@ -127,6 +127,6 @@ class SseChannel:
             raise self._failed(f"names another server for its messages, {there}", delivered=False)
         return there
 
-    def _failed(self, what: str, kind: ToolError = "transport", *, delivered: bool = True) -> CallFailed:
+    def _failed(self, what: str, kind: ToolError = "transport", *, delivered: bool = True) -> CallFailedError:
         name, url = self._server.name, self._server.url
-        return CallFailed(f"the MCP server {name} ({url}) {what}", kind, delivered=delivered, lost=True)
+        return CallFailedError(f"the MCP server {name} ({url}) {what}", kind, delivered=delivered, lost=True)

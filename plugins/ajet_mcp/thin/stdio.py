@@ -14,8 +14,8 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.environment.loop import of_this_process
-from ajet_mcp.contract import CallFailed, Limits
+from ajet.environment.loop import process_local
+from ajet_mcp.contract import CallFailedError, Limits
 from ajet_mcp.processes import ServerProcess
 from ajet_mcp.servers import Server
 from ajet_mcp.thin.answers import Answers
@@ -32,7 +32,7 @@ from ajet_mcp.thin.messages import (
 GARBAGE = 1_000
 """Lines that are no JSON-RPC, at most."""
 _ID = re.compile(rb'"id"\s*:\s*"?(\d{1,18})"?\s*[,}]')
-_shared: dict[tuple[Any, ...], StdioConnection] = of_this_process({})
+_shared: dict[tuple[Any, ...], StdioConnection] = process_local({})
 
 
 class StdioConnection:
@@ -48,7 +48,7 @@ class StdioConnection:
         self._reading: asyncio.Task[None] | None = None
 
     async def start(self, seconds: float) -> None:
-        """Once, whoever comes first. Raises CallFailed, RpcError."""
+        """Once, whoever comes first. Raises CallFailedError, RpcError."""
         if self._started is None:
             self._started = asyncio.create_task(self._start(seconds))
         await asyncio.shield(self._started)
@@ -72,7 +72,7 @@ class StdioConnection:
             await asyncio.wait([self._started])
         elif self._started is not None and not self._started.cancelled():
             self._started.exception()  # its starter was told
-        self.answers.end(CallFailed("this session is closed", "environment", delivered=False, lost=True))
+        self.answers.end(CallFailedError("this session is closed", "environment", delivered=False, lost=True))
         if self._process is not None:
             await self._process.end(seconds)
         if self._reading is not None:
@@ -93,19 +93,19 @@ class StdioConnection:
                 garbage += 1
                 if told := _ID.search(line[:256]):  # an answer that cannot be read: nested too deeply, say
                     said = f"the MCP server {process.name} answered with what is no JSON-RPC that can be read"
-                    self.answers.fail(CallFailed(said, "transport"), int(told[1]))
+                    self.answers.fail(CallFailedError(said, "transport"), int(told[1]))
                 if garbage == 1:
                     logger.warning("the MCP server {} wrote a line that is no JSON-RPC: {!r}", process.name, line[:80])
                 if garbage > GARBAGE:
                     said = f"the MCP server {process.name} wrote {garbage} lines that are no JSON-RPC"
-                    self.answers.end(CallFailed(said, "transport", lost=True))
+                    self.answers.end(CallFailedError(said, "transport", lost=True))
                     return
         self.answers.end(await process.gone())
 
     def _too_large(self, head: bytes) -> None:
         """Fails the request that a frame answers, as its beginning says; else all that wait, for it is one of them."""
         told = _ID.search(head)
-        failed = CallFailed(
+        failed = CallFailedError(
             f"the MCP server {self._server.name} answered with more than {self._limits.reply_bytes} bytes", "too_large"
         )
         self.answers.fail(failed, int(told[1]) if told else None)
@@ -126,7 +126,7 @@ class StdioChannel:
         self._connection.users += 1
 
     async def start(self, seconds: float) -> None:
-        """Raises CallFailed, RpcError."""
+        """Raises CallFailedError, RpcError."""
         await self._connection.start(seconds)
 
     @property
@@ -137,7 +137,7 @@ class StdioChannel:
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The result of a request. Raises CallFailed, RpcError."""
+        """The result of a request. Raises CallFailedError, RpcError."""
         if self._connection.stateless:
             params = request(0, method, params, stateless=True)["params"]
         return await self._connection.answers.request(method, params, seconds)

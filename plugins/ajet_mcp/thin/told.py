@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.schema.json_schema import DATA, NAMED
-from ajet_mcp.contract import CallFailed, Reply, Tool
+from ajet_mcp.contract import CallFailedError, Reply, Tool
 
 CALL_ID = "ajet/callId"
 
@@ -59,9 +59,9 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
     return Reply(blocks, failed=result.get("isError") is True, structured=result.get("structuredContent"))
 
 
-def lost_at_front(said: str, data: Any) -> CallFailed | None:
+def lost_at_front(said: str, data: Any) -> CallFailedError | None:
     """What a front of ours says of a call that failed outside the model (a `boundary` in an error's data); None for any
     other error."""
     if not isinstance(data, Mapping) or not data.get("boundary"):
         return None
-    return CallFailed(said, "environment", lost=data.get("retryable") is not True)
+    return CallFailedError(said, "environment", lost=data.get("retryable") is not True)

@@ -21,10 +21,10 @@ from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Group, Outcome, Verdict
 from ajet.schema.errors import RunFailed, UserError
 from ajet.schema.task import Task
-from ajet.store import Address, Kept, Policy, look_at_store, open_reading, open_shared, outage, require_store
-from ajet.store.contract import Lease, LeaseLost
-from ajet.store.opening import PASSWORD, USER, Left, left_in_store, note_elsewhere
-from ajet.store.shared import COUNT
+from ajet.store import Address, Kept, Policy, check_store, open_reader, open_shared, outage, require_store
+from ajet.store.contract import Lease, LeaseLostError
+from ajet.store.opening import PASSWORD, USER, StoreLeftovers, find_store_leftovers, write_store_address
+from ajet.store.shared import TASKS_KEY
 from ajet.train.interrupts import Interrupts
 from ajet.train.session import TrainingSession
 from ajet.train.sink import RunSink
@@ -217,7 +217,7 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
             other.close(again)
 
     monkeypatch.setattr(records.Records, "_insert", stood_still)
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLostError):
         late.put(lease, Kept(as_played("e", lease.fence)))
     ((kept,),) = (each.kept for each in trainer.closed())
     assert_equal(kept.episode, as_played("e", lease.fence + 1))
@@ -276,25 +276,25 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
     store.fail(lost, "its player was killed")
     without_record(written(held, "b")[2])
     there, change, record = written(held, "c")
-    note_elsewhere(tmp_path, address)
-    found = left_in_store(tmp_path)
+    write_store_address(tmp_path, address)
+    found = find_store_leftovers(tmp_path)
     assert found.count == 2 and found.size > 1000
-    assert left_in_store(tmp_path, remove=True) == found and left_in_store(tmp_path) == Left()
+    assert find_store_leftovers(tmp_path, remove=True) == found and find_store_leftovers(tmp_path) == StoreLeftovers()
     for name in (schema.CALL, schema.DATA):
         assert {each["record"] for each in store._link.find(name, {})} == {record}
     assert [end["uuid"] for end in store._positions.name(held, there, change)["ends"]] == ["c"]
     there, change, record = written(held, "d")
     without_record(record, "while gc removes what hangs on it")
     assert len(store._positions.name(held, there, change)["ends"]) == 1, "that one is named by nobody"
-    assert left_in_store(tmp_path, remove=True).count == 1
+    assert find_store_leftovers(tmp_path, remove=True).count == 1
     store.put(held, Kept(episode("d")))
     store.close(held)
     ((c, d),) = (each.kept for each in store.closed())
     assert_equal(c.episode, episode("c"))
     assert_equal(d.episode, episode("d"))
     monkeypatch.setattr(leftovers, "PATIENCE", 0.1)
-    note_elsewhere(tmp_path, "mongodb://127.0.0.1:1/none")
-    assert "does not answer" in left_in_store(tmp_path).why_not
+    write_store_address(tmp_path, "mongodb://127.0.0.1:1/none")
+    assert "does not answer" in find_store_leftovers(tmp_path).why_not
 
 
 def test_gc_asked_again_removes_no_record_that_a_put_made_meanwhile(
@@ -569,7 +569,7 @@ def test_a_position_says_what_agentrls_rows_do(mongod: Mongod) -> None:
     from pymongo import MongoClient
 
     store = open_shared(mongod.empty(), rolls=True, redact=Redactor({"MY_API_KEY": "abcdefgh12345678"}))
-    store.announce(Policy("run", 0, "", told={COUNT: 2}))
+    store.announce(Policy("run", 0, "", told={TASKS_KEY: 2}))
     (lease,) = store.lease(1)
     row = {"answer": "abcdefgh12345678", "scorer": "math", "answer_schema": "boxed", "prices": {"tea": 3}}
     store.put(lease, Kept(episode("a", task=Task(main_query="q", task_id="t", metadata=row))))
@@ -657,7 +657,7 @@ def test_a_store_of_another_version_is_refused_unchanged(mongod: Mongod) -> None
     address = mongod.empty()
     with MongoClient(mongod.uri) as client:
         client.drop_database("ajet")  # what other tests made in it
-        look_at_store(Address.of(address))
+        check_store(Address.of(address))
         assert client["ajet"].list_collection_names() == [], "who looks makes nothing"
     open_shared(address)
     with MongoClient(mongod.uri) as client:
@@ -665,7 +665,7 @@ def test_a_store_of_another_version_is_refused_unchanged(mongod: Mongod) -> None
         assert "uses.of_1" in base.Task.index_information()
         for version in (schema.VERSION - 1, schema.VERSION + 1):
             base.ajet_ledger.update_one({}, {"$set": {"version": version}})
-            for opens in (open_shared, look_at_store, open_reading):
+            for opens in (open_shared, check_store, open_reader):
                 with pytest.raises(UserError, match=f"version {version}"):
                     opens(Address.of(address))
             assert base.ajet_ledger.find_one()["version"] == version  # type: ignore[index]

@@ -13,7 +13,7 @@ from ajet.record.chain import METRICS
 from ajet.record.files import read_rows
 from ajet.schema.errors import UserError
 from ajet.store.digest import ALTERED
-from ajet.store.run_store import changed_ends
+from ajet.store.run_store import find_changed_episodes
 from ajet_proof.auditing.chain_state import Change
 
 
@@ -34,7 +34,7 @@ def told_of(run: Path) -> list[str]:
 def waiting(run: Path) -> Iterator[Change]:
     """The changed episodes that wait in the store in the run's own folder."""
     try:
-        for path, line, altered in changed_ends(run / "pending"):
+        for path, line, altered in find_changed_episodes(run / "pending"):
             yield Change(f"pending/{path.name}", str(altered), line)
     except UserError as damage:  # of a line that can't be read at all
         yield Change("pending", f"{damage.what} ({damage.where})")

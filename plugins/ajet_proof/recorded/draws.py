@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.task_reader.order import Curriculum
+from ajet.task_reader.order import CurriculumSampler
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -38,7 +38,7 @@ class HeldDraws:
         self._draws = wanted.prefer is not None
         ids = (frontier.get("curriculum") or {}).get("ids")
         if self._draws and ids:
-            self._curriculum = Curriculum([str(each) for each in ids], wanted, settings.seed)
+            self._curriculum = CurriculumSampler([str(each) for each in ids], wanted, settings.seed)
 
     @property
     def held(self) -> int:
@@ -70,7 +70,7 @@ class HeldDraws:
             drawn = self._drawn.get(epoch)
             if drawn is not None and drawn[place] != group.task.task_id:
                 yield f"position {group.order} has task {group.task.task_id}, and the curriculum draws {drawn[place]}"
-        self._curriculum.learned(groups)
+        self._curriculum.record_results(groups)
 
     def _played(self, step: int) -> bool:
         """Whether a step that was not looked at recorded attempts."""

@@ -29,7 +29,7 @@ from ajet.rollout.attempt import Identity
 from ajet.rollout.components import split_repeats
 from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
 from ajet.schema.errors import UserError
-from ajet.task_reader.order import rank
+from ajet.task_reader.order import shuffle_key
 from ajet.train.accounting import episode_metrics
 from ajet_proof.auditing.chain_index import ChainIndex
 from ajet_proof.recorded.draws import HeldDraws
@@ -178,7 +178,7 @@ class HeldSteps:
                 epochs[epoch].append((place, task_id))
         for epoch, placed in epochs.items():
             placed.sort()
-            ranks = [rank(self._settings.seed, int(epoch.partition(" ")[2]), task_id) for _, task_id in placed]
+            ranks = [shuffle_key(self._settings.seed, int(epoch.partition(" ")[2]), task_id) for _, task_id in placed]
             for (place, task_id), one, other in zip(placed[1:], ranks, ranks[1:], strict=False):
                 if one >= other:
                     yield f"task {task_id} does not stand at place {place} of epoch {int(epoch[6:]) + 1} by this seed"

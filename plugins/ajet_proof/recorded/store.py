@@ -23,8 +23,8 @@ from ajet.record.progress import Progress
 from ajet.schema.commands import command
 from ajet.schema.episode import NO_OUTCOME
 from ajet.schema.errors import UserError
-from ajet.store import Address, Reading, open_reading
-from ajet.store.reading import Stored
+from ajet.store import Address, StoreReader, open_reader
+from ajet.store.reading import StoredPosition
 from ajet_proof.recorded.prove import (
     PlayedFile,
     Report,
@@ -103,7 +103,7 @@ def prove_stored(
             expected=f"with --store, {SHORTEST} letters of one at least; a run is named with --run",
         )
     address = Address.of(text, base=Path.cwd(), run=run)
-    reading = open_reading(address)
+    reading = open_reader(address)
     try:
         with tempfile.TemporaryDirectory() as folder:
             experiment = _experiment(reading, address, Path(folder))
@@ -114,7 +114,7 @@ def prove_stored(
         reading.close()
 
 
-def _experiment(reading: Reading, address: Address, folder: Path) -> Experiment:
+def _experiment(reading: StoreReader, address: Address, folder: Path) -> Experiment:
     """The experiment of the settings that the run's trainer left in the store, as data."""
     from ajet.config import recorded_experiment
 
@@ -132,7 +132,7 @@ def _experiment(reading: Reading, address: Address, folder: Path) -> Experiment:
     return recorded_experiment(file)
 
 
-def _require_run(run: str, experiment: Experiment, reading: Reading, address: Address) -> None:
+def _require_run(run: str, experiment: Experiment, reading: StoreReader, address: Address) -> None:
     own = [str(experiment.ajet.experiment_name or ""), address.database, reading.run]
     if run and run not in own:
         raise UserError(
@@ -146,7 +146,7 @@ class _Proving:
     """Proves the episodes of one store."""
 
     def __init__(
-        self, reading: Reading, address: Address, experiment: Experiment, *, ids_only: bool, fetch: bool
+        self, reading: StoreReader, address: Address, experiment: Experiment, *, ids_only: bool, fetch: bool
     ) -> None:
         self._reading, self._address, self._experiment = reading, address, experiment
         self._policy = reading.announced()
@@ -205,7 +205,7 @@ class _Proving:
             prove_logprobs(report, self._experiment, weights, self._read(beginning), at_most, tolerance)
         return found
 
-    def _hold(self, report: Report, position: Stored, beginning: str) -> None:
+    def _hold(self, report: Report, position: StoredPosition, beginning: str) -> None:
         """A position's episodes to what they say, and, where its group is whole, to their names."""
         report.wrong_steps += [ChangedRecord(0, "train", what) for what in position.altered]
         meant = [each.episode for each in position.kept if each.episode.uuid.startswith(beginning)]
@@ -221,7 +221,7 @@ class _Proving:
         if not position.altered and not beginning and len(report.proof.wrong) == before:
             report.wrong_steps += self._names(position)
 
-    def _names(self, position: Stored) -> list[WrongStep]:
+    def _names(self, position: StoredPosition) -> list[WrongStep]:
         """What is wrong with whose a position's episodes are, and with their group, once it is whole."""
         wrong = [
             WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} is of another run")
@@ -234,7 +234,7 @@ class _Proving:
             wrong += self._steps.hold(step, "train", [(each, NO_OUTCOME) for each in group], sound=False)
         return wrong
 
-    def _newest(self, position: Stored, episodes: Sequence[Episode]) -> int | None:
+    def _newest(self, position: StoredPosition, episodes: Sequence[Episode]) -> int | None:
         """The latest policy version that can have sampled a position's episodes; None: nobody says."""
         if position.used:
             return max(0, position.used[0] - 1)

@@ -11,7 +11,7 @@ from ajet.config.schema import AjetConfig
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
-from ajet.task_reader.order import Curriculum
+from ajet.task_reader.order import CurriculumSampler
 from ajet_proof.recorded.draws import NO_IDS, NOT_ALL, HeldDraws
 
 TASKS = [Task(task_id=f"t{number:02}", main_query=str(number)) for number in range(24)]
@@ -38,7 +38,7 @@ def record() -> Record:
     """Rows, groups by step, and the last checkpoint: as the loop of `run.train` and `run.learn` makes them. In step 2
     one task is not played to its end, and is in step 3."""
     config = settings()
-    drawn = Curriculum([task.task_id for task in TASKS], config.data.curriculum, config.seed)
+    drawn = CurriculumSampler([task.task_id for task in TASKS], config.data.curriculum, config.seed)
     tasks = TaskOrder(TASKS, seed=config.seed, curriculum=drawn)
     rows: dict[int, dict[str, Any]] = {}
     played: dict[int, list[Group]] = {}
@@ -53,7 +53,7 @@ def record() -> Record:
             for order in taken
             if order not in waiting
         ]
-        tasks.learned(groups, waiting)
+        tasks.record_results(groups, waiting)
         rows[step] = {"tasks": [each.order for each in groups], "waiting": waiting}
         played[step] = groups
     return rows, played, tasks.identity()

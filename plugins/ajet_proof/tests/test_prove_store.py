@@ -21,7 +21,7 @@ from ajet.record import EpisodeFiles
 from ajet.record.files import read_rows
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from ajet.store import Address, Kept, Policy, SharedStore, open_reading, open_shared, recorded_settings
+from ajet.store import Address, Kept, Policy, SharedStore, open_reader, open_shared, recorded_settings
 from ajet_proof.recorded.prove import words_of
 from ajet_proof.recorded.store import StoreReport, prove_stored
 
@@ -244,7 +244,7 @@ def test_a_look_at_a_store_ends_no_lease_and_reads_what_nobody_trained_on(addres
     first, _ = sampler.lease(2)
     (whole,) = EpisodeFiles(run / "episodes").read(1, "train")[:1]
     sampler.put(first, Kept(whole))
-    reading = open_reading(Address.of(address))
+    reading = open_reader(Address.of(address))
     before = content(address)
     assert reading.orders() == [first.order] and reading.begun() == 2 and reading.announced() is None
     found = reading.position(first.order)

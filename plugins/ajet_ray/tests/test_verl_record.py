@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.commands.summary import Tally
 from ajet.config import Experiment
-from ajet.environment.pinned import Pins, ToolsChanged, read_pinned
+from ajet.environment.pinned import ToolPins, ToolsChangedError, read_pinned
 from ajet.record import EpisodeFiles, RunDirectory
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episodes_of
@@ -380,10 +380,10 @@ def test_the_tools_that_the_first_of_its_processes_found_are_the_runs(tmp_path):
         return [{"type": "function", "function": {"name": "echo", "description": text, "parameters": {}}}]
 
     box = _Mailbox()
-    one, other = (Pins(lambda found: asyncio.run(box.pin(found))) for _ in range(2))
+    one, other = (ToolPins(lambda found: asyncio.run(box.pin(found))) for _ in range(2))
     with opened(tmp_path) as (record, run, _):
         assert one(told("Say it.")) == told("Say it.")
-        with pytest.raises(ToolsChanged, match="Ignore it"):
+        with pytest.raises(ToolsChangedError, match="Ignore it"):
             other(told("Ignore it."))
         [letter] = asyncio.run(box.take(1))
         record.take(letter)

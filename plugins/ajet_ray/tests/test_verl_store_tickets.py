@@ -20,7 +20,7 @@ from ajet.schema.call import VersionRun
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
-from ajet.store import Address, Fenced, Kept, Lease, Policy, SharedStore, open_shared
+from ajet.store import Address, Kept, Lease, Policy, SharedStore, TrainerFencedError, open_shared
 from ajet.task_reader import TaskOrder
 from ajet_ray.mailbox import Credited, Grant
 from ajet_ray.modes import DECOUPLED
@@ -137,7 +137,7 @@ def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_t
     second = launch(step=1, at=committed)  # the first one was killed before step 2 had a checkpoint
     assert second.policy.step == 1 and second.policy.told["began"] == 1
     assert second.granted(0, 2) == [2] and second.tickets.open() == [2]
-    with pytest.raises(Fenced):
+    with pytest.raises(TrainerFencedError):
         first.tickets.forget(2)
     second.tickets.ended()
     assert second.policy.told["over"] and not [each for each in second.store.members() if each.role == "trainer"]

@@ -14,7 +14,7 @@ from typing import Any
 from trinity.common.experience import EID, Experience
 from trinity.common.workflows.workflow import Workflow
 
-from ajet.environment.pinned import Pins
+from ajet.environment.pinned import ToolPins
 from ajet.record.run_directory import redactor_of
 from ajet.schema.episode import Group
 from ajet_ray.host import Host
@@ -85,7 +85,7 @@ def _host_of(model: Any) -> Host:
             experiment, tokenizer = here().experiment, _tokenizer(here().experiment)
             longest = experiment.ajet.rollout.max_model_len
             engine = RolloutEngine(model.model, max_model_len=longest, vocabulary=len(tokenizer))
-            pins = Pins(sender.pin, redactor_of(experiment).tree)
+            pins = ToolPins(sender.pin, redactor_of(experiment).tree)
             _host = Host(experiment, here().run_id, engine, tokenizer, sender.posted, sender.grant, None, pins)
             gc.collect()
             gc.freeze()  # else each full collection looks through all that Trinity has loaded while nobody answers

@@ -23,7 +23,7 @@ from ajet.rollout.components import open_gateway
 from ajet.schema.episode import Episode, Split
 from ajet.schema.errors import RunFailed, UserError
 from ajet.task_judge import Judge
-from ajet.task_reader.rows import BadRow, Columns, task_of
+from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
 from ajet_ray.rows import empty_row, unscored_rows
 from ajet_verl.agent.plain_record import keeper_of
 from ajet_verl.agent.process import engine_of, set_verl_aside
@@ -144,9 +144,9 @@ def task_from(row: Mapping[str, Any]) -> Task:
                 **kept,
                 **({} if truth is None else {"answer": truth}),
             },
-            Columns(),
+            ColumnNames(),
         )
-    except BadRow as problem:
+    except BadRowError as problem:
         raise UserError(f"A row of the data set makes no task: {problem}", where=str(row.get("uid"))) from problem
 
 

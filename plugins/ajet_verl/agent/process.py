@@ -9,7 +9,7 @@ import gc
 import threading
 from typing import Any
 
-from ajet.environment.pinned import Pins
+from ajet.environment.pinned import ToolPins
 from ajet.record.run_directory import redactor_of
 from ajet.tokens.image_tokens import ImageTokens
 from ajet_ray.host import Host
@@ -32,7 +32,7 @@ def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> 
             about = config.data[KEY]
             engine, images = engine_of(config, client, tokenizer, processor)
             experiment = restored(about)
-            pins = Pins(sender.pin, redactor_of(experiment).tree)
+            pins = ToolPins(sender.pin, redactor_of(experiment).tree)
             told = sender.posted, sender.grant
             _host = Host(experiment, about["run_id"], engine, tokenizer, *told, images, pins)
             set_verl_aside()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.store.run_store import Positions
+from ajet.store.run_store import PositionQueue
 
 
 class ToyStore:
@@ -11,7 +11,7 @@ class ToyStore:
 
     def __init__(self, folder, *, ledger="", at=None, redact=None, usable=bool):
         ToyStore.opened_at.append(at)
-        self._positions, self._kept, self._closed = Positions(at), {}, set()
+        self._positions, self._kept, self._closed = PositionQueue(at), {}, set()
 
     def lease(self, count):
         return self._positions.take(count)

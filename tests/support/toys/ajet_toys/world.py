@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ajet.environment.services import EnvService
-from ajet.environment.services.chosen import Chosen
+from ajet.environment.services.chosen import ChosenEnvironment
 
 
 def serve_toy(use, base):
-    return Chosen(EnvService("http://127.0.0.1:9", use.partition(":")[2]))
+    return ChosenEnvironment(EnvService("http://127.0.0.1:9", use.partition(":")[2]))

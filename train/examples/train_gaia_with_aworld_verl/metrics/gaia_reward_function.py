@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
+from ajet.task_judge.scorers.gaia import fold_punctuation, fold_spaces
 from ajet.task_judge.scorers.gaia import gaia_reward_func as gaia_reward_func
-from ajet.task_judge.scorers.gaia import plain, without_punctuation
 from ajet.task_judge.scorers.gaia import question_scorer as question_scorer
 
 
@@ -27,4 +27,4 @@ def split_string(s: str, char_list: list[str] | None = None) -> list[str]:
 
 def normalize_str(input_str: str, remove_punct: bool = True) -> str:
     """Without white space and case, and without punctuation if `remove_punct`."""
-    return without_punctuation(input_str) if remove_punct else plain(input_str)
+    return fold_punctuation(input_str) if remove_punct else fold_spaces(input_str)
