@@ -47,8 +47,8 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.config.schema.algorithm import Algorithm as AlgorithmSettings
-    from ajet.config.schema.algorithm import Overlong
+    from ajet.config.schema.algorithm import AlgorithmConfig as AlgorithmSettings
+    from ajet.config.schema.algorithm import OverlongConfig
 
 Logprobs = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
 """Samples to their [T] logprobs under the policy and under the reference model."""
@@ -276,7 +276,7 @@ def _write(item: _Scored, row: Row, weight: float) -> None:
         sample.advantages, sample.weight = row_T, weight
 
 
-def _length_metrics(scored: Sequence[_Scored], overlong: Overlong) -> dict[str, float]:
+def _length_metrics(scored: Sequence[_Scored], overlong: OverlongConfig) -> dict[str, float]:
     if overlong.length is None or not scored:
         return {}
     lost = [length_reward(length_of(item.episode), overlong) for item in scored]

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from ajet.config.locations import default_config
-from ajet.config.other_models import OPENAI, key_in, outside
-from ajet.config.services import why_no_model
+from ajet.config.locations import find_default_config
+from ajet.config.other_models import OPENAI, read_api_key, read_outside_variable
+from ajet.config.services import find_model_problem
 from ajet.environment.files import expanded, file_for, read_yaml, refused, said
 from ajet.environment.loop import at_end, of_this_process
 from ajet.record.seldom import Seldom
@@ -32,7 +32,7 @@ from ajet.schema.errors import AjetError, ConfigError
 if TYPE_CHECKING:
     import aiohttp
 
-    from ajet.config.schema.model import JudgeModel
+    from ajet.config.schema.model import JudgeModelConfig
 
 
 ANSWER_BYTES = 4 << 20
@@ -84,13 +84,13 @@ def model_at(url: str, name: str, key: str, *, where: str) -> Model:
         raise ConfigError(f"{url} is no address: {said(error)}.", where=where) from None
 
 
-def configured(models: Sequence[JudgeModel], key: str) -> list[Model]:
+def configured(models: Sequence[JudgeModelConfig], key: str) -> list[Model]:
     """The models a YAML lists under `key`, in order, with their secrets from the environment. Raises ConfigError."""
     return [
         model_at(
-            each.base_url or outside("OPENAI_BASE_URL") or OPENAI,
+            each.base_url or read_outside_variable("OPENAI_BASE_URL") or OPENAI,
             each.model,
-            key_in(each.api_key_env),
+            read_api_key(each.api_key_env),
             where=f"{key}[{place}].base_url",
         )
         for place, each in enumerate(models)
@@ -205,7 +205,7 @@ def why_none(models: Sequence[Model], seconds: float, *, named: str) -> str:
     wrong: list[str] = []
     for model in models:
         key, server = model.api_key.get_secret_value(), f"{named}: {model.place}"
-        said = why_no_model(model.base_url, model.model, key, seconds / len(models), named=server)
+        said = find_model_problem(model.base_url, model.model, key, seconds / len(models), named=server)
         if not said:
             for each in wrong:
                 logger.warning("{}: {}; the next one is asked in its place", named, each)
@@ -277,7 +277,7 @@ def _tokens(used: Any, name: str) -> int:
 
 
 KEY = "ajet.environment.agent_config"
-EXAMPLE = default_config() / "agent_config_example.yml"
+EXAMPLE = find_default_config() / "agent_config_example.yml"
 S = TypeVar("S", bound=BaseModel)
 
 

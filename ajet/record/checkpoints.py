@@ -246,10 +246,10 @@ def _unsound(damaged: dict[Path, str]) -> UserError:
 
 def checkpoints_of(folder: Path) -> Checkpoints:
     """The checkpoints of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
-    from ajet.config import recorded_tree
+    from ajet.config import read_recorded_tree
 
     file = folder / "resolved.yaml"
-    told: Any = recorded_tree(file) if os.path.lexists(file) else {}
+    told: Any = read_recorded_tree(file) if os.path.lexists(file) else {}
     for name in ("ajet", "trainer_common", "checkpoint_base_dir"):
         told = told.get(name) if isinstance(told, dict) else None
     told_of = checkpoints_folder(folder, told if isinstance(told, str) else None)
