@@ -5,7 +5,7 @@ Invariant: one line a part, and nothing is imported for it; a test holds each li
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, Part, Plugin
+from ajet.config.plugin import Command, Plugin, PluginPart
 
 PUBLISHED = ("training.file_path", "the benchmark's file or folder")
 ANSWER = "return WorkflowOutput(metadata={'final_answer': …}), or from a function the answer itself"
@@ -38,9 +38,9 @@ PLUGIN = Plugin(
     trackers={
         "console": "ajet.record.trackers.console:ConsoleTracker",
         "tensorboard": "ajet.record.trackers.tensorboard:TensorboardTracker",
-        "wandb": Part("ajet.record.trackers.wandb:WandbTracker", variables=("WANDB_API_KEY",)),
-        "swanlab": Part("ajet.record.trackers.swanlab:SwanlabTracker", variables=("SWANLAB_API_KEY",)),
-        "mlflow": Part(
+        "wandb": PluginPart("ajet.record.trackers.wandb:WandbTracker", variables=("WANDB_API_KEY",)),
+        "swanlab": PluginPart("ajet.record.trackers.swanlab:SwanlabTracker", variables=("SWANLAB_API_KEY",)),
+        "mlflow": PluginPart(
             "ajet.record.trackers.mlflow:MlflowTracker",
             variables=(
                 "MLFLOW_TRACKING_URI",
@@ -53,33 +53,33 @@ PLUGIN = Plugin(
     isolations={
         "thread": "ajet.rollout.isolation.thread:ThreadIsolation",
         "loop": "ajet.rollout.isolation.loop:LoopIsolation",
-        "loops": Part("ajet.rollout.isolation.loops:LoopsIsolation", interactive=False),
-        "process": Part("ajet.rollout.isolation.process:ProcessIsolation", interactive=False),
+        "loops": PluginPart("ajet.rollout.isolation.loops:LoopsIsolation", interactive=False),
+        "process": PluginPart("ajet.rollout.isolation.process:ProcessIsolation", interactive=False),
     },
     stores={
         "run_directory": "ajet.store.run_store:RunStore",
-        "sqlite": Part("ajet.store.sqlite_driver:SqliteDriver", schemes=("sqlite",)),
+        "sqlite": PluginPart("ajet.store.sqlite_driver:SqliteDriver", schemes=("sqlite",)),
     },
     readers={
-        "huggingface_dat_repo": Part(
+        "huggingface_dat_repo": PluginPart(
             "ajet.task_reader.hugging_face:HuggingFaceReader", first_key=("dataset_path", "the data set")
         ),
-        "jsonl_dataset_file": Part(
+        "jsonl_dataset_file": PluginPart(
             "ajet.task_reader.jsonl:JsonlReader", first_key=("training.file_path", "the task file")
         ),
         "random_dummy": "ajet.task_reader.random_dummy:RandomDummyReader",
-        "reasoning_gym": Part(
+        "reasoning_gym": PluginPart(
             "ajet.task_reader.reasoning_gym:ReasoningGymReader", first_key=("dataset", "the task family")
         ),
-        "agentrl": Part(
+        "agentrl": PluginPart(
             "ajet.task_reader.agentrl:AgentrlReader",
             first_key=("training.file_path", "the task file"),
             scorer="agentcpm",
         ),
-        "gsm8k": Part("ajet.task_reader.benchmarks:Gsm8kReader", first_key=PUBLISHED, scorer="math"),
-        "math": Part("ajet.task_reader.benchmarks:MathReader", first_key=PUBLISHED, scorer="math"),
-        "gaia": Part("ajet.task_reader.benchmarks:GaiaReader", first_key=PUBLISHED, scorer="gaia"),
-        "hotpotqa": Part("ajet.task_reader.benchmarks:HotpotQaReader", first_key=PUBLISHED, scorer="f1"),
+        "gsm8k": PluginPart("ajet.task_reader.benchmarks:Gsm8kReader", first_key=PUBLISHED, scorer="math"),
+        "math": PluginPart("ajet.task_reader.benchmarks:MathReader", first_key=PUBLISHED, scorer="math"),
+        "gaia": PluginPart("ajet.task_reader.benchmarks:GaiaReader", first_key=PUBLISHED, scorer="gaia"),
+        "hotpotqa": PluginPart("ajet.task_reader.benchmarks:HotpotQaReader", first_key=PUBLISHED, scorer="f1"),
     },
     scorers={
         "exact": "ajet.task_judge.scorers.text:exact",

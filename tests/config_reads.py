@@ -17,21 +17,21 @@ import pytest
 from omegaconf import base
 
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.base import Section, walk
+from ajet.config.schema.base import Section, walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.config.view import View
 
-KEYS = {".".join(path): notes for path, _, notes in walk(config_model(shipped=True))}
+KEYS = {".".join(path): notes for path, _, notes in walk_keys(config_model(shipped=True))}
 """Every plain key below `ajet`, with its notes."""
 ALL_ALIKE = {
-    "ajet.config.readiness.value_at",
+    "ajet.config.readiness.get_setting",
     "ajet.config.readiness._refuse_out_of_reach",
-    "ajet.config.experiment.settled",
-    "ajet.config.experiment._bears",
-    "ajet.config.experiment.training_relevant",
-    "ajet.config.experiment.with_defaults",
-    "ajet.config.idle.idle_reason",
-    "ajet.config.idle._value",
+    "ajet.config.experiment.settle_values",
+    "ajet.config.experiment._affects_training",
+    "ajet.config.experiment.list_training_settings",
+    "ajet.config.experiment.replace_defaults",
+    "ajet.config.idle.find_idle_reason",
+    "ajet.config.idle._get_setting",
     "ajet.record.run_directory._redactor",
 }
 LAYER = "plugins/ajet_verl/layers"

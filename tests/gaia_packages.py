@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet_environments.venvs import READY
 from ajet_gaia.deployment import packages_folder
 from ajet_gaia.environments import _python_folder
@@ -17,7 +17,7 @@ from ajet_gaia.environments import _python_folder
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Environments of the servers' packages, which here are this one's, in a cache that has the models of the usual
     one."""
-    cache, models = tmp_path / "cache", cache_root() / "models"
+    cache, models = tmp_path / "cache", find_cache_root() / "models"
     monkeypatch.setenv("AJET_CACHE", str(cache))
     made = _python_folder("base", packages_folder())
     (made / "bin").mkdir(parents=True)

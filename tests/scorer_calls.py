@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config import Experiment
-from ajet.config.schema.tasks import TaskJudge
+from ajet.config.schema.tasks import TaskJudgeConfig
 from ajet.schema.episode import Verdict
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import Judge, open_judge
@@ -21,7 +21,7 @@ def _default_experiment() -> Experiment:
 
 
 def open_scorer(name: str, **arguments: Any) -> Judge:
-    judge = TaskJudge(**{"scorers": [{"name": name, "arguments": arguments}]})  # type: ignore[arg-type]
+    judge = TaskJudgeConfig(**{"scorers": [{"name": name, "arguments": arguments}]})  # type: ignore[arg-type]
     experiment = _default_experiment()
     return open_judge(replace(experiment, ajet=experiment.ajet.model_copy(update={"task_judge": judge})))
 

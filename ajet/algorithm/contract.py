@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ajet.config.functions import place_of
+from ajet.config.functions import locate_function
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.schema.process_reward import ProcessReward
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ajet.config import AjetConfig
-    from ajet.config.schema.algorithm import Algorithm as Settings
-    from ajet.config.schema.algorithm import Overlong
+    from ajet.config.schema.algorithm import AlgorithmConfig as Settings
+    from ajet.config.schema.algorithm import OverlongConfig
 
 
 Row = npt.NDArray[np.float64]
@@ -81,7 +81,7 @@ class Algorithm:
             if values.shape != (len(members),):
                 raise UserError(
                     f"{self.name}: of_group gave advantages of shape {values.shape} for {len(members)} returns.",
-                    where=place_of(self.of_group),
+                    where=locate_function(self.of_group),
                     expected="one advantage for each of the returns that it was given",
                     do=f"return an array of {len(members)} numbers",
                 )
@@ -170,7 +170,7 @@ def index_groups(groups_E: Sequence[int]) -> list[list[int]]:
     return list(members.values())
 
 
-def shape_rewards(episodes: Sequence[Episode], overlong: Overlong) -> Row:
+def shape_rewards(episodes: Sequence[Episode], overlong: OverlongConfig) -> Row:
     """Return the rewards of scored episodes, [E], reduced by their length (overlong shaping).
 
     DAPO, arXiv 2503.14476, section 3.4, with L = `overlong.length`, c = `overlong.buffer` and p = `overlong.penalty`,
@@ -190,7 +190,7 @@ def count_sampled_tokens(episode: Episode) -> int:
     )
 
 
-def compute_length_reward(tokens: int, overlong: Overlong) -> float:
+def compute_length_reward(tokens: int, overlong: OverlongConfig) -> float:
     """The reward, 0 or less, for an attempt's length in sampled tokens."""
     if overlong.length is None:
         return 0.0

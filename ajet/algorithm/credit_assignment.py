@@ -47,8 +47,8 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.config.schema.algorithm import Algorithm as AlgorithmSettings
-    from ajet.config.schema.algorithm import Overlong
+    from ajet.config.schema.algorithm import AlgorithmConfig as AlgorithmSettings
+    from ajet.config.schema.algorithm import OverlongConfig
 
 LogprobPairs = Callable[[list[Sample]], tuple[list[Floats], list[Floats]]]
 """Samples to their [T] logprobs under the policy and under the reference model."""
@@ -276,7 +276,7 @@ def _write_advantages(item: _ScoredEpisode, row: Row, weight: float) -> None:
         sample.advantages, sample.weight = row_T, weight
 
 
-def _compute_length_metrics(scored: Sequence[_ScoredEpisode], overlong: Overlong) -> dict[str, float]:
+def _compute_length_metrics(scored: Sequence[_ScoredEpisode], overlong: OverlongConfig) -> dict[str, float]:
     if overlong.length is None or not scored:
         return {}
     lost = [compute_length_reward(count_sampled_tokens(item.episode), overlong) for item in scored]

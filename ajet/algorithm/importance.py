@@ -28,8 +28,8 @@ from torch import Tensor
 from ajet.algorithm.loss_terms import average_by_reply, sum_by_reply
 
 if TYPE_CHECKING:
-    from ajet.config.schema.algorithm import Algorithm as Settings
-    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.config.schema.algorithm import AlgorithmConfig as Settings
+    from ajet.config.schema.trainer_common import TrainerConfig
 
 
 Mode = Literal[
@@ -46,7 +46,7 @@ class ImportanceCorrection:
     floor: float = 0.0
 
     @classmethod
-    def from_settings(cls, trainer: TrainerCommon) -> ImportanceCorrection | None:
+    def from_settings(cls, trainer: TrainerConfig) -> ImportanceCorrection | None:
         """The correction that `trainer_common` asks for; None: every weight is 1."""
         cap, settings = trainer.importance_cap, trainer.algorithm
         return None if cap is None else cls(cap, settings.is_mode, settings.is_floor)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ajet.config.schema.trainer_common import Optim
+    from ajet.config.schema.trainer_common import OptimizerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LearningRateSchedule:
     total: int | None
 
     @classmethod
-    def from_config(cls, optim: Optim, total: int | None) -> LearningRateSchedule:
+    def from_config(cls, optim: OptimizerConfig, total: int | None) -> LearningRateSchedule:
         """Raises ConfigError for a falling schedule whose end is unknown."""
         if optim.lr_schedule != "constant" and total is None:
             raise ConfigError(

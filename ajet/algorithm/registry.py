@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from ajet.algorithm.contract import Algorithm, Need
-from ajet.config.backbones import IN_WORDS, described
+from ajet.config.backbones import CAPABILITY_WORDS, find_backbone
 from ajet.config.plugin import load_code, spell_reference
 from ajet.config.plugins import find_part
 from ajet.config.references import resolve_reference
@@ -20,7 +20,7 @@ from ajet.schema.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from ajet.algorithm.losses.contract import PolicyLoss
     from ajet.config import AjetConfig
-    from ajet.config.schema.algorithm import Algorithm as Settings
+    from ajet.config.schema.algorithm import AlgorithmConfig as Settings
 
 SECTION = "ajet.trainer_common.algorithm"
 KEY = f"{SECTION}.adv_estimator"
@@ -31,9 +31,9 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
     """The algorithm that `config` names. `base`: the folder that a reference is relative to; None: `base_dir`, else the
     working directory. Raises UnresolvedReference, ConfigError, or the UserError that a user's class raises."""
     settings = config.trainer_common.algorithm
-    if config.sft.objective is None and "trains" in described(config.backbone).can:
+    if config.sft.objective is None and "trains" in find_backbone(config.backbone).can:
         _require_trainable(config)
-    if settings.old_policy == "behaviour" and config.rollout.truncates:
+    if settings.old_policy == "behaviour" and config.rollout.truncates_sampling:
         raise ConfigError(
             "The ratio refers to the policy that sampled, and the rollout samples from a part of the distribution "
             "only (top_p, top_k): what was recorded is of that part, the update computes the whole, and the ratio of "
@@ -44,9 +44,9 @@ def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm
     algorithm = make_algorithm(settings.adv_estimator, str(base or config.base_dir or Path.cwd()), settings)
     if "teacher" in algorithm.needs:
         _require_teacher_support(algorithm, config)
-    if "critic" in algorithm.needs and "values" not in described(config.backbone).can:
+    if "critic" in algorithm.needs and "values" not in find_backbone(config.backbone).can:
         raise ConfigError(
-            f"{algorithm.name} needs a backbone that {IN_WORDS['values']}, which {config.backbone} does not.",
+            f"{algorithm.name} needs a backbone that {CAPABILITY_WORDS['values']}, which {config.backbone} does not.",
             where=KEY,
             expected="--backbone local",
         )
@@ -90,9 +90,9 @@ def _require_trainable(config: AjetConfig) -> None:
 
 
 def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
-    if loss.over_batch and "chooses" not in described(config.backbone).can:
+    if loss.over_batch and "chooses" not in find_backbone(config.backbone).can:
         raise ConfigError(
-            f"{loss.name} needs a backbone that {IN_WORDS['chooses']}, which {config.backbone} does not.",
+            f"{loss.name} needs a backbone that {CAPABILITY_WORDS['chooses']}, which {config.backbone} does not.",
             where=LOSS_KEY,
             expected="--backbone local",
         )
@@ -100,9 +100,9 @@ def _require_loss_support(loss: PolicyLoss, config: AjetConfig) -> None:
 
 def _require_teacher_support(algorithm: Algorithm, config: AjetConfig) -> None:
     rollout, teacher = config.rollout, algorithm.settings.teacher
-    if "distils" not in described(config.backbone).can:
+    if "distils" not in find_backbone(config.backbone).can:
         raise ConfigError(
-            f"{algorithm.name} needs a backbone that {IN_WORDS['distils']}, which {config.backbone} does not.",
+            f"{algorithm.name} needs a backbone that {CAPABILITY_WORDS['distils']}, which {config.backbone} does not.",
             where=KEY,
             expected="--backbone local",
         )
@@ -117,7 +117,7 @@ def _require_teacher_support(algorithm: Algorithm, config: AjetConfig) -> None:
             where=f"{SECTION}.teacher",
             expected="path: a model that is loaded here, or base_url and model: one at a server with prompt_logprobs",
         )
-    if rollout.truncates or rollout.temperature != 1:
+    if rollout.truncates_sampling or rollout.temperature != 1:
         raise ConfigError(
             "A teacher is compared with the policy at temperature 1, and the rollout samples from something else.",
             where="ajet.rollout.temperature",

@@ -18,7 +18,7 @@ from loguru import logger
 from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
-    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.config.schema.trainer_common import TrainerConfig
 
 
 class Freshness(NamedTuple):
@@ -38,7 +38,7 @@ class Freshness(NamedTuple):
         return not self.is_usable
 
 
-def measure_freshness(episodes: Iterable[Episode], version: int, trainer: TrainerCommon) -> Freshness:
+def measure_freshness(episodes: Iterable[Episode], version: int, trainer: TrainerConfig) -> Freshness:
     """The freshness of the episodes of one group, for an update of the policy's `version`. A group without a token to
     train is fresh. Nothing is kept between two calls: that a group is trained on once (`max_trained_count`) the ledger
     holds."""
@@ -47,7 +47,7 @@ def measure_freshness(episodes: Iterable[Episode], version: int, trainer: Traine
     return Freshness(age, is_usable, math.exp(-age * rate) if rate is not None else 1.0)
 
 
-def describe_importance_weights(trainer: TrainerCommon) -> str:
+def describe_importance_weights(trainer: TrainerConfig) -> str:
     """The factor on a stale token's loss, in words for people."""
     cap, algorithm = trainer.importance_cap, trainer.algorithm
     if algorithm.old_policy == "behaviour":
@@ -59,7 +59,7 @@ def describe_importance_weights(trainer: TrainerCommon) -> str:
     return f"importance weight min(trainer's probability / engine's, {cap:g}) (algorithm.is_cap)"
 
 
-def log_staleness(trainer: TrainerCommon, oldest: int | None) -> None:
+def log_staleness(trainer: TrainerConfig, oldest: int | None) -> None:
     """Once, at the start. `oldest`: training steps that a token may be behind; None: any number."""
     age = "earlier weights" if oldest is None else f"weights up to {oldest} steps old"
     logger.info("tokens sampled by {} are trained on with {}", age, describe_importance_weights(trainer))

@@ -20,7 +20,7 @@ from ajet.algorithm.registry import open_loss
 
 if TYPE_CHECKING:
     from ajet.algorithm.contract import Algorithm
-    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.config.schema.trainer_common import TrainerConfig
 
 
 class TokenLossTerms(NamedTuple):
@@ -64,7 +64,7 @@ class TokenLoss:
     kl_type: Estimator
 
     @classmethod
-    def from_settings(cls, trainer: TrainerCommon, algorithm: Algorithm) -> TokenLoss:
+    def from_settings(cls, trainer: TrainerConfig, algorithm: Algorithm) -> TokenLoss:
         """The token loss that `trainer_common` and the algorithm ask for."""
         return cls(
             open_loss(algorithm),

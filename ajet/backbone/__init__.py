@@ -25,7 +25,7 @@ __all__ = ["open_backbone", "open_scorer", "open_teacher", "saved_dtype", "saved
 def open_backbone(experiment: Experiment) -> Backbone:
     """The backbone that `ajet.backbone` names, in this process. Raises ConfigError for one that has processes of its
     own."""
-    from ajet.config.backbones import shipped
+    from ajet.config.backbones import list_shipped_backbones
     from ajet.config.plugin import load_code
 
     backbone = experiment.backbone
@@ -33,7 +33,7 @@ def open_backbone(experiment: Experiment) -> Backbone:
         raise ConfigError(
             f"The {backbone.name} backbone does not run in this process, which this command needs.",
             where="ajet.backbone",
-            expected=" or ".join(each.name for each in shipped().values() if "serves" in each.can),
+            expected=" or ".join(each.name for each in list_shipped_backbones().values() if "serves" in each.can),
             do="use the same YAML with --backbone local",
         )
     opened: Backbone = load_code(backbone.opens)(experiment)

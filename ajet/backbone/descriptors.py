@@ -7,7 +7,7 @@ as text: nothing here imports torch, ray or verl. A contract test holds each aga
 from __future__ import annotations
 
 from ajet.config.backbones import Descriptor
-from ajet.config.locations import default_config
+from ajet.config.locations import find_default_config
 
 TRAINS_NOTHING = "debug trains nothing"
 DEBUGS_OWN = "it is the debug backbone's own"
@@ -77,7 +77,7 @@ LOCAL = Descriptor(
     opens="ajet.backbone.local->LocalBackbone",
     runner="ajet.commands.runner->LocalRunner",
     scorer="ajet.backbone.local.scorer->Scorer",
-    layer=default_config() / "local" / "local_default.yaml",
+    layer=find_default_config() / "local" / "local_default.yaml",
     idle={
         **_IN_THIS_PROCESS,
         "rollout.vllm.api_key_env": "a vLLM that the local backbone starts asks for no key",

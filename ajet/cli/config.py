@@ -19,7 +19,7 @@ def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Override
     from ajet.commands.runner import runner_of
 
     experiment = opened(conf, backbone, overrides)
-    text = experiment.resolved_yaml()
+    text = experiment.dump_resolved()
     text += runner_of(experiment.backbone).shown(experiment)
     if sys.stdout.isatty():
         from rich.console import Console
@@ -39,10 +39,10 @@ def why(
 ) -> None:
     """Print each layer's value of a key, and the one that wins."""
     from ajet.cli.options import opened
-    from ajet.config.why import explain
+    from ajet.config.why import explain_key
     from ajet.record.console import console
 
-    for row in explain(opened(conf, backbone, overrides), key):
+    for row in explain_key(opened(conf, backbone, overrides), key):
         console.print(row, soft_wrap=True)
 
 
@@ -54,7 +54,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.commands.launch_checks import refuse_untrainable
     from ajet.commands.plan import require_present
     from ajet.commands.runner import algorithm_of, apply_sections, runner_of
-    from ajet.config.idle import idle_lines
+    from ajet.config.idle import format_idle_keys
     from ajet.record.console import console
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
@@ -63,12 +63,12 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     if conf is None:
         raise UserError("There is no --conf.", expected=command("config", "validate", "--conf", "FILE.yaml"))
     experiment, overridden = apply_sections(opened(conf, backbone, overrides))
-    experiment.require_ready(looking=True)
+    experiment.require_ready(previewing=True)
     refuse_untrainable(experiment)
     if "trains" in experiment.backbone.can:
         runner_of(experiment.backbone).check(experiment, looking=True)
     algorithm = algorithm_of(experiment)
-    idle = idle_lines(experiment.idle(), f"on the backbone {experiment.ajet.backbone}")
+    idle = format_idle_keys(experiment.list_idle_keys(), f"on the backbone {experiment.ajet.backbone}")
     defaults = runner_of(experiment.backbone).describe_replaced_defaults(experiment)
     unchecked, tasks = require_present(experiment)
     remarks = [*review_settings(experiment.ajet, algorithm)]

@@ -69,12 +69,12 @@ def export(
     """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
     from ajet.commands.export import checkpoint_of, run_of
     from ajet.commands.export import export as made
-    from ajet.config.overrides import as_override
+    from ajet.config.overrides import format_override
     from ajet.record.checkpoints import checkpoints_of
 
     root = exp_dir.absolute()
     folder = made(run, root, step=step, out=out, dtype=dtype.value if dtype else None, again=check)
-    typer.echo(f"{folder}\nUse it:  {as_override('model.path', str(folder))}")
+    typer.echo(f"{folder}\nUse it:  {format_override('model.path', str(folder))}")
     if not check:
         return 0
     from ajet.cli.screen import show_logs

@@ -34,10 +34,10 @@ def observe(
 ) -> int:  # fmt: skip
     """Record what a deployed agent and its model say, and what people think of it."""
     from ajet.cli.screen import show_logs
-    from ajet.config.experiment import defaults_only
+    from ajet.config.experiment import load_defaults
 
     show_logs()
-    experiment = defaults_only(backbone="debug", name=name, exp_dir=exp_dir)
+    experiment = load_defaults(backbone="debug", name=name, exp_dir=exp_dir)
 
     from ajet.commands.observe import ObserveOptions
     from ajet.commands.observe import observe as run

@@ -89,8 +89,8 @@ def address(text: str, experiment: Experiment) -> Address:
 def opened(conf: Path | None, backbone: str | None, overrides: Sequence[str] | None) -> Experiment:
     """Compose `conf`; without one, the defaults and overrides alone."""
     from ajet.config import load_experiment
-    from ajet.config.experiment import defaults_only
+    from ajet.config.experiment import load_defaults
 
     if conf is None:
-        return defaults_only(backbone=backbone, overrides=overrides or ())
+        return load_defaults(backbone=backbone, overrides=overrides or ())
     return load_experiment(conf, backbone=backbone, overrides=overrides or ())

@@ -92,7 +92,7 @@ def sample(
     from ajet.cli.options import address, say_reading
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
-    from ajet.config.overrides import quoted
+    from ajet.config.overrides import quote_value
 
     if conf is None or not store:
         missing = " and ".join(["--conf"] * (conf is None) + ["--store"] * (not store))
@@ -102,11 +102,11 @@ def sample(
     say_reading(conf)
     show_logs()
     settings = [*(overrides or ()), "ajet.trainer_common.mode=async"]
-    settings += ["ajet.rollout.engine=vllm", f"ajet.rollout.vllm.base_url={quoted(engine)}"] if engine else []
+    settings += ["ajet.rollout.engine=vllm", f"ajet.rollout.vllm.base_url={quote_value(engine)}"] if engine else []
     settings += [f"ajet.rollout.max_env_worker={concurrency}"] if concurrency is not None else []
     experiment = load_experiment(conf, backbone=PLAYS_AS, overrides=settings)
     if tasks is not None:
-        settings.append(f"{_file_of(experiment)}={quoted(str(tasks.absolute()))}")
+        settings.append(f"{_file_of(experiment)}={quote_value(str(tasks.absolute()))}")
         experiment = load_experiment(conf, backbone=PLAYS_AS, overrides=settings)
 
     from ajet.commands.sampling.sample import SampleOptions

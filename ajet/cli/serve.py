@@ -27,14 +27,14 @@ def serve(
     say_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
-    from ajet.config.experiment import defaults_only
+    from ajet.config.experiment import load_defaults
 
     show_logs()
     settings = [*(overrides or ())]
     settings += [f"ajet.gateway.host={host}"] if host is not None else []
     settings += [f"ajet.gateway.port={port}"] if port is not None else []
     if conf is None:
-        experiment = defaults_only(backbone=backbone, overrides=settings, name="serve", exp_dir=exp_dir)
+        experiment = load_defaults(backbone=backbone, overrides=settings, name="serve", exp_dir=exp_dir)
     else:
         experiment = load_experiment(conf, backbone=backbone, overrides=settings, exp_dir=exp_dir)
 

@@ -64,21 +64,21 @@ def sft(
     say_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
-    from ajet.config.experiment import defaults_only
-    from ajet.config.overrides import quoted
+    from ajet.config.experiment import load_defaults
+    from ajet.config.overrides import quote_value
     from ajet.train.runner import LaunchOptions
 
     show_logs()
     settings = list(overrides or ())
     if data:
-        settings.append(f"ajet.sft.train_files=[{','.join(quoted(str(each.absolute())) for each in data)}]")
-    settings += [f"ajet.sft.from_run={quoted(str(from_run))}"] if from_run is not None else []
-    settings += [f"ajet.model.path={quoted(str(model))}"] if model is not None else []
+        settings.append(f"ajet.sft.train_files=[{','.join(quote_value(str(each.absolute())) for each in data)}]")
+    settings += [f"ajet.sft.from_run={quote_value(str(from_run))}"] if from_run is not None else []
+    settings += [f"ajet.model.path={quote_value(str(model))}"] if model is not None else []
     settings += [f"ajet.sft.objective={objective}"] if objective is not None else []
 
     def loaded(more: list[str], on: str | None):  # type: ignore[no-untyped-def]
         if conf is None:
-            return defaults_only(backbone=on, overrides=[*settings, *more], name="sft", exp_dir=exp_dir)
+            return load_defaults(backbone=on, overrides=[*settings, *more], name="sft", exp_dir=exp_dir)
         return load_experiment(conf, backbone=on, overrides=[*settings, *more], exp_dir=exp_dir)
 
     experiment = loaded([], backbone)

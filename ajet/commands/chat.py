@@ -139,7 +139,7 @@ def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
     from ajet.train.parts import assemble
 
     unjudged = f"{__name__}->{ChatJudge.__name__}"
-    experiment.ajet.task_judge = experiment.ajet.task_judge.deciding(judge_protocol=unjudged)
+    experiment.ajet.task_judge = experiment.ajet.task_judge.replace_judges(judge_protocol=unjudged)
     split: TaskSplit = "validation" if open_reader(experiment).has("validation") else "train"
     with assemble(experiment, run_id="chat", split=split) as parts:
         stage = parts.reader.tasks(split)[0]

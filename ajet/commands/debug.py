@@ -290,7 +290,7 @@ def advise(groups: Sequence[Group], settings: AjetConfig) -> str:
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for group in groups for episode in group.scored]
     failed = sum(episode.failure is not None for episode in episodes)
-    if not scored and any(settings.task_judge.named()):
+    if not scored and any(settings.task_judge.list_judges()):
         return (
             "no episode has a reward: the judge decided none. One that a function or class leaves at None is left "
             "out; a wrong answer is 0"

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.backbones import described, shipped
+from ajet.config.backbones import find_backbone, list_shipped_backbones
 from ajet.config.plugins import find_doctor_checks, try_load
 from ajet.schema.errors import ConfigError, Finding
 
@@ -55,8 +55,10 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
         extras = [experiment.backbone.extra, _EXTRA_OF_ENGINE.get(experiment.ajet.rollout.engine)]
     sections = {"machine": check_machine(folder), "packages": check_packages([extra for extra in extras if extra])}
     chosen = experiment.backbone if experiment is not None else None
-    for backbone in dict.fromkeys(each.name for each in (*shipped().values(), *([chosen] if chosen else []))):
-        each = described(backbone)
+    for backbone in dict.fromkeys(
+        each.name for each in (*list_shipped_backbones().values(), *([chosen] if chosen else []))
+    ):
+        each = find_backbone(backbone)
         if found := runner_of(each).checkup(config, needed=each is chosen):
             sections[backbone] = found
     sections["network"] = check_network(config)
@@ -91,7 +93,7 @@ def _run_check(title: str, check: str, experiment: Experiment | None, model: str
 
 def _check_experiment(experiment: Experiment) -> Finding:
     try:
-        experiment.require_ready(looking=True)
+        experiment.require_ready(previewing=True)
     except ConfigError as error:
         return Finding(experiment.name, "problem", error.what, error.do or error.expected)
     return Finding(experiment.name, "ok", f"complete; backbone {experiment.ajet.backbone}")

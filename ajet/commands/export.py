@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ajet.commands.model_card import write_card
 from ajet.commands.runner import runner_of
-from ajet.config.backbones import owner_of
+from ajet.config.backbones import find_checkpoint_owner
 from ajet.config.record_file import make_record_folder
 from ajet.record.checkpoint import Checkpoint, damaged_checkpoint_error, inspect_checkpoint, require_sound
 from ajet.record.checkpoints import Checkpoints, checkpoints_of
@@ -94,7 +94,7 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
     Raises:
         UserError: the checkpoint cannot be exported.
     """
-    if owner_of(checkpoint.state) is None:
+    if find_checkpoint_owner(checkpoint.state) is None:
         return checkpoint.path
     exported = folder / "exports" / f"step-{checkpoint.step}"
     if os.path.lexists(exported):
@@ -131,7 +131,7 @@ def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
 
 def _write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
     require_sound(checkpoint.path)
-    if (owner := owner_of(checkpoint.state)) is not None:
+    if (owner := find_checkpoint_owner(checkpoint.state)) is not None:
         runner_of(owner).export(checkpoint, target, dtype)
         return
     if dtype is not None:

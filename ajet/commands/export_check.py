@@ -90,12 +90,12 @@ def check_export(
         UserError: nothing was recorded with these weights, or the folder cannot be loaded.
     """
     from ajet.backbone import saved_dtype
-    from ajet.config import recorded_experiment
+    from ajet.config import load_recorded_experiment
     from ajet.engine.fresh import FreshModel
 
     checkpoint = checkpoint_of(checkpoints_of(run), step)
     source, played_in, calls = _find_recorded_calls(run, checkpoint, exported, at_most)
-    settings = recorded_experiment(played_in / "resolved.yaml").ajet
+    settings = load_recorded_experiment(played_in / "resolved.yaml").ajet
     try:
         fresh = FreshModel(exported)
     except (OSError, ValueError, ImportError) as error:

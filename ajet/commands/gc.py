@@ -63,12 +63,12 @@ def collect(
     Raises:
         UserError: the run is live, or has no chain, which would record what was removed.
     """
-    from ajet.config import recorded_experiment
+    from ajet.config import load_recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
 
     folder = require_run(run, root, holding="run.json", expected="the directory of a training run").absolute()
     load_project_dotenv(record=folder)
-    trainer = recorded_experiment(folder / CONFIG).ajet.trainer_common
+    trainer = load_recorded_experiment(folder / CONFIG).ajet.trainer_common
     bounds = RetentionBounds(
         trainer.keep_episodes if episodes is None else episodes, trainer.keep_arrays if arrays is None else arrays
     )

@@ -104,7 +104,7 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
     has_adapters = bool(trainer.lora.total_rank)
     weights = 4 * (size.parameters + (trained if has_adapters else 0)) / gpus
     optimizer = MOMENTS * trained / gpus
-    reference = 4 * size.parameters / gpus if settings.keeps_reference and not has_adapters else 0
+    reference = 4 * size.parameters / gpus if settings.needs_reference_model and not has_adapters else 0
     kept = reference if not trainer.fsdp_config.param_offload else 0
     resident = (0 if trainer.fsdp_config.param_offload else weights + reference) + (
         0 if trainer.fsdp_config.optimizer_offload else optimizer
@@ -146,7 +146,7 @@ def estimate_seconds(
     episodes = settings.data.train_batch_size * rollout.num_repeat
 
     forward = 2.0 * size.parameters + 2.0 * size.layers * size.hidden * longest
-    passes = (4 if trainer.gradient_checkpointing else 3) + 1 + settings.keeps_reference
+    passes = (4 if trainer.gradient_checkpointing else 3) + 1 + settings.needs_reference_model
     update = passes * forward * episodes * longest / (count_gpus(settings) * flops)
 
     split = rollout.tensor_model_parallel_size

@@ -313,7 +313,7 @@ class AgentJetJob:
         from ajet.config import Experiment
 
         tree = {"ajet": self._tree, **self._own}
-        return Experiment.from_dict(tree, base=self._base, in_python=True, under=self._under)
+        return Experiment.from_dict(tree, base=self._base, from_python=True, base_document=self._under)
 
     def _compose_experiment(self, **values: Any) -> Experiment:
         """Return the experiment with other values for one run. Raises ConfigError."""

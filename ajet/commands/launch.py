@@ -16,7 +16,7 @@ from loguru import logger
 
 from ajet.commands.launch_checks import require_launchable
 from ajet.commands.runner import apply_sections, runner_of
-from ajet.config.plugins import find_launch_flags, handed_to_workers, try_load
+from ajet.config.plugins import find_launch_flags, hand_to_workers, try_load
 from ajet.schema.errors import RunFailed, Unreachable, UserError
 from ajet.train.runner import LaunchOptions
 
@@ -77,7 +77,7 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
 
     interrupts = Interrupts()
     with (
-        handed_to_workers(),
+        hand_to_workers(),
         record_run(experiment, run),
         interrupts.install(),  # before anything is started that must be ended
         flags_around(run, options.flags),
@@ -148,14 +148,14 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
     Args:
         serving: True in `ajet serve`.
     """
-    from ajet.config.idle import idle_lines
+    from ajet.config.idle import format_idle_keys
     from ajet.config.locations import explain_unwritable_cache
 
     is_sft = experiment.ajet.sft.objective is not None
     place = "in ajet serve" if serving else "in ajet sft" if is_sft else f"on the backbone {experiment.ajet.backbone}"
     if unwritable := explain_unwritable_cache():
         logger.warning("{}", unwritable)
-    if idle := idle_lines(experiment.idle(serving=serving), place):
+    if idle := format_idle_keys(experiment.list_idle_keys(serving=serving), place):
         logger.info("{}", idle)
     if not serving:
         warn_of_unconfined(experiment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ajet.commands.runner import algorithm_of, runner_of
-from ajet.config.idle import users_layers
+from ajet.config.idle import list_user_layers
 from ajet.config.plugins import find_part, list_packages
 from ajet.config.references import parse_reference
 from ajet.config.schema.choices import is_reference
@@ -103,10 +103,10 @@ def require_rewards(experiment: Experiment) -> None:
     opened.let_go()
     if opened.judges:
         return
-    reward = next((each for each in find_unread_keys(users_layers(experiment.layers)) if each.ours == JUDGE), None)
+    reward = next((each for each in find_unread_keys(list_user_layers(experiment.layers)) if each.ours == JUDGE), None)
     raise ConfigError(
         f"The workflow {workflow} sets no reward, and no judge gives one.",
-        where=experiment.layers.where(("ajet", "rollout", "user_workflow"), value=True),
+        where=experiment.layers.locate(("ajet", "rollout", "user_workflow"), value=True),
         expected=f"{JUDGE}: reward.py->reward, or ajet.task_judge.scorer",
         do=f"set {JUDGE}: {reward.value}" if reward else "see docs/judges.md and docs/scorers.md",
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config import AjetConfig, recorded_experiment
+from ajet.config import AjetConfig, load_recorded_experiment
 from ajet.config.record_file import list_record_folder
 from ajet.record.bounded_json import read_json
 from ajet.record.console import printable
@@ -52,7 +52,7 @@ def make_card(folder: Path, checkpoint: Checkpoint) -> str:
     if not os.path.lexists(folder / "resolved.yaml"):
         title = f"# {_plain_text(folder.name)}, step {checkpoint.step}"
         return f"{title}\n\nThe record has no resolved.yaml: what made it is not known.\n"
-    settings = recorded_experiment(folder / "resolved.yaml").ajet
+    settings = load_recorded_experiment(folder / "resolved.yaml").ajet
     metrics = folder / "metrics.jsonl"
     rows = list(read_rows(metrics))
     rows = [row for row in rows if row.get("step", 0) <= checkpoint.step]
@@ -76,7 +76,9 @@ def _describe_training(settings: AjetConfig) -> str:
     what = settings.sft.objective or f"reinforcement learning ({trainer.algorithm.adv_estimator})"
     rank = trainer.lora.rank
     adapters = f", LoRA of rank {rank} (merged; adapters alone in `adapter/`)" if rank else ", all weights"
-    if several := [f"{_plain_text(name)} (rank {trainer.lora.of(name).rank})" for name in trainer.lora.adapters]:
+    if several := [
+        f"{_plain_text(name)} (rank {trainer.lora.resolve_adapter(name).rank})" for name in trainer.lora.adapters
+    ]:
         adapters = f", adapters {', '.join(several)}, each alone in `adapters/`; the weights are the base model's"
     return f"{what}, learning rate {trainer.optim.lr:g}, {settings.data.train_batch_size} tasks a step{adapters}"
 
@@ -99,7 +101,7 @@ def _describe_data(settings: AjetConfig, rows: Sequence[Mapping[str, Any]]) -> s
 def _describe_rewards(settings: AjetConfig) -> str:
     if settings.sft.objective is not None:
         return "None: replies were given."
-    named = [f"- {_plain_text(path[-1])}: `{_plain_text(value)}`" for path, value in settings.task_judge.named()]
+    named = [f"- {_plain_text(path[-1])}: `{_plain_text(value)}`" for path, value in settings.task_judge.list_judges()]
     return "\n".join(named) or "The workflow's own, or the task reader's judge."
 
 

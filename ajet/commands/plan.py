@@ -17,11 +17,11 @@ from ajet.commands.gpu_estimate import GpuName, describe_estimate, find_own_gpu
 from ajet.commands.launch_checks import require_launchable, require_rewards
 from ajet.commands.pace import describe_step_time, read_pace, read_step_seconds
 from ajet.commands.runner import algorithm_of, apply_sections, command_for
-from ajet.config.idle import idle_lines
+from ajet.config.idle import format_idle_keys
 from ajet.config.plugins import find_part
-from ajet.config.readiness import value_at
-from ajet.config.references import require_written
-from ajet.config.schema.base import walk
+from ajet.config.readiness import get_setting
+from ajet.config.references import check_reference
+from ajet.config.schema.base import walk_keys
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.engine.dimensions import parse_size, read_size
@@ -95,7 +95,7 @@ def show_plan(
 
     is_own = here and experiment.backbone.shares_gpus
     if experiment.backbone.shares_gpus and not here and experiment.ajet.trainer_common.device == "auto":
-        experiment = experiment.with_defaults({"ajet.trainer_common.device": "cuda"})
+        experiment = experiment.replace_defaults({"ajet.trainer_common.device": "cuda"})
     experiment, overridden = apply_sections(experiment, from_store)
     experiment.require_ready()
     if experiment.ajet.sft.objective is not None:
@@ -150,7 +150,7 @@ def _print_plan(
         validation = drop_overlong(validation, settings.data, tokenizer) if validation else []
     judge.require_for([*training, *validation])
     judge.let_go()
-    epoch = settings.data.curriculum.tasks_an_epoch(len(training))
+    epoch = settings.data.curriculum.count_epoch_tasks(len(training))
     task, drawn = training[0], f" ({epoch} an epoch)" if epoch != len(training) else ""
     has_protocol = settings.task_judge.judge_type == "customized_protocol"
     rows = {
@@ -179,7 +179,11 @@ def _print_plan(
         workflow=None if judge.judges else workflow,
         known=find_overlap(training, validation) if validation else None,
     )
-    for text in (overridden, idle_lines(experiment.idle(), f"on the backbone {settings.backbone}"), remarks):
+    for text in (
+        overridden,
+        format_idle_keys(experiment.list_idle_keys(), f"on the backbone {settings.backbone}"),
+        remarks,
+    ):
         if text:
             print_line(text)
 
@@ -230,7 +234,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
 
 def _describe_length(settings: AjetConfig, epoch: int) -> str:
     """Return how many steps a run takes, and what becomes of tasks that fill no step; an epoch has `epoch` tasks."""
-    trainer, steps = settings.trainer_common, settings.total_steps(epoch)
+    trainer, steps = settings.trainer_common, settings.count_steps(epoch)
     played = steps * settings.data.train_batch_size
     if trainer.total_training_steps:
         return f"{steps}, which is {played / epoch:.1f} epochs of {counted(epoch, 'task')}"
@@ -316,11 +320,11 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     from ajet.train.sft.reading import require_sources
 
     settings, base, folder = experiment.ajet, experiment.base, experiment.root / experiment.name
-    fields = [path for path, _, notes in walk(type(settings)) if notes.get("kind") == "reference"]
-    references = [*((path, value_at(settings, path)) for path in fields), *settings.task_judge.named()]
+    fields = [path for path, _, notes in walk_keys(type(settings)) if notes.get("kind") == "reference"]
+    references = [*((path, get_setting(settings, path)) for path in fields), *settings.task_judge.list_judges()]
     for path, value in references:
         if isinstance(value, str) and is_reference(value):
-            require_written(value, base=base, what=f"ajet.{'.'.join(map(str, path))}")
+            check_reference(value, base=base, what=f"ajet.{'.'.join(map(str, path))}")
     if settings.sft.objective is not None:
         require_sources(experiment)
     elif find_part("workflow", settings.rollout.user_workflow):

@@ -26,18 +26,18 @@ def load_recorded_settings(folder: Path) -> Experiment:
     Addresses, variables with keys, and trackers of plug-ins or services have their defaults, since no record decides
     them. Raises ConfigError.
     """
-    from ajet.config import recorded_experiment
+    from ajet.config import load_recorded_experiment
     from ajet.config.plugins import find_parts
-    from ajet.config.schema.rollout import RemoteEndpoint
+    from ajet.config.schema.rollout import EndpointConfig
 
-    experiment = recorded_experiment(folder / "resolved.yaml")
+    experiment = load_recorded_experiment(folder / "resolved.yaml")
     settings = experiment.ajet
     settings.backbone = "debug"
     settings.gateway.host, settings.gateway.advertise = None, "auto"
     settings.rollout.vllm.base_url = None
     if settings.rollout.engine == "endpoint":
         settings.rollout.engine = "auto"
-    settings.rollout.endpoint = RemoteEndpoint()
+    settings.rollout.endpoint = EndpointConfig()
     trainer = settings.trainer_common
     trackers = [trainer.logger] if isinstance(trainer.logger, str) else trainer.logger
     shipped = find_parts("tracker")
@@ -58,8 +58,8 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
         UserError: the agent needs something else.
     """
     from ajet.config.plugins import find_part, list_packages
-    from ajet.config.recorded import from_elsewhere
-    from ajet.config.references import code_file
+    from ajet.config.recorded import list_unknown_values
+    from ajet.config.references import find_code_file
     from ajet.config.schema.choices import is_reference
 
     reader = experiment.ajet.task_reader
@@ -73,20 +73,20 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
         place = reader.huggingface_dat_repo.dataset_path or ""
         if not any((root / place).exists() for root in (experiment.base, Path.cwd())):
             why.append(f"its tasks, {place!r}, are not on this machine")
-    for path, judge in experiment.ajet.task_judge.named() if judged else []:
+    for path, judge in experiment.ajet.task_judge.list_judges() if judged else []:
         if is_reference(judge) or path[-1] == "judge_protocol":
             named[f"ajet.{'.'.join(map(str, path))}"] = judge
     if experiment.ajet.environment.use is not None:
         why.append(f"ajet.environment.use is {experiment.ajet.environment.use!r}")
     for key, reference in named.items():
-        file = code_file(reference, experiment.base) if is_reference(reference) else None
+        file = find_code_file(reference, experiment.base) if is_reference(reference) else None
         if file is None and (find_part("workflow", reference) or reference.partition(".")[0] in list_packages()):
             continue
         if file is None or not _is_own(file, folder):
             why.append(f"{key} is {reference!r}")
         else:
             print_line(f"{key}, as the record says: {str(file)!r}", style="dim")
-    unknown = from_elsewhere(experiment)
+    unknown = list_unknown_values(experiment)
     if unknown:
         why.append(f"{', '.join(unknown[:5])} came from the environment")
     if why:
@@ -100,10 +100,10 @@ def require_own_code(experiment: Experiment, folder: Path, *, otherwise: str, ju
 
 def _is_own(place: Path, record: Path) -> bool:
     """Return whether a file or folder is the project's own or a tutorial, and not in the record."""
-    from ajet.config.locations import shipped_tutorials
+    from ajet.config.locations import find_tutorials
 
     place = place.resolve()
-    roots = (Path.cwd().resolve(), shipped_tutorials().resolve())
+    roots = (Path.cwd().resolve(), find_tutorials().resolve())
     return any(place.is_relative_to(root) for root in roots) and not place.is_relative_to(record.resolve())
 
 

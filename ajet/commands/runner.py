@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.config.backbones import described
+from ajet.config.backbones import find_backbone
 from ajet.config.experiment import DEFAULT_ROOT
 from ajet.config.plugin import load_code
 from ajet.schema.commands import command
@@ -146,7 +146,7 @@ def command_for(experiment: Experiment, backbone: str) -> str:
     named = experiment.ajet.experiment_dir
     if experiment.root != Path(DEFAULT_ROOT if named == "auto" else named).expanduser().absolute():
         words += ["--exp-dir", _shorten_path(experiment.root)]
-    if "spreads" in described(backbone).can:
+    if "spreads" in find_backbone(backbone).can:
         words.append("--with-ray-cluster" if os.environ.get("RAY_ADDRESS") else "--with-ray")
     return command(*words, *(each for each in experiment.overrides if _has_effect(each, backbone)))
 
@@ -154,7 +154,7 @@ def command_for(experiment: Experiment, backbone: str) -> str:
 def _has_effect(override: str, backbone: str) -> bool:
     """Return False for an override that names the backbone, or that the backbone ignores."""
     key = override.partition("=")[0].strip("+ ").removeprefix("ajet.")
-    return key != "backbone" and not (key.startswith("debug.") and "trains" in described(backbone).can)
+    return key != "backbone" and not (key.startswith("debug.") and "trains" in find_backbone(backbone).can)
 
 
 def _shorten_path(path: Path) -> str:

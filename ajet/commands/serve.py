@@ -83,7 +83,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
     refuse_untrainable(experiment, remote=True)
     given_key = read_key(ADMIN_KEY, do="leave it out: a random one is made and shown")
     trains = "trains" in experiment.backbone.can
-    experiment = experiment.served() if trains else experiment
+    experiment = experiment.adapt_to_serve() if trains else experiment
     run = RunDirectory.open(
         experiment,
         root=experiment.root,
@@ -145,7 +145,7 @@ def assemble_server(
         require_gateway(settings)
         if "trains" in experiment.backbone.can:
             require_own_store(experiment, run.path)
-        reader = open_reader(experiment) if experiment.names_tasks else None
+        reader = open_reader(experiment) if experiment.has_tasks else None
         prepare_judge(experiment, run)
         judge: Judge = open_judge(experiment, reader_judge=reader.judge if reader else None)
         known = reader.json_tasks("train") if reader else None

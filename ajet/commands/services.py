@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ajet.client.proxies import explain_problem
 from ajet.config.plugin import load_code
 from ajet.config.plugins import list_references
-from ajet.config.services import Service
+from ajet.config.services import RequiredService
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,23 +25,23 @@ ASK_S = 8.0
 """Seconds that one service may take to answer."""
 
 
-def list_services(experiment: Experiment) -> list[Service]:
+def list_services(experiment: Experiment) -> list[RequiredService]:
     """Return all services of the experiment, each once."""
-    found: list[Service] = []
+    found: list[RequiredService] = []
     for source in list_references("services"):
-        named: Callable[[Experiment], Iterable[Service]] = load_code(source)
+        named: Callable[[Experiment], Iterable[RequiredService]] = load_code(source)
         found += [
             each for each in named(experiment) if (each.name, each.address) not in {(f.name, f.address) for f in found}
         ]
     return found
 
 
-def require_services(experiment: Experiment) -> list[Service]:
+def require_services(experiment: Experiment) -> list[RequiredService]:
     """Ask the experiment's services, and return them. Raises UserError if one is down."""
     return require_answers(list_services(experiment))
 
 
-def require_answers(services: list[Service]) -> list[Service]:
+def require_answers(services: list[RequiredService]) -> list[RequiredService]:
     """Ask these services, and return them. Raises UserError if one is down."""
     wrong = [(service, why) for service, why in ask_services(services) if why]
     if wrong:
@@ -49,13 +49,13 @@ def require_answers(services: list[Service]) -> list[Service]:
     return services
 
 
-def ask_services(services: list[Service], within: float = WITHIN_S) -> list[tuple[Service, str]]:
+def ask_services(services: list[RequiredService], within: float = WITHIN_S) -> list[tuple[RequiredService, str]]:
     """Return each service with its problem, or an empty string."""
     answers: list[str | None] = [None] * len(services)
 
-    def ask(index: int, service: Service) -> None:
+    def ask(index: int, service: RequiredService) -> None:
         try:
-            answers[index] = service.ask(min(ASK_S, within))
+            answers[index] = service.find_problem(min(ASK_S, within))
         except Exception as problem:  # noqa: BLE001 - one check's failure is that one's answer
             why = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
             answers[index] = f"it could not be asked: {why}"
@@ -73,7 +73,7 @@ def ask_services(services: list[Service], within: float = WITHIN_S) -> list[tupl
     return [(service, late if answer is None else answer) for service, answer in zip(services, answers, strict=True)]
 
 
-def _explain_down(wrong: list[tuple[Service, str]]) -> UserError:
+def _explain_down(wrong: list[tuple[RequiredService, str]]) -> UserError:
     (first, why), *others = wrong
     if not others:
         what = f"The {first.name} at {first.address} cannot be reached: {why}"

@@ -1,8 +1,8 @@
 """From a YAML and overrides to a typed, checked `Experiment`.
 
 What enters: a YAML file (or a dict), `--backbone`, `key=value` overrides. What leaves: `Experiment`, whose `ajet` is
-typed, and `resolve_reference`, which finds the classes that a YAML names. A run starts from `load_experiment`; who
-looks at a record reads it, as data, with `recorded_experiment` or `recorded_tree`. Invariant: every value has an origin
+typed, and `resolve_reference`, which finds the classes that a YAML names. A run starts from `load_experiment`; a
+record is read as data, with `load_recorded_experiment` or `read_recorded_tree`. Invariant: every value has an origin
 that an error can point to; nothing depends on the working directory or on a backbone's package; torch is never
 imported.
 """
@@ -17,20 +17,20 @@ _HOME = {
     "Experiment": "ajet.config.experiment",
     "load_experiment": "ajet.config.experiment",
     "View": "ajet.config.view",
-    "recorded_experiment": "ajet.config.recorded",
-    "recorded_tree": "ajet.config.recorded",
+    "load_recorded_experiment": "ajet.config.recorded",
+    "read_recorded_tree": "ajet.config.recorded",
     "resolve_reference": "ajet.config.references",
 }
 __all__ = [
-    *("AjetConfig", "Experiment", "View", "load_experiment", "recorded_experiment", "recorded_tree"),
+    *("AjetConfig", "Experiment", "View", "load_experiment", "load_recorded_experiment", "read_recorded_tree"),
     "resolve_reference",
 ]
 
 if TYPE_CHECKING:
     from ajet.config.experiment import Experiment as Experiment
     from ajet.config.experiment import load_experiment as load_experiment
-    from ajet.config.recorded import recorded_experiment as recorded_experiment
-    from ajet.config.recorded import recorded_tree as recorded_tree
+    from ajet.config.recorded import load_recorded_experiment as load_recorded_experiment
+    from ajet.config.recorded import read_recorded_tree as read_recorded_tree
     from ajet.config.references import resolve_reference as resolve_reference
     from ajet.config.schema import AjetConfig as AjetConfig
     from ajet.config.view import View as View

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ajet.config.plugin import Part, load_code
+from ajet.config.plugin import PluginPart, load_code
 from ajet.config.plugins import describe_broken, find_all_parts, find_part, find_parts
 from ajet.schema.errors import ConfigError
 
@@ -49,7 +49,7 @@ chooses: a loss chooses among all tokens of an optimizer step (`policy_loss: cli
 depends on how often they were solved (`data.curriculum`). adapts: several adapters on one model, each for agents of its
 own (`lora.adapters`). values: a critic says what each token leads to (`adv_estimator: gae`)."""
 
-IN_WORDS: Mapping[Capability, str] = {
+CAPABILITY_WORDS: Mapping[Capability, str] = {
     "streams": "plays on while it trains",
     "decouples": "trains on what samplers play elsewhere",
     "oversamples": "begins more groups than a batch needs",
@@ -134,12 +134,12 @@ class Descriptor:
 
 
 @lru_cache(maxsize=1)
-def shipped() -> Mapping[str, Descriptor]:
+def list_shipped_backbones() -> Mapping[str, Descriptor]:
     """The backbones that come with ajet, by name."""
-    return {name: _load(name, part) for name, part in find_parts("backbone").items()}
+    return {name: _load_descriptor(name, part) for name, part in find_parts("backbone").items()}
 
 
-def described(name: str) -> Descriptor:
+def find_backbone(name: str) -> Descriptor:
     """The backbone of this name. Raises ConfigError where there is none, or its package is broken."""
     part = find_part("backbone", name)
     if part is None:
@@ -151,31 +151,31 @@ def described(name: str) -> Descriptor:
             expected=f"one of {', '.join(names)}, or one that an installed package brings{broken}",
             do=f"did you mean {near[0]}?" if near else "",
         )
-    return _load(name, part)
+    return _load_descriptor(name, part)
 
 
-def owner_of(state: Mapping[str, Any]) -> Descriptor | None:
+def find_checkpoint_owner(state: Mapping[str, Any]) -> Descriptor | None:
     """The backbone in whose own form a checkpoint is: the one whose name its state has an entry of. None: it is in
     Hugging Face layout. Raises ConfigError where the package is broken."""
     name = next((name for name in find_parts("backbone") if name in state), None)
     if name is None:
         name = next((name for name in find_all_parts("backbone") if name in state), None)
-    return described(name) if name is not None else None
+    return find_backbone(name) if name is not None else None
 
 
-def _load(name: str, part: Part) -> Descriptor:
+def _load_descriptor(name: str, part: PluginPart) -> Descriptor:
     try:
-        found: Any = load_code(part.code)
+        descriptor: Any = load_code(part.code)
     except Exception as problem:  # the package's code runs here, it may raise anything
         raise ConfigError(
             f"The backbone {name} cannot be loaded: {type(problem).__name__}: {problem}",
             where=part.code,
             do="mend or remove the package that brings it",
         ) from problem
-    if not isinstance(found, Descriptor) or found.name != name:
+    if not isinstance(descriptor, Descriptor) or descriptor.name != name:
         raise ConfigError(
-            f"The backbone {name} is described by {found!r}.",
+            f"The backbone {name} is described by {descriptor!r}.",
             where=part.code,
             expected=f"ajet.config.backbones.Descriptor(name={name!r}, …)",
         )
-    return found
+    return descriptor

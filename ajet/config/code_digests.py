@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.config.document import leaves
-from ajet.config.reached_code import PROMPT_SUFFIXES, Module, ReachedCode, find_installed_files
-from ajet.config.references import RUNNING, code_file, parse_reference
+from ajet.config.document import list_leaves
+from ajet.config.reached_code import PROMPT_SUFFIXES, ParsedModule, ReachedCode, find_installed_files
+from ajet.config.references import RUNNING, find_code_file, parse_reference
 from ajet.config.schema.choices import is_reference
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _SIZE = 16
 def digest_code(experiment: Experiment) -> CodeDigests:
     """Return the digests of all that bears on the run, by the key that names it."""
     found: CodeDigests = {}
-    for key, text in _named_texts(experiment):
+    for key, text in _list_candidate_texts(experiment):
         digests = (
             _digest_reference(text, experiment.base) if _is_reference(text) else _digest_files(text, experiment.base)
         )
@@ -45,42 +45,42 @@ def digest_code(experiment: Experiment) -> CodeDigests:
 
 def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
     """Return the identity of what scores: settings and code of the judge, or of all code where no judge is named."""
-    settings = {key: value for key, value in experiment.training_relevant().items() if key.startswith(JUDGE)}
+    settings = {key: value for key, value in experiment.list_training_settings().items() if key.startswith(JUDGE)}
     scoring = {key: files for key, files in code.items() if key.startswith(JUDGE)}
-    if not experiment.ajet.task_judge.named():  # the workflow or the task reader scores
+    if not experiment.ajet.task_judge.list_judges():  # the workflow or the task reader scores
         scoring = code
-    return _digest(json.dumps([settings, scoring], sort_keys=True, default=str).encode())
+    return _digest_bytes(json.dumps([settings, scoring], sort_keys=True, default=str).encode())
 
 
-def changed_files(then: CodeDigests, now: CodeDigests) -> dict[str, list[str]]:
+def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[str]]:
     """Return the files that differ, each with the keys that name it; of keys that both know."""
     found: dict[str, list[str]] = {}
-    for key in sorted(then.keys() & now.keys()):
-        for file in sorted(then[key].keys() | now[key].keys()):
-            if then[key].get(file) != now[key].get(file):
+    for key in sorted(before.keys() & now.keys()):
+        for file in sorted(before[key].keys() | now[key].keys()):
+            if before[key].get(file) != now[key].get(file):
                 found.setdefault(file, []).append(key)
     return found
 
 
-def _named_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
+def _list_candidate_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """Yield each text of the configuration that may name code or a prompt file, with its key."""
-    for name, value in experiment.training_relevant().items():
-        for path, leaf in leaves(value, (name,)):
+    for name, value in experiment.list_training_settings().items():
+        for path, leaf in list_leaves(value, (name,)):
             if isinstance(leaf, str) and "\n" not in leaf:
                 yield ".".join(map(str, path)), leaf
 
 
 def _digest_reference(reference: str, base: Path) -> dict[str, str]:
-    parsed, code = parse_reference(reference), _reached(base)
+    parsed, code = parse_reference(reference), _make_reached_code(base)
     if parsed.place == RUNNING:
         _add_running(code, parsed.name)
-    elif (file := code_file(reference, base)) is not None:
+    elif (file := find_code_file(reference, base)) is not None:
         code.add(file, parsed.name)
     elif not parsed.is_file and (files := find_installed_files(parsed.place.split("."))):
         for package in files[:-1]:
             code.add(package, None)
         code.add(files[-1], parsed.name)
-    return _digests(code, base)
+    return _digest_reached_files(code, base)
 
 
 def _is_reference(text: str) -> bool:
@@ -96,9 +96,9 @@ def _add_running(code: ReachedCode, name: str) -> None:
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file is not None and Path(file).is_file():
-        program = Module.parse(Path(file).read_bytes(), as_program=True)
+        program = ParsedModule.parse(Path(file).read_bytes(), as_program=True)
     else:  # a notebook: the cells that have been run; of two definitions of a name, the later one holds
-        file, program = Path.cwd() / "__main__", Module.parse_cells(getattr(main, "In", ()))
+        file, program = Path.cwd() / "__main__", ParsedModule.parse_cells(getattr(main, "In", ()))
     if any(name in statement.binds for statement in program.statements):
         code.add_module(Path(file).resolve(), program, name)
 
@@ -109,7 +109,7 @@ def _digest_files(text: str, base: Path) -> dict[str, str]:
         words = shlex.split(text)
     except ValueError:
         words = [text]
-    code = _reached(base)
+    code = _make_reached_code(base)
     for word in words:
         suffix = Path(word).suffix
         file = next((path for root in code.roots if os.path.isfile(path := root / word)), None)
@@ -117,18 +117,18 @@ def _digest_files(text: str, base: Path) -> dict[str, str]:
             code.add(file, None)
         elif file is not None and suffix in PROMPT_SUFFIXES | _SCRIPTS:
             code.prompts.add(file.resolve())
-    return _digests(code, base)
+    return _digest_reached_files(code, base)
 
 
-def _reached(base: Path) -> ReachedCode:
+def _make_reached_code(base: Path) -> ReachedCode:
     return ReachedCode(tuple(dict.fromkeys((base.resolve(), Path.cwd().resolve()))))
 
 
-def _digests(code: ReachedCode, base: Path) -> dict[str, str]:
+def _digest_reached_files(code: ReachedCode, base: Path) -> dict[str, str]:
     texts = {path: "\n".join(statements).encode() for path, statements in code.statements.items()}
     texts |= {path: path.read_bytes() for path in code.prompts}
-    return {os.path.relpath(path, base.resolve()): _digest(text) for path, text in sorted(texts.items())}
+    return {os.path.relpath(path, base.resolve()): _digest_bytes(text) for path, text in sorted(texts.items())}
 
 
-def _digest(content: bytes) -> str:
+def _digest_bytes(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=_SIZE).hexdigest()

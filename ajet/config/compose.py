@@ -18,17 +18,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.document import Document, KeyPath, leaves, read_document
-from ajet.config.locations import default_config
+from ajet.config.document import Document, KeyPath, list_leaves, read_document
+from ajet.config.locations import find_default_config
 from ajet.config.overrides import Override
-from ajet.config.shapes import Parts
+from ajet.config.shapes import YamlParts
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ABSENT: Any = object()
-"""What `Layer.value` answers for a key that the layer does not hold."""
+"""What `Layer.get_value` answers for a key that the layer does not hold."""
 _SHIPPED, _USER, _ROOT = "ajet_shipped_layer", "ajet_users_yaml", "ajet_experiment"
 
 
@@ -40,7 +40,7 @@ class Layer:
     tree: dict[Any, Any] = field(repr=False)
     document: Document | None = field(default=None, repr=False)
 
-    def value(self, path: KeyPath) -> Any:
+    def get_value(self, path: KeyPath) -> Any:
         """The value that the layer gives a key, as written; ABSENT where it says nothing."""
         node: Any = self.tree
         for part in path:
@@ -49,9 +49,9 @@ class Layer:
             node = node[part]
         return node
 
-    def where(self, path: KeyPath, *, value: bool = False) -> str:
+    def locate(self, path: KeyPath, *, value: bool = False) -> str:
         """file:line:column, or the override itself."""
-        return self.document.where(path, value=value) if self.document else self.title
+        return self.document.locate(path, value=value) if self.document else self.title
 
 
 @dataclass(frozen=True)
@@ -60,39 +60,39 @@ class Layers:
 
     stack: tuple[Layer, ...]
 
-    def winner(self, path: KeyPath) -> Layer | None:
+    def find_winner(self, path: KeyPath) -> Layer | None:
         """The last layer that holds the key, or else its nearest ancestor."""
         while path:
             for layer in reversed(self.stack):
-                if layer.value(path) is not ABSENT:
+                if layer.get_value(path) is not ABSENT:
                     return layer
             path = path[:-1]
         return None
 
-    def where(self, path: KeyPath, *, value: bool = False) -> str:
+    def locate(self, path: KeyPath, *, value: bool = False) -> str:
         """The place where the value of a key was set."""
-        layer = self.winner(path)
-        return layer.where(path, value=value) if layer else ".".join(map(str, path))
+        layer = self.find_winner(path)
+        return layer.locate(path, value=value) if layer else ".".join(map(str, path))
 
 
 def collect_layers(
-    document: Document, parts: Parts, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None
+    document: Document, parts: YamlParts, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None
 ) -> Layers:
     """The layers in order; `chosen` are those of the backbone and the preset, `flag` is what `--backbone` says."""
     stack = []
-    for path in [default_config() / "ajet_default.yaml", *chosen]:
-        defaults = _defaults(path)
+    for path in [find_default_config() / "ajet_default.yaml", *chosen]:
+        defaults = _read_shipped_file(path)
         stack.append(Layer(defaults.path.name, defaults.tree, defaults))
-    users = {"ajet": without_empty_sections(parts.ajet, document), **parts.sections, **parts.backbone}
-    stack.append(Layer(document.path.name, users, document))
+    user_tree = {"ajet": remove_empty_sections(parts.ajet, document), **parts.sections, **parts.backbone}
+    stack.append(Layer(document.path.name, user_tree, document))
     if flag is not None:
         stack.append(Layer(f"--backbone {flag}", {"ajet": {"backbone": flag}}))
-    stack += [Layer(f"override {each.written}", _nested(each.path, each.value)) for each in overrides]
+    stack += [Layer(f"override {each.written}", _nest_value(each.path, each.value)) for each in overrides]
     return Layers(tuple(stack))
 
 
 @lru_cache(maxsize=8)
-def _defaults(path: Path) -> Document:
+def _read_shipped_file(path: Path) -> Document:
     """A file that ships with ajet: it stays as it is, and is read once."""
     return read_document(path)
 
@@ -103,11 +103,14 @@ def compose(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[P
 
     for number, each in enumerate(overrides):
         _require_place(each, layers.stack[: len(layers.stack) - len(overrides) + number])
-    said = [*(str(leaf) for _, leaf in leaves(_users(layers).tree)), *(each.composed for each in overrides)]
-    if all(each.composed.startswith("++") for each in overrides) and not any("${" in each for each in said):
+    texts = [
+        *(str(leaf) for _, leaf in list_leaves(_find_user_layer(layers).tree)),
+        *(each.composed for each in overrides),
+    ]
+    if all(each.composed.startswith("++") for each in overrides) and not any("${" in each for each in texts):
         with suppress(OmegaConfBaseException):
-            return merged(layers, overrides, chosen=chosen, flag=flag)
-    return by_hydra(layers, overrides, chosen=chosen, flag=flag)
+            return merge_layers(layers, overrides, chosen=chosen, flag=flag)
+    return compose_by_hydra(layers, overrides, chosen=chosen, flag=flag)
 
 
 def _require_place(override: Override, before: Sequence[Layer]) -> None:
@@ -134,12 +137,14 @@ def _require_place(override: Override, before: Sequence[Layer]) -> None:
             return
 
 
-def merged(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None) -> DictConfig:
+def merge_layers(
+    layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None
+) -> DictConfig:
     """The layers one over the other. Raises OmegaConfBaseException."""
     from omegaconf import OmegaConf
 
-    tree: DictConfig = pickle.loads(_shipped(tuple(chosen)))
-    tree.merge_with(OmegaConf.create(deepcopy(_users(layers).tree)))
+    tree: DictConfig = pickle.loads(_pickle_shipped_layers(tuple(chosen)))
+    tree.merge_with(OmegaConf.create(deepcopy(_find_user_layer(layers).tree)))
     OmegaConf.set_struct(tree, True)
     values = [("ajet.backbone", flag)] if flag is not None else []
     for key, value in [*values, *((".".join(each.path), each.value) for each in overrides)]:
@@ -148,19 +153,21 @@ def merged(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Pa
 
 
 @lru_cache(maxsize=8)
-def _shipped(chosen: tuple[Path, ...]) -> bytes:
+def _pickle_shipped_layers(chosen: tuple[Path, ...]) -> bytes:
     """Our layers, pickled: a copy is had from it ten times faster than from a mapping."""
     from omegaconf import OmegaConf
 
-    files = [default_config() / "ajet_default.yaml", *chosen]
-    return pickle.dumps(OmegaConf.merge(*(OmegaConf.create(_defaults(file).tree) for file in files)))
+    files = [find_default_config() / "ajet_default.yaml", *chosen]
+    return pickle.dumps(OmegaConf.merge(*(OmegaConf.create(_read_shipped_file(file).tree) for file in files)))
 
 
-def _users(layers: Layers) -> Layer:
+def _find_user_layer(layers: Layers) -> Layer:
     return [layer for layer in layers.stack if layer.document is not None][-1]
 
 
-def by_hydra(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None) -> DictConfig:
+def compose_by_hydra(
+    layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None
+) -> DictConfig:
     """The config composed by Hydra, whatever there is to understand. Raises ConfigError."""
     import hydra
     from hydra.core.config_store import ConfigStore
@@ -177,67 +184,67 @@ def by_hydra(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[
     store = ConfigStore.instance()
     try:
         for name, path in names.items():
-            store.store(name=name, node=OmegaConf.create(deepcopy(_defaults(path).tree)))
-        store.store(name=f"{_USER}", node=OmegaConf.create(deepcopy(_users(layers).tree)))
+            store.store(name=name, node=OmegaConf.create(deepcopy(_read_shipped_file(path).tree)))
+        store.store(name=f"{_USER}", node=OmegaConf.create(deepcopy(_find_user_layer(layers).tree)))
         store.store(name=f"{_ROOT}", node={"defaults": defaults})
         GlobalHydra.instance().clear()
-        with hydra.initialize_config_dir(str(default_config()), job_name="ajet", version_base="1.3"):
+        with hydra.initialize_config_dir(str(find_default_config()), job_name="ajet", version_base="1.3"):
             return hydra.compose(_ROOT, overrides=texts)
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explained(error, layers) from error
+        raise _explain_refusal(error, layers) from error
     finally:
         for name in (*names, _USER, _ROOT):
             store.repo.pop(f"{name}.yaml", None)
         GlobalHydra.instance().hydra = earlier
 
 
-def without_empty_sections(tree: dict[Any, Any], document: Document) -> dict[Any, Any]:
+def remove_empty_sections(tree: dict[Any, Any], document: Document) -> dict[Any, Any]:
     """`rollout:` with nothing below it says nothing; as a null it would erase the defaults. Raises ConfigError for a
     section that is no mapping."""
-    from ajet.config.keys import find_key, keys_of
+    from ajet.config.keys import describe_keys, find_key
 
     def cleaned(node: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
-        kept: dict[Any, Any] = {}
+        result: dict[Any, Any] = {}
         for name, value in node.items():
             here = (*path, name)
             section = find_key(here)
             if not isinstance(section, type) or (isinstance(value, str) and "${" in value):
-                kept[name] = value
+                result[name] = value
             elif isinstance(value, dict):
-                kept[name] = cleaned(value, here)
+                result[name] = cleaned(value, here)
             elif value is not None:
                 raise ConfigError(
                     f"ajet.{'.'.join(here)} is {value!r}.",
-                    where=document.where(("ajet", *here), value=True),
-                    expected=keys_of(section),
+                    where=document.locate(("ajet", *here), value=True),
+                    expected=describe_keys(section),
                     do=f"write `{name}: {{{next(iter(section.model_fields))}: {value}}}`, or the key that you mean",
                 )
-        return kept
+        return result
 
     return cleaned(tree, ())
 
 
-def _nested(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+def _nest_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
     tree: dict[str, Any] = {path[-1]: value}
     for name in reversed(path[:-1]):
         tree = {name: tree}
     return tree
 
 
-def _explained(error: Exception, layers: Layers) -> ConfigError:
+def _explain_refusal(error: Exception, layers: Layers) -> ConfigError:
     """Name the place: the string that does not parse as an interpolation, or the override that Hydra refuses."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     for layer in layers.stack:
-        for path, value in leaves(layer.tree):
+        for path, value in list_leaves(layer.tree):
             if isinstance(value, str) and "${" in value:
                 try:
                     OmegaConf.create({"value": value})
                 except OmegaConfBaseException as refusal:
                     return ConfigError(
                         f"{'.'.join(map(str, path))}: {value!r} is no interpolation: {str(refusal).splitlines()[0]}",
-                        where=layer.where(path, value=True),
+                        where=layer.locate(path, value=True),
                         expected="${ajet.data.train_batch_size}, ${oc.env:NAME} or ${oc.env:NAME,default}",
                     )
     cause = error.__cause__ or error

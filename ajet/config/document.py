@@ -1,8 +1,8 @@
 """Document: a YAML file with the place of every key and value.
 
-Invariant: each path of the tree has a `Mark`, so that every later complaint can say file:line:column. Scalars are read
-as OmegaConf reads them (1e-6 is a number, dates are text), duplicate keys are errors. What a text means is bounded by
-what it says: aliases are counted as often as they stand for something, before anything is built from them.
+Invariant: each path of the tree has a `NodePlace`, so that every later error can name file:line:column. Scalars are
+read as OmegaConf reads them (1e-6 is a number, dates are text), duplicate keys are errors. The size of the values is
+bounded before anything is built: an alias counts each time it occurs.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ajet.config.locations import shipped_tutorials
+from ajet.config.locations import find_tutorials
 from ajet.schema.errors import ConfigError
 
 KeyPath = tuple[Any, ...]
 """Keys and list indices from the root down."""
-MOST_NODES = 200_000
+MAX_NODES = 200_000
 """Keys and values of a document, those that an alias repeats counted each time."""
-DEEPEST = 100
+MAX_DEPTH = 100
 """Mappings and lists within each other."""
-LONGEST_NUMBER = 400
+MAX_NUMBER_CHARS = 400
 """Letters of a number."""
 
 
-class Mark(NamedTuple):
+class NodePlace(NamedTuple):
     """Lines and columns count from 1; start and end are offsets of the value in the text."""
 
     line: int
@@ -45,17 +45,21 @@ class Document:
     path: Path
     text: str
     tree: dict[Any, Any]
-    places: dict[KeyPath, Mark] = field(repr=False)
-    in_python: bool = False
+    places: dict[KeyPath, NodePlace] = field(repr=False)
+    from_python: bool = False
     """Whether a program gave it, and nobody wrote a file of that path."""
-    under: Document | None = None
+    base_document: Document | None = None
     """The file that the program began with, if there is one."""
 
-    def where(self, path: KeyPath, *, value: bool = False) -> str:
+    def locate(self, path: KeyPath, *, value: bool = False) -> str:
         """file:line:column of a key (or its value); of the nearest ancestor that has a place."""
-        if self.in_python:
-            if self.under is not None and path in self.under.places and self.under.at(path) == self.at(path):
-                return self.under.where(path, value=value)
+        if self.from_python:
+            if (
+                self.base_document is not None
+                and path in self.base_document.places
+                and self.base_document.get_value(path) == self.get_value(path)
+            ):
+                return self.base_document.locate(path, value=value)
             return f"{'.'.join(map(str, path)) or 'settings'}, as given in Python"
         while path and path not in self.places:
             path = path[:-1]
@@ -65,7 +69,7 @@ class Document:
         line, column = (place.value_line, place.value_column) if value else (place.line, place.column)
         return f"{self.path}:{line}:{column}"
 
-    def at(self, path: KeyPath) -> Any:
+    def get_value(self, path: KeyPath) -> Any:
         """The value there; None where there is none."""
         node: Any = self.tree
         for part in path:
@@ -82,7 +86,9 @@ def read_document(path: Path) -> Document:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
-            f"There is no file {path}.", where=str(path.absolute()), do=_similar(path) or "mend the path after --conf"
+            f"There is no file {path}.",
+            where=str(path.absolute()),
+            do=_suggest_path(path) or "mend the path after --conf",
         ) from None
     except IsADirectoryError:
         within = ", ".join(str(each) for each in sorted(path.glob("*.y*ml"))[:8])
@@ -104,19 +110,19 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, path: Path) -> Document:
     """Parse the text of a YAML file; `path` is what errors name."""
-    loader = _Loader(text)
-    places: dict[KeyPath, Mark] = {}
+    loader = _YamlLoader(text)
+    places: dict[KeyPath, NodePlace] = {}
     try:
         root = loader.get_single_node()
         if root is None:
             return Document(path, text, {}, places)
-        _count(root, {}, set(), 0)
-        _mark(root, (), places, path, set())
+        _count_nodes(root, {}, set(), 0)
+        _record_places(root, (), places, path, set())
         tree = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        do = _advice_on_script(path, text) or _advice(error, text)
+        do = _advise_on_script(path, text) or _advise_on_syntax(error, text)
         raise ConfigError(f"The YAML does not parse: {error.problem or error.context}.", where=where, do=do) from error
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         # PyYAML lets through what a tag such as !!int or !!bool finds in its text
@@ -128,12 +134,12 @@ def parse_document(text: str, path: Path) -> Document:
             f"The YAML is a {type(tree).__name__}, not a mapping.",
             where=f"{path}:1:1",
             expected="`ajet:` and its keys",
-            do=_advice_on_script(path, text),
+            do=_advise_on_script(path, text),
         )
     return Document(path, text, tree, places)
 
 
-class _Loader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     """Scalars as OmegaConf reads them, and bounds."""
 
     def __init__(self, text: str) -> None:
@@ -143,7 +149,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self._nodes += 1
         self._depth += 1
-        if self._nodes > MOST_NODES or self._depth > DEEPEST:
+        if self._nodes > MAX_NODES or self._depth > MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=_EXCESSIVE, problem_mark=self.peek_event().start_mark)
         node: yaml.Node | None = super().compose_node(parent, index)
         self._depth -= 1
@@ -151,7 +157,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """Refuses those whose letters alone take minutes to multiply."""
-        if len(node.value) > LONGEST_NUMBER:
+        if len(node.value) > MAX_NUMBER_CHARS:
             raise yaml.MarkedYAMLError(problem="a number is too long", problem_mark=node.start_mark)
         if node.tag.endswith(":int"):
             return self.construct_yaml_int(node)
@@ -159,16 +165,18 @@ class _Loader(yaml.SafeLoader):
 
 
 _PLACEHOLDER = "`{{…}}` is a place that a template leaves open"
-_EXCESSIVE = f"it holds more than {MOST_NODES:,} values (aliases counted each time), or is nested deeper than {DEEPEST}"
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
-_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
+_EXCESSIVE = (
+    f"it holds more than {MAX_NODES:,} values (aliases counted each time), or is nested deeper than {MAX_DEPTH}"
+)
+_YamlLoader.add_constructor("tag:yaml.org,2002:int", _YamlLoader.construct_number)
+_YamlLoader.add_constructor("tag:yaml.org,2002:float", _YamlLoader.construct_number)
 
 
-_Loader.yaml_implicit_resolvers = {
+_YamlLoader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:timestamp",)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
+_YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
         r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
@@ -182,7 +190,9 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _count(node: yaml.Node, known: dict[int, tuple[int, int]], open_nodes: set[int], depth: int) -> tuple[int, int]:
+def _count_nodes(
+    node: yaml.Node, known: dict[int, tuple[int, int]], open_nodes: set[int], depth: int
+) -> tuple[int, int]:
     """(values, depth) of what `node` stands for, each node looked at once. Raises for too many and for an anchor that
     contains itself."""
     if id(node) in known:
@@ -197,16 +207,18 @@ def _count(node: yaml.Node, known: dict[int, tuple[int, int]], open_nodes: set[i
     elif isinstance(node, yaml.SequenceNode):
         inner = node.value
     for each in inner:
-        below, levels = _count(each, known, open_nodes, depth + 1)
+        below, levels = _count_nodes(each, known, open_nodes, depth + 1)
         values, deepest = values + below, max(deepest, levels + 1)
-        if values > MOST_NODES or depth + deepest > DEEPEST:
+        if values > MAX_NODES or depth + deepest > MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=_EXCESSIVE, problem_mark=each.start_mark)
     open_nodes.discard(id(node))
     known[id(node)] = values, deepest
     return values, deepest
 
 
-def _mark(node: yaml.Node, at: KeyPath, places: dict[KeyPath, Mark], path: Path, open_nodes: set[int]) -> None:
+def _record_places(
+    node: yaml.Node, key_path: KeyPath, places: dict[KeyPath, NodePlace], path: Path, open_nodes: set[int]
+) -> None:
     """Note the place of everything below `node`; refuse duplicate keys and anchors that contain themselves."""
     if id(node) in open_nodes:
         raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
@@ -216,39 +228,41 @@ def _mark(node: yaml.Node, at: KeyPath, places: dict[KeyPath, Mark], path: Path,
         for key, value in sorted(node.value, key=lambda pair: pair[0].tag != "tag:yaml.org,2002:merge"):
             if key.tag == "tag:yaml.org,2002:merge":
                 for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    _mark(source, at, places, path, open_nodes)
+                    _record_places(source, key_path, places, path, open_nodes)
                 continue
             if not isinstance(key, yaml.ScalarNode):
                 left_open = isinstance(key, yaml.MappingNode) and [each[1].value for each in key.value] == [""]
                 problem = _PLACEHOLDER if left_open else "a key must be text"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            name = _scalar(key)
+            name = _construct_scalar(key)
             if name in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {name!r} occurs twice", problem_mark=key.start_mark)
             seen.add(name)
-            places[(*at, name)] = _place(key, value)
-            _mark(value, (*at, name), places, path, open_nodes)
+            places[(*key_path, name)] = _make_place(key, value)
+            _record_places(value, (*key_path, name), places, path, open_nodes)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            places[(*at, index)] = _place(item, item)
-            _mark(item, (*at, index), places, path, open_nodes)
+            places[(*key_path, index)] = _make_place(item, item)
+            _record_places(item, (*key_path, index), places, path, open_nodes)
     open_nodes.discard(id(node))
 
 
-def _scalar(node: yaml.Node) -> Any:
-    loader = _Loader("")
+def _construct_scalar(node: yaml.Node) -> Any:
+    loader = _YamlLoader("")
     try:
         return loader.construct_object(node, deep=True)
     finally:
         loader.dispose()
 
 
-def _place(key: yaml.Node, value: yaml.Node) -> Mark:
+def _make_place(key: yaml.Node, value: yaml.Node) -> NodePlace:
     first, start = key.start_mark, value.start_mark
-    return Mark(first.line + 1, first.column + 1, start.line + 1, start.column + 1, start.index, value.end_mark.index)
+    return NodePlace(
+        first.line + 1, first.column + 1, start.line + 1, start.column + 1, start.index, value.end_mark.index
+    )
 
 
-def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
+def _advise_on_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
     if error.problem == _EXCESSIVE:
         return "put data into a file of its own"
     if error.problem == _PLACEHOLDER:
@@ -262,7 +276,7 @@ def _advice(error: yaml.MarkedYAMLError, text: str) -> str:
     return "mend the syntax there (indentation, quotes, colons)"
 
 
-def _similar(path: Path) -> str:
+def _suggest_path(path: Path) -> str:
     from difflib import get_close_matches
 
     names = {p.stem: p.name for p in path.parent.glob("*.y*ml")} if path.parent.is_dir() else {}
@@ -272,28 +286,28 @@ def _similar(path: Path) -> str:
     within = Path(*path.parts[1:])
     if path.parts[:1] == (Path.cwd().name,) and within.is_file():
         return f"you are inside {path.parts[0]}: `cd ..` first, or name {within}"
-    shipped = shipped_tutorials().parent / path
+    shipped = find_tutorials().parent / path
     return f"the one that comes with ajet is {shipped}" if path.parts[:1] == ("tutorial",) and shipped.is_file() else ""
 
 
-class _Dumper(yaml.SafeDumper):
-    """Quotes what `_Loader` would read as something else."""
+class _YamlDumper(yaml.SafeDumper):
+    """Quotes what `_YamlLoader` would read as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
-_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
-_Dumper.add_multi_representer(Path, lambda dumper, path: dumper.represent_str(str(path)))
-_Dumper.add_representer(tuple, lambda dumper, items: dumper.represent_list(items))
+_YamlDumper.yaml_implicit_resolvers = _YamlLoader.yaml_implicit_resolvers
+_YamlDumper.add_multi_representer(Path, lambda dumper, path: dumper.represent_str(str(path)))
+_YamlDumper.add_representer(tuple, lambda dumper, items: dumper.represent_list(items))
 
 
 def dump_yaml(tree: Any) -> str:
     """YAML text that `parse_document` reads back to the same values."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(tree, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def _advice_on_script(path: Path, text: str) -> str:
+def _advise_on_script(path: Path, text: str) -> str:
     """Return what to do with a shell script of overrides; "" for any other file."""
     if path.suffix not in (".sh", ".bash") and not text.startswith("#!"):
         return ""
@@ -303,10 +317,10 @@ def _advice_on_script(path: Path, text: str) -> str:
     )
 
 
-def leaves(tree: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
+def list_leaves(tree: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
     """Every value that is no mapping or list, with its path."""
     if isinstance(tree, dict):
-        return [leaf for name, value in tree.items() for leaf in leaves(value, (*path, name))]
+        return [leaf for name, value in tree.items() for leaf in list_leaves(value, (*path, name))]
     if isinstance(tree, list):
-        return [leaf for index, value in enumerate(tree) for leaf in leaves(value, (*path, index))]
+        return [leaf for index, value in enumerate(tree) for leaf in list_leaves(value, (*path, index))]
     return [(path, tree)]

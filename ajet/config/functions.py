@@ -39,7 +39,7 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
         wanted = f"({', '.join(names)})"
         raise ConfigError(
             f"{what}: {reference} is a function of {signature}, and is called with {wanted}.",
-            where=place_of(function) or what,
+            where=locate_function(function) or what,
             expected=f"a function that takes these {len(names)}, by position",
             do=f"write `def {name}{wanted}:`, with `async` before it if it awaits",
         ) from None
@@ -54,7 +54,7 @@ def require_order(
 
     `names`: as `require_callable_with` has them. `method`: the first parameter is `self`.
     """
-    parameters = _signature_of(function).values()
+    parameters = _list_parameters(function).values()
     plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     found = plain[method : method + 2]
     (first, second), roles = [_ROLES[name] for name in names], [_ROLES.get(name) for name in found]
@@ -63,20 +63,20 @@ def require_order(
     receiver = "self, " if method else ""
     raise ConfigError(
         f"{what}: {reference} takes ({', '.join(found)}), and is called with ({', '.join(names)}).",
-        where=place_of(function) or what,
+        where=locate_function(function) or what,
         expected=f"the arguments in the order ({', '.join(names)})",
         do=f"write `def {getattr(function, '__name__', 'agent')}({receiver}{', '.join(reversed(found))}):`",
     )
 
 
-def _signature_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _list_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):  # of C, and silent on what it takes
         return {}
 
 
-def place_of(function: Any) -> str:
+def locate_function(function: Any) -> str:
     """Return file:line of a function; "" for one without a file."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from ajet.config.backbones import Descriptor, described, shipped
+from ajet.config.backbones import Descriptor, find_backbone, list_shipped_backbones
 from ajet.config.compose import ABSENT, Layer, Layers
-from ajet.config.document import KeyPath, leaves
-from ajet.config.keys import nearest_of_ours
+from ajet.config.document import KeyPath, list_leaves
+from ajet.config.keys import find_counterpart
 from ajet.config.plugins import find_all_parts
 from ajet.config.schema import AjetConfig
 from ajet.config.schema.accepted import ACCEPTED
-from ajet.config.schema.base import EVERYWHERE, OF_CLIENTS, SERVE, Reason, list_values, walk
+from ajet.config.schema.base import EVERYWHERE, OF_CLIENTS, SERVE, IdleReason, list_values, walk_keys
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.extended import config_model
-from ajet.config.schema.sft import IDLE as GIVEN
+from ajet.config.schema.sft import IDLE_IN_SFT as GIVEN
 from ajet.config.unread_sections import find_unread_keys
 
 RESOLVED = "# The resolved config of "
@@ -33,7 +33,7 @@ RESOLVED = "# The resolved config of "
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleKeys:
     """Keys that were set in vain, and why."""
 
     keys: tuple[str, ...]
@@ -50,74 +50,82 @@ class Idle:
         return self.keys[0] if len(self.keys) == 1 else f"{self.section} ({len(self.keys)} keys)"
 
 
-def idle_reason(
+def find_idle_reason(
     notes: dict[str, Any], config: AjetConfig, backbone: Descriptor, *, serving: bool = False
-) -> Reason | None:
-    """Why a key with these notes (of `walk`) has no effect on a backbone, with the choices of `config`: the reason of
-    the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
+) -> IdleReason | None:
+    """Return why a key with these notes (of `walk_keys`) has no effect on a backbone with the choices of `config`: the
+    reason of the outermost section that has one; None where it has an effect. `serving`: in `ajet serve`."""
     validates = serving and config.rollout.user_workflow is not None and "trains" in backbone.can
-    said = None if _chosen(notes.get("unless"), config) else _declared(notes, backbone, serving, validates)
-    reasons: list[Reason] = [said] if said is not None else []
-    if config.sft.objective is not None and not serving and (why := _of_table(GIVEN, notes["path"])) is not None:
+    declared = (
+        None if _is_chosen(notes.get("unless"), config) else _find_declared_reason(notes, backbone, serving, validates)
+    )
+    reasons: list[IdleReason] = [declared] if declared is not None else []
+    if config.sft.objective is not None and not serving and (why := _find_in_table(GIVEN, notes["path"])) is not None:
         reasons.append(why)
     for choice in notes["when"]:
-        chosen = _spelled(_value(config, choice.key))
+        chosen = _spell_value(_get_setting(config, choice.key))
         values = list_values(choice.values, find_all_parts("store"))
         if chosen not in values and not (choice.or_own and is_reference(chosen)):
-            reasons.append(Reason(choice.said_by, f"{choice.key} is {chosen}"))
-    return min(reasons, key=lambda reason: len(reason.said_by), default=None)
+            reasons.append(IdleReason(choice.source, f"{choice.key} is {chosen}"))
+    return min(reasons, key=lambda reason: len(reason.source), default=None)
 
 
-def _spelled(value: Any) -> str:
+def _spell_value(value: Any) -> str:
     """The value, as a YAML has it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _chosen(choice: Sequence[str] | None, config: AjetConfig) -> bool:
-    return choice is not None and _value(config, choice[0]) == choice[1]
+def _is_chosen(choice: Sequence[str] | None, config: AjetConfig) -> bool:
+    return choice is not None and _get_setting(config, choice[0]) == choice[1]
 
 
-def _value(config: Any, key: str) -> Any:
+def _get_setting(config: Any, key: str) -> Any:
     for name in key.split("."):
         config = getattr(config, name)
     return config
 
 
-def _declared(notes: dict[str, Any], backbone: Descriptor, serving: bool, validates: bool) -> Reason | None:
+def _find_declared_reason(
+    notes: dict[str, Any], backbone: Descriptor, serving: bool, validates: bool
+) -> IdleReason | None:
     """What the innermost place says that says anything: the schema of `ajet serve` or of all backbones, or else the
     backbone's descriptor. `validates`: the server plays held-out tasks as a launch does."""
     for place in (SERVE,) * serving + (EVERYWHERE,):
         if place in notes["idle"]:
-            reason: Reason | None = notes["idle"][place]
+            reason: IdleReason | None = notes["idle"][place]
             if not (validates and reason is not None and reason.why in OF_CLIENTS):
                 return reason
-    return _of_table(backbone.idle, notes["path"])
+    return _find_in_table(backbone.idle, notes["path"])
 
 
-def _of_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Reason | None:
+def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> IdleReason | None:
     """The reason that the table has for the innermost key or section of a path that it names."""
     for depth in range(len(path), 0, -1):
         if (name := ".".join(path[:depth])) in table:
             why = table[name]
-            return None if why is None else Reason(path[:depth], why)
+            return None if why is None else IdleReason(path[:depth], why)
     return None
 
 
-def idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[Idle]:
+def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[IdleKeys]:
     """The keys that a person set and this run does not read, in the order in which they were set."""
-    users = users_layers(layers)
-    shared: dict[tuple[str, str], list[_Key]] = {}
-    others = [*_of_other_backbones(config, users), *_decided_by_ours(config, users), *_beside_ours(config, users)]
-    found = [*_undone(config, users, serving), *_accepted(users), *others]
+    users = list_user_layers(layers)
+    shared: dict[tuple[str, str], list[_IdleKey]] = {}
+    others = [
+        *_find_keys_of_other_backbones(config, users),
+        *_find_keys_decided_by_ours(config, users),
+        *_find_unread_keys(config, users),
+    ]
+    found = [*_find_ineffective_keys(config, users, serving), *_find_accepted_keys(users), *others]
     for each in sorted(found, key=lambda each: each.place):
         shared.setdefault((each.section, each.why), []).append(each)
     return [
-        Idle(tuple(each.name for each in alike), section, alike[0].where, why)
-        for (section, why), alike in shared.items()
+        IdleKeys(tuple(each.name for each in same_reason), section, same_reason[0].where, why)
+        for (section, why), same_reason in shared.items()
     ]
 
 
-def idle_lines(found: Sequence[Idle], place: str) -> str:
+def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
     """All of them for a screen or a log, under a heading that names the place; "" for none."""
     if not found:
         return ""
@@ -125,12 +133,12 @@ def idle_lines(found: Sequence[Idle], place: str) -> str:
     return "\n".join([f"Set, and without effect {place}:", *rows])
 
 
-def users_layers(layers: Layers) -> tuple[Layer, ...]:
+def list_user_layers(layers: Layers) -> tuple[Layer, ...]:
     """The layers that a person wrote: the YAML, and what the command line lays over it."""
     return layers.stack[max(at for at, layer in enumerate(layers.stack) if layer.document is not None) :]
 
 
-class _Key(NamedTuple):
+class _IdleKey(NamedTuple):
     """A key that was set in vain."""
 
     name: str
@@ -141,87 +149,91 @@ class _Key(NamedTuple):
     why: str
 
 
-def _undone(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterator[_Key]:
-    backbone = described(config.backbone)
-    for path, field, notes in walk(config_model()):
+def _find_ineffective_keys(config: AjetConfig, users: Sequence[Layer], serving: bool) -> Iterator[_IdleKey]:
+    backbone = find_backbone(config.backbone)
+    for path, field, notes in walk_keys(config_model()):
         full = ("ajet", *path)
-        layer = last_with(full, users)
-        if layer is None or (is_written_by_ajet(layer) and field.default in (layer.value(full), "auto")):
+        layer = find_last_layer(full, users)
+        if layer is None or (is_written_by_ajet(layer) and field.default in (layer.get_value(full), "auto")):
             continue  # what is "auto" is settled when ajet writes it
-        if (reason := idle_reason(notes, config, backbone, serving=serving)) is not None:
-            yield _key(full, ("ajet", *reason.said_by), layer, users, reason.why)
+        if (reason := find_idle_reason(notes, config, backbone, serving=serving)) is not None:
+            yield _make_idle_key(full, ("ajet", *reason.source), layer, users, reason.why)
 
 
-def _accepted(users: Sequence[Layer]) -> Iterator[_Key]:
+def _find_accepted_keys(users: Sequence[Layer]) -> Iterator[_IdleKey]:
     for name, why in ACCEPTED.items():
         full = ("ajet", *name.split("."))
-        layer = last_with(full, users)
+        layer = find_last_layer(full, users)
         if layer is not None:
-            yield _key(full, full, layer, users, why)
+            yield _make_idle_key(full, full, layer, users, why)
 
 
-def _of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
+def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
     """A key of another backbone that has one of ours says which; the rest of its section shares a line."""
-    chosen = described(config.backbone)
-    for owner in shipped().values():
+    chosen = find_backbone(config.backbone)
+    for owner in list_shipped_backbones().values():
         for root in owner.roots:
-            layer = last_with((root,), users)
+            layer = find_last_layer((root,), users)
             if layer is None or root in chosen.roots:
                 continue
             rest = False
-            paths = (tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in leaves(layer.tree))
+            paths = (tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in list_leaves(layer.tree))
             for path in dict.fromkeys(path for path in paths if path[0] == root):
-                why = _ours_for(path, layer.value(path), config, owner)
+                why = _describe_ours(path, layer.get_value(path), config, owner)
                 rest = rest or not why
                 if why:
-                    yield _key(path, path, layer, users, why)
+                    yield _make_idle_key(path, path, layer, users, why)
             if rest:
-                yield _key((root,), (root,), layer, users, f"it is {owner.name}'s own")
+                yield _make_idle_key((root,), (root,), layer, users, f"it is {owner.name}'s own")
 
 
-def _decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
+def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
     """Keys of the chosen backbone's own that a run does not follow."""
-    chosen = described(config.backbone)
+    chosen = find_backbone(config.backbone)
     off = [
         switch
         for switch in chosen.advice.switched
-        if any(layer.value(path) is False for layer in users for path in _places_of(switch, chosen))
+        if any(layer.get_value(path) is False for layer in users for path in _list_key_places(switch, chosen))
     ]
     for key, why in chosen.advice.list_unread(off).items():
-        for path in _places_of(key, chosen):
-            layer = last_with(path, users)
-            if layer is None or layer.value(path) in (None, False) or _is_said_by_ours(key, layer.value(path), config):
+        for path in _list_key_places(key, chosen):
+            layer = find_last_layer(path, users)
+            if (
+                layer is None
+                or layer.get_value(path) in (None, False)
+                or _has_our_value(key, layer.get_value(path), config)
+            ):
                 continue
-            yield _key(path, path, layer, users, f"not followed; {why}")
+            yield _make_idle_key(path, path, layer, users, f"not followed; {why}")
 
 
-def _places_of(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
+def _list_key_places(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
     """Where a key of a backbone's own may stand in a YAML; nowhere if the key is another backbone's."""
     path = tuple(key.split("."))
     return [path, (chosen.name, *path)] if path[0] in chosen.roots else []
 
 
-def _is_said_by_ours(key: str, value: Any, config: AjetConfig) -> bool:
+def _has_our_value(key: str, value: Any, config: AjetConfig) -> bool:
     """True if our own key of that name has the value, so that nothing is lost."""
     ours = {"trainer.logger": config.trainer_common.logger, "trainer.experiment_name": config.experiment_name}
     return key in ours and (ours[key] == value or [ours[key]] == value)
 
 
-def _beside_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_Key]:
+def _find_unread_keys(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
     """Keys of a backbone's sections that nothing reads beside `ajet:`, unless ours say the same already."""
     for path, layer, ours, value, advice in find_unread_keys(users):
         node: Any = config
         for name in ours.split(".")[1:]:
             node = getattr(node, name, None)
         if not ours or node != value:
-            yield _key(path, path[:-1], layer, users, advice)
+            yield _make_idle_key(path, path[:-1], layer, users, advice)
 
 
-def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
+def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
     """What to write instead of a key of another backbone; "" where nothing of ours is near, or it says the same
     already."""
     own = path[1:] if path[0] == owner.name else path
-    near, dotted = nearest_of_ours(own, owner.filled), ".".join(map(str, own))
+    near, dotted = find_counterpart(own, owner.filled), ".".join(map(str, own))
     if near is None:
         advice = owner.advice
         if dotted in advice.like:
@@ -237,9 +249,9 @@ def _ours_for(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) 
     return f"it is {owner.name}'s own; here `{near.key}{shown}` is its like"
 
 
-def last_with(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
+def find_last_layer(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
     """The layer that set the key's value, if a person set it."""
-    return next((layer for layer in reversed(users) if layer.value(path) is not ABSENT), None)
+    return next((layer for layer in reversed(users) if layer.get_value(path) is not ABSENT), None)
 
 
 def is_written_by_ajet(layer: Layer) -> bool:
@@ -247,14 +259,14 @@ def is_written_by_ajet(layer: Layer) -> bool:
     return layer.document is not None and layer.document.text.startswith(RESOLVED)
 
 
-def place_of(layer: Layer, path: KeyPath) -> str:
+def locate_key(layer: Layer, path: KeyPath) -> str:
     """Return file:line of a key in a layer, or which override sets it, without the value: it may be a secret."""
-    where = layer.where(path)
+    where = layer.locate(path)
     return where.partition("=")[0] if layer.document is None else re.sub(r"(:\d+):\d+$", r"\1", where)
 
 
-def _key(path: KeyPath, said_by: KeyPath, layer: Layer, users: Sequence[Layer], why: str) -> _Key:
-    where = place_of(layer, path)
+def _make_idle_key(path: KeyPath, source: KeyPath, layer: Layer, users: Sequence[Layer], why: str) -> _IdleKey:
+    where = locate_key(layer, path)
     line = re.search(r":(\d+)$", where) if layer.document is not None else None
     place = users.index(layer), int(line[1]) if line is not None else 0
-    return _Key(".".join(map(str, path)), ".".join(map(str, said_by)), place, where, why)
+    return _IdleKey(".".join(map(str, path)), ".".join(map(str, source)), place, where, why)

@@ -17,25 +17,25 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from ajet.config.backbones import Descriptor, shipped
-from ajet.config.document import leaves, read_document
+from ajet.config.backbones import Descriptor, list_shipped_backbones
+from ajet.config.document import list_leaves, read_document
 from ajet.config.plugins import describe_broken
 from ajet.config.schema import agentrl
-from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED, accepted, moved
-from ajet.config.schema.base import Section, sections_of, subsection, walk
+from ajet.config.schema.accepted import ACCEPTED, FIXED, MOVED, explain_accepted_key, map_moved_key
+from ajet.config.schema.base import Section, find_entry_model, find_section_model, walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.schema.commands import command
 from ajet.schema.errors import ConfigError
 
 
-def first_names() -> Collection[str]:
+def list_top_names() -> Collection[str]:
     """The keys directly under `ajet:`, those that are only accepted among them."""
-    return {*config_model().model_fields, *(name.split(".")[0] for name in (*ACCEPTED, *UNCHANGED, *MOVED))}
+    return {*config_model().model_fields, *(name.split(".")[0] for name in (*ACCEPTED, *FIXED, *MOVED))}
 
 
-def may_be_set(path: Sequence[Any]) -> bool:
+def is_settable(path: Sequence[Any]) -> bool:
     """Whether a YAML may hold something at `path` below `ajet`, with an effect or without."""
-    return find_key(moved(path)) is not None or accepted(path) is not None
+    return find_key(map_moved_key(path)) is not None or explain_accepted_key(path) is not None
 
 
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
@@ -49,9 +49,9 @@ def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
         field = model.model_fields.get(name) if isinstance(name, str) else None
         if field is None:
             return None
-        nested = subsection(field)
+        nested = find_section_model(field)
         rest = path[index + 1 :]
-        if (each := sections_of(field)) is not None and len(rest) > 1:
+        if (each := find_entry_model(field)) is not None and len(rest) > 1:
             model, named = each, True
             continue
         if nested is None:
@@ -60,44 +60,44 @@ def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
     return model
 
 
-def keys_of(section: type[Section] | None) -> str:
+def describe_keys(section: type[Section] | None) -> str:
     """The words for a mapping of the section's first keys."""
     names = list(section.model_fields) if section is not None else []
     return f"a mapping of keys: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "a mapping"
 
 
 @lru_cache(maxsize=1)
-def dotted_keys() -> tuple[str, ...]:
+def list_dotted_keys() -> tuple[str, ...]:
     """Every plain key below `ajet`, e.g. "rollout.num_repeat", and every section."""
-    plain = [".".join(path) for path, _, _ in walk(config_model())]
+    plain = [".".join(path) for path, _, _ in walk_keys(config_model())]
     sections = {key.rsplit(".", depth)[0] for key in plain for depth in range(1, key.count(".") + 1)}
     return (*plain, *sorted(sections))
 
 
-def nearest_key(path: Sequence[Any]) -> str | None:
+def suggest_key(path: Sequence[Any]) -> str | None:
     """The valid key that an unknown one most likely means: a sibling with a similar name, or the same name (or a
     similar one) in another section."""
     *parents, name = [str(part) for part in path]
     home = ".".join(parents)
-    siblings = [key for key in dotted_keys() if key.rpartition(".")[0] == home]
+    siblings = [key for key in list_dotted_keys() if key.rpartition(".")[0] == home]
     near = get_close_matches(name, [key.rpartition(".")[2] for key in siblings], 1, cutoff=0.6)
     if near:
         return ".".join([*parents, near[0]])
     wanted = ".".join([*parents, name])
     names: dict[str, list[str]] = {}
-    for key in dotted_keys():
+    for key in list_dotted_keys():
         names.setdefault(key.rpartition(".")[2], []).append(key)
-    alike = get_close_matches(name, names, 1, cutoff=0.75)
-    if alike:
-        return max(names[alike[0]], key=lambda key: SequenceMatcher(None, key, wanted).ratio())
-    whole = get_close_matches(wanted, dotted_keys(), 1, cutoff=0.75)
-    return whole[0] if whole else None
+    same_names = get_close_matches(name, names, 1, cutoff=0.75)
+    if same_names:
+        return max(names[same_names[0]], key=lambda key: SequenceMatcher(None, key, wanted).ratio())
+    similar_keys = get_close_matches(wanted, list_dotted_keys(), 1, cutoff=0.75)
+    return similar_keys[0] if similar_keys else None
 
 
 _FILLED = re.compile(r"(?P<translated>\$\{ajet\.pick:)?\$\{(?P<key>ajet(\.\w+)+)\}")
 
 
-class Nearest(NamedTuple):
+class Counterpart(NamedTuple):
     """A key of ours."""
 
     key: str
@@ -105,30 +105,30 @@ class Nearest(NamedTuple):
     """Whether values mean the same there."""
 
 
-def nearest_of_ours(path: Sequence[Any], layers: tuple[Path, ...]) -> Nearest | None:
+def find_counterpart(path: Sequence[Any], layers: tuple[Path, ...]) -> Counterpart | None:
     """Ours for the key at `path` (`actor_rollout_ref`, `model`, `lora_rank`) of the backbone that these layers compose;
     None where it has none."""
-    return _known(layers).get(tuple(path))
+    return _read_counterparts(layers).get(tuple(path))
 
 
-def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
+def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counterpart]:
     """Return each key that these layers fill from ours, and ours."""
-    return dict(_known(layers))
+    return dict(_read_counterparts(layers))
 
 
 def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
     """Return the path of the first key that these layers fill from ours; None if they fill none."""
-    return next((path for path, near in _known(layers).items() if near.key == key), None)
+    return next((path for path, near in _read_counterparts(layers).items() if near.key == key), None)
 
 
 @lru_cache(maxsize=8)
-def _known(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Nearest]:
+def _read_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counterpart]:
     found = {}
     for layer in layers:
-        for path, value in leaves(read_document(layer).tree):
+        for path, value in list_leaves(read_document(layer).tree):
             filled = _FILLED.match(value) if isinstance(value, str) else None
             if filled is not None and find_key(filled["key"].split(".")[1:]) is not None:
-                found[path] = Nearest(filled["key"], not filled["translated"] and filled.end() == len(value))
+                found[path] = Counterpart(filled["key"], not filled["translated"] and filled.end() == len(value))
     return found
 
 
@@ -144,7 +144,9 @@ REMOVED = {
 """Keys that existed once, each with what to write instead."""
 
 
-def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Collection[str] = ()) -> ConfigError:
+def make_unknown_key_error(
+    path: Sequence[Any], *, where: str, value: Any = None, also: Collection[str] = ()
+) -> ConfigError:
     """Return the error for a key that is not in the schema.
 
     Args:
@@ -162,7 +164,7 @@ def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Col
         )
     if misplaced := _describe_misplaced(path, value):
         return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
-    near = nearest_key(path)
+    near = suggest_key(path)
     own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
     if broken := describe_broken():
         own = f"{own}. {broken}"
@@ -189,12 +191,12 @@ def unknown_key(path: Sequence[Any], *, where: str, value: Any = None, also: Col
 def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
     """Return where a backbone's own section belongs that stands below `ajet:`; "" for any other key."""
     root = str(path[0])
-    owner = next((each for each in shipped().values() if root in (*each.roots, *each.sections)), None)
+    owner = next((each for each in list_shipped_backbones().values() if root in (*each.roots, *each.sections)), None)
     is_section = len(path) > 1 or value is None or isinstance(value, Mapping)
-    if owner is None or root in first_names() or not is_section:
+    if owner is None or root in list_top_names() or not is_section:
         return ""
     place = "at the top level, beside `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
-    keys = [(*path, *rest) for rest, _ in leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
+    keys = [(*path, *rest) for rest, _ in list_leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
     ours = list(dict.fromkeys(each for key in keys for each in _list_ours(key, owner)))
     here = f"; below `ajet:` it is {', '.join(ours[:_SHOWN])}{', …' if len(ours) > _SHOWN else ''}" if ours else ""
     return f"`{root}` is {owner.name}'s own: write it {place}{here}"
@@ -203,7 +205,7 @@ def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
 def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
     own = tuple(part for part in (key[1:] if key[0] == owner.name else key) if isinstance(part, str))
     dotted = ".".join(own)
-    if (near := nearest_of_ours(own, owner.filled)) is not None:
+    if (near := find_counterpart(own, owner.filled)) is not None:
         yield near.key
     elif like := {**owner.advice.like, **owner.advice.short}.get(dotted):
         yield f"ajet.{like}"
@@ -213,7 +215,7 @@ def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
 
 def _find_advice(dotted: str) -> str:
     """Return what a backbone's descriptor says of a key of its own by that name; "" if none knows it."""
-    for owner in shipped().values():
+    for owner in list_shipped_backbones().values():
         if (ours := owner.advice.short.get(dotted)) is not None:
             return f"{owner.name}'s {dotted} is here {ours}"
         if (ours := owner.advice.instead.get(dotted)) is not None:
@@ -226,13 +228,13 @@ def _find_by_last_name(name: str) -> str:
     """Return what a key of a backbone's own with that last name is here; "" if there is none, or several."""
     found = {
         (owner.name, ".".join(map(str, path)), near.key.removeprefix("ajet."))
-        for owner in shipped().values()
+        for owner in list_shipped_backbones().values()
         for path, near in list_counterparts(owner.filled).items()
         if path[-1] == name
     }
     found |= {
         (owner.name, key, ours)
-        for owner in shipped().values()
+        for owner in list_shipped_backbones().values()
         for key, ours in {**owner.advice.list_unread(), **owner.advice.like, **owner.advice.short}.items()
         if key.rpartition(".")[2] == name
     }

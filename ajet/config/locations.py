@@ -11,27 +11,27 @@ INSTALL_ROOT = PACKAGE.parent
 """The folder that holds it: a checkout's root, or site-packages."""
 
 
-def default_config() -> Path:
+def find_default_config() -> Path:
     """The folder of the installed defaults."""
-    return _shipped("default_config")
+    return _find_shipped("default_config")
 
 
-def preset_file(name: str) -> Path:
+def find_preset(name: str) -> Path:
     """Settings that `ajet.trainer_common.algorithm.preset` names."""
-    return default_config() / "presets" / f"{name}.yaml"
+    return find_default_config() / "presets" / f"{name}.yaml"
 
 
-def shipped_tutorials() -> Path:
+def find_tutorials() -> Path:
     """The folder of the tutorials."""
-    return _shipped("tutorial")
+    return _find_shipped("tutorial")
 
 
-def _shipped(name: str) -> Path:
+def _find_shipped(name: str) -> Path:
     inside = PACKAGE / name
     return inside if inside.is_dir() else INSTALL_ROOT / name
 
 
-def cache_root() -> Path:
+def find_cache_root() -> Path:
     """AJET_CACHE, else `ajet` in XDG_CACHE_HOME, else ~/.cache/ajet."""
     own = os.environ.get("AJET_CACHE")
     if own:
@@ -43,7 +43,7 @@ def explain_unwritable_cache() -> str:
     """Return why nothing can be kept in the cache, what that means, and what to do; "" if it can be written to."""
     import tempfile
 
-    root = cache_root()
+    root = find_cache_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):

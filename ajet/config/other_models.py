@@ -17,16 +17,16 @@ DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI = "https://api.openai.com/v1"
 
 
-def outside(name: str) -> str:
+def read_outside_variable(name: str) -> str:
     """A variable as it was in the environment that the run was started in; "" for none. Without spaces or line ends
     around it: a client refuses a key that ends in one, in words that hold the key."""
     return os.environ.get(OUTSIDE + name, os.environ.get(name, "")).strip()
 
 
-def key_in(name: str) -> str:
+def read_api_key(name: str) -> str:
     """The key that a variable holds; "" for none. Raises ConfigError for one that a header cannot carry: clients
     refuse it with an error of their own, or take it apart where nobody looks."""
-    key = outside(name)
+    key = read_outside_variable(name)
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(
             f"The key in {name} holds a character that no request can carry.",
@@ -45,18 +45,18 @@ class OtherServer(NamedTuple):
     """To be tried in this order."""
 
 
-def other_server() -> OtherServer:
+def find_other_server() -> OtherServer:
     """The server of DASHSCOPE_API_KEY (and DASHSCOPE_API_KEY_BACKUP; several keys with `|` between them), at
     DASHSCOPE_BASE_URL or DashScope's own; else of OPENAI_BASE_URL and OPENAI_API_KEY. Raises UserError where neither is
     set, and for a key that is none."""
 
     def keys_of(name: str) -> tuple[str, ...]:
-        return tuple(key.strip() for key in key_in(name).split("|") if key.strip())
+        return tuple(key.strip() for key in read_api_key(name).split("|") if key.strip())
 
     keys = keys_of("DASHSCOPE_API_KEY") + keys_of("DASHSCOPE_API_KEY_BACKUP")
     if keys:
-        return OtherServer(outside("DASHSCOPE_BASE_URL") or DASHSCOPE, keys)
-    base, own = outside("OPENAI_BASE_URL"), keys_of("OPENAI_API_KEY")
+        return OtherServer(read_outside_variable("DASHSCOPE_BASE_URL") or DASHSCOPE, keys)
+    base, own = read_outside_variable("OPENAI_BASE_URL"), keys_of("OPENAI_API_KEY")
     if base or own:
         return OtherServer(base or OPENAI, own or ("none",))
     raise UserError(

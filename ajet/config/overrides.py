@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.config.keys import first_names, may_be_set, unknown_key
-from ajet.config.schema.accepted import moved
+from ajet.config.keys import is_settable, list_top_names, make_unknown_key_error
+from ajet.config.schema.accepted import map_moved_key
 from ajet.schema.errors import ConfigError
 
 _OPENERS = ("[", "{", "'", '"', "")
@@ -33,92 +33,96 @@ class Override:
 def parse_overrides(written: Sequence[str], *, roots: Collection[str], backbones: Collection[str]) -> list[Override]:
     """Parse what the command line holds; `roots` are the YAML's own root names, `backbones` those that belong to
     backbones, in it or not. Raises ConfigError."""
-    return [_parse(text, roots, backbones) for text in written]
+    return [_parse_override(text, roots, backbones) for text in written]
 
 
-def key_of(text: str) -> tuple[str, ...] | None:
+def find_overridden_key(text: str) -> tuple[str, ...] | None:
     """The path of the key that an override names, if it is one of ours."""
     shape = _SHAPE.fullmatch(text)
     path = tuple(shape["key"].strip().split(".")) if shape is not None else ()
-    return path if path[:1] == ("ajet",) else ("ajet", *path) if path and may_be_set(path) else None
+    return path if path[:1] == ("ajet",) else ("ajet", *path) if path and is_settable(path) else None
 
 
-def _parse(text: str, roots: Collection[str], backbones: Collection[str]) -> Override:
+def _parse_override(text: str, roots: Collection[str], backbones: Collection[str]) -> Override:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     shape = _SHAPE.fullmatch(text)
     if shape is None or (shape["rest"] is None and shape["sign"] != "~"):
         do = f"write {text}=VALUE, without spaces" if shape is not None else ""
-        raise _bad(text, "an override has the form key=value", do=do)
+        raise _make_override_error(text, "an override has the form key=value", do=do)
     sign, key, rest = shape["sign"] or "", shape["key"].strip(), shape["rest"] or ""
     path = tuple(key.split("."))
     if path[0] == "hydra" or "/" in key or "@" in key:
-        raise _bad(text, "Hydra's own settings and groups have no use here")
-    if path[0] != "ajet" and path[0] not in backbones and (path[0] not in roots or may_be_set(path)):
-        if path[0] in first_names():
+        raise _make_override_error(text, "Hydra's own settings and groups have no use here")
+    if path[0] != "ajet" and path[0] not in backbones and (path[0] not in roots or is_settable(path)):
+        if path[0] in list_top_names():
             path = ("ajet", *path)
         elif not sign and path[0] not in roots:
-            raise _unknown(path, text, roots)
+            raise _make_unknown_error(path, text, roots)
     if path[0] == "ajet":
-        path = ("ajet", *moved(path[1:]))
-    sign = _sign(sign, path, text, backbones)
+        path = ("ajet", *map_moved_key(path[1:]))
+    sign = _choose_sign(sign, path, text, backbones)
     composed = f"{sign}{'.'.join(path)}{rest}"
     try:
         parsed = OverridesParser.create().parse_override(composed)
     except HydraException as error:
         if not rest or rest[1:].lstrip()[:1] in _OPENERS or "${" in rest:
-            raise _bad(text, f"Hydra's grammar ({_first_line(error)}); quote what holds special characters") from error
-        composed = f"{sign}{'.'.join(path)}={quoted(rest[1:])}"  # what opens nothing is text: workflow.py->Class
+            raise _make_override_error(
+                text, f"Hydra's grammar ({_first_line(error)}); quote what holds special characters"
+            ) from error
+        composed = f"{sign}{'.'.join(path)}={quote_value(rest[1:])}"  # what opens nothing is text: workflow.py->Class
         parsed = OverridesParser.create().parse_override(composed)
     if parsed.is_sweep_override():
-        raise _bad(text, "one value; a list is written key=[a,b]")
+        raise _make_override_error(text, "one value; a list is written key=[a,b]")
     value = None if parsed.is_delete() else parsed.value()
-    return Override(text, composed, path, _plain(value))
+    return Override(text, composed, path, _unquote_values(value))
 
 
-def quoted(text: str) -> str:
+def quote_value(text: str) -> str:
     """A text as a quoted string of the grammar, whatever is in it."""
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
     return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, escaped) + "'"
 
 
-def as_override(key: str, text: str) -> str:
+def format_override(key: str, text: str) -> str:
     """`key=text` as one word of a shell, which says that text whatever is in it."""
-    return f"{key}={text}" if re.fullmatch(r"[\w./:@+-]+", text, re.ASCII) else shlex.quote(f"{key}={quoted(text)}")
+    return (
+        f"{key}={text}" if re.fullmatch(r"[\w./:@+-]+", text, re.ASCII) else shlex.quote(f"{key}={quote_value(text)}")
+    )
 
 
-def _unknown(path: tuple[str, ...], text: str, also: Collection[str] = ()) -> ConfigError:
-    return unknown_key(path, where=f"override {text}", also=also)
+def _make_unknown_error(path: tuple[str, ...], text: str, also: Collection[str] = ()) -> ConfigError:
+    return make_unknown_key_error(path, where=f"override {text}", also=also)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0]
 
 
-def _sign(sign: str, path: tuple[str, ...], text: str, backbones: Collection[str]) -> str:
+def _choose_sign(sign: str, path: tuple[str, ...], text: str, backbones: Collection[str]) -> str:
     """`++` for what the composed tree need not hold yet: a backbone's own keys, and keys below a free mapping."""
     if path[0] in backbones and not sign:
         return "++"
     if path[0] != "ajet":
         return sign
-    if not may_be_set(path[1:]):
-        raise _unknown(path[1:], text)
+    if not is_settable(path[1:]):
+        raise _make_unknown_error(path[1:], text)
     return "++" if sign != "~" else sign
 
 
-def _plain(value: Any) -> Any:
+def _unquote_values(value: Any) -> Any:
     from hydra.core.override_parser.types import QuotedString
 
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, dict):
-        return {_plain(name): _plain(item) for name, item in value.items()}
+        return {_unquote_values(name): _unquote_values(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_unquote_values(item) for item in value]
     return value
 
 
-def _bad(text: str, expected: str, do: str = "") -> ConfigError:
+def _make_override_error(text: str, expected: str, do: str = "") -> ConfigError:
     do = f"a YAML goes after --conf: --conf {text}" if text.endswith((".yaml", ".yml")) else do
     return ConfigError(f"The override {text!r} can't be used.", where="command line", expected=expected, do=do)

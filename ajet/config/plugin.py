@@ -31,7 +31,7 @@ NamedKind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PluginPart:
     """A part that a YAML can name, known without importing it."""
 
     code: str
@@ -88,7 +88,7 @@ class ConfigKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """What one package brings. A table's values are references `module:attribute`, or a `Part` that says more."""
+    """What one package brings. A table's values are references `module:attribute`, or a `PluginPart` that says more."""
 
     name: str
     about: str
@@ -100,26 +100,26 @@ class Plugin:
 
     backbones: Mapping[str, str] = field(default_factory=dict)
     """References to `ajet.config.backbones.Descriptor` objects, whose modules import no training code."""
-    algorithms: Mapping[str, str | Part] = field(default_factory=dict)
-    losses: Mapping[str, str | Part] = field(default_factory=dict)
-    trackers: Mapping[str, str | Part] = field(default_factory=dict)
-    isolations: Mapping[str, str | Part] = field(default_factory=dict)
-    stores: Mapping[str, str | Part] = field(default_factory=dict)
-    readers: Mapping[str, str | Part] = field(default_factory=dict)
-    workflows: Mapping[str, str | Part] = field(default_factory=dict)
-    scorers: Mapping[str, str | Part] = field(default_factory=dict)
-    judges: Mapping[str, str | Part] = field(default_factory=dict)
+    algorithms: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    losses: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    trackers: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    isolations: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    stores: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    readers: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    workflows: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    scorers: Mapping[str, str | PluginPart] = field(default_factory=dict)
+    judges: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Values of `task_judge.judge_type`: functions `(experiment) -> Judging | None`; None leaves it to the scorers, or
     to the task reader's own judge."""
     fallback_judges: tuple[str, ...] = ()
     """References to functions `(experiment) -> Judging | None`, for a run that has no judge otherwise."""
-    sandboxes: Mapping[str, str | Part] = field(default_factory=dict)
+    sandboxes: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Values of `environment.sandbox`: classes with the methods of `ajet.schema.sandbox.SandboxMaker`."""
-    embedders: Mapping[str, str | Part] = field(default_factory=dict)
+    embedders: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
-    environments: Mapping[str, str | Part] = field(default_factory=dict)
+    environments: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Worlds that `environment.use` names as `NAME:…`: functions `(use, base) -> ChosenEnvironment`
     (`ajet.environment.services.chosen`). `class` serves a reference to a class of the user's own."""
     environment_files: Mapping[str, str] = field(default_factory=dict)
@@ -151,10 +151,10 @@ class Plugin:
     renamed: Mapping[str, str] = field(default_factory=dict)
     """References that YAMLs may still have, each with the one that it stands for today."""
 
-    def list_parts(self, kind: NamedKind) -> dict[str, Part]:
+    def list_parts(self, kind: NamedKind) -> dict[str, PluginPart]:
         """Return its parts of a kind by name."""
-        table: Mapping[str, str | Part] = getattr(self, _TABLES[kind])
-        return {name: Part(part) if isinstance(part, str) else part for name, part in table.items()}
+        table: Mapping[str, str | PluginPart] = getattr(self, _TABLES[kind])
+        return {name: PluginPart(part) if isinstance(part, str) else part for name, part in table.items()}
 
 
 _TABLES: Mapping[NamedKind, str] = {

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from ajet._version import __version__
 from ajet.config.locations import INSTALL_ROOT
-from ajet.config.plugin import GROUP, NAMED_KINDS, Command, LaunchFlag, NamedKind, Part, Plugin, load_code
+from ajet.config.plugin import GROUP, NAMED_KINDS, Command, LaunchFlag, NamedKind, Plugin, PluginPart, load_code
 
 KERNEL = "ajet.kernel:PLUGIN"
 """The parts in the package `ajet` itself."""
@@ -57,21 +57,21 @@ _started: set[str] = set()
 _start_lock = RLock()
 ReferenceTable = Literal["services", "run_hooks", "fallback_judges", "step_observers"]
 """Fields of `Plugin` that hold references without names."""
-Index = dict[NamedKind, dict[str, Part]]
+PartIndex = dict[NamedKind, dict[str, PluginPart]]
 """Parts by kind and name."""
 
 
-def find_parts(kind: NamedKind) -> dict[str, Part]:
+def find_parts(kind: NamedKind) -> dict[str, PluginPart]:
     """Return the parts of a kind that ship with ajet, by name."""
     return _index_shipped()[kind]
 
 
-def find_all_parts(kind: NamedKind) -> dict[str, Part]:
+def find_all_parts(kind: NamedKind) -> dict[str, PluginPart]:
     """Return the parts of a kind of all distributions, by name; this may search the installed ones."""
     return _index_all(tuple(sys.path), os.environ.get(VARIABLE))[kind]
 
 
-def find_part(kind: NamedKind, name: object) -> Part | None:
+def find_part(kind: NamedKind, name: object) -> PluginPart | None:
     """Return a part by its name; None if no plug-in has it, and for a class or a reference of the user's own."""
     if not isinstance(name, str) or "->" in name or ":" in name:
         return None
@@ -89,7 +89,7 @@ def find_first_name(kind: NamedKind, name: str) -> str:
     return name if part is None else next(n for n, each in find_all_parts(kind).items() if each.code == part.code)
 
 
-def find_shared_store(scheme: str) -> Part | None:
+def find_shared_store(scheme: str) -> PluginPart | None:
     """Return the store whose addresses have a scheme; None if no plug-in has it."""
     for stores in (find_parts, find_all_parts):
         for part in stores("store").values():
@@ -104,7 +104,7 @@ def list_plugins() -> tuple[LoadedPlugin, ...]:
 
 
 @contextmanager
-def handed_to_workers() -> Iterator[None]:
+def hand_to_workers() -> Iterator[None]:
     """Within the block processes that this one starts load the plug-ins that are loaded here, and search for none."""
     before = os.environ.get(VARIABLE)
     shipped = {each.place for each in _list_shipped()}
@@ -188,7 +188,7 @@ def start_plugins() -> None:
         for each in list_plugins():
             if each.plugin is not None and each.plugin.start and each.place not in _started:
                 _started.add(each.place)
-                _start(each.plugin)
+                _start_plugin(each.plugin)
 
 
 def find_doctor_checks() -> dict[str, str]:
@@ -249,7 +249,7 @@ def describe_broken() -> str:
 def _list_shipped() -> tuple[LoadedPlugin, ...]:
     places = _find_in_checkout() if _is_checkout() else _find_in_wheel()
     others = sorted(set(places) - {KERNEL})
-    return _refuse_claimed_names(tuple(_load(place, DISTRIBUTION) for place in (KERNEL, *others)))
+    return _refuse_claimed_names(tuple(_load_plugin(place, DISTRIBUTION) for place in (KERNEL, *others)))
 
 
 @lru_cache(maxsize=4)
@@ -280,12 +280,12 @@ def _find_in_wheel() -> Iterator[str]:
 
 
 def _load_listed(listed: str) -> Iterator[LoadedPlugin]:
-    yield from (_load(place, "the driver's list") for place in listed.split(",") if place)
+    yield from (_load_plugin(place, "the driver's list") for place in listed.split(",") if place)
 
 
 def _load_foreign(path: tuple[str, ...]) -> Iterator[LoadedPlugin]:
     for file in _find_entry_points(path):
-        yield from (_load(place, file.parent.name.partition("-")[0]) for place in _read_places(file))
+        yield from (_load_plugin(place, file.parent.name.partition("-")[0]) for place in _read_places(file))
 
 
 def _find_entry_points(path: tuple[str, ...]) -> Iterator[Path]:
@@ -330,7 +330,7 @@ def _load_model(reference: str) -> tuple[type[Any] | None, str]:
     return None, f"{reference} is a {type(found).__name__}, not a subclass of PluginKeys"
 
 
-def _load(place: str, distribution: str) -> LoadedPlugin:
+def _load_plugin(place: str, distribution: str) -> LoadedPlugin:
     found, problem = try_load(place)
     if problem:
         return LoadedPlugin(place, distribution, None, problem)
@@ -339,7 +339,7 @@ def _load(place: str, distribution: str) -> LoadedPlugin:
     return LoadedPlugin(place, distribution, found)
 
 
-def _start(plugin: Plugin) -> None:
+def _start_plugin(plugin: Plugin) -> None:
     try:
         load_code(plugin.start)()
     except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
@@ -351,10 +351,10 @@ def _start(plugin: Plugin) -> None:
 def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlugin, ...]:
     """Return the plug-ins; those that claim a name of an earlier one bring nothing and say so."""
     owners: dict[tuple[str, str], str] = {}
-    kept = []
+    result = []
     for each in plugins:
         if each.plugin is None:
-            kept.append(each)
+            result.append(each)
             continue
         names: list[tuple[str, str]] = [(kind, name) for kind in NAMED_KINDS for name in each.plugin.list_parts(kind)]
         names += [("command", name) for name in each.plugin.commands]
@@ -368,24 +368,24 @@ def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlug
         claimed = next((key for key in names if key in owners), None)
         if claimed is None:
             owners.update(dict.fromkeys(names, each.plugin.name))
-            kept.append(each)
+            result.append(each)
         else:
             problem = f"it brings the {claimed[0]} {claimed[1]!r}, which the plug-in {owners[claimed]} has"
-            kept.append(LoadedPlugin(each.place, each.distribution, None, problem))
-    return tuple(kept)
+            result.append(LoadedPlugin(each.place, each.distribution, None, problem))
+    return tuple(result)
 
 
 @lru_cache(maxsize=1)
-def _index_shipped() -> Index:
-    return _index(_list_usable(shipped=True))
+def _index_shipped() -> PartIndex:
+    return _index_parts(_list_usable(shipped=True))
 
 
 @lru_cache(maxsize=4)
-def _index_all(path: tuple[str, ...], listed: str | None) -> Index:
-    return _index([each.plugin for each in _list_all(path, listed) if each.plugin is not None])
+def _index_all(path: tuple[str, ...], listed: str | None) -> PartIndex:
+    return _index_parts([each.plugin for each in _list_all(path, listed) if each.plugin is not None])
 
 
-def _index(plugins: list[Plugin]) -> Index:
+def _index_parts(plugins: list[Plugin]) -> PartIndex:
     return {
         kind: {name: part for plugin in plugins for name, part in plugin.list_parts(kind).items()}
         for kind in NAMED_KINDS

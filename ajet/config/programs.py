@@ -20,12 +20,12 @@ _START = (
 """As `-m` does it, but for where ajet comes from. The working directory stays the first place for everything else."""
 
 
-def program(module: str, *arguments: str, unbuffered: bool = False) -> list[str]:
+def build_command(module: str, *arguments: str, unbuffered: bool = False) -> list[str]:
     """The command line for `python -m MODULE ARGUMENTS`, where MODULE is one of ajet's."""
     return [sys.executable, *(["-u"] if unbuffered else []), "-c", _START, str(INSTALL_ROOT), module, *arguments]
 
 
-def holds_another(folder: str) -> bool:
+def holds_other_ajet(folder: str) -> bool:
     """Whether a folder of `sys.path` holds a package of our name that is not this one."""
     own = Path(folder or ".", "ajet")
     return (own / "__init__.py").is_file() and own.resolve() != PACKAGE

@@ -41,7 +41,7 @@ class Statement:
         return ast.unparse(self.node)
 
     @cached_property
-    def _tables(self) -> list[symtable.SymbolTable]:
+    def _symbol_tables(self) -> list[symtable.SymbolTable]:
         found = [symtable.symtable(self.text, "statement", "exec")]
         for table in found:
             found += table.get_children()
@@ -50,7 +50,7 @@ class Statement:
     @cached_property
     def binds(self) -> set[str]:
         """Names of the module that it binds."""
-        top, *nested = self._tables
+        top, *nested = self._symbol_tables
         own = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
         return own | {
             each.get_name()
@@ -62,7 +62,7 @@ class Statement:
     @cached_property
     def needs(self) -> set[str]:
         """Names of the module that it reads, at once or when it is called."""
-        top, *nested = self._tables
+        top, *nested = self._symbol_tables
         read = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
         return read | {each.get_name() for table in nested for each in table.get_symbols() if each.is_global()}
 
@@ -86,29 +86,31 @@ class Statement:
     @cached_property
     def imports(self) -> list[ast.Import | ast.ImportFrom]:
         """The imports in it, those within functions too."""
-        return [node for node in self._nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+        return [node for node in self._all_nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
 
     @cached_property
     def texts(self) -> set[str]:
         """The string literals in it that may name a file or a folder."""
-        values = {node.value for node in self._nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        values = {
+            node.value for node in self._all_nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
         return {
             value for value in values if 0 < len(value) <= _LONGEST_NAME and "\n" not in value and "\0" not in value
         }
 
     @cached_property
-    def _nodes(self) -> list[ast.AST]:
+    def _all_nodes(self) -> list[ast.AST]:
         return list(ast.walk(self.node))
 
 
 @dataclass(frozen=True)
-class Module:
+class ParsedModule:
     """The top-level statements of one file."""
 
     statements: tuple[Statement, ...]
 
     @classmethod
-    def parse(cls, source: str | bytes, *, as_program: bool = False) -> Module:
+    def parse(cls, source: str | bytes, *, as_program: bool = False) -> ParsedModule:
         """Parse a file. `as_program`: statements below `if __name__ == "__main__":` count too. Raises SyntaxError."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # shown when the file is imported
@@ -122,7 +124,7 @@ class Module:
         return cls(tuple(Statement(node) for node in found))
 
     @classmethod
-    def parse_cells(cls, cells: Iterable[str]) -> Module:
+    def parse_cells(cls, cells: Iterable[str]) -> ParsedModule:
         """Parse a notebook's cells as they were run; of several definitions of a name, the last one holds."""
         found: dict[str, Statement] = {}
         for cell in cells:
@@ -139,7 +141,7 @@ class Module:
     @cached_property
     def hides_bindings(self) -> bool:
         """True if its names cannot be told from its source."""
-        for node in (each for statement in self.statements for each in statement._nodes):
+        for node in (each for statement in self.statements for each in statement._all_nodes):
             if isinstance(node, ast.Name) and node.id in _HIDDEN_BINDINGS:
                 return True
             if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
@@ -177,7 +179,7 @@ class ReachedCode:
     statements: dict[Path, dict[str, None]] = field(default_factory=dict)
     """Text of the statements of each Python file."""
     prompts: set[Path] = field(default_factory=set)
-    _modules: dict[Path, Module] = field(default_factory=dict)
+    _modules: dict[Path, ParsedModule] = field(default_factory=dict)
     _seen: set[_Target] = field(default_factory=set)
     _found: dict[tuple[Path, tuple[str, ...], int], list[Path]] = field(default_factory=dict)
 
@@ -191,25 +193,25 @@ class ReachedCode:
             self._seen.add(target)
             place, wanted = target
             try:
-                module = self._modules.get(place) or Module.parse(place.read_bytes())
+                module = self._modules.get(place) or ParsedModule.parse(place.read_bytes())
             except (SyntaxError, ValueError, OSError):  # the import, which comes later, says what is wrong
                 continue
             self._modules[place] = module
-            pending += self._take(place, module.select(wanted))
+            pending += self._take_statements(place, module.select(wanted))
 
-    def add_module(self, place: Path, module: Module, name: str) -> None:
+    def add_module(self, place: Path, module: ParsedModule, name: str) -> None:
         """Add what `name` reaches in a module that is known already, such as the running program."""
-        for file, wanted in self._take(place, module.select(name)):
+        for file, wanted in self._take_statements(place, module.select(name)):
             self.add(file, wanted)
 
-    def _take(self, place: Path, statements: list[Statement]) -> Iterator[_Target]:
+    def _take_statements(self, place: Path, statements: list[Statement]) -> Iterator[_Target]:
         texts = self.statements.setdefault(place, {})
         for statement in statements:
             texts[statement.text] = None
         self.prompts |= set(self._find_prompts(place, {text for each in statements for text in each.texts}))
         for each in statements:
             for node in each.imports:
-                yield from self._follow(place, node)
+                yield from self._follow_import(place, node)
 
     def _find_prompts(self, place: Path, texts: set[str]) -> Iterator[Path]:
         roots = [place.parent, *self.roots]
@@ -220,22 +222,22 @@ class ReachedCode:
         for folder in [*roots, *folders]:
             yield from (path.resolve() for text in names if os.path.isfile(path := folder / text))
 
-    def _follow(self, place: Path, node: ast.Import | ast.ImportFrom) -> Iterator[_Target]:
+    def _follow_import(self, place: Path, node: ast.Import | ast.ImportFrom) -> Iterator[_Target]:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from ((file, None) for file in self._files(place, alias.name.split("."), 0))
+                yield from ((file, None) for file in self._find_import_files(place, alias.name.split("."), 0))
             return
         parts = node.module.split(".") if node.module else []
-        files = self._files(place, parts, node.level)
+        files = self._find_import_files(place, parts, node.level)
         yield from ((file, None) for file in files[:-1])
         for alias in node.names:
-            beside = self._files(place, [*parts, alias.name], node.level)
-            if len(beside) > len(files):
-                yield beside[-1], None
+            submodule_files = self._find_import_files(place, [*parts, alias.name], node.level)
+            if len(submodule_files) > len(files):
+                yield submodule_files[-1], None
             if files:
                 yield files[-1], None if alias.name == "*" else alias.name
 
-    def _files(self, place: Path, parts: list[str], level: int) -> list[Path]:
+    def _find_import_files(self, place: Path, parts: list[str], level: int) -> list[Path]:
         """The files that an import of a dotted name runs: each package's `__init__.py`, then the module."""
         key = (place.parent, tuple(parts), level)
         if key not in self._found:

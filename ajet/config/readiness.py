@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ajet.config.backbones import IN_WORDS, Capability, described, shipped
+from ajet.config.backbones import CAPABILITY_WORDS, Capability, find_backbone, list_shipped_backbones
 from ajet.config.compose import Layers
-from ajet.config.keys import first_names
+from ajet.config.keys import list_top_names
 from ajet.config.plugins import find_part
 from ajet.config.references import is_of_running_program, parse_reference
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.base import walk
+from ajet.config.schema.base import walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.config.unread_sections import suggest_first_lines
@@ -28,7 +28,7 @@ TRAINING_FILE = ".training.file_path"
 _ADAPTER = re.compile(r"(?!(default|base)$)[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
-def missing(config: AjetConfig, *, serving: bool = False, evaluating: bool = False) -> list[tuple[str, str]]:
+def list_missing_keys(config: AjetConfig, *, serving: bool = False, evaluating: bool = False) -> list[tuple[str, str]]:
     """The keys without which no run starts, each with what belongs there. `serving`: agents and tasks may come from
     outside. `evaluating`: no training task is read."""
     rollout = config.rollout
@@ -46,23 +46,23 @@ def missing(config: AjetConfig, *, serving: bool = False, evaluating: bool = Fal
         needs.append(("sft.train_files", source, "the rows to learn from, or sft.from_run"))
     elif not serving:
         needs.append(("rollout.user_workflow", rollout.user_workflow, "the Workflow class, as workflow.py->MyWorkflow"))
-        needs += [need for need in _of_reader(config) if not (evaluating and need[0].endswith(TRAINING_FILE))]
+        needs += [need for need in _list_reader_needs(config) if not (evaluating and need[0].endswith(TRAINING_FILE))]
     return [(f"ajet.{name}", meaning) for name, value, meaning in needs if value is None]
 
 
-def names_tasks(config: AjetConfig) -> bool:
+def has_tasks(config: AjetConfig) -> bool:
     """Whether the task reader has what it needs."""
-    return all(value is not None for _, value, _ in _of_reader(config))
+    return all(value is not None for _, value, _ in _list_reader_needs(config))
 
 
-def _of_reader(config: AjetConfig) -> list[tuple[str, Any, str]]:
+def _list_reader_needs(config: AjetConfig) -> list[tuple[str, Any, str]]:
     kind = config.task_reader.type
     reader = find_part("reader", kind)
     if reader is None or reader.first_key is None:
         return []
     name, meaning = reader.first_key
     key = f"task_reader.{kind}.{name}"
-    return [(key, value_at(config, tuple(key.split("."))), meaning)]
+    return [(key, get_setting(config, tuple(key.split("."))), meaning)]
 
 
 def require_ready(
@@ -72,78 +72,79 @@ def require_ready(
     *,
     serving: bool = False,
     evaluating: bool = False,
-    looking: bool = False,
+    previewing: bool = False,
 ) -> None:
     """Raises ConfigError for a value that this version or the backbone refuses, or, in one sentence, for all that is
-    missing. `looking`: nothing is launched, and who does may name a store that samplers fill."""
-    backbone = described(config.backbone)
+    missing. `previewing`: nothing is launched, and who does may name a store that samplers fill."""
+    backbone = find_backbone(config.backbone)
     if serving and config.sft.objective is not None:
         raise ConfigError(
             "ReplyStatistics are given to learn from, and agents are to be served.",
-            where=layers.where(("ajet", *OBJECTIVE.split(".")), value=True),
+            where=layers.locate(("ajet", *OBJECTIVE.split(".")), value=True),
             do=f"add ajet.{OBJECTIVE}=null",
         )
-    for path, _, notes in walk(config_model()):
-        chosen = None if evaluating and ".".join(path) == OBJECTIVE else value_at(config, path)
+    for path, _, notes in walk_keys(config_model()):
+        chosen = None if evaluating and ".".join(path) == OBJECTIVE else get_setting(config, path)
         idle = path[0] == "trainer_common" and "trains" not in backbone.can  # how one would train bears on nothing
         for value, able in () if idle else notes.get("needs", ()):
             if chosen == value and able not in backbone.can:
                 raise ConfigError(
-                    f"`{path[-1]}: {str(value).lower()}` needs a backbone that {IN_WORDS[able]}, which {backbone.name} "
-                    "does not.",
-                    where=f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)})",
-                    expected=f"another value, or --backbone {' or '.join(_able(able))}",
+                    f"`{path[-1]}: {str(value).lower()}` needs a backbone that {CAPABILITY_WORDS[able]}, "
+                    f"which {backbone.name} does not.",
+                    where=f"{layers.locate(('ajet', *path), value=True)} (ajet.{'.'.join(path)})",
+                    expected=f"another value, or --backbone {' or '.join(_list_capable_backbones(able))}",
                 )
-    if not evaluating and not (looking and "decouples" in backbone.can):
+    if not evaluating and not (previewing and "decouples" in backbone.can):
         _refuse_reuse(config, layers, serving)
         _refuse_adapters(config, layers)
     if not serving:
         _refuse_out_of_reach(config, layers)
     _refuse_clash(config, layers)
-    lacking = missing(config, serving=serving, evaluating=evaluating)
-    if lacking:
-        named = [f"{name} ({meaning})" for name, meaning in lacking]
+    missing = list_missing_keys(config, serving=serving, evaluating=evaluating)
+    if missing:
+        named = [f"{name} ({meaning})" for name, meaning in missing]
         listed = ", ".join(named[:-1]) + " and " + named[-1] if len(named) > 1 else named[0]
-        in_python = any(layer.document.in_python for layer in layers.stack if layer.document is not None)
+        in_python = any(layer.document.from_python for layer in layers.stack if layer.document is not None)
         do = "add it to `settings=` of ajet.tune, or by `set(…)` of a job"
         if not in_python:
             do = "add it to the YAML, or as key=value"
-        if lines := suggest_first_lines(layers, [name for name, _ in lacking]):
+        if lines := suggest_first_lines(layers, [name for name, _ in missing]):
             do = lines
-        elif stray := [name for name in first_names() if name not in backbone.roots and layers.winner((name,))]:
+        elif stray := [name for name in list_top_names() if name not in backbone.roots and layers.find_winner((name,))]:
             do = f"move `{stray[0]}` below `ajet:`, where ajet reads it" + (", and the others" if stray[1:] else "")
-        elif (other := _under_another_name(layers)) is not None:
+        elif (other := _find_misnamed_root(layers)) is not None:
             do = f"write `ajet:` for `{other}:`, which is read as a section of your own"
-        elif not missing(config, serving=True) and names_tasks(config):
+        elif not list_missing_keys(config, serving=True) and has_tasks(config):
             do += f"; agents that ajet does not start: {command('serve', '--conf', 'FILE.yaml')}"
         raise ConfigError(f"Still missing for a run: {listed}.", where=where, do=do)
 
 
-def _under_another_name(layers: Layers) -> str | None:
+def _find_misnamed_root(layers: Layers) -> str | None:
     """A root of the YAML that holds what belongs below `ajet:`, misspelled or as AgentJet once called it."""
     users = [layer.tree for layer in layers.stack if layer.document is not None][-1]
     if users.get("ajet"):
         return None
-    ours = set(first_names())
+    ours = set(list_top_names())
     held = {name: tree for name, tree in users.items() if isinstance(tree, dict)}
     return next((name for name, tree in held.items() if len(ours & {*tree}) > 1 and not {*tree} - ours), None)
 
 
-def _able(wanted: Capability) -> list[str]:
-    return [each.name for each in shipped().values() if {wanted, "trains"} <= each.can]
+def _list_capable_backbones(wanted: Capability) -> list[str]:
+    return [each.name for each in list_shipped_backbones().values() if {wanted, "trains"} <= each.can]
 
 
 def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
     """Raises ConfigError for several adapters that cannot be, or not here."""
-    backbone, lora = described(config.backbone), config.trainer_common.lora
+    backbone, lora = find_backbone(config.backbone), config.trainer_common.lora
     if "trains" not in backbone.can or not lora.adapters:
         return
     mode, given = config.trainer_common.mode, config.sft.objective
     odd = next((name for name in lora.adapters if not _ADAPTER.fullmatch(name)), None)
     unranked = next((name for name, each in lora.adapters.items() if not (each.rank or lora.rank)), None)
     refusals = [
-        ("adapts" not in backbone.can, "", f"Several adapters need a backbone that {IN_WORDS['adapts']}, which "
-         f"{backbone.name} does not.", f"--backbone {' or '.join(_able('adapts'))}, or one adapter: lora.rank"),
+        ("adapts" not in backbone.can, "", f"Several adapters need a backbone that {CAPABILITY_WORDS['adapts']}, which "
+         f"{backbone.name} does not.",
+         f"--backbone {' or '.join(_list_capable_backbones('adapts'))}, or one adapter: lora.rank"),
         (odd is not None, odd, f"{odd!r} is no adapter's name.",
          "1 to 64 letters, digits, - and _, and neither default nor base"),
         (unranked is not None, unranked, f"The adapter {unranked} has no rank.",
@@ -157,19 +158,21 @@ def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
     for wrong, name, what, expected in refusals:
         if wrong:
             path = ("trainer_common", "lora", "adapters", *([name] if name else []))
-            raise ConfigError(what, where=f"{layers.where(('ajet', *path))} (ajet.{'.'.join(path)})", expected=expected)
+            raise ConfigError(
+                what, where=f"{layers.locate(('ajet', *path))} (ajet.{'.'.join(path)})", expected=expected
+            )
 
 
 def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
     """Raises ConfigError where a group is to be trained on by several steps and none waits for a second one."""
-    backbone, times = described(config.backbone), value_at(config, tuple(TIMES.split(".")))
-    mode = value_at(config, ("trainer_common", "mode"))
+    backbone, times = find_backbone(config.backbone), get_setting(config, tuple(TIMES.split(".")))
+    mode = get_setting(config, ("trainer_common", "mode"))
     if times > 1 and "trains" in backbone.can and (serving or mode != "async"):
         where = "in ajet serve" if serving else f"on {backbone.name}, in mode: {mode}"
         raise ConfigError(
             f"Each group is trained on in one step {where}.",
-            where=f"{layers.where(('ajet', *TIMES.split('.')), value=True)} (ajet.{TIMES}: {times})",
-            expected=f"1; or samplers (--from-store; --backbone {' or '.join(_able('decouples'))})",
+            where=f"{layers.locate(('ajet', *TIMES.split('.')), value=True)} (ajet.{TIMES}: {times})",
+            expected=f"1; or samplers (--from-store; --backbone {' or '.join(_list_capable_backbones('decouples'))})",
             do="ajet.trainer_common.mini_batch_num makes several optimizer steps of a step's groups",
         )
 
@@ -185,7 +188,7 @@ def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
     ]  # fmt: skip
     for is_set, path, what, expected in clashes:
         if is_set:
-            where = f"{layers.where(('ajet', *path), value=True)} (ajet.{'.'.join(path)})"
+            where = f"{layers.locate(('ajet', *path), value=True)} (ajet.{'.'.join(path)})"
             raise ConfigError(what, where=where, expected=expected)
 
 
@@ -196,27 +199,27 @@ def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
     named: list[tuple[tuple[str | int, ...], Any]] = [
         (("rollout", "user_workflow"), config.rollout.user_workflow),
         (("rollout", "train_turn"), config.rollout.train_turn),
-        *config.task_judge.named(),
+        *config.task_judge.list_judges(),
         (("task_reader", "type"), config.task_reader.type),
     ]
     for path, reference in named:
         if not is_of_running_program(reference):
             continue
         key = ".".join(map(str, path))
-        backbone = described(config.backbone)
-        name, apart = parse_reference(reference).name, "interactive" not in backbone.can
-        if apart or (key == "rollout.user_workflow" and isolation and not isolation.interactive):
-            whose = backbone.name if apart else f"rollout.isolation: {config.rollout.isolation}"
+        backbone = find_backbone(config.backbone)
+        name, separate = parse_reference(reference).name, "interactive" not in backbone.can
+        if separate or (key == "rollout.user_workflow" and isolation and not isolation.interactive):
+            whose = backbone.name if separate else f"rollout.isolation: {config.rollout.isolation}"
             raise ConfigError(
                 f"{name} is defined in the running program or notebook, where the processes of {whose} cannot find it.",
-                where=f"{layers.where(('ajet', *path), value=True)} (ajet.{key}: {reference})",
+                where=f"{layers.locate(('ajet', *path), value=True)} (ajet.{key}: {reference})",
                 expected="something in a file of its own",
                 do=f"move {name} to a file, say mine.py, and `from mine import {name}`"
-                + ("" if apart else ", or use rollout.isolation: thread"),
+                + ("" if separate else ", or use rollout.isolation: thread"),
             )
 
 
-def value_at(config: Any, path: tuple[str, ...]) -> Any:
+def get_setting(config: Any, path: tuple[str, ...]) -> Any:
     """The value of a key of the typed config."""
     for name in path:
         config = getattr(config, name)

@@ -60,7 +60,7 @@ def open_record_file(path: Path, mode: Literal["rb", "rb+", "ab"] = "rb") -> Bin
 
 def open_record_descriptor(path: Path, flags: int, permissions: int = 0o666) -> int:
     """Open a regular file of a record and return its descriptor, which no program inherits. Raises OSError."""
-    with _opened_parent(path) as parent:
+    with _open_parent(path) as parent:
         number = _open_entry(path, flags | _SAFE, parent, permissions)
     try:
         _check_regular(path, number)
@@ -89,14 +89,14 @@ def read_record_part(stream: BinaryIO, at: int, length: int) -> bytes:
 
 def replace_record_file(path: Path, data: bytes, *, sync: bool = False) -> None:
     """Replace a file in one step. With `sync` the content is on the disk before it has the name. Raises OSError."""
-    with replacing_record_file(path, sync=sync) as stream:
+    with open_replacement_file(path, sync=sync) as stream:
         stream.write(data)
 
 
 @contextmanager
-def replacing_record_file(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
     """Yield a new file that takes the place of `path` when the block ends without an error."""
-    with _opened_parent(path) as parent:
+    with _open_parent(path) as parent:
         # A name that nobody can guess, created exclusively: a link that waits there is not written through.
         temporary = f".{path.name}.{secrets.token_hex(8)}.aside"
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666, dir_fd=parent)
@@ -121,7 +121,7 @@ def has_record_file(path: Path) -> bool:
     return about is not None and stat.S_ISREG(about.st_mode)
 
 
-def size_of_record_file(path: Path) -> int:
+def measure_record_file(path: Path) -> int:
     """Return the bytes of a regular file of a record. Raises OSError as `open_record_file` does."""
     with open_record_file(path) as stream:
         return os.fstat(stream.fileno()).st_size
@@ -130,7 +130,7 @@ def size_of_record_file(path: Path) -> int:
 def list_record_folder(path: Path) -> list[str]:
     """Return the sorted names in a folder of a record; none where it is missing. Raises OSError for a link."""
     try:
-        with _opened_parent(path / "_") as number:
+        with _open_parent(path / "_") as number:
             return sorted(os.listdir(number))
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -144,7 +144,7 @@ def make_record_folder(path: Path) -> None:
         folder = outer.joinpath(*inner[:count])
         with suppress(FileExistsError):
             folder.mkdir()
-    with _opened_parent(path / "_"):
+    with _open_parent(path / "_"):
         pass
 
 
@@ -198,7 +198,7 @@ def _is_inner(parts: tuple[str, ...], at: int) -> bool:
 
 
 @contextmanager
-def _opened_parent(path: Path) -> Iterator[int]:
+def _open_parent(path: Path) -> Iterator[int]:
     """Yield a descriptor of the folder that holds `path`. No link is followed below the folder that the user named."""
     outer, inner = split_record_path(path)
     number = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -254,7 +254,7 @@ def _count_data(number: int) -> int:
 
 def _stat_entry(path: Path) -> os.stat_result | None:
     try:
-        with _opened_parent(path) as parent:
+        with _open_parent(path) as parent:
             return os.stat(path.name, dir_fd=parent, follow_symlinks=False)
     except (OSError, ValueError):
         return None

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.config.backbones import Descriptor, shipped
+from ajet.config.backbones import Descriptor, list_shipped_backbones
 from ajet.config.compose import Layer, Layers
-from ajet.config.document import leaves, parse_document
+from ajet.config.document import list_leaves, parse_document
 from ajet.config.experiment import Experiment
 from ajet.config.record_file import read_record_file
 from ajet.config.resolution import HIDDEN
-from ajet.config.shapes import roots_of, take_apart
-from ajet.config.validate import validated
+from ajet.config.shapes import list_backbone_roots, split_document
+from ajet.config.validate import validate_tree
 from ajet.schema.errors import ConfigError
 
 MOST_BYTES = 4 << 20
@@ -29,17 +29,17 @@ MOST_BYTES = 4 << 20
 _INTERPOLATION = re.compile(r"(?<!\\)\$\{")
 
 
-def recorded_tree(file: Path) -> dict[str, Any]:
+def read_recorded_tree(file: Path) -> dict[str, Any]:
     """The root names of a recorded YAML as written, interpolations as text. Raises ConfigError."""
-    return dict(parse_document(_text(file), file).tree)
+    return dict(parse_document(_read_yaml(file), file).tree)
 
 
-def recorded_experiment(file: Path) -> Experiment:
+def load_recorded_experiment(file: Path) -> Experiment:
     """The experiment that a run's `resolved.yaml` tells of. Raises ConfigError."""
-    document = parse_document(_text(file), file)
-    parts = take_apart(document, _roots(document.tree))
+    document = parse_document(_read_yaml(file), file)
+    parts = split_document(document, _list_backbone_roots(document.tree))
     layers = Layers((Layer("defaults", {}), Layer(file.name, document.tree, document)))
-    config = validated({"ajet": _plain(parts.ajet)}, layers)
+    config = validate_tree({"ajet": _unescape_values(parts.ajet)}, layers)
     config.model.trust_remote_code = False
     written = parts.ajet.get("context_tracker")
     if not isinstance(written, dict) or "escape_controls" not in written:
@@ -49,7 +49,7 @@ def recorded_experiment(file: Path) -> Experiment:
     folder = file.absolute().parent
     return Experiment(
         ajet=config,
-        sections=_plain(parts.sections, keep=True),
+        sections=_unescape_values(parts.sections, keep=True),
         backbone_overrides=parts.backbone,
         name=folder.name,
         yaml_path=file.absolute(),
@@ -62,24 +62,24 @@ def recorded_experiment(file: Path) -> Experiment:
     )
 
 
-def from_elsewhere(experiment: Experiment) -> list[str]:
+def list_unknown_values(experiment: Experiment) -> list[str]:
     """The dotted keys of a recorded experiment whose values the run had from its environment, or hid: they are not
     known from the record."""
     return [
         ".".join(map(str, path))
-        for path, value in leaves(experiment.raw)
-        if _open(value) and path[0] not in experiment.backbone_overrides
+        for path, value in list_leaves(experiment.raw)
+        if _is_unresolved(value) and path[0] not in experiment.backbone_overrides
     ]
 
 
-def _roots(tree: Mapping[str, Any]) -> tuple[str, ...]:
+def _list_backbone_roots(tree: Mapping[str, Any]) -> tuple[str, ...]:
     """The backbones' root names. Of one that comes with a package those are the user's: none is imported for it."""
     ajet = tree.get("ajet")
     name = ajet.get("backbone") if isinstance(ajet, dict) else None
-    return roots_of(shipped().get(str(name), Descriptor("", "")))
+    return list_backbone_roots(list_shipped_backbones().get(str(name), Descriptor("", "")))
 
 
-def _text(file: Path) -> str:
+def _read_yaml(file: Path) -> str:
     try:
         return read_record_file(file, MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
@@ -88,15 +88,19 @@ def _text(file: Path) -> str:
         raise ConfigError(f"{file.name} is no text.", where=str(file)) from error
 
 
-def _open(value: Any) -> bool:
+def _is_unresolved(value: Any) -> bool:
     """Whether a value was left to the environment."""
     return isinstance(value, str) and (value == HIDDEN or _INTERPOLATION.search(value) is not None)
 
 
-def _plain(tree: Any, *, keep: bool = False) -> Any:
+def _unescape_values(tree: Any, *, keep: bool = False) -> Any:
     """Values as they were resolved; without `keep`, keys whose values are not known are left out."""
     if isinstance(tree, dict):
-        return {name: _plain(value, keep=keep) for name, value in tree.items() if keep or not _open(value)}
+        return {
+            name: _unescape_values(value, keep=keep)
+            for name, value in tree.items()
+            if keep or not _is_unresolved(value)
+        }
     if isinstance(tree, list):
-        return [_plain(value, keep=keep) for value in tree]
-    return tree.replace("\\${", "${") if isinstance(tree, str) and not _open(tree) else tree
+        return [_unescape_values(value, keep=keep) for value in tree]
+    return tree.replace("\\${", "${") if isinstance(tree, str) and not _is_unresolved(tree) else tree

@@ -23,11 +23,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ajet.config.locations import shipped_tutorials
+from ajet.config.locations import find_tutorials
 from ajet.config.plugin import NamedKind, load_code
 from ajet.config.plugins import find_part, find_renamed, list_package_roots, start_plugins
 from ajet.config.schema.choices import is_reference
-from ajet.config.scope import import_in, scope_of, spelled
+from ajet.config.scope import import_in, make_scope, strip_scope
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import UnresolvedReference
 
@@ -38,7 +38,7 @@ _EXTRAS = {"agentscope": "agentscope", "langchain_openai": "langchain", "aworld"
 
 
 @dataclass(frozen=True)
-class Reference:
+class CodeReference:
     """A parsed reference: where, and which name there."""
 
     text: str
@@ -52,7 +52,7 @@ class Reference:
         return self.place.endswith(".py") or "/" in self.place
 
 
-def parse_reference(text: str, *, what: str = "reference") -> Reference:
+def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
     """Split a reference. Raises UnresolvedReference when it has none of the forms."""
     place, arrow, name = text.partition("->")
     if not arrow:
@@ -67,7 +67,7 @@ def parse_reference(text: str, *, what: str = "reference") -> Reference:
             f"{what}: {text!r} does not name a file and what is in it.", where=what, expected=FORMS, do=do
         )
     place, _, name = find_renamed(f"{place}:{name}").rpartition(":")
-    return Reference(text, place, name)
+    return CodeReference(text, place, name)
 
 
 def resolve_reference(
@@ -76,21 +76,21 @@ def resolve_reference(
     base: Path,
     expect: type | None = None,
     what: str = "reference",
-    made: Callable[[Any, str], Any] | None = None,
+    convert: Callable[[Any, str], Any] | None = None,
 ) -> Any:
     """The object that `reference` names. `what` is the key it stands in, `expect` a class it must be a subclass of;
-    `made` is given the object and the reference first, and answers what stands for it."""
+    `convert` is given the object and the reference first, and answers what stands for it."""
     parsed = parse_reference(reference, what=what)
-    file, package, dotted = _find(parsed, base, what)
+    file, package, dotted = _find_place(parsed, base, what)
     if file is not None:
         _check_name(parsed, file, what)
-    module = _load(parsed, package, dotted, what)
+    module = _import_module(parsed, package, dotted, what)
     try:
         found = getattr(module, parsed.name)
     except AttributeError:
         exported = dict.fromkeys(getattr(module, "__all__", ()))  # some may be loaded only when they are used
-        raise _missing_name(parsed, {**exported, **vars(module)}, str(file or dotted), what) from None
-    found = found if made is None else made(found, reference)
+        raise _make_missing_name_error(parsed, {**exported, **vars(module)}, str(file or dotted), what) from None
+    found = found if convert is None else convert(found, reference)
     if expect is not None and not (isinstance(found, type) and issubclass(found, expect)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
         raise UnresolvedReference(
@@ -102,27 +102,29 @@ def resolve_reference(
     return found
 
 
-def require_written(reference: str, *, base: Path, what: str) -> None:
+def check_reference(reference: str, *, base: Path, what: str) -> None:
     """Raises UnresolvedReference where there is no such file or module, it does not parse, or plainly has no such name.
     None of its code runs; a package that a module is in is imported."""
     parsed = parse_reference(reference, what=what)
     if parsed.place == RUNNING:
         return
-    file, _, _ = _find(parsed, base, what)
+    file, _, _ = _find_place(parsed, base, what)
     if file is not None:
         _check_name(parsed, file, what)
 
 
-def class_of(chosen: str, kind: NamedKind, *, base: Path, what: str, does: Sequence[str], like: str) -> type[Any]:
-    """The class that the key `what` names: a part of this kind, or the user's own by reference. `does`: methods that it
-    must have, as `like` documents them. Raises UnresolvedReference."""
+def resolve_class(
+    chosen: str, kind: NamedKind, *, base: Path, what: str, methods: Sequence[str], like: str
+) -> type[Any]:
+    """Return the class that the key `what` names: a part of this kind, or the user's own by reference. `methods`: those
+    that it must have, as `like` documents them. Raises UnresolvedReference."""
     part = find_part(kind, chosen)
     found: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, what=what)
-    lacking = [name for name in does if not callable(getattr(found, name, None))]
-    if not isinstance(found, type) or lacking:
-        said = f"has no {', '.join(lacking)}" if isinstance(found, type) else f"is a {type(found).__name__}"
+    missing = [name for name in methods if not callable(getattr(found, name, None))]
+    if not isinstance(found, type) or missing:
+        problem = f"has no {', '.join(missing)}" if isinstance(found, type) else f"is a {type(found).__name__}"
         raise UnresolvedReference(
-            f"{what}: {chosen} {said}.", where=what, expected=f"a class with {', '.join(does)}, as {like}"
+            f"{what}: {chosen} {problem}.", where=what, expected=f"a class with {', '.join(methods)}, as {like}"
         )
     return found
 
@@ -132,40 +134,40 @@ def is_of_running_program(reference: str | None) -> bool:
     return reference is not None and is_reference(reference) and parse_reference(reference).place == RUNNING
 
 
-def located_file(reference: str, base: Path) -> Path | None:
+def find_referenced_file(reference: str, base: Path) -> Path | None:
     """The file that a reference of the file form means; None for a module, or where no such file is."""
     parsed = parse_reference(reference)
     if not parsed.is_file:
         return None
-    return next((path for path in _file_candidates(parsed, base) if os.path.isfile(path)), None)
+    return next((path for path in _list_file_candidates(parsed, base) if os.path.isfile(path)), None)
 
 
-def within(value: Any, base: Path) -> Any:
+def relativize(value: Any, base: Path) -> Any:
     """A path or a reference, or a list of them, relative to `base` where it lies below it."""
     if isinstance(value, list):
-        return [within(each, base) for each in value]
+        return [relativize(each, base) for each in value]
     for folder in (base, base.resolve()):
         if isinstance(value, str) and value.startswith(f"{folder}{os.sep}"):
             return value[len(str(folder)) + 1 :]
     return value
 
 
-def code_file(reference: str, base: Path) -> Path | None:
+def find_code_file(reference: str, base: Path) -> Path | None:
     """The file whose code `resolve_reference` would run first for `reference`, looked for without importing anything;
     None for an installed module, or where no such file is. Raises UnresolvedReference."""
     parsed = parse_reference(reference)
     if parsed.is_file:
-        return located_file(reference, base)
+        return find_referenced_file(reference, base)
     if parsed.place == RUNNING:
         return None
-    return next((path for path in _module_candidates(parsed, base) if os.path.isfile(path)), None)
+    return next((path for path in _list_module_candidates(parsed, base) if os.path.isfile(path)), None)
 
 
-def _module_candidates(parsed: Reference, base: Path) -> list[Path]:
+def _list_module_candidates(parsed: CodeReference, base: Path) -> list[Path]:
     parts = parsed.place.split(".")
     if parts[0] == "ajet":
         return []  # always this one, also beside a clone of AgentJet
-    roots = [base, Path.cwd()] + ([shipped_tutorials().parent] if parts[0] == "tutorial" else [])
+    roots = [base, Path.cwd()] + ([find_tutorials().parent] if parts[0] == "tutorial" else [])
     return [
         path
         for root in dict.fromkeys(root.resolve() for root in roots)
@@ -173,23 +175,23 @@ def _module_candidates(parsed: Reference, base: Path) -> list[Path]:
     ]
 
 
-def _file_candidates(parsed: Reference, base: Path) -> list[Path]:
+def _list_file_candidates(parsed: CodeReference, base: Path) -> list[Path]:
     place = Path(parsed.place).expanduser()
     roots = [base, Path.cwd()]
     if place.parts[:1] == ("tutorial",):
-        roots.append(shipped_tutorials().parent)
+        roots.append(find_tutorials().parent)
     return list(dict.fromkeys((root / place).resolve() for root in roots))
 
 
-def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | None, str]:
+def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | None, str | None, str]:
     """(file if known, package of the scope to import in or None for the ordinary import, dotted name there)."""
     start_plugins()  # here, since every import of the user's code begins with this search
     if parsed.is_file:
-        candidates = _file_candidates(parsed, base)
+        candidates = _list_file_candidates(parsed, base)
         for path in candidates:
             if os.path.isfile(path):
-                return path, *_home(path, base)
-        raise _not_found(parsed, [str(path) for path in candidates], base, what)
+                return path, *_find_scope(path, base)
+        raise _make_not_found_error(parsed, [str(path) for path in candidates], base, what)
     if parsed.place == RUNNING:
         return None, None, RUNNING
     parts = parsed.place.split(".")
@@ -197,18 +199,18 @@ def _find(parsed: Reference, base: Path, what: str) -> tuple[Path | None, str | 
         raise UnresolvedReference(
             f"{what}: {parsed.text!r} does not name a file and what is in it.", where=what, expected=FORMS
         )
-    looked = _module_candidates(parsed, base)
+    looked = _list_module_candidates(parsed, base)
     for path in looked:
         if os.path.isfile(path):
-            return path, *_home(path, base)
-    spec = _installed(parsed.place)
+            return path, *_find_scope(path, base)
+    spec = _find_installed_spec(parsed.place)
     if spec is None:
-        raise _not_found(parsed, [*map(str, looked), "the installed modules"], base, what)
+        raise _make_not_found_error(parsed, [*map(str, looked), "the installed modules"], base, what)
     file = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     return file, None, parsed.place
 
 
-def _home(path: Path, base: Path) -> tuple[str, str]:
+def _find_scope(path: Path, base: Path) -> tuple[str, str]:
     """The scope and the dotted name under which a file is loaded, however it was referred to: below the folder of its
     outermost package, or by its own name in its own folder."""
     parts = [path.stem] if path.stem != "__init__" else []
@@ -216,48 +218,48 @@ def _home(path: Path, base: Path) -> tuple[str, str]:
     while (folder / "__init__.py").is_file():
         parts.insert(0, folder.name)
         folder = folder.parent
-    return scope_of(folder, then=[path.parent, base, Path.cwd()]), ".".join(parts)
+    return make_scope(folder, fallbacks=[path.parent, base, Path.cwd()]), ".".join(parts)
 
 
-def _installed(dotted: str) -> Any:
+def _find_installed_spec(dotted: str) -> Any:
     try:
         return importlib.util.find_spec(dotted)
     except (ModuleNotFoundError, ValueError):
         return None
 
 
-def _load(parsed: Reference, package: str | None, dotted: str, what: str) -> ModuleType:
+def _import_module(parsed: CodeReference, package: str | None, dotted: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(dotted) if package is None else import_in(package, dotted)
     except ModuleNotFoundError as error:
-        missing = spelled(error.name or "")
-        if told := describe_replacement(missing):
+        missing = strip_scope(error.name or "")
+        if replacement := describe_replacement(missing):
             raise UnresolvedReference(
                 f"{what}: {parsed.text} imports {missing}, which is AgentJet's and not here.",
-                where=_last_user_line(error),
-                do=f"{told} (docs/agentjet.md)",
+                where=_find_last_user_line(error),
+                do=f"{replacement} (docs/agentjet.md)",
             ) from error
         extra = _EXTRAS.get(missing.partition(".")[0])
         raise UnresolvedReference(
             f"{what}: {parsed.text} imports {missing}, which is not installed.",
-            where=_last_user_line(error),
+            where=_find_last_user_line(error),
             do=installs_extra(extra) if extra else f"install it, or mend the import of {missing}",
         ) from error
     except SystemExit as ended:
         raise UnresolvedReference(
             f"{what}: {parsed.text} ends the program as it is imported: SystemExit: {ended.code}",
-            where=_last_user_line(ended),
+            where=_find_last_user_line(ended),
             do='keep what a program does under `if __name__ == "__main__":`',
         ) from ended
     except Exception as error:  # the user's module runs here, it may raise anything
         raise UnresolvedReference(
             f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",
-            where=_last_user_line(error),
+            where=_find_last_user_line(error),
             do="mend the file; --traceback shows the whole error",
         ) from error
 
 
-def _last_user_line(error: BaseException) -> str:
+def _find_last_user_line(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
     frames = [frame for frame in frames if "/ajet/config/" not in frame.filename] or frames
     if not frames:
@@ -283,7 +285,7 @@ def _library_roots() -> tuple[Path, ...]:
     return (*map(Path, found), *list_package_roots())
 
 
-def _check_name(parsed: Reference, file: Path, what: str) -> None:
+def _check_name(parsed: CodeReference, file: Path, what: str) -> None:
     """Refuse a name that the file plainly does not bind, and a file that does not parse, without running it."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
@@ -293,12 +295,12 @@ def _check_name(parsed: Reference, file: Path, what: str) -> None:
             where=f"{file}:{error.lineno}:{error.offset}",
             do="mend the syntax there",
         ) from error
-    bound, certain = _bound_names(tree)
+    bound, certain = _list_bound_names(tree)
     if certain and parsed.name not in bound:
-        raise _missing_name(parsed, bound, str(file), what)
+        raise _make_missing_name_error(parsed, bound, str(file), what)
 
 
-def _bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
+def _list_bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
     """Names bound at the top level (True for classes and functions written there), and whether these are all."""
     bound: dict[str, bool] = {}
     certain = True
@@ -321,7 +323,7 @@ def _bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
     return bound, certain
 
 
-def _missing_name(parsed: Reference, bound: Any, where: str, what: str) -> UnresolvedReference:
+def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what: str) -> UnresolvedReference:
     if parsed.place == RUNNING:
         return UnresolvedReference(
             f"{what}: {parsed.text} names {parsed.name} in the program that is running, which has none.",
@@ -343,9 +345,9 @@ def _missing_name(parsed: Reference, bound: Any, where: str, what: str) -> Unres
     )
 
 
-def _not_found(parsed: Reference, looked: list[str], base: Path, what: str) -> UnresolvedReference:
+def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, what: str) -> UnresolvedReference:
     looked_from = "the working directory" if base == Path.cwd() else "the YAML's folder"
-    near = _similar_files(looked)
+    near = _suggest_file(looked)
     return UnresolvedReference(
         f"{what}: {parsed.text} names {parsed.place}, which is not there.",
         where="looked for " + ", ".join(looked),
@@ -354,7 +356,7 @@ def _not_found(parsed: Reference, looked: list[str], base: Path, what: str) -> U
     )
 
 
-def _similar_files(looked: list[str]) -> str:
+def _suggest_file(looked: list[str]) -> str:
     wanted = Path(looked[0]).name
     folder = Path(looked[0]).parent
     names = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []

@@ -25,20 +25,20 @@ PREFIX = "_ajet_scope_"
 _fallbacks: dict[str, tuple[str, ...]] = {}
 """Package name of a scope -> package names of the scopes that are asked after it."""
 _names: dict[tuple[str, str], str | None] = {}
-"""(package, name as written) -> full name: what `_own_name` has found."""
+"""(package, name as written) -> full name: what `_find_own_name` has found."""
 
 
-def scope_of(folder: Path, *, then: Sequence[Path] = ()) -> str:
-    """The package name of `folder`'s scope, made on first use; `then` are folders to look in after it."""
+def make_scope(folder: Path, *, fallbacks: Sequence[Path] = ()) -> str:
+    """The package name of `folder`'s scope, made on first use; `fallbacks` are folders to look in after it."""
     folder = folder.resolve()
     package = PREFIX + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     if package not in sys.modules:
-        if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-            sys.meta_path.insert(0, _Finder())
+        if not any(isinstance(finder, _ScopeFinder) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _ScopeFinder())
         module = ModuleType(package, f"Modules of {folder}.")
         module.__path__ = [str(folder)]
         sys.modules[package] = module
-    others = tuple(scope_of(other) for other in then if other.resolve() != folder)
+    others = tuple(make_scope(other) for other in fallbacks if other.resolve() != folder)
     known = _fallbacks.get(package, ())
     if new := [other for other in others if other not in known]:
         _fallbacks[package] = (*known, *new)
@@ -48,16 +48,16 @@ def scope_of(folder: Path, *, then: Sequence[Path] = ()) -> str:
 
 def import_in(package: str, dotted: str) -> ModuleType:
     """Import `dotted` as a file in the scope would. Raises what its code raises."""
-    own = _own_name(package, dotted)
+    own = _find_own_name(package, dotted)
     return importlib.import_module(own if own is not None else dotted)
 
 
-def spelled(name: str) -> str:
+def strip_scope(name: str) -> str:
     """A module name as its author knows it, without the scope's package."""
     return name.partition(".")[2] if name.startswith(PREFIX) else name
 
 
-class _Finder:
+class _ScopeFinder:
     """Finds the modules below a scope's package, and gives source files the scope's `__import__`."""
 
     @staticmethod
@@ -66,18 +66,18 @@ class _Finder:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader = _ScopeLoader(spec.loader.name, spec.loader.path)
         return spec
 
 
-class _Loader(SourceFileLoader):
+class _ScopeLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         package = module.__name__.partition(".")[0]
-        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _importer(package)}
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": _make_import_function(package)}
         super().exec_module(module)
 
 
-def _importer(package: str) -> Any:
+def _make_import_function(package: str) -> Any:
     def scoped_import(
         name: str,
         globals: Mapping[str, Any] | None = None,
@@ -85,7 +85,7 @@ def _importer(package: str) -> Any:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        own = _own_name(package, name) if level == 0 else None
+        own = _find_own_name(package, name) if level == 0 else None
         if own is None:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         if fromlist:
@@ -97,24 +97,24 @@ def _importer(package: str) -> Any:
     return scoped_import
 
 
-def _own_name(package: str, dotted: str) -> str | None:
+def _find_own_name(package: str, dotted: str) -> str | None:
     """The full name of a neighbour called `dotted`; None where the ordinary import is to be used."""
     if (package, dotted) not in _names:
-        _names[package, dotted] = _look_up(package, dotted)
+        _names[package, dotted] = _look_up_own_name(package, dotted)
     return _names[package, dotted]
 
 
-def _look_up(package: str, dotted: str) -> str | None:
+def _look_up_own_name(package: str, dotted: str) -> str | None:
     top, _, rest = dotted.partition(".")
     if top in sys.builtin_module_names or top == "ajet":  # a clone of AgentJet has a package of that name
         return None
-    ordinary = _ordinary(top)
+    ordinary = _find_ordinary_spec(top)
     for candidate in (package, *_fallbacks.get(package, ())):
         spec = PathFinder.find_spec(f"{candidate}.{top}", sys.modules[candidate].__path__)
         if spec is None:
             continue
         if spec.loader is not None:  # a module or a package with an __init__.py
-            same = ordinary is not None and ordinary.origin is not None and _same(ordinary.origin, spec.origin)
+            same = ordinary is not None and ordinary.origin is not None and _is_same_file(ordinary.origin, spec.origin)
             return None if same else f"{candidate}.{dotted}"
         if ordinary is None:
             return f"{candidate}.{dotted}"
@@ -128,11 +128,11 @@ def _look_up(package: str, dotted: str) -> str | None:
     return None
 
 
-def _same(one: str, other: str | None) -> bool:
+def _is_same_file(one: str, other: str | None) -> bool:
     return other is not None and Path(one).resolve() == Path(other).resolve()
 
 
-def _ordinary(top: str) -> ModuleSpec | None:
+def _find_ordinary_spec(top: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(top)
     except ValueError:  # __main__ and the like have no spec

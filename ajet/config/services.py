@@ -13,7 +13,7 @@ from ajet.schema.bounded_json import load_json
 
 
 @dataclass(frozen=True)
-class Service:
+class RequiredService:
     """Somebody who will be asked."""
 
     name: str
@@ -21,13 +21,13 @@ class Service:
     address: str
     key: str
     """Where the address was set."""
-    ask: Callable[[float], str]
+    find_problem: Callable[[float], str]
     """Given the seconds it may take: an empty string where it is there and will do, else what is wrong."""
     expected: str
     do: str
 
 
-def why_no_model(base_url: str, model: str, key: str | None, seconds: float, *, named: str) -> str:
+def find_model_problem(base_url: str, model: str, key: str | None, seconds: float, *, named: str) -> str:
     """An empty string where an OpenAI-compatible server is there, else what is wrong. A model that it does not list is
     said, by the server's name: some answer to names that they do not list."""
     import httpx

@@ -13,9 +13,9 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from ajet.config.backbones import Descriptor, shipped
+from ajet.config.backbones import Descriptor, list_shipped_backbones
 from ajet.config.document import Document, KeyPath
-from ajet.config.schema.accepted import moves
+from ajet.config.schema.accepted import expand_moves
 from ajet.schema.errors import ConfigError
 
 _HYDRAS_FOLDERS = ("run", "output_subdir")
@@ -25,14 +25,14 @@ _VERLS = ("file://external/verl/verl/trainer/config", "ppo_trainer")
 """verl's own defaults, which its backbone brings."""
 
 
-def roots_of(chosen: Descriptor) -> tuple[str, ...]:
+def list_backbone_roots(chosen: Descriptor) -> tuple[str, ...]:
     """Root names that belong to a backbone's own config: the chosen one's, and those of all that come with ajet."""
-    known = [*shipped().values(), chosen]
+    known = [*list_shipped_backbones().values(), chosen]
     return tuple(dict.fromkeys(root for each in known for root in each.roots))
 
 
 @dataclass(frozen=True)
-class Parts:
+class YamlParts:
     """A YAML, taken apart; values are as written, interpolations unresolved."""
 
     ajet: dict[str, Any]
@@ -40,7 +40,7 @@ class Parts:
     backbone: dict[str, Any]
 
 
-def take_apart(document: Document, roots: Collection[str]) -> Parts:
+def split_document(document: Document, roots: Collection[str]) -> YamlParts:
     """Split the root names; `roots` are the backbones'. Raises ConfigError for unknown `hydra:` or `defaults:` entries
     and an `ajet:` that is no mapping."""
     tree = dict(document.tree)
@@ -52,30 +52,30 @@ def take_apart(document: Document, roots: Collection[str]) -> Parts:
     if not isinstance(ajet, dict):
         raise ConfigError(
             f"`ajet` is {ajet!r}, not a mapping.",
-            where=document.where(("ajet",), value=True),
+            where=document.locate(("ajet",), value=True),
             expected="keys such as model, rollout, task_reader",
         )
     for root in tree:
         if not isinstance(root, str):
-            raise ConfigError(f"The root name {root!r} is no text.", where=document.where((root,)))
+            raise ConfigError(f"The root name {root!r} is no text.", where=document.locate((root,)))
     backbone = {root: tree.pop(root) for root in roots if root in tree}
-    return Parts(
-        _by_our_names(ajet, document), tree, {root: value for root, value in backbone.items() if value is not None}
+    return YamlParts(
+        _rename_moved_keys(ajet, document), tree, {root: value for root, value in backbone.items() if value is not None}
     )
 
 
-def _by_our_names(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
+def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
     """What stands below `ajet`, keys that have another name in other versions under ours; what stands there already is
     left as it is."""
     result = deepcopy(ajet)
-    for other, ours in moves(result):
+    for other, ours in expand_moves(result):
         *parents, name = other
-        holder = _holder(result, parents, make=False)
+        holder = _find_mapping(result, parents, make=False)
         if holder is None or name not in holder:
             continue
         value = holder.pop(name)
         *sections, last = ours
-        home = _holder(result, sections, make=True)
+        home = _find_mapping(result, sections, make=True)
         if home is not None and last not in home:
             home[last] = value
             theirs = ("ajet", *parents, name)
@@ -85,7 +85,7 @@ def _by_our_names(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
     return result
 
 
-def _holder(tree: dict[str, Any], path: list[str], *, make: bool) -> dict[str, Any] | None:
+def _find_mapping(tree: dict[str, Any], path: list[str], *, make: bool) -> dict[str, Any] | None:
     """The mapping at `path`; None where there is none, or something else."""
     node: Any = tree
     for name in path:
@@ -101,40 +101,44 @@ def _check_hydra(block: Any, document: Document) -> None:
     if block is None:
         return
     if not isinstance(block, dict):
-        raise _odd("hydra", [block], ("hydra",), document, "searchpath")
+        raise _make_unknown_entry_error("hydra", [block], ("hydra",), document, "searchpath")
     for name, value in block.items():
         if name in _HYDRAS_FOLDERS:
             continue
         if name != "searchpath":
             expected = "searchpath only; other settings have no use"
-            raise _odd(f"hydra.{name}", [value], ("hydra", name), document, expected)
+            raise _make_unknown_entry_error(f"hydra.{name}", [value], ("hydra", name), document, expected)
         entries = value if isinstance(value, list) else [value]
         odd = {at: entry for at, entry in enumerate(entries) if entry is not None and not _is_ours(entry)}
         if odd:
-            *names, last = (f"/{name}" for name in shipped())
+            *names, last = (f"/{name}" for name in list_shipped_backbones())
             expected = f"file://ajet/default_config, optionally with {', '.join(names)} or {last}"
-            raise _odd("hydra.searchpath", [*odd.values()], ("hydra", name, min(odd)), document, expected)
+            raise _make_unknown_entry_error(
+                "hydra.searchpath", [*odd.values()], ("hydra", name, min(odd)), document, expected
+            )
 
 
 def _is_ours(entry: Any) -> bool:
     found = _SEARCHPATH.fullmatch(entry) if isinstance(entry, str) else None
-    return entry in _VERLS or (found is not None and (found["of"] is None or found["of"] in shipped()))
+    return entry in _VERLS or (found is not None and (found["of"] is None or found["of"] in list_shipped_backbones()))
 
 
 def _check_defaults(block: Any, document: Document) -> None:
-    known = ("ajet_default", *(f"{name}_default" for name in shipped()), "_self_")
+    known = ("ajet_default", *(f"{name}_default" for name in list_shipped_backbones()), "_self_")
     entries = block if isinstance(block, list) else [] if block is None else [block]
     odd = {at: entry for at, entry in enumerate(entries) if entry not in (*known, *_VERLS)}
     if odd:
-        raise _odd("defaults", [*odd.values()], ("defaults", min(odd)), document, ", ".join(known))
+        raise _make_unknown_entry_error("defaults", [*odd.values()], ("defaults", min(odd)), document, ", ".join(known))
 
 
-def _odd(name: str, values: list[Any], path: KeyPath, document: Document, expected: str) -> ConfigError:
+def _make_unknown_entry_error(
+    name: str, values: list[Any], path: KeyPath, document: Document, expected: str
+) -> ConfigError:
     """`path`: of the first of them."""
     several = len(values) > 1
     return ConfigError(
         f"`{name}` holds {' and '.join(map(repr, values))}, which mean{'' if several else 's'} nothing here.",
-        where=document.where(path, value=True),
+        where=document.locate(path, value=True),
         expected=expected,
         do=f"take {'them' if several else 'it'} out; the installed defaults are used in any case",
     )

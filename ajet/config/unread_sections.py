@@ -1,8 +1,8 @@
 """Sections of a backbone's own config at the root of a YAML: those that nothing reads, and what says the same here.
 
 Only the roots that a descriptor names are read there (`roots`); its other sections (`sections`) count below the
-backbone's name alone. The counterparts of their keys come from the layers that fill them (`nearest_key`) and the tables
-of its descriptor (`advice`); there is no other list.
+backbone's name alone. The counterparts of their keys come from the layers that fill them (`find_counterpart`) and
+the tables of its descriptor (`advice`); there is no other list.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ajet.config.backbones import Descriptor, shipped
+from ajet.config.backbones import Descriptor, list_shipped_backbones
 from ajet.config.compose import ABSENT, Layer, Layers
-from ajet.config.document import KeyPath, leaves
-from ajet.config.keys import find_first_filled, nearest_of_ours
+from ajet.config.document import KeyPath, list_leaves
+from ajet.config.keys import find_counterpart, find_first_filled
 
 _DATA_SET = "ajet.task_reader.huggingface_dat_repo.dataset_path"
 JUDGE = "ajet.task_judge.judge_protocol"
@@ -47,34 +47,34 @@ class UnreadKey(NamedTuple):
 def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
     """Yield the keys in sections that only count below a backbone's name. A section of such a name that holds no key of
     the backbone's is the workflow's own, unless the YAML has other sections of the backbone."""
-    for owner in shipped().values():
-        has_others = any(layer.value((root,)) is not ABSENT for layer in users for root in owner.roots)
+    for owner in list_shipped_backbones().values():
+        has_others = any(layer.get_value((root,)) is not ABSENT for layer in users for root in owner.roots)
         for root in owner.sections:
             if root in owner.roots:
                 continue
             keys = {path: (layer, value) for layer in users for path, value in _list_keys(layer, root)}
             values = {path: value for path, (_, value) in keys.items()}
-            found = [UnreadKey(path, layer, *_advise(path, values, owner)) for path, (layer, _) in keys.items()]
+            found = [UnreadKey(path, layer, *_advise_on_key(path, values, owner)) for path, (layer, _) in keys.items()]
             if has_others or any(each.advice for each in found):
                 rest = f"not read; {owner.name}'s own counts below `{owner.name}:`"
                 yield from (each if each.advice else each._replace(advice=rest) for each in found)
 
 
-def suggest_first_lines(layers: Layers, lacking: Sequence[str]) -> str:
+def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
     """Return the lines of `ajet:` that make a YAML of a backbone's own sections complete, with values from these
-    sections; "" for a YAML without such sections. `lacking`: the keys that are still missing for a run."""
+    sections; "" for a YAML without such sections. `missing`: the keys that are still missing for a run."""
     document = [layer for layer in layers.stack if layer.document is not None][-1]
     users = layers.stack[layers.stack.index(document) :]
-    for owner in shipped().values():
+    for owner in list_shipped_backbones().values():
         roots = [root for root in dict.fromkeys((*owner.roots, *owner.sections)) if root in document.tree]
         keys = {path: value for root in roots for path, value in _list_keys(document, root)}
         own = {path[1:] if path[0] == owner.name else path: value for path, value in keys.items()}
-        if not any(_advise(path, own, owner)[2] for path in own):
+        if not any(_advise_on_key(path, own, owner)[2] for path in own):
             continue
         tree: dict[str, Any] = {}
-        for key, value in _copy_values(own, owner, lacking, document).items():
+        for key, value in _copy_values(own, owner, missing, document).items():
             *sections, name = key.split(".")
-            if any(layer.value((*sections, name)) is not ABSENT for layer in users):
+            if any(layer.get_value((*sections, name)) is not ABSENT for layer in users):
                 continue
             node = tree
             for section in sections:
@@ -89,11 +89,11 @@ def suggest_first_lines(layers: Layers, lacking: Sequence[str]) -> str:
     return ""
 
 
-def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequence[str], layer: Layer) -> dict[str, Any]:
+def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequence[str], layer: Layer) -> dict[str, Any]:
     """Return values of our keys from a backbone's own, and something to fill in where those that lack have none."""
     values: dict[str, Any] = {"ajet.backbone": owner.name}
     for path, value in own.items():
-        near = nearest_of_ours(path, owner.filled)
+        near = find_counterpart(path, owner.filled)
         is_copied = near is not None and near.key.startswith(_FIRST_LINES)
         if near is not None and is_copied and path == find_first_filled(near.key, owner.filled):
             values[near.key] = value
@@ -104,7 +104,7 @@ def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, lacking: Sequenc
         values["ajet.environment.use"] = _find_servers(tools, layer)
         if (turns := own.get((*_TURNS, "max_assistant_turns"))) is not None:
             values["ajet.rollout.mcp_agent.max_steps"] = turns
-    values |= {key: to_fill_in[key] for key in lacking if key in to_fill_in and key not in values}
+    values |= {key: to_fill_in[key] for key in missing if key in to_fill_in and key not in values}
     if judge := next((found for prefix in _REWARDS if (found := _find_judge(own, prefix))), ""):
         values[JUDGE] = judge
     return values
@@ -144,17 +144,17 @@ def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
 
 def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
     """Yield each key below a root that holds no mapping, and its value; a list is one value."""
-    for path, _ in leaves({root: layer.tree.get(root)}):
-        whole = path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
-        if (value := layer.value(whole)) not in (ABSENT, None):
-            yield whole, value
+    for path, _ in list_leaves({root: layer.tree.get(root)}):
+        key_path = path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
+        if (value := layer.get_value(key_path)) not in (ABSENT, None):
+            yield key_path, value
 
 
-def _advise(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor) -> tuple[str, Any, str]:
+def _advise_on_key(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor) -> tuple[str, Any, str]:
     """Return the key of ours for one of a backbone's, its value, and what to do; "", None, "" for a key that is not
     known. `own`: the values of all of its keys."""
     dotted, value = ".".join(map(str, path)), own[path]
-    if (near := nearest_of_ours(path, owner.filled)) is not None:
+    if (near := find_counterpart(path, owner.filled)) is not None:
         shown = f": {json.dumps(value, default=str)}" if near.same else ""
         return near.key, value, f"not read; set {near.key}{shown}"
     if path[:-1] in _REWARDS and (judge := _find_judge(own, path[:-1])):

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from ajet.config.compose import Layers
-from ajet.config.document import KeyPath, leaves
-from ajet.config.keys import find_key, keys_of, unknown_key
+from ajet.config.document import KeyPath, list_leaves
+from ajet.config.keys import describe_keys, find_key, make_unknown_key_error
 from ajet.config.schema import AjetConfig
-from ajet.config.schema.accepted import changed, without_accepted
-from ajet.config.schema.base import described, type_name
+from ajet.config.schema.accepted import find_changed_keys, remove_accepted
+from ajet.config.schema.base import describe_field, describe_type
 from ajet.config.schema.extended import config_model
 from ajet.schema.errors import ConfigError
 
@@ -29,73 +29,82 @@ _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _NONE = "YAML has no None: [] is an empty list, null is no value"
 
 
-def validated(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
+def validate_tree(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
     """The typed config of a resolved tree (`{"ajet": …, …}`). Raises ConfigError."""
-    problems = [_placeholder(path, value, layers) for path, value in leaves(dict(tree)) if _unfilled(value)]
-    problems += [_not_here(("ajet", *path), value, why, layers) for path, value, why in changed(tree["ajet"])]
+    problems = [
+        _make_placeholder_error(path, value, layers)
+        for path, value in list_leaves(dict(tree))
+        if _is_placeholder(value)
+    ]
+    problems += [
+        _make_changed_key_error(("ajet", *path), value, why, layers)
+        for path, value, why in find_changed_keys(tree["ajet"])
+    ]
     try:
-        config = config_model().model_validate(without_accepted(tree["ajet"]))
+        config = config_model().model_validate(remove_accepted(tree["ajet"]))
     except ValidationError as error:
         known = {problem.where for problem in problems}
-        found = _explained(error, layers)
+        found = _explain_errors(error, layers)
         problems += [problem for problem in found if problem.where not in known]
     if problems:
-        raise together(problems)
+        raise join_errors(problems)
     return config
 
 
-def _unfilled(value: Any) -> bool:
+def _is_placeholder(value: Any) -> bool:
     return isinstance(value, str) and (value == "???" or PLACEHOLDER.search(value) is not None)
 
 
-def _placeholder(path: KeyPath, value: str, layers: Layers) -> ConfigError:
+def _make_placeholder_error(path: KeyPath, value: str, layers: Layers) -> ConfigError:
     field = find_key(path[1:]) if path[0] == "ajet" else None
     return ConfigError(
-        f"{_shown(path)} still reads {value}.",
-        where=layers.where(path, value=True),
-        expected=described(field) if isinstance(field, FieldInfo) else "a value of your own",
+        f"{_join_path(path)} still reads {value}.",
+        where=layers.locate(path, value=True),
+        expected=describe_field(field) if isinstance(field, FieldInfo) else "a value of your own",
         do="put your own value there",
     )
 
 
-def _not_here(path: Sequence[Any], value: Any, sentence: str, layers: Layers) -> ConfigError:
-    return ConfigError(sentence, where=f"{layers.where(tuple(path), value=True)} ({_shown(path)}: {value})")
+def _make_changed_key_error(path: Sequence[Any], value: Any, sentence: str, layers: Layers) -> ConfigError:
+    return ConfigError(sentence, where=f"{layers.locate(tuple(path), value=True)} ({_join_path(path)}: {value})")
 
 
-def _explained(error: ValidationError, layers: Layers) -> list[ConfigError]:
+def _explain_errors(error: ValidationError, layers: Layers) -> list[ConfigError]:
     found: dict[KeyPath, ConfigError] = {}
     for item in error.errors(include_url=False):
         path = tuple(item["loc"])
         if item["type"] == "extra_forbidden":
-            found.setdefault(path, unknown_key(path, where=layers.where(("ajet", *path)), value=item["input"]))
+            found.setdefault(
+                path, make_unknown_key_error(path, where=layers.locate(("ajet", *path)), value=item["input"])
+            )
             continue
         while path and find_key(path) is None:  # pydantic appends the names of union members
             path = path[:-1]
         if path not in found:
-            found[path] = _refused(path, item, layers)
+            found[path] = _explain_error(path, item, layers)
     return list(found.values())
 
 
-def _refused(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
+def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
     field = find_key(path)
-    value = _value_at(item, path)
-    expected = expectation(field) if isinstance(field, FieldInfo) else keys_of(field)
+    value = _get_shown_value(item, path)
+    expected = describe_expected(field) if isinstance(field, FieldInfo) else describe_keys(field)
     if item["type"] == "value_error":
-        said = str(item["ctx"]["error"])
-        expected = said if said.startswith("one of") else expected
+        message = str(item["ctx"]["error"])
+        expected = message if message.startswith("one of") else expected
     for name, bound in item.get("ctx", {}).items():  # of one member of a list or a union, the field has none
         if (words := _BOUNDS.get(name)) and words not in expected:
             expected += f", {words} {bound:g}"
-    near = get_close_matches(str(value), [str(arg) for arg in _literals(field)], 1)
+    near = get_close_matches(str(value), [str(arg) for arg in _list_literals(field)], 1)
     return ConfigError(
         f"ajet.{'.'.join(map(str, path))} is {value!r}.",
-        where=layers.where(("ajet", *path), value=True),
+        where=layers.locate(("ajet", *path), value=True),
         expected=expected,
         do=f"did you mean {near[0]}?" if near else _NONE if value == "None" else "",
     )
 
 
-def _value_at(item: Any, path: KeyPath) -> Any:
+def _get_shown_value(item: Any, path: KeyPath) -> Any:
     """The refused value; `SECRET` values never print."""
     field = find_key(path)
     extra = field.json_schema_extra if isinstance(field, FieldInfo) else None
@@ -104,15 +113,15 @@ def _value_at(item: Any, path: KeyPath) -> Any:
     return item["input"]
 
 
-def expectation(field: FieldInfo) -> str:
+def describe_expected(field: FieldInfo) -> str:
     """The type and bounds of a key, in words."""
-    words = [type_name(field.annotation)]
+    words = [describe_type(field.annotation)]
     for bound in field.metadata:
         words += [f"{text} {getattr(bound, name)}" for name, text in _BOUNDS.items() if hasattr(bound, name)]
     return ", ".join(words)
 
 
-def _literals(field: Any) -> list[Any]:
+def _list_literals(field: Any) -> list[Any]:
     def inside(annotation: Any) -> list[Any]:
         args = get_args(annotation)
         if str(annotation).startswith("typing.Literal"):
@@ -122,11 +131,11 @@ def _literals(field: Any) -> list[Any]:
     return inside(field.annotation) if isinstance(field, FieldInfo) else []
 
 
-def _shown(path: Sequence[Any]) -> str:
+def _join_path(path: Sequence[Any]) -> str:
     return ".".join(str(part) for part in path)
 
 
-def together(problems: list[ConfigError]) -> ConfigError:
+def join_errors(problems: list[ConfigError]) -> ConfigError:
     """One error for all: the first as it is when it is alone, a list otherwise."""
     if len(problems) == 1:
         return problems[0]

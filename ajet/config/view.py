@@ -20,7 +20,7 @@ class View(Mapping[str, Any]):
         object.__setattr__(self, "_tree", dict(tree))
 
     def __getitem__(self, name: str) -> Any:
-        return _wrapped(self._tree[name])
+        return _wrap_value(self._tree[name])
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_tree":
@@ -49,20 +49,20 @@ class View(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """A plain copy."""
-        return {name: _plain(value) for name, value in self._tree.items()}
+        return {name: _copy_plain(value) for name, value in self._tree.items()}
 
 
-def _wrapped(value: Any) -> Any:
+def _wrap_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return value if isinstance(value, View) else View(value)
     if isinstance(value, (list, tuple)):
-        return [_wrapped(item) for item in value]
+        return [_wrap_value(item) for item in value]
     return value
 
 
-def _plain(value: Any) -> Any:
+def _copy_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _copy_plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_copy_plain(item) for item in value]
     return value

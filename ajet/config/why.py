@@ -11,95 +11,95 @@ from typing import Any
 from ajet.config.compose import ABSENT
 from ajet.config.document import KeyPath
 from ajet.config.experiment import Experiment
-from ajet.config.idle import idle_reason
-from ajet.config.keys import find_key, unknown_key
-from ajet.config.resolution import is_literal, is_secret
-from ajet.config.schema.accepted import accepted, moved
-from ajet.config.schema.base import described, walk
+from ajet.config.idle import find_idle_reason
+from ajet.config.keys import find_key, make_unknown_key_error
+from ajet.config.resolution import is_literal_secret, is_secret_path
+from ajet.config.schema.accepted import explain_accepted_key, map_moved_key
+from ajet.config.schema.base import describe_field, walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.schema.secrets import without_secret_shapes
 
 
-def explain(experiment: Experiment, key: str) -> Iterator[str]:
+def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
     """Lines that say, for a key (or each key of a section that anybody set), the value in each layer and the winner.
     Raises ConfigError for a key that does not exist."""
     named = key.removeprefix("ajet.")
-    if (sentence := accepted(named.split("."))) is not None:
+    if (sentence := explain_accepted_key(named.split("."))) is not None:
         yield f"ajet.{named} may be set, and has no effect: {sentence}"
         return
-    path = _path(experiment, key)
-    value = _at(experiment.config.to_dict(), path)
+    path = _parse_key(experiment, key)
+    value = _get_node(experiment.config.to_dict(), path)
     if not isinstance(value, dict):
-        yield from _one(experiment, path, value)
+        yield from _explain_one_key(experiment, path, value)
         return
-    for leaf, inner in _leaves(value, path):
-        layer = experiment.layers.winner(leaf)
-        place = layer.where(leaf) if layer else ""
-        yield f"{_dotted(leaf)} = {_shown(leaf, inner)}    ({place})"
+    for leaf, inner in _walk_leaves(value, path):
+        layer = experiment.layers.find_winner(leaf)
+        place = layer.locate(leaf) if layer else ""
+        yield f"{_join_path(leaf)} = {_format_value(leaf, inner)}    ({place})"
 
 
-def origins(experiment: Experiment) -> dict[str, str]:
+def list_origins(experiment: Experiment) -> dict[str, str]:
     """Key -> where its value was set, of all that is not ajet's default: a file's name and line, a flag or an
     override."""
     tree = experiment.config.to_dict()
     first = experiment.layers.stack[0]
     found = {}
-    for leaf, _ in _leaves(tree, ()):
-        layer = experiment.layers.winner(leaf)
+    for leaf, _ in _walk_leaves(tree, ()):
+        layer = experiment.layers.find_winner(leaf)
         if layer is not None and layer is not first:
-            place = layer.where(leaf)
-            found[_dotted(leaf)] = place.removeprefix(f"{layer.document.path.parent}/") if layer.document else place
+            place = layer.locate(leaf)
+            found[_join_path(leaf)] = place.removeprefix(f"{layer.document.path.parent}/") if layer.document else place
     return found
 
 
-def _path(experiment: Experiment, key: str) -> KeyPath:
+def _parse_key(experiment: Experiment, key: str) -> KeyPath:
     written: KeyPath = tuple(int(part) if part.isdigit() else part for part in key.split("."))
-    path = ("ajet", *moved(written[1:])) if written[0] == "ajet" else moved(written)
+    path = ("ajet", *map_moved_key(written[1:])) if written[0] == "ajet" else map_moved_key(written)
     tree = experiment.config.to_dict()
     own = {*experiment.sections, *experiment.backbone_overrides}
     inside = path[1:] if path[0] == "ajet" else path
     if not inside or find_key(inside) is not None:
         path = ("ajet", *inside)
-    if _at(tree, path) is ABSENT:
-        raise unknown_key(inside, where=f"ajet config why {key}", also=own)
+    if _get_node(tree, path) is ABSENT:
+        raise make_unknown_key_error(inside, where=f"ajet config why {key}", also=own)
     return path
 
 
-def _one(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
-    yield f"{_dotted(path)} = {_shown(path, value)}"
+def _explain_one_key(experiment: Experiment, path: KeyPath, value: Any) -> Iterator[str]:
+    yield f"{_join_path(path)} = {_format_value(path, value)}"
     if path[0] == "ajet":
         field = find_key(path[1:])
         if field is not None and not isinstance(field, type):
-            yield f"  {described(field)}"
-            yield from _without_effect(experiment, path[1:])
-    winner = experiment.layers.winner(path)
+            yield f"  {describe_field(field)}"
+            yield from _explain_no_effect(experiment, path[1:])
+    winner = experiment.layers.find_winner(path)
     titles = [layer.title for layer in experiment.layers.stack]
     width = max(map(len, titles))
     for layer in experiment.layers.stack:
-        said = layer.value(path)
-        if said is ABSENT:
+        value_here = layer.get_value(path)
+        if value_here is ABSENT:
             yield f"    {layer.title:<{width}}  -"
             continue
-        place = f"  {layer.where(path)}" if layer.document else ""
-        yield f"  {'→' if layer is winner else ' '} {layer.title:<{width}}  {_shown(path, said)}{place}"
+        place = f"  {layer.locate(path)}" if layer.document else ""
+        yield f"  {'→' if layer is winner else ' '} {layer.title:<{width}}  {_format_value(path, value_here)}{place}"
 
 
-def _without_effect(experiment: Experiment, inside: KeyPath) -> Iterator[str]:
+def _explain_no_effect(experiment: Experiment, inside: KeyPath) -> Iterator[str]:
     config = experiment.ajet
-    for path, _, notes in walk(config_model()):
-        if path == inside and (idle := idle_reason(notes, config, experiment.backbone)) is not None:
+    for path, _, notes in walk_keys(config_model()):
+        if path == inside and (idle := find_idle_reason(notes, config, experiment.backbone)) is not None:
             yield f"  It has no effect on the backbone {config.backbone}: {idle.why}"
 
 
-def _leaves(tree: dict[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+def _walk_leaves(tree: dict[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     for name, value in tree.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, (*path, name))
+            yield from _walk_leaves(value, (*path, name))
         else:
             yield (*path, name), value
 
 
-def _at(tree: Any, path: KeyPath) -> Any:
+def _get_node(tree: Any, path: KeyPath) -> Any:
     for part in path:
         try:
             tree = tree[part]
@@ -108,14 +108,14 @@ def _at(tree: Any, path: KeyPath) -> Any:
     return tree
 
 
-def _dotted(path: KeyPath) -> str:
+def _join_path(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
-def _shown(path: KeyPath, value: Any) -> str:
+def _format_value(path: KeyPath, value: Any) -> str:
     from ajet.config.document import dump_yaml
 
-    if is_secret(path) and is_literal(value) and "${" not in str(value):
+    if is_secret_path(path) and is_literal_secret(value) and "${" not in str(value):
         return "(hidden)"
     if isinstance(value, str):
         value = without_secret_shapes(value, "(hidden)")

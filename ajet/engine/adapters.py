@@ -22,7 +22,7 @@ from ajet.schema.errors import MissingExtra, UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.config.schema.trainer_common import Lora
+    from ajet.config.schema.trainer_common import LoraConfig
 
 
 FOLDER, TABLE = "adapters", "agents.json"
@@ -65,7 +65,7 @@ class Adapters(Sequence[Adapter]):
         return None
 
     @classmethod
-    def configured(cls, lora: Lora) -> Adapters:
+    def configured(cls, lora: LoraConfig) -> Adapters:
         """The adapters that `trainer_common.lora.adapters` names; empty where it names none."""
         return cls([Adapter(name, tuple(each.agents or [name])) for name, each in lora.adapters.items()])
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet.engine.models import processor_flags
 
 _SPEAK_TO_LIBRARIES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "ONEDNN_", "PYTORCH_", "TORCH_")
@@ -31,7 +31,7 @@ class Agreed:
     time: models are then tried at each start."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or cache_root() / "agreed"
+        self._folder = folder or find_cache_root() / "agreed"
 
     def has(self, key: str) -> bool:
         """Whether the agreement `key` was kept."""

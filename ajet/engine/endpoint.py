@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from loguru import logger
 
-from ajet.config.other_models import key_in, outside
-from ajet.config.services import Service, why_no_model
+from ajet.config.other_models import read_api_key, read_outside_variable
+from ajet.config.services import RequiredService, find_model_problem
 from ajet.engine.asked_server import MOST_VALUES, SILENCE, AskedServer, within_episode
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, EngineFailure
@@ -59,7 +59,7 @@ class EndpointEngine:
     def for_model(cls, name: str) -> EndpointEngine:
         """A debug model by its name, at the server that OPENAI_BASE_URL names (OpenAI's own without it), with the key
         in OPENAI_API_KEY; the same engine for the same name. When neither is set, its calls raise EngineFailure."""
-        base_url, key = outside(URL_VARIABLE), key_in(KEY_VARIABLE)
+        base_url, key = read_outside_variable(URL_VARIABLE), read_api_key(KEY_VARIABLE)
         return _shared(base_url or (OPENAI if key else ""), name, key or None)
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _shared(base_url: str, model: str, key: str | None) -> EndpointEngine:
 def _named(settings: AjetConfig) -> tuple[str, str, str | None]:
     """Address, model and key of `rollout.endpoint`. Raises ConfigError."""
     chosen = settings.rollout.endpoint
-    base_url = chosen.base_url or outside(URL_VARIABLE)
+    base_url = chosen.base_url or read_outside_variable(URL_VARIABLE)
     if not base_url or not chosen.model:
         missing = "base_url" if not base_url else "model"
         raise ConfigError(
@@ -153,18 +153,18 @@ def _named(settings: AjetConfig) -> tuple[str, str, str | None]:
             where=f"rollout.endpoint.{missing}",
             expected="the URL of an OpenAI-compatible server, up to /v1" if not base_url else "a model it serves",
         )
-    return base_url.rstrip("/"), chosen.model, key_in(chosen.api_key_env) or None
+    return base_url.rstrip("/"), chosen.model, read_api_key(chosen.api_key_env) or None
 
 
-def services_of(experiment: Experiment) -> Iterator[Service]:
+def services_of(experiment: Experiment) -> Iterator[RequiredService]:
     """For the list of what a run stands on: the server that answers, where none of ours does."""
     if experiment.ajet.rollout.engine == "endpoint":
         base_url, model, key = _named(experiment.ajet)
-        yield Service(
+        yield RequiredService(
             "model server",
             base_url,
             ENDPOINT_KEY,
-            lambda seconds: why_no_model(base_url, model, key, seconds, named=base_url),
+            lambda seconds: find_model_problem(base_url, model, key, seconds, named=base_url),
             f"an OpenAI-compatible server that has {model}",
             "start it, or mend ajet.rollout.endpoint.base_url and model",
         )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet.record.console import console
 from ajet.record.lock import alone
 from ajet.record.progress import Progress as ShownProgress
@@ -27,14 +27,14 @@ Progress = Callable[[str, int, int], None]
 
 def kept_entry(name: str) -> Path | None:
     """The folder `name` of the cache, if there is one."""
-    target = cache_root() / name
+    target = find_cache_root() / name
     return target if target.is_dir() else None
 
 
 def entry(name: str, make: Callable[[Path], None]) -> Path:
     """The folder `name` of the cache; `make(folder)` fills an empty one if there is none yet. Raises UserError where
     the cache cannot be written to."""
-    target = cache_root() / name
+    target = find_cache_root() / name
     if target.is_dir():
         return target
     with explain_write_errors(

@@ -15,8 +15,8 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ajet.config.locations import cache_root
-from ajet.config.other_models import OPENAI, key_in
+from ajet.config.locations import find_cache_root
+from ajet.config.other_models import OPENAI, read_api_key
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
 from ajet.schema.advice import advise_on_path
 from ajet.schema.commands import command, lists_runs, python
@@ -85,7 +85,7 @@ def how_it_comes(path: str, *, base: Path | None = None) -> str:
         return of_package(path.removeprefix("embedded:"))
     place = _place(path, base)
     if place is not None:
-        return f"the file {place} would be converted, with all its weights, into {cache_root()}"
+        return f"the file {place} would be converted, with all its weights, into {find_cache_root()}"
     from huggingface_hub import constants, get_token
 
     token = "; your token for the hub would be sent there" if get_token() else ""
@@ -248,7 +248,7 @@ def _check_reachable(name: str, where: str, do: str) -> None:
     if constants.HF_HUB_OFFLINE:
         what = f"{local}; HF_HUB_OFFLINE forbids to download it."
         raise HubUnreachableError(what, where=where, expected=_EXPECTED, do=do)
-    token = key_in("HF_TOKEN")
+    token = read_api_key("HF_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
         reply = httpx.get(f"{constants.ENDPOINT}/api/models/{name}", headers=headers, timeout=_HUB_SECONDS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
-from ajet.config.other_models import key_in
+from ajet.config.other_models import read_api_key
 from ajet.engine.asked_server import unanswered, within_episode
 from ajet.engine.contract import Sampling
 from ajet.schema.bounded_json import load_json
@@ -32,7 +32,7 @@ def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
     where it does not answer."""
     settings, rollout = config.rollout.vllm, config.rollout
     assert settings.base_url is not None
-    key = key_in(settings.api_key_env) or None
+    key = read_api_key(settings.api_key_env) or None
     kind = _kind(settings.base_url, key, settings.api_key_env)
     silence, named = within_episode(settings.timeout, TIMEOUT_KEY, rollout.episode_timeout)
     made = kind(

@@ -16,16 +16,16 @@ import httpx
 import numpy as np
 from loguru import logger
 
-from ajet.config.other_models import key_in
+from ajet.config.other_models import read_api_key
 from ajet.config.schema.choices import is_reference
-from ajet.config.services import Service, why_no_model
+from ajet.config.services import RequiredService, find_model_problem
 from ajet.engine.asked_server import MOST_VALUES, RETRYABLE
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, TeacherFailure
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.config.schema.algorithm import Teacher
+    from ajet.config.schema.algorithm import TeacherConfig
     from ajet.schema.call import Floats
     from ajet.schema.timeline import Timeline
 
@@ -41,11 +41,11 @@ class TeacherEndpoint:
     """The one of `algorithm.teacher`. Its requests are awaited on one loop. Raises ConfigError for a key that is no
     key."""
 
-    def __init__(self, settings: Teacher) -> None:
+    def __init__(self, settings: TeacherConfig) -> None:
         assert settings.base_url is not None and settings.model is not None
         self._url, self._model = settings.base_url.rstrip("/"), settings.model
         self._retries, self._timeout = settings.max_retries, settings.timeout
-        self._key = key_in(settings.api_key_env) or None
+        self._key = read_api_key(settings.api_key_env) or None
         self._places = asyncio.Semaphore(settings.max_parallel)
         self._client: httpx.AsyncClient | None = None
 
@@ -168,7 +168,7 @@ def other_tokenizer(why: str) -> ConfigError:
     )
 
 
-def services_of(experiment: Experiment) -> Iterator[Service]:
+def services_of(experiment: Experiment) -> Iterator[RequiredService]:
     """For the list of what a run stands on: the teacher's server."""
     if "trains" not in experiment.backbone.can:
         return
@@ -178,12 +178,12 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
     teacher = algorithm.teacher
     if teacher.base_url is None or teacher.model is None:
         return
-    base_url, model, key = teacher.base_url.rstrip("/"), teacher.model, key_in(teacher.api_key_env) or None
-    yield Service(
+    base_url, model, key = teacher.base_url.rstrip("/"), teacher.model, read_api_key(teacher.api_key_env) or None
+    yield RequiredService(
         "teacher",
         base_url,
         f"{KEY}.base_url",
-        lambda seconds: why_no_model(base_url, model, key, seconds, named="the teacher's server"),
+        lambda seconds: find_model_problem(base_url, model, key, seconds, named="the teacher's server"),
         f"an OpenAI-compatible server that has {model} and answers prompt_logprobs",
         f"start it, or mend {KEY}.base_url and model",
     )

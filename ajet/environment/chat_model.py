@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from ajet.config.locations import default_config
-from ajet.config.other_models import OPENAI, key_in, outside
-from ajet.config.services import why_no_model
+from ajet.config.locations import find_default_config
+from ajet.config.other_models import OPENAI, read_api_key, read_outside_variable
+from ajet.config.services import find_model_problem
 from ajet.environment.files import expand_variables, find_named_file, first_message, invalid_section_error, read_yaml
 from ajet.environment.loop import close_at_exit, process_local
 from ajet.record.seldom import RateLimiter
@@ -31,7 +31,7 @@ from ajet.schema.errors import AjetError, ConfigError
 if TYPE_CHECKING:
     import aiohttp
 
-    from ajet.config.schema.model import JudgeModel
+    from ajet.config.schema.model import JudgeModelConfig
 
 
 ANSWER_BYTES = 4 << 20
@@ -83,13 +83,13 @@ def model_at(url: str, name: str, key: str, *, where: str) -> ChatModel:
         raise ConfigError(f"{url} is no address: {first_message(error)}.", where=where) from None
 
 
-def list_configured(models: Sequence[JudgeModel], key: str) -> list[ChatModel]:
+def list_configured(models: Sequence[JudgeModelConfig], key: str) -> list[ChatModel]:
     """The models a YAML lists under `key`, in order, with their secrets from the environment. Raises ConfigError."""
     return [
         model_at(
-            each.base_url or outside("OPENAI_BASE_URL") or OPENAI,
+            each.base_url or read_outside_variable("OPENAI_BASE_URL") or OPENAI,
             each.model,
-            key_in(each.api_key_env),
+            read_api_key(each.api_key_env),
             where=f"{key}[{place}].base_url",
         )
         for place, each in enumerate(models)
@@ -208,7 +208,7 @@ def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str)
     wrong: list[str] = []
     for model in models:
         key, server = model.api_key.get_secret_value(), f"{named}: {model.place}"
-        why = why_no_model(model.base_url, model.model, key, seconds / len(models), named=server)
+        why = find_model_problem(model.base_url, model.model, key, seconds / len(models), named=server)
         if not why:
             for each in wrong:
                 logger.warning("{}: {}; the next one is asked in its place", named, each)
@@ -287,7 +287,7 @@ def _read_token_count(used: Any, name: str) -> int:
 
 
 KEY = "ajet.environment.agent_config"
-EXAMPLE = default_config() / "agent_config_example.yml"
+EXAMPLE = find_default_config() / "agent_config_example.yml"
 S = TypeVar("S", bound=BaseModel)
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from ajet.config.record_file import (
     RecordFileError,
+    measure_record_file,
     open_record_file,
     refuse_special_files,
-    size_of_record_file,
     split_record_path,
 )
 from ajet.record.bounded_json import LONGEST_LINE, read_json
@@ -186,7 +186,7 @@ def _describe_size_mismatch(folder: Path, name: str, size: int) -> str:
     if place.is_absolute() or ".." in place.parts:
         return f"{STATE} names {name!r}, which is not in it"
     try:
-        found = size_of_record_file(folder / place)
+        found = measure_record_file(folder / place)
     except RecordFileError as error:
         return f"{name}: {error.strerror}"
     except OSError:

@@ -246,10 +246,10 @@ def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
 
 def checkpoints_of(folder: Path) -> Checkpoints:
     """The checkpoints of the run in `folder`, also where `trainer_common.checkpoint_base_dir` put them."""
-    from ajet.config import recorded_tree
+    from ajet.config import read_recorded_tree
 
     file = folder / "resolved.yaml"
-    value: Any = recorded_tree(file) if os.path.lexists(file) else {}
+    value: Any = read_recorded_tree(file) if os.path.lexists(file) else {}
     for name in ("ajet", "trainer_common", "checkpoint_base_dir"):
         value = value.get(name) if isinstance(value, dict) else None
     configured = checkpoints_folder(folder, value if isinstance(value, str) else None)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.code_digests import CodeDigests, changed_files
+from ajet.config.code_digests import CodeDigests, list_changed_files
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
 from ajet.schema.commands import ANEW, short_path
@@ -39,7 +39,7 @@ class RunIdentity:
     """With the step it names a policy version."""
     backbone: str
     training: dict[str, Any]
-    """`Experiment.training_relevant()`: flat, key -> plain value, without secrets."""
+    """`Experiment.list_training_settings()`: flat, key -> plain value, without secrets."""
     given: list[str] = field(default_factory=list)
     """The keys of it that the person set; the others had the defaults of the version that began the run."""
     base: str | None = None
@@ -104,7 +104,7 @@ class RunIdentity:
 
     def changed_code(self, now: CodeDigests) -> dict[str, list[str]]:
         """The files that the last start had with other contents, each with the keys that name it."""
-        return changed_files(self.code, now)
+        return list_changed_files(self.code, now)
 
     def is_of_other_yaml(self, now: str | None, folder: Path) -> bool:
         """True if a YAML in another folder than `now` began it, and not because all was copied or moved together."""

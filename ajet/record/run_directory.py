@@ -29,7 +29,7 @@ from loguru import logger
 
 from ajet.config.record_file import open_record_file
 from ajet.config.resolution import HIDDEN, is_secret_name
-from ajet.config.why import origins
+from ajet.config.why import list_origins
 from ajet.record import write_errors
 from ajet.record.chain_starts import resume_facts, start_facts
 from ajet.record.checkpoint import Checkpoint
@@ -254,8 +254,8 @@ class RunDirectory:
     def _write_description(self, experiment: Experiment, redact: Redactor) -> None:
         """The files that say what this run is."""
         write_atomically(self.path / "given.yaml", redact(experiment.yaml_text))
-        write_atomically(self.path / CONFIG, experiment.resolved_yaml(redact.interpolated))
-        write_atomically(self.path / ORIGINS, json.dumps(redact.tree(origins(experiment)), indent=1) + "\n")
+        write_atomically(self.path / CONFIG, experiment.dump_resolved(redact.interpolated))
+        write_atomically(self.path / ORIGINS, json.dumps(redact.tree(list_origins(experiment)), indent=1) + "\n")
         started = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         with open_record_file(self.path / "command", "ab") as file:
             file.write(redact(f"# {started} in {os.getcwd()}\n{_format_command(sys.argv)}\n").encode())

@@ -129,8 +129,8 @@ class RunPlace:
     def prepare_run(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
         """Continue the folder's run, or set it aside and begin one, as `resume` says. Answers the experiment, with the
         defaults that the run began with."""
-        backbone, given = experiment.ajet.backbone, experiment.given()
-        training = _without_secrets(experiment.training_relevant(), redact)
+        backbone, given = experiment.ajet.backbone, experiment.list_set_keys()
+        training = _without_secrets(experiment.list_training_settings(), redact)
         self._restore_archived_run()
         for name in START_FILES:  # of who was killed as it wrote one of them; only who has the lock does
             for left in self.folder.glob(f".{name}.*.aside"):
@@ -251,7 +251,7 @@ class RunPlace:
         for key, value in old_defaults.items():
             self.notes.append(f"{key} stays {json.dumps(value)}, the default when this run began; nobody set it")
         try:
-            return experiment.with_defaults(old_defaults)
+            return experiment.replace_defaults(old_defaults)
         except ValueError as error:
             raise UserError(
                 f"The run in {self.folder} began with a default that this version of ajet does not take: {error}",

@@ -21,7 +21,7 @@ from ajet.rollout.runtime import wait_first
 from ajet.schema.episode import Failure
 
 if TYPE_CHECKING:
-    from ajet.config.schema.rollout import BreakerSettings
+    from ajet.config.schema.rollout import BreakerConfig
 
 OUTSIDE_BOUNDARIES = frozenset({"engine", "tool", "environment", "sandbox", "judge"})
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -36,7 +36,7 @@ def is_lost(failure: Failure | None) -> bool:
 class Breaker:
     """Pauses new attempts of one rollout or server during an outage."""
 
-    def __init__(self, settings: BreakerSettings, *, on: bool = True) -> None:
+    def __init__(self, settings: BreakerConfig, *, on: bool = True) -> None:
         self._share, self._window, self._patience = settings.share, settings.window, settings.patience
         if not on:
             self._share = None

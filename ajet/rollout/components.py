@@ -55,7 +55,7 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
         reference
         if isinstance(reference, type)
         else resolve_reference(
-            reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow", made=as_workflow
+            reference, base=experiment.base, expect=Workflow, what="ajet.rollout.user_workflow", convert=as_workflow
         )
     )
     found.check(experiment.config)
@@ -88,7 +88,7 @@ def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
 def split_repeats(settings: AjetConfig, split: Split) -> int:
     """Return how often a split's tasks are played, or the number of recorded replies to each."""
     if settings.sft.objective is not None and split == "train":
-        return settings.sft.replies
+        return settings.sft.replies_per_prompt
     return settings.validation_repeats if split == "validation" else settings.rollout.num_repeat
 
 

@@ -108,8 +108,8 @@ def is_shared(store: Store) -> TypeGuard[SharedStore]:
 
 def store_class(experiment: Experiment) -> type[Any]:
     """What `store.type` names, where it is no shared one; made as `RunStore` is. Raises UnresolvedReference."""
-    from ajet.config.references import class_of
+    from ajet.config.references import resolve_class
 
     does = ("lease", "put", "close", "use", "commit", "forget")
     chosen, like = experiment.ajet.store.type, "ajet.store.Store"
-    return class_of(chosen, "store", base=experiment.base, what="ajet.store.type", does=does, like=like)
+    return resolve_class(chosen, "store", base=experiment.base, what="ajet.store.type", methods=does, like=like)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from ajet.config.scope import spelled
+from ajet.config.scope import strip_scope
 from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, RewardFailure
@@ -72,7 +72,7 @@ class Judge:
             return "none: the workflow sets the reward"
         if self.said:
             return self.said
-        return f"{spelled(type(self._judging).__module__)}.{type(self._judging).__qualname__}"
+        return f"{strip_scope(type(self._judging).__module__)}.{type(self._judging).__qualname__}"
 
     @property
     def said(self) -> str:

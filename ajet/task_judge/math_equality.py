@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import IO
 
-from ajet.config.programs import program
+from ajet.config.programs import build_command
 from ajet.schema.errors import JudgeFailure, MissingExtra
 from ajet.task_judge.math_rules import AnswerComparer
 from ajet.task_judge.math_text import normalize_math
@@ -74,7 +74,7 @@ class _MathWorker:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            program("ajet.task_judge.math_worker"),
+            build_command("ajet.task_judge.math_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ajet.config.other_models import other_server
+from ajet.config.other_models import find_other_server
 from ajet.schema.errors import JudgeFailure
 
 RETRIES = 3
@@ -30,7 +30,7 @@ def make_model_caller(model: str, longest: int) -> Ask:
     ) -> dict[str, str]:
         from openai import APITimeoutError, OpenAI, OpenAIError
 
-        server = other_server()
+        server = find_other_server()
         history: Any = list(messages)
         settings = {"temperature": 0.0, "max_completion_tokens": longest, **(sampling_params_override or {})}
         problem: Exception | None = None

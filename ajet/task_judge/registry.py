@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.functions import place_of, require_callable_with
-from ajet.config.plugin import Part, load_code
+from ajet.config.functions import locate_function, require_callable_with
+from ajet.config.plugin import PluginPart, load_code
 from ajet.config.plugins import find_all_parts, find_part, list_references
 from ajet.config.references import parse_reference
 from ajet.schema.errors import ConfigError, UserError
@@ -45,7 +45,7 @@ def prepare_judge(experiment: Experiment, run: RunDirectory | None = None) -> No
         load_code(prepare)(experiment, run)
 
 
-def _find_judge(experiment: Experiment) -> Part:
+def _find_judge(experiment: Experiment) -> PluginPart:
     judge_type = experiment.ajet.task_judge.judge_type
     part = find_part("judge", judge_type)
     if part is None:
@@ -77,7 +77,7 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
     if is_trl_reward(kind):
         kind = adapt_trl_reward(kind, reference, what=key)
     elif is_scorer_function(kind):
-        judge = experiment.ajet.task_judge.deciding(scorer=reference)
+        judge = experiment.ajet.task_judge.replace_judges(scorer=reference)
         settings = experiment.ajet.model_copy(update={"task_judge": judge})
         return ScorerJudge(replace(experiment, ajet=settings), named_by=f"ajet.{key}")
     if is_function(kind):
@@ -130,6 +130,6 @@ def make_judge_class(function: Callable[..., Any], reference: str, *, what: str)
     method = compute_reward if inspect.iscoroutinefunction(function) else compute_plain
     UserFunctionJudge.compute_reward = method  # type: ignore[attr-defined]
     UserFunctionJudge.__name__ = UserFunctionJudge.__qualname__ = parse_reference(reference, what=what).name
-    UserFunctionJudge.written_at = Path(place_of(function)).name  # type: ignore[attr-defined]
+    UserFunctionJudge.written_at = Path(locate_function(function)).name  # type: ignore[attr-defined]
     UserFunctionJudge.__module__ = getattr(function, "__module__", None) or __name__
     return UserFunctionJudge

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
-from ajet.config.functions import is_function, place_of
+from ajet.config.functions import is_function, locate_function
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge.scorers.call import ScorerCall
@@ -40,7 +40,7 @@ def adapt_trl_reward(
     if missing:
         raise ConfigError(
             f"{what}: {reference} is a reward function of TRL's, and asks for {', '.join(missing)}.",
-            where=place_of(function) or what,
+            where=locate_function(function) or what,
             expected=f"a function of {SIGNATURE}; or of (task, output)",
             do="leave them out, or give them a default",
         )
@@ -62,7 +62,7 @@ def refuse_other_signature(function: Callable[..., Any], reference: str, *, what
     if names:
         raise ConfigError(
             f"{what}: {reference} asks for {' and '.join(names)}, and is called with (task, output).",
-            where=place_of(function) or what,
+            where=locate_function(function) or what,
             expected=f'a function of (task, output), where output.metadata["final_answer"] is the reply; or as TRL has '
             f"it, of {SIGNATURE}",
             do=f"write `def {getattr(function, '__name__', 'reward')}(task, output):`",

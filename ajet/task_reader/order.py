@@ -20,7 +20,7 @@ from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.config.schema.data import Curriculum as Settings
+    from ajet.config.schema.data import CurriculumConfig as Settings
     from ajet.schema.episode import Episode, Group
 
 
@@ -131,7 +131,7 @@ class CurriculumSampler:
 
     def __len__(self) -> int:
         """Tasks in one epoch."""
-        return self._settings.tasks_an_epoch(len(self._ids))
+        return self._settings.count_epoch_tasks(len(self._ids))
 
     def epoch(self, number: int) -> list[str]:
         """The epoch's tasks, in the order in which they are played."""

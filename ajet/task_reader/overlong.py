@@ -16,10 +16,10 @@ from ajet.schema.messages import text_of
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
-    from ajet.config.schema.data import Data
+    from ajet.config.schema.data import DataConfig
 
 
-def drop_overlong(tasks: Sequence[Task], data: Data, tokenizer: Any) -> Sequence[Task]:
+def drop_overlong(tasks: Sequence[Task], data: DataConfig, tokenizer: Any) -> Sequence[Task]:
     """The tasks that fit. Raises TaskError when `data.on_overlong` is error and one does not, or none is left."""
     limit: int = data.max_prompt_length
     fitting = [task for task in tasks if _fits_prompt(task, tokenizer, limit)]

@@ -21,7 +21,7 @@ from ajet.rollout.checks import wrong_toolcall
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
 
 if TYPE_CHECKING:
-    from ajet.config.schema.data import ContextTracker
+    from ajet.config.schema.data import ContextTrackerConfig
 
 
 def check_tokens(episodes: Iterable[Episode], outcomes: Mapping[str, Outcome], trained: Mapping[str, int]) -> None:
@@ -220,7 +220,7 @@ def correlate(pairs: Sequence[tuple[float, float]]) -> float | None:
         return None
 
 
-def log_formats(episodes: Iterable[Episode], settings: ContextTracker) -> None:
+def log_formats(episodes: Iterable[Episode], settings: ContextTrackerConfig) -> None:
     """Warn of each cut (`detect_timeline_snap`) and each tool call of a wrong form (`log_tool_format_check`)."""
     for episode in episodes:
         name = f"task {episode.task.task_id}, attempt {episode.repeat}"

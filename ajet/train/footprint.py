@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loguru import logger
 
-from ajet.config.backbones import described
+from ajet.config.backbones import find_backbone
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_part
 from ajet.record.checkpoints import checkpoints_folder
@@ -136,7 +136,7 @@ def estimate_activations(size: ModelSize, settings: AjetConfig, tokens: int, *, 
 
 def estimate_checkpoint(size: ModelSize, settings: AjetConfig, *, wide: bool) -> int:
     """Return the bytes of one checkpoint, on any backbone."""
-    if described(settings.backbone).opens is not None:
+    if find_backbone(settings.backbone).opens is not None:
         return estimate_footprint(size, settings, wide=wide).checkpoint
     merged = 4 if settings.trainer_common.mode == "async" else 0  # for samplers the weights as a model folder, too
     return (4 + MOMENTS + merged) * size.parameters
@@ -211,7 +211,7 @@ def estimate_needs(experiment: Experiment, *, train: int, validates: bool) -> Ru
         return None
     device = settings.trainer_common.device
     wide = settings.model.dtype == "float32" or (settings.model.dtype == "auto" and float32_is_usual(device))
-    steps = settings.total_steps(train) if train else settings.trainer_common.total_training_steps
+    steps = settings.count_steps(train) if train else settings.trainer_common.total_training_steps
     is_local = experiment.backbone.opens is not None
     return RunNeeds(
         estimate_checkpoint(size, settings, wide=wide),

@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ajet.config.backbones import described
-from ajet.config.idle import last_with, users_layers
+from ajet.config.backbones import find_backbone
+from ajet.config.idle import find_last_layer, list_user_layers
 from ajet.record.console import counted, format_bytes
 from ajet.task_reader.contract import find_path
 from ajet.train.footprint import REPLY, describe_memory, estimate_needs, find_disks
@@ -66,7 +66,7 @@ def format_remarks(remarks: Iterable[PlanRemark], experiment: Experiment) -> str
     """Return the remarks with the places of their keys; "" for none."""
     rows = []
     for key, what, do in remarks:
-        where = experiment.layers.where(("ajet", *key.split(".")))
+        where = experiment.layers.locate(("ajet", *key.split(".")))
         place = where if where.startswith(f"ajet.{key}") else f"ajet.{key} ({where})"
         rows.append(f"\n  {place}: {what}. Expected: {do}.")
     return "".join(["Allowed, but probably not meant:", *rows]) if rows else ""
@@ -74,7 +74,7 @@ def format_remarks(remarks: Iterable[PlanRemark], experiment: Experiment) -> str
 
 def review_settings(settings: AjetConfig, algorithm: Algorithm | None = None) -> Iterator[PlanRemark]:
     """Yield remarks on what the YAML alone says, if something is trained."""
-    rollout, trainer, backbone = settings.rollout, settings.trainer_common, described(settings.backbone)
+    rollout, trainer, backbone = settings.rollout, settings.trainer_common, find_backbone(settings.backbone)
     if "trains" not in backbone.can:
         return
     if algorithm is not None and "group" in algorithm.needs and rollout.num_repeat == 1:
@@ -127,9 +127,9 @@ def review_tasks(
             f"{experiment.ajet.rollout.num_repeat} attempts a time",
             f"at most {train}",
         )
-    users, idle = users_layers(experiment.layers), experiment.backbone.idle
+    users, idle = list_user_layers(experiment.layers), experiment.backbone.idle
     for name in () if validates else ("val_before_train", "test_freq"):
-        is_set = last_with(("ajet", "trainer_common", name), users) is not None and getattr(trainer, name) > 0
+        is_set = find_last_layer(("ajet", "trainer_common", name), users) is not None and getattr(trainer, name) > 0
         if is_set and f"trainer_common.{name}" not in idle:
             yield PlanRemark(
                 f"trainer_common.{name}",

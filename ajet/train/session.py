@@ -31,7 +31,7 @@ from ajet.train.step import StepGroups, StepUpdate, TrainedStep
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
     from ajet.config import Experiment
-    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.config.schema.trainer_common import TrainerConfig
     from ajet.record import RunDirectory
     from ajet.schema.batch import Sample, TrainingBatch
     from ajet.schema.call import Floats
@@ -96,7 +96,7 @@ class TrainingSession:
         run.take_up()
 
     @property
-    def trainer(self) -> TrainerCommon:
+    def trainer(self) -> TrainerConfig:
         return self.experiment.ajet.trainer_common
 
     @property
@@ -113,7 +113,7 @@ class TrainingSession:
     @property
     def total_steps(self) -> int:
         """`total_training_steps`, or `total_epochs` over the tasks."""
-        return self.experiment.ajet.total_steps(len(self.tasks) if self.tasks is not None else 0)
+        return self.experiment.ajet.count_steps(len(self.tasks) if self.tasks is not None else 0)
 
     def is_validation_due(self, last: int | None, *, always_last: bool = False) -> bool:
         """Return whether a validation is due after the present step and has not run.
@@ -156,7 +156,7 @@ class TrainingSession:
         """
         backbone, version = self.backbone, self.backbone.version
         metrics, fresh_gap = dict(batch.metrics), None
-        if self.experiment.ajet.rollout.truncates or not batch.samples:
+        if self.experiment.ajet.rollout.truncates_sampling or not batch.samples:
             metrics |= self.sink.observers.recomputed(episodes_of(taken.groups), self.step + 1, backbone)
         self.is_step_partial = True
         if batch.samples:

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from loguru import logger
 
-from ajet.config.references import class_of
+from ajet.config.references import resolve_class
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, SandboxFailure, ToolFailure, UserError
 from ajet.schema.sandbox import Sandbox, SandboxMaker
 from ajet.schema.tool_use import ToolUse, digest_of
@@ -180,12 +180,12 @@ OPENING = "sandbox.open"
 def find_sandbox_maker(config: Any) -> SandboxMaker:
     """Return what opens sandboxes of the kind that `environment.sandbox` names. Raises UserError."""
     base = Path(config.ajet.base_dir or ".")
-    kind = class_of(
+    kind = resolve_class(
         config.ajet.environment.sandbox,
         "sandbox",
         base=base,
         what="ajet.environment.sandbox",
-        does=("of", "open"),
+        methods=("of", "open"),
         like="ajet.schema.sandbox.SandboxMaker",
     )
     maker: SandboxMaker = kind.of(config.ajet.environment, base)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ajet.config.scope import spelled
+from ajet.config.scope import strip_scope
 
 _PACKAGE = Path(__file__).resolve().parent
 _INSTALLED = ("site-packages", "dist-packages")
@@ -58,7 +58,7 @@ class _Lacking:
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if path is None:
             return PathFinder.find_spec(name, [str(folder())]) if name in _NAMES else None
-        parent, _, _ = spelled(name).rpartition(".")
+        parent, _, _ = strip_scope(name).rpartition(".")
         if parent.partition(".")[0] not in _NAMES:
             return None
         return PathFinder.find_spec(name, [str(folder().joinpath(*parent.split(".")))], target)

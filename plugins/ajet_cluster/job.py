@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ajet.config.plugin import Kind
 from ajet.config.plugins import find_part
-from ajet.config.resolution import is_literal, is_secret
+from ajet.config.resolution import is_literal_secret, is_secret_path
 from ajet.schema.errors import ConfigError
 from ajet.schema.secrets import has_secret_shape
 from ajet.schema.text_files import read_text
@@ -95,7 +95,7 @@ def _name(name: str) -> str:
 def _refuse_secrets(overrides: Sequence[str]) -> None:
     for each in overrides:
         key, _, value = each.partition("=")
-        named = is_secret(tuple(key.lstrip("+~").split("."))) and is_literal(value)
+        named = is_secret_path(tuple(key.lstrip("+~").split("."))) and is_literal_secret(value)
         if "${" not in value and (named or has_secret_shape(value)):
             raise ConfigError(
                 f"{key} is a secret, and the command would be written into the file.",
@@ -114,13 +114,13 @@ def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
     """The variables of .env files, those that the config asks for by name, and the keys of trackers and of the hub."""
     import dotenv
 
-    from ajet.config.document import leaves
+    from ajet.config.document import list_leaves
 
     names: set[str] = set()
     for place in {folder, experiment.yaml_path.parent}:
         if (file := place / ".env").is_file():
             names.update(dotenv.dotenv_values(stream=StringIO(read_text(file)), interpolate=False))
-    for _, value in leaves(experiment.raw):
+    for _, value in list_leaves(experiment.raw):
         if isinstance(value, str):
             names.update(re.findall(r"oc\.env:\s*(\w+)", value))
     logger = experiment.ajet.trainer_common.logger
@@ -129,7 +129,7 @@ def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
     agent = experiment.ajet.rollout.user_workflow
     if isinstance(agent, str):
         names.update(_list_variables("workflow", agent))
-    path = experiment.settled()["model"]["path"]
+    path = experiment.settle_values()["model"]["path"]
     if not path.startswith("embedded:") and not Path(path).is_absolute():
         names.add("HF_TOKEN")
     return tuple(sorted(names))

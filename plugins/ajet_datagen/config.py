@@ -8,8 +8,8 @@ from pydantic import SecretStr
 
 from ajet.config.schema.base import EVERYWHERE, Section, key, section
 from ajet.config.schema.extended import PluginKeys
-from ajet.config.schema.model import JudgeModel
-from ajet.config.schema.tasks import NOT_HELD_OUT, EnvService, HuggingfaceDatRepo, JsonlDatasetFile
+from ajet.config.schema.model import JudgeModelConfig
+from ajet.config.schema.tasks import NOT_HELD_OUT, EnvServiceReaderConfig, HuggingFaceReaderConfig, JsonlReaderConfig
 
 UNUSED_LANGUAGES = {EVERYWHERE: "the text is taken as it stands, whatever its language"}
 UNUSED_CACHE = {EVERYWHERE: "documents are read anew each time, which takes seconds; what was generated is kept"}
@@ -32,9 +32,11 @@ class QueryReader(Section):
     """Example tasks that generated ones are modelled on."""
 
     type: str = key("jsonl_dataset_file", "Reader of the example tasks.", part="reader")
-    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "As `task_reader.jsonl_dataset_file`.")
-    huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "As `task_reader.huggingface_dat_repo`.")
-    env_service: EnvService = section(EnvService, "As `task_reader.env_service`.")
+    jsonl_dataset_file: JsonlReaderConfig = section(JsonlReaderConfig, "As `task_reader.jsonl_dataset_file`.")
+    huggingface_dat_repo: HuggingFaceReaderConfig = section(
+        HuggingFaceReaderConfig, "As `task_reader.huggingface_dat_repo`."
+    )
+    env_service: EnvServiceReaderConfig = section(EnvServiceReaderConfig, "As `task_reader.env_service`.")
 
 
 class SamplingParams(Section):
@@ -88,7 +90,9 @@ class DataGeneration(Section):
     document_reader: DocumentReader = section(DocumentReader, "Documents that tasks are generated from.")
     query_reader: QueryReader = section(QueryReader, "Example tasks that generated ones are modelled on.")
     task_num: int = key(10, "Tasks to generate, of each split.", ge=1)
-    models: list[JudgeModel] = key([], "Models that write them, in order: the next is asked where one does not answer.")
+    models: list[JudgeModelConfig] = key(
+        [], "Models that write them, in order: the next is asked where one does not answer."
+    )
     llm_model: str = key(
         "qwen-long",
         "The model where `models` names none, at the server that DASHSCOPE_API_KEY or OPENAI_BASE_URL names.",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, ConfigKeys, Part, Plugin
+from ajet.config.plugin import Command, ConfigKeys, Plugin, PluginPart
 
 PLUGIN = Plugin(
     name="ajet_datagen",
     about="tasks that a model writes of documents and examples, and tasks of a deployed agent's traces",
     readers={
-        "data_generation": Part(
+        "data_generation": PluginPart(
             "ajet_datagen.generation:GenerationReader", first_key=("document_reader.document_path", "the documents")
         ),
-        "tracing": Part("ajet_datagen.tracing:TracingReader", first_key=("sources", "the traces")),
+        "tracing": PluginPart("ajet_datagen.tracing:TracingReader", first_key=("sources", "the traces")),
     },
     embedders={"all-minilm-l6-v2": "ajet_datagen.embeddings:MiniLm"},
     commands={

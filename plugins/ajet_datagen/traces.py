@@ -25,13 +25,13 @@ def traces(
     """Make tasks, rows to learn and pairs of what a deployed agent said."""
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
-    from ajet.config.experiment import defaults_only
+    from ajet.config.experiment import load_defaults
     from ajet_datagen.config import ReaderKeys
     from ajet_datagen.tracing import TracingReader
 
     show_logs()
     settings = ["ajet.task_reader.type=tracing", *(overrides or ())]
-    experiment = load_experiment(conf, overrides=settings) if conf else defaults_only(overrides=settings, name="traces")
+    experiment = load_experiment(conf, overrides=settings) if conf else load_defaults(overrides=settings, name="traces")
     if source:
         ReaderKeys.of(experiment.ajet).tracing.sources = [str(Path(each).absolute()) for each in source]
     counts = TracingReader(experiment).write(out)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet.record.lock import alone
 from ajet.schema.errors import UserError
 
@@ -51,7 +51,7 @@ def python_with(requirements: Path, *, say: Callable[[str], None] = logger.info)
             where=str(requirements),
             expected="a file that lists packages, as pip reads it",
         ) from None
-    folder = cache_root() / "python"
+    folder = find_cache_root() / "python"
     target = folder / digest(text)
     if not (target / READY).exists():
         with alone_in(folder, say):

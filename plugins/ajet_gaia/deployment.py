@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet_environments.deployment.description import EnvironmentFamily, Part
 from ajet_gaia.command import PROGRAM, Place, start
 from ajet_gaia.environments import prepare
@@ -129,7 +129,7 @@ def prepare_packages(names: Sequence[str], say: Callable[[str], None]) -> list[s
 
 def packages_folder() -> Path:
     """The folder of the servers' packages."""
-    return cache_root() / "tools"
+    return find_cache_root() / "tools"
 
 
 FAMILY = EnvironmentFamily(Gaia, list_parts, prepare_packages, ENV_TEMPLATE)

@@ -8,8 +8,8 @@ from pydantic import SecretStr
 
 from ajet.config.schema.base import Section, key, section
 from ajet.config.schema.extended import PluginKeys
-from ajet.config.schema.model import JudgeModel
-from ajet.config.schema.tasks import JsonlDatasetFile
+from ajet.config.schema.model import JudgeModelConfig
+from ajet.config.schema.tasks import JsonlReaderConfig
 
 
 class ModelJudge(Section):
@@ -75,8 +75,8 @@ class RubricsAutoGrader(Section):
         "jsonl_dataset_file", "Reader of the examples: this section's files, or another of `task_reader.type`, whose "
         "training tasks they are.", part="reader",
     )  # fmt: skip
-    jsonl_dataset_file: JsonlDatasetFile = section(
-        JsonlDatasetFile, "As `task_reader.jsonl_dataset_file`; agreement is measured on the validation file, if any."
+    jsonl_dataset_file: JsonlReaderConfig = section(
+        JsonlReaderConfig, "As `task_reader.jsonl_dataset_file`; agreement is measured on the validation file, if any."
     )
     min_score: float = key(0.0, "Lowest grade: a reward of 0.")
     max_score: float = key(1.0, "Highest grade: a reward of 1.")
@@ -100,7 +100,7 @@ class RubricsAutoGrader(Section):
 class JudgeKeys(PluginKeys):
     """Keys of `task_judge`."""
 
-    judges: list[JudgeModel] = key(
+    judges: list[JudgeModelConfig] = key(
         [],
         "Models that judge, `[{model, base_url, api_key_env, price_in, price_out}, …]`: the first is asked, the next "
         "where it does not answer. Where nothing else gives a reward, they rank the attempts at each task.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Command, ConfigKeys, Part, Plugin
+from ajet.config.plugin import Command, ConfigKeys, Plugin, PluginPart
 
 PLUGIN = Plugin(
     name="ajet_judges",
@@ -13,7 +13,7 @@ PLUGIN = Plugin(
         "rubric": "ajet_judges.rubrics.scorer:RubricScorer",
     },
     judges={
-        "rubrics_auto_grader": Part(
+        "rubrics_auto_grader": PluginPart(
             "ajet_judges.opening:open_rubrics", prepare="ajet_judges.judging.rubrics:require_rubrics"
         )
     },

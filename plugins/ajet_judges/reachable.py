@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ajet.config.services import Service
+from ajet.config.services import RequiredService
 from ajet_judges.config import JudgeKeys
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-def services_of(experiment: Experiment) -> Iterator[Service]:
+def services_of(experiment: Experiment) -> Iterator[RequiredService]:
     """The models of `task_judge.judges`, as one; without them the one of `rubrics_auto_grader`, where that judges."""
     judges = JudgeKeys.of(experiment.ajet).judges
     if not judges and experiment.ajet.task_judge.judge_type != "rubrics_auto_grader":
@@ -30,7 +30,7 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
         from ajet_judges.rubrics.settings import named_model
 
         models, key = [named_model(experiment)], KEY
-    yield Service(
+    yield RequiredService(
         "judge",
         " or ".join(dict.fromkeys(each.place for each in models)),
         key,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ajet.config.services import Service
+from ajet.config.services import RequiredService
 from ajet.environment.replay import replays_alone
 from ajet.environment.services.chosen import is_service_url, is_world
 from ajet.schema.commands import command
@@ -27,7 +27,7 @@ AGENT = "mcp_agent"
 """The workflow that has a browse agent."""
 
 
-def services_of(experiment: Experiment) -> Iterator[Service]:
+def services_of(experiment: Experiment) -> Iterator[RequiredService]:
     """Each server that has an address."""
     used = experiment.ajet.environment.use
     if replays_alone(experiment.ajet.environment):
@@ -44,7 +44,7 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
         if server.kind == "stdio":
             continue
         dock = server.kind == "dock"
-        yield Service(
+        yield RequiredService(
             "AgentDock server" if dock else "MCP server",
             server.url,
             KEY,
@@ -55,7 +55,7 @@ def services_of(experiment: Experiment) -> Iterator[Service]:
         )
 
 
-def list_browse_models(experiment: Experiment) -> Iterator[Service]:
+def list_browse_models(experiment: Experiment) -> Iterator[RequiredService]:
     """The models of the browse agent, as one. A workflow of the user's own is not known to have one."""
     if replays_alone(experiment.ajet.environment) or experiment.ajet.rollout.user_workflow != AGENT:
         return
@@ -67,7 +67,7 @@ def list_browse_models(experiment: Experiment) -> Iterator[Service]:
     if agent is None:
         return
     first = agent.models[0]
-    yield Service(
+    yield RequiredService(
         "model of the browse agent",
         " or ".join(dict.fromkeys(each.place for each in agent.models)),
         AGENT_CONFIG if experiment.ajet.environment.agent_config else SWITCH,

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ajet.config.other_models import key_in
+from ajet.config.other_models import read_api_key
 from ajet.config.plugins import find_first_name
 from ajet.config.unread_sections import list_servers_files
 from ajet.environment.files import expand_variables, find_named_file, invalid_section_error, read_yaml
@@ -239,7 +239,7 @@ def _addressed(url: str) -> Server:
     from ajet_mcp.running_environments import token_for
 
     checked(url, KEY, *_SERVERS)
-    token = key_in(TOKEN) or token_for(url)
+    token = read_api_key(TOKEN) or token_for(url)
     return Server(urlsplit(url).netloc, tool_kind(url) or "http", url=url, headers=_bearer(token))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import Part, Plugin
+from ajet.config.plugin import Plugin, PluginPart
 
 PLUGIN = Plugin(
     name="ajet_mongo",
@@ -10,7 +10,7 @@ PLUGIN = Plugin(
     packages=("pymongo",),
     extra="mongo",
     stores={
-        "mongodb": Part(
+        "mongodb": PluginPart(
             "ajet_mongo.driver:MongoDriver",
             variables=("AJET_STORE_USER", "AJET_STORE_PASSWORD"),
             schemes=("mongodb", "mongodb+srv"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from ajet.config.resolution import HIDDEN, is_secret
+from ajet.config.resolution import HIDDEN, is_secret_path
 
 
 def printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,6 +22,6 @@ def printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
             return [cleaned(value, item, path) for value, item in zip(node, items, strict=True)]
         if isinstance(written, str) and "oc.env" in written:
             return written
-        return HIDDEN if is_secret(path) and isinstance(node, str) and node else node
+        return HIDDEN if is_secret_path(path) and isinstance(node, str) and node else node
 
     return {name: cleaned(value, users.get(name), (name,)) for name, value in tree.items()}

@@ -24,7 +24,7 @@ KEY = "ajet"
 def carried(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
     """The values for `data.ajet`."""
     return {
-        "yaml": experiment.resolved_yaml(hide=_inherited),
+        "yaml": experiment.dump_resolved(hide=_inherited),
         "name": experiment.name,
         "base": str(experiment.base),
         "root": str(experiment.root),

@@ -52,7 +52,7 @@ def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Fi
 
 
 def _sets_sandbox(experiment: Experiment) -> bool:
-    return any(name.startswith("ajet.environment.sandbox") for name in experiment.given())
+    return any(name.startswith("ajet.environment.sandbox") for name in experiment.list_set_keys())
 
 
 def _mechanism(trial: Trial, *, needed: bool) -> Finding:

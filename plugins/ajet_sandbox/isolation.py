@@ -256,13 +256,13 @@ def _listening(path: str) -> socket.socket:
 
 def _refuse_memory_limit(experiment: Experiment) -> None:
     """Raises ConfigError for a limit that somebody set and that this machine cannot hold for a workflow."""
-    layer = experiment.layers.winner(_MEMORY)
+    layer = experiment.layers.find_winner(_MEMORY)
     if layer is None or layer is experiment.layers.stack[0]:
         return  # ajet's own
     if not _can_hold_memory(limits_of(experiment.ajet.environment)):
         raise ConfigError(
             "A workflow's memory cannot be held on this machine: no control group can be written.",
-            where=layer.where(_MEMORY),
+            where=layer.locate(_MEMORY),
             expected="no environment.sandbox_limits.memory with rollout.isolation: sandbox, or a control group "
             "(version 1 or 2) that this user may write to",
             do="leave the key out, or start the run with `systemd-run --user --scope -p Delegate=yes`",

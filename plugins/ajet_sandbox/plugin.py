@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ajet.config.plugin import ConfigKeys, Part, Plugin
+from ajet.config.plugin import ConfigKeys, Plugin, PluginPart
 
 _MECHANISMS = ("auto", "bubblewrap", "landlock", "podman", "docker", "none")
 PLUGIN = Plugin(
     name="ajet_sandbox",
     about="sandboxes for code that a model wrote, the isolation `sandbox`, and the scorer `code`",
     sandboxes=dict.fromkeys(_MECHANISMS, "ajet_sandbox.choose:Maker"),
-    isolations={"sandbox": Part("ajet_sandbox.isolation:SandboxIsolation", interactive=False)},
+    isolations={"sandbox": PluginPart("ajet_sandbox.isolation:SandboxIsolation", interactive=False)},
     scorers={"code": "ajet_sandbox.scorers.code:CodeScorer"},
     doctor_checks={"sandbox": "ajet_sandbox.checkup:check_sandboxes"},
     config_keys=(ConfigKeys("environment", "ajet_sandbox.config:SandboxKeys"),),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.validate import together
+from ajet.config.validate import join_errors
 from ajet.schema.errors import ConfigError
 from ajet_ray.cluster.gpus import gpus
 from ajet_ray.cluster.resources import Demand
@@ -62,7 +62,7 @@ def trinity_config(
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"The config of Trinity does not compose: {str(error).splitlines()[0]}",
-            where=experiment.layers.where(("trinity",)),
+            where=experiment.layers.locate(("trinity",)),
             expected="values and interpolations of keys that exist",
         ) from error
     return {name: value for name, value in resolved.items() if name != "ajet" and name not in own}
@@ -101,7 +101,7 @@ def refuse(experiment: Experiment, device: str) -> None:
     """Raises ConfigError that names every setting that cannot hold on this backbone."""
     problems = [*_refused(experiment, device), *of_section(experiment, mode_of(experiment))]
     if problems:
-        raise together(problems)
+        raise join_errors(problems)
 
 
 def engines_of(experiment: Experiment) -> int:
@@ -118,7 +118,7 @@ def engines_of(experiment: Experiment) -> int:
 
 def _node(experiment: Experiment, device: str, model_folder: Path | None, run: Launch | None) -> dict[str, Any]:
     """The typed node, and what our layers ask of it beside."""
-    node = experiment.settled()
+    node = experiment.settle_values()
     ajet = experiment.ajet
     engines, mode = engines_of(experiment), mode_of(experiment)
     if model_folder is not None:
@@ -148,7 +148,7 @@ def _node(experiment: Experiment, device: str, model_folder: Path | None, run: L
 
 def _is_default(experiment: Experiment, name: str) -> bool:
     layers = experiment.layers
-    return layers.winner(("ajet", "trainer_common", name)) is layers.stack[0]
+    return layers.find_winner(("ajet", "trainer_common", name)) is layers.stack[0]
 
 
 def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
@@ -232,4 +232,4 @@ def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
 
 
 def _where(experiment: Experiment, key: str) -> str:
-    return experiment.layers.where(("ajet", *key.split(".")), value=True)
+    return experiment.layers.locate(("ajet", *key.split(".")), value=True)

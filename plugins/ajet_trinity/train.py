@@ -165,7 +165,7 @@ def _config(
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     known = find_overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
     sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, known=known)
-    launch = Launch(run.path / FOLDER, f"ajet-{run.run_id}", settings.total_steps(len(tasks)))
+    launch = Launch(run.path / FOLDER, f"ajet-{run.run_id}", settings.count_steps(len(tasks)))
     return trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer
 
 

@@ -102,7 +102,7 @@ def of_section(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
     if not isinstance(users, Mapping):
         yield ConfigError(
             f"`trinity` is {users!r}.",
-            where=layers.where(("trinity",), value=True),
+            where=layers.locate(("trinity",), value=True),
             expected="a mapping of Trinity's own keys",
         )
         return
@@ -113,7 +113,7 @@ def of_section(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
         sides = f"`{trains}` and `{command('sample', *conf, '--store', store)}`"
         yield ConfigError(
             f"trinity.mode is {mode!r}.",
-            where=layers.where(("trinity", "mode"), value=True),
+            where=layers.locate(("trinity", "mode"), value=True),
             expected=APART.get(str(mode), f"{wanted}, or no such key"),
             do=f"two commands over one store: {sides}" if mode in APART else "",
         )
@@ -122,7 +122,7 @@ def of_section(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
         if _holds(users, path):
             yield ConfigError(
                 f"trinity.{key} is ajet's to say.",
-                where=layers.where(("trinity", *path)),
+                where=layers.locate(("trinity", *path)),
                 expected="no such key in your trinity section",
                 do=f"set {ours}" if ours else "",
             )
@@ -145,7 +145,7 @@ def _unknown(
             near = get_close_matches(str(name), fields, 1)
             yield ConfigError(
                 f"Trinity has no key {'.'.join(path)}.",
-                where=experiment.layers.where(("trinity", *path)),
+                where=experiment.layers.locate(("trinity", *path)),
                 expected=", ".join(sorted(fields)),
                 do=f"did you mean {near[0]}?" if near else "",
             )

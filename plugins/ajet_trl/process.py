@@ -72,7 +72,7 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
             args=GRPOConfig(
                 **grpo_settings(experiment, {}),
                 output_dir=str(run.path / "trl"),
-                max_steps=experiment.ajet.total_steps(len(tasks)),
+                max_steps=experiment.ajet.count_steps(len(tasks)),
                 use_cpu=model.device == "cpu",
             ),
             train_dataset=Dataset.from_list([{"prompt": "a task"}] * experiment.ajet.data.train_batch_size),

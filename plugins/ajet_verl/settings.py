@@ -94,7 +94,7 @@ def find_device(gpu_bytes: int | None) -> str:
 
 def _folder_at_hand(experiment: Experiment) -> Path | None:
     """The folder of the model's config.json, if it is on this machine already."""
-    path = experiment.settled()["model"]["path"]
+    path = experiment.settle_values()["model"]["path"]
     if path is None:
         return None
     if path.startswith("embedded:"):

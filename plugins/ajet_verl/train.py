@@ -173,7 +173,7 @@ def _config(
     words = renderer_of(settings, tokenizer, images)
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
-    steps = settings.total_steps(len(tasks))
+    steps = settings.count_steps(len(tasks))
     algorithm = open_algorithm(credit_settings(config), base=experiment.base)
     held_out = reader.tasks("validation") if reader.has("validation") else []
     known = find_overlap(tasks, held_out) if reader.has("validation") else None

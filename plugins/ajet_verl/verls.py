@@ -39,7 +39,7 @@ LIKE: dict[str, str] = {
     "data.shuffle": "data.shuffle",
     "trainer.logger": "trainer_common.logger",
 }
-"""Keys in sections of verl's own that ours decide and do not fill as they are: `nearest_key` cannot see them."""
+"""Keys in sections of verl's own that ours decide and do not fill as they are: `find_counterpart` cannot see them."""
 
 _ROLLOUT, _ACTOR, _REF = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.ref"
 _TURNS = "rollout.multi_turn.max_steps, for `mcp_agent` rollout.mcp_agent.max_steps"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.config import recorded_tree
+from ajet.config import read_recorded_tree
 from ajet.config.record_file import read_record_file
 from ajet.config.recorded import MOST_BYTES
 from ajet.record.bounded_json import read_json
@@ -47,7 +47,7 @@ def _origins(path: Path) -> dict[str, str]:
 
 def _tree(path: Path) -> dict[str, Any]:
     try:
-        return recorded_tree(path)
+        return read_recorded_tree(path)
     except ConfigError:
         return {}
 

@@ -78,13 +78,13 @@ def _left_out() -> str:
 
 def _cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
     """What takes secrets and the home directory out of a text, and whether those that the YAML holds are known."""
-    from ajet.config import recorded_tree
+    from ajet.config import read_recorded_tree
 
     literals: list[tuple[str, str]] = []
     known = True
     for name in ("given.yaml", "resolved.yaml"):
         try:
-            literals += literal_secrets(recorded_tree(folder / name))
+            literals += literal_secrets(read_recorded_tree(folder / name))
         except (UserError, OSError):
             known = known and name != "given.yaml"
     redact, home = Redactor(literals=literals), str(Path.home())

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ajet.config import recorded_tree
+from ajet.config import read_recorded_tree
 from ajet.record.bounded_json import read_json
 from ajet.record.plain_json import strict_json
 from ajet.record.resume import FILE
@@ -90,7 +90,7 @@ def _identity(path: Path) -> list[tuple[str, Any]]:
 
 def _resolved(path: Path) -> list[tuple[str, Any]]:
     try:
-        return list(flat(recorded_tree(path)))
+        return list(flat(read_recorded_tree(path)))
     except (ConfigError, OSError):
         return []
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from ajet.config.programs import program
+from ajet.config.programs import build_command
 from ajet.config.record_file import has_record_file, list_record_folder
 from ajet.record.console import console
 from ajet.record.find_run import newest_run, suggest_run
@@ -185,7 +185,7 @@ def beside(run: RunDirectory) -> Beside | None:
     """A viewer of a run that this process writes, its address told; the caller ends it. None when it did not start."""
     from loguru import logger
 
-    started = program("ajet.cli.launcher", "view", str(run.path), "--beside-run")
+    started = build_command("ajet.cli.launcher", "view", str(run.path), "--beside-run")
     process = subprocess.Popen(
         started, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -226,7 +226,7 @@ def view_run(run: RunDirectory) -> Iterator[None]:
 def spell_for(folder: Path) -> Spell | None:
     """What spells the tokens of a run: its checkpoint's tokenizer, or its model's where that lies on this machine. None
     when neither does, or can be loaded: looking at a record fetches, converts and starts nothing."""
-    from ajet.config import recorded_tree
+    from ajet.config import read_recorded_tree
     from ajet.engine.model_source import ModelSource, at_hand
     from ajet.engine.models import load_tokenizer
     from ajet_viewer.token_text import spell
@@ -235,7 +235,7 @@ def spell_for(folder: Path) -> Spell | None:
     saved = [step for step in steps if has_record_file(step / "tokenizer.json")]
     places = saved[-1:]
     try:
-        told = recorded_tree(folder / "resolved.yaml").get("ajet")
+        told = read_recorded_tree(folder / "resolved.yaml").get("ajet")
         path = (told.get("model") or {}).get("path") if isinstance(told, dict) else None
         if isinstance(path, str):
             places += [found for found in (at_hand(path, base=folder, weights=False),) if found is not None]

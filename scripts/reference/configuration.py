@@ -11,12 +11,20 @@ from typing import Any
 import yaml
 from pydantic.fields import FieldInfo
 
-from ajet.config.backbones import shipped
+from ajet.config.backbones import list_shipped_backbones
 from ajet.config.plugins import find_parts
-from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
-from ajet.config.schema.base import EVERYWHERE, SERVE, Section, described, list_values, meta, subsection
+from ajet.config.schema.accepted import ACCEPTED, FIXED, MOVED
+from ajet.config.schema.base import (
+    EVERYWHERE,
+    SERVE,
+    Section,
+    describe_field,
+    find_section_model,
+    list_values,
+    read_notes,
+)
 from ajet.config.schema.extended import config_model
-from ajet.config.validate import expectation
+from ajet.config.validate import describe_expected
 
 _HEAD = """\
 # Every key under `ajet:` with its default. Generated from ajet/config/schema by `make docs`: change it there.
@@ -32,7 +40,7 @@ def _yaml_lines(model: type[Section], depth: int) -> list[str]:
     lines: list[str] = []
     pad = "  " * depth
     for name, field in model.model_fields.items():
-        nested = subsection(field)
+        nested = find_section_model(field)
         if nested is not None:
             lines += [f"{pad}{name}:", *_yaml_lines(nested, depth + 1)]
         else:
@@ -64,19 +72,19 @@ def _table(path: tuple[str, ...], model: type[Section], said: str = "") -> list[
     lines = [f"{'#' * min(title.count('.') + 2, 5)} `{title}`", ""]
     if path:
         lines += [f"{model.__doc__ or ''}{said}", ""]
-    plain = [(name, field) for name, field in model.model_fields.items() if subsection(field) is None]
+    plain = [(name, field) for name, field in model.model_fields.items() if find_section_model(field) is None]
     if plain:
         lines += _head("key", "default", "values", "meaning")
     for name, field in plain:
-        meaning = f"{described(field)}{_without_effect((*path, name), field)}"
+        meaning = f"{describe_field(field)}{_without_effect((*path, name), field)}"
         if (*path, name) == ("backbone",):
-            meaning += "".join(f" {each.name} {each.about}." for each in shipped().values())
+            meaning += "".join(f" {each.name} {each.about}." for each in list_shipped_backbones().values())
         default = json.dumps(field.default, ensure_ascii=False) if field.default != {} else "{}"
-        cells = [f"`{name}`", f"`{default}`", expectation(field), meaning]
+        cells = [f"`{name}`", f"`{default}`", describe_expected(field), meaning]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += [""] if plain else []
     for name, field in model.model_fields.items():
-        nested = subsection(field)
+        nested = find_section_model(field)
         if nested is not None:
             lines += _table((*path, name), nested, _without_effect((*path, name), field))
     return lines
@@ -85,9 +93,9 @@ def _table(path: tuple[str, ...], model: type[Section], said: str = "") -> list[
 def _without_effect(path: tuple[str, ...], field: FieldInfo) -> str:
     """The sentences that say where a key, or all of a section, is not read: as the schema says it, and the
     backbones that come with ajet."""
-    notes, key = meta(field), ".".join(path)
+    notes, key = read_notes(field), ".".join(path)
     reasons: dict[str, list[str]] = {}
-    idle = {f"on {name}": each.idle[key] for name, each in shipped().items() if key in each.idle}
+    idle = {f"on {name}": each.idle[key] for name, each in list_shipped_backbones().items() if key in each.idle}
     idle |= {_PLACES[place]: why for place, why in notes.get("idle", {}).items()}
     for place, why in idle.items():
         if why is not None:
@@ -109,7 +117,7 @@ def _accepted() -> list[str]:
         section, _, key = f"ajet.{name}".rpartition(".")
         lines.append(f"| `{section}` | `{key}` | {why} |")
     lines += ["", _AT_ONE_VALUE, "", *_head("key", "value", "otherwise")]
-    lines += [f"| `ajet.{name}` | `{json.dumps(at.value)}` | {at.otherwise} |" for name, at in UNCHANGED.items()]
+    lines += [f"| `ajet.{name}` | `{json.dumps(at.value)}` | {at.refusal} |" for name, at in FIXED.items()]
     lines += ["", "These are other names of keys above.", "", *_head("key", "ours")]
     return lines + [f"| `ajet.{other}` | `ajet.{ours}` |" for other, ours in MOVED.items()]
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from ajet.config import Experiment
-from ajet.config.code_digests import changed_files, digest_code, digest_judge
+from ajet.config.code_digests import digest_code, digest_judge, list_changed_files
 
 AGENT = """
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_only_reached_code_counts(project: Path, file: str, then: str, now: str,
     text = (project / file).read_text()
     assert then in text
     (project / file).write_text(text.replace(then, now))
-    assert changed_files(before, digest_code(experiment(project))) == ({file: keys} if keys else {})
+    assert list_changed_files(before, digest_code(experiment(project))) == ({file: keys} if keys else {})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_other_ways_to_reach_a_module_are_followed(project: Path, agent: str) ->
     (project / "pkg/more.py").write_text("from helpers import ask as chosen\n")
     before = digest_code(experiment(project, judge=None))
     (project / "deep.py").write_text("x = 2\n")
-    assert changed_files(before, digest_code(experiment(project, judge=None))) == {"deep.py": [WORKFLOW]}
+    assert list_changed_files(before, digest_code(experiment(project, judge=None))) == {"deep.py": [WORKFLOW]}
 
 
 def test_a_package_installed_from_a_folder_is_followed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_package_installed_from_a_folder_is_followed(project: Path, monkeypatc
     monkeypatch.syspath_prepend(str(source.parent))
     before = digest_code(experiment(project, "mine_of_this_test.agents->agent"))
     (source / "agents.py").write_text("def agent(task, tuner):\n    return 2\n")
-    changed = changed_files(before, digest_code(experiment(project, "mine_of_this_test.agents->agent")))
+    changed = list_changed_files(before, digest_code(experiment(project, "mine_of_this_test.agents->agent")))
     assert [Path(file).name for file in changed] == ["agents.py"] and "mine_of_this_test.agents" not in sys.modules
 
 
@@ -153,7 +153,7 @@ def test_of_a_script_only_agent_and_reward_count(
         (tmp_path / "run.py").write_text(text)
         (tmp_path / "tools.py").write_text("")
         found.append(digest_code(experiment(tmp_path, "__main__->agent", "__main__->reward")))
-    assert set(changed_files(*found)) == ({"run.py"} if counts else set())
+    assert set(list_changed_files(*found)) == ({"run.py"} if counts else set())
 
 
 def test_of_a_notebook_the_last_definition_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def test_of_a_notebook_the_last_definition_counts(tmp_path: Path, monkeypatch: p
         cells += more
         vars(program)["In"] = cells
         found.append(digest_code(experiment(tmp_path, "__main__->agent", None)))
-    assert not changed_files(found[0], found[1]) and set(changed_files(found[1], found[2])) == {"__main__"}
+    assert not list_changed_files(found[0], found[1]) and set(list_changed_files(found[1], found[2])) == {"__main__"}
 
 
 def test_a_file_that_does_not_parse_is_left_to_its_import(project: Path) -> None:

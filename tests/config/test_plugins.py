@@ -22,8 +22,8 @@ from ajet.commands.launch import flags_around
 from ajet.commands.plugins import show_plugins
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.config import Experiment, load_experiment
-from ajet.config.idle import idle_keys
-from ajet.config.plugins import find_first_name, find_part, find_parts, handed_to_workers, list_plugins
+from ajet.config.idle import find_idle_keys
+from ajet.config.plugins import find_first_name, find_part, find_parts, hand_to_workers, list_plugins
 from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.environment.services.chosen import choose_environment, is_world
@@ -211,7 +211,7 @@ def test_broken_keys_are_named_and_break_nothing(
         "commands={'eval': Command('claims.code:run', 'Evaluate.')}",
         "sandboxes={'landlock': 'claims.code:Maker'}",
         "doctor_checks={'sandbox': 'claims.code:check'}",
-        "stores={'file': Part('claims.code:Driver', schemes=('sqlite',))}",
+        "stores={'file': PluginPart('claims.code:Driver', schemes=('sqlite',))}",
         "exports={'Workflow': 'claims.code:Flow'}",
         "failure_hints={'timeout': 'wait'}",
         "launch_flags={'logview': LaunchFlag('Look.')}",
@@ -228,7 +228,7 @@ def test_a_claimed_name_stays_with_its_owner(install: Install, arguments: str) -
 def test_a_run_hands_its_plugins_to_its_processes(install: Install, tmp_path: Path) -> None:
     install("boards3", "trackers={'board': 'boards3.code:Board'}")
     code = "from ajet.config.plugins import find_all_parts; print([*find_all_parts('tracker')])"
-    with handed_to_workers():
+    with hand_to_workers():
         install("late", "trackers={'late': 'late.code:Late'}")
         folders = os.pathsep.join([str(tmp_path / "boards3"), str(tmp_path / "late")])
         done = subprocess.run(
@@ -242,7 +242,7 @@ def test_a_shared_store_of_a_package_works(install: Install, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError):
         Address.of("shelf://host/db")
-    install("shelves", "stores={'shelf': Part('shelves.code:ShelfDriver', schemes=('shelf',))}", code=DRIVER)
+    install("shelves", "stores={'shelf': PluginPart('shelves.code:ShelfDriver', schemes=('shelf',))}", code=DRIVER)
     address = Address.of("shelf://host/db")
     check_store(address)
     assert not [*tmp_path.glob("*.shelf")], "a look makes nothing"
@@ -258,13 +258,13 @@ def test_a_shared_store_of_a_package_works(install: Install, tmp_path: Path, mon
 
 
 def test_a_config_names_a_shared_store_of_a_package(install: Install, tmp_path: Path) -> None:
-    install("shelves2", "stores={'shelf2': Part('shelves2.code:ShelfDriver', schemes=('shelf2',))}", code=DRIVER)
+    install("shelves2", "stores={'shelf2': PluginPart('shelves2.code:ShelfDriver', schemes=('shelf2',))}", code=DRIVER)
     experiment = load(
         tmp_path, "ajet:\n  backbone: local\n  store: {type: shelf2, uri: 'shelf2://h', lease_seconds: 9}"
     )
     address = store_address(experiment, tmp_path / "a run")
     assert address is not None and address.shown == "shelf2://h/a_run"
-    assert not idle_keys(experiment.ajet, experiment.layers), "shared stores read lease_seconds"
+    assert not find_idle_keys(experiment.ajet, experiment.layers), "shared stores read lease_seconds"
     with pytest.raises(ConfigError) as error:
         store_address(load(tmp_path, "ajet: {store: {type: shelf2, uri: 'sqlite:x'}}"), tmp_path)
     assert "shelf" in f"{error.value.expected}"
@@ -307,7 +307,7 @@ def test_judges_of_plugins_decide_and_are_prepared(install: Install, tmp_path: P
     with pytest.raises(ConfigError) as error:
         load(tmp_path, "ajet:\n  task_judge: {judge_type: pannel}")
     assert "rubrics_auto_grader" in f"{error.value.expected}" and error.value.where.endswith("x.yaml:2:28")
-    judges = "judges={'panel': Part('benches.code:open_panel', prepare='benches.code:prepare')}"
+    judges = "judges={'panel': PluginPart('benches.code:open_panel', prepare='benches.code:prepare')}"
     install("benches", f"{judges}, fallback_judges=('benches.code:open_last',)", code=JUDGES)
 
     def judged(text: str) -> float | None:
@@ -576,11 +576,11 @@ class PlainRunner(Runner):
 def test_a_backbone_advises_on_its_own_keys(install: Install, tmp_path: Path) -> None:
     install("plains", "backbones={'plain': 'plains.code:PLAIN'}", code=PLAIN)
     given = "ajet: {backbone: plain}\nsteps: {old: 1, rows: 2, kept: 3}\n"
-    found = {each.name: each.why for each in load(tmp_path, given).idle()}
+    found = {each.name: each.why for each in load(tmp_path, given).list_idle_keys()}
     assert found.keys() == {"steps.old", "steps.rows"}
     assert "data.seed" in found["steps.old"] and "data.tokens" in found["steps.rows"]
     switched = load(tmp_path, f"{given}plain: {{steps: {{by_rows: false}}}}\n")
-    assert [each.name for each in switched.idle()] == ["steps.old"]
+    assert [each.name for each in switched.list_idle_keys()] == ["steps.old"]
 
 
 def test_a_runner_names_the_accelerators(install: Install, tmp_path: Path) -> None:

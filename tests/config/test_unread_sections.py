@@ -33,7 +33,7 @@ OURS = "ajet: {model: {path: embedded:tiny-tools}, data: {max_prompt_length: 512
 def unread(folder: Path, text: str, backbone: str) -> dict[str, tuple[str, str]]:
     """Return name -> (place, reason)."""
     (folder / "m.yaml").write_text(text)
-    found = load_experiment(folder / "m.yaml", backbone=backbone).idle()
+    found = load_experiment(folder / "m.yaml", backbone=backbone).list_idle_keys()
     return {each.name: (each.where.removeprefix(f"{folder}/"), each.why) for each in found}
 
 

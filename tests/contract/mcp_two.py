@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet.engine.model_cache import entry
 
 REQUIREMENT = "mcp==2.3.0"
@@ -27,7 +27,7 @@ def name() -> str:
 
 def python_with_mcp_two() -> Path:
     """Its interpreter."""
-    found = cache_root() / name() / "venv" / "bin" / "python"
+    found = find_cache_root() / name() / "venv" / "bin" / "python"
     if not found.exists():
         pytest.skip(f"there is no environment with {REQUIREMENT}: `make test-slow` makes it, where a registry answers")
     return found

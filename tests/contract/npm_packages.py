@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet.engine.model_cache import entry
 
 NODE_CLIENT = "openai@7.55.0"
@@ -32,7 +32,7 @@ def npm_package(requirement: str) -> Path:
     """A folder whose node_modules holds `name@version` and what it needs."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         pytest.skip("npm and node are not installed")
-    folder = cache_root() / folder_of(requirement)
+    folder = find_cache_root() / folder_of(requirement)
     if not folder.is_dir():
         pytest.skip(f"{requirement} was not fetched: `make setup` does, where npm reaches its registry")
     return folder

@@ -25,7 +25,7 @@ import httpx
 import psutil
 import pytest
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet.engine.model_cache import entry
 from tests.ports import free_port
 from tests.vllm_fixtures import tiny_folder
@@ -61,7 +61,7 @@ def name() -> str:
 @contextmanager
 def real_sglang() -> Iterator[str]:
     """Its URL, `http://HOST:PORT`, of a process group of its own; skips where it is not there."""
-    packages, images = cache_root() / name(), Path(sys.prefix, "share", "torchvision")
+    packages, images = find_cache_root() / name(), Path(sys.prefix, "share", "torchvision")
     if not packages.is_dir() or not images.is_dir():
         pytest.skip(
             f"sglang=={VERSION} or torchvision is not there: `make test-slow` fetches them, if a registry answers"

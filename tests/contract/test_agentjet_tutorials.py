@@ -338,7 +338,7 @@ def test_what_a_yaml_of_its_asks_in_vain_says_what_to_do(name, tmp_path):
 
 def test_keys_of_another_backbone_are_likened_to_keys_that_a_yaml_has(tmp_path):
     (tmp_path / "x.yaml").write_text(MATH + TAIL)
-    idle = load_experiment(tmp_path / "x.yaml", backbone="debug").idle()
+    idle = load_experiment(tmp_path / "x.yaml", backbone="debug").list_idle_keys()
     said = {name: each.why for each in idle for name in each.keys}
     assert "`ajet.trainer_common.lora.rank: 32` is its like" in said["actor_rollout_ref.model.lora_rank"]
     assert said["actor_rollout_ref"] == "it is verl's own" and said["trinity"] == "it is trinity's own"

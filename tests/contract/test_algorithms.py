@@ -14,10 +14,10 @@ import pytest
 
 from ajet.algorithm import assign_credit, open_algorithm
 from ajet.algorithm.registry import KEY
-from ajet.config import AjetConfig, Experiment, recorded_experiment
+from ajet.config import AjetConfig, Experiment, load_recorded_experiment
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_parts
-from ajet.config.schema.base import described, walk
+from ajet.config.schema.base import describe_field, walk_keys
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.errors import UserError
 from ajet_verl.config.credit import ESTIMATOR, unsupported
@@ -131,7 +131,7 @@ def test_each_line_of_the_table_is_its_class(name):
     settings = AjetConfig.model_validate({"rollout": {"temperature": 1.0}, "trainer_common": {"algorithm": asked}})
     algorithm = open_algorithm(settings)
     assert (algorithm.name, algorithm.needs) == (name, ALGORITHMS[name].needs)
-    told = {".".join(path): described(field) for path, field, _ in walk(AjetConfig)}
+    told = {".".join(path): describe_field(field) for path, field, _ in walk_keys(AjetConfig)}
     assert name in str(told["trainer_common.algorithm.adv_estimator"]) and f"\n| `{name}` |" in PAGE.read_text()
 
 
@@ -276,4 +276,4 @@ def test_a_run_trains_with_it_and_is_read_without_its_file(folder, tmp_path):
     assert [outcome.advantage or 0.0 for _, outcome in recorded] == wanted
     assert metric_rows(run)[0]["grad_norm"] > 0
     (tmp_path / "own.py").unlink()
-    assert recorded_experiment(run / "resolved.yaml").ajet.trainer_common.algorithm.adv_estimator.endswith(OWN[0])
+    assert load_recorded_experiment(run / "resolved.yaml").ajet.trainer_common.algorithm.adv_estimator.endswith(OWN[0])

@@ -14,8 +14,8 @@ import pytest
 import ajet
 from ajet.config import resolve_reference
 from ajet.config.plugin import load_code
-from ajet.config.plugins import find_part, handed_to_workers
-from ajet.config.programs import program
+from ajet.config.plugins import find_part, hand_to_workers
+from ajet.config.programs import build_command
 from ajet.task_judge.base_judge import BaseJudge
 from tests.support.rollouts import stage
 
@@ -70,7 +70,7 @@ def test_agents_of_plugins_play(clone: Path, monkeypatch: pytest.MonkeyPatch) ->
     part = find_part("workflow", "toy_agent")
     assert part is not None
     found = load_code(part.code)
-    with handed_to_workers(), stage(found, isolation="process", folder=clone, user_workflow="toy_agent") as made:
+    with hand_to_workers(), stage(found, isolation="process", folder=clone, user_workflow="toy_agent") as made:
         episode = made.episode()
     assert episode.failure is None and "final_answer" in episode.metadata
 
@@ -83,7 +83,7 @@ def test_the_command_lists_plugins(clone: Path) -> None:
 
 def test_helpers_are_programs_of_this_one(clone):
     environment = {**os.environ, "PYTHONPATH": str(clone)}
-    done = subprocess.run(program("ajet.task_judge.math_worker"), env=environment, text=True, capture_output=True,
+    done = subprocess.run(build_command("ajet.task_judge.math_worker"), env=environment, text=True, capture_output=True,
                           stdin=subprocess.DEVNULL)  # fmt: skip
     assert done.returncode == 0 and done.stdout == "ready\n", done.stderr
     done = subprocess.run([sys.executable, "-c", "import ajet"], text=True, capture_output=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from ajet.config import Experiment
-from ajet.config.idle import idle_reason
+from ajet.config.idle import find_idle_reason
 from ajet.config.plugins import find_parts
 from ajet.record import EpisodeFiles
 from ajet_verl.config import verl_config
@@ -107,7 +107,7 @@ def differences(where: str, experiment: Experiment, reads: Reads) -> list[str]:
     config, found = experiment.ajet, []
     in_vain, unread = {**IN_VAIN[where]}, {**UNREAD[where]}
     for key, notes in KEYS.items():
-        reason = idle_reason(notes, config, experiment.backbone, serving=where == "serve")
+        reason = find_idle_reason(notes, config, experiment.backbone, serving=where == "serve")
         if key in reads and reason is not None and in_vain.pop(key, None) is None:
             found.append(f"{key}: declared idle ({reason.why}), and read by {', '.join(sorted(reads[key]))}")
         if key not in reads and reason is None and unread.pop(key, None) is None:
@@ -171,11 +171,16 @@ def test_a_reader_reads_its_own_section(tmp_path, kind):
 def test_what_is_read_is_recorded_and_what_all_keys_go_through_is_not(tmp_path):
     with recorded_reads() as reads:
         experiment = loaded(tmp_path, "local")
-        experiment.resolved_yaml(), experiment.training_relevant(), experiment.idle(), experiment.config.to_dict()
+        (
+            experiment.dump_resolved(),
+            experiment.list_training_settings(),
+            experiment.list_idle_keys(),
+            experiment.config.to_dict(),
+        )
         always = {"backbone", "base_dir", "experiment_dir", "experiment_name", "trainer_common.algorithm.preset"}
         assert reads.keys() == always
         assert experiment.config.ajet.rollout.top_k == experiment.ajet.rollout.val_kwargs.top_k == -1
-        assert experiment.served().ajet.validation_repeats == 1
+        assert experiment.adapt_to_serve().ajet.validation_repeats == 1
     assert reads.keys() - always == {
         "rollout.top_k", "rollout.val_kwargs.top_k", "rollout.val_kwargs.do_sample", "rollout.val_kwargs.num_repeat",
         "trainer_common.val_pass_n", "trainer_common.algorithm.is_cap", "trainer_common.algorithm.old_policy",

@@ -8,8 +8,8 @@ import asyncio
 import httpx
 import pytest
 
-from ajet.config.schema.algorithm import Teacher
-from ajet.config.services import why_no_model
+from ajet.config.schema.algorithm import TeacherConfig
+from ajet.config.services import find_model_problem
 from ajet.engine import asked_server
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.teacher_endpoint import TeacherEndpoint
@@ -162,7 +162,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
 
 @pytest.mark.parametrize("server", ["never answers", "sends headers", "a page", "nothing", "other JSON"], indirect=True)
 def test_the_teacher(server):
-    teacher = TeacherEndpoint(Teacher(base_url=server.url, model="m", timeout=SECONDS, max_retries=0))
+    teacher = TeacherEndpoint(TeacherConfig(base_url=server.url, model="m", timeout=SECONDS, max_retries=0))
     said = r"hangs: it took the request and sent nothing for 0.8 s" if server.way in HANGS else "did not answer"
     with pytest.raises(ConfigError, match=f"The teacher cannot be asked: (it )?(the teacher )?{said}") as refused:
         teacher.require_same_tokenizer(Letters())
@@ -185,10 +185,10 @@ def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):
     from tests.odd_endpoint import PAGE, Odd
 
     with odd_endpoint("a page") as server:
-        assert why_no_model(server.url, "m", None, 5.0, named="") == ""
+        assert find_model_problem(server.url, "m", None, 5.0, named="") == ""
         monkeypatch.setattr(Odd, "do_GET", lambda self: self._say(PAGE, "text/html"))
-        assert "a page of HTML" in why_no_model(server.url, "m", None, 5.0, named="")
+        assert "a page of HTML" in find_model_problem(server.url, "m", None, 5.0, named="")
         monkeypatch.setattr(Odd, "do_GET", lambda self: server.released.wait())
-        assert "it hangs: it took the request and sent nothing for 0.8 s" in why_no_model(
+        assert "it hangs: it took the request and sent nothing for 0.8 s" in find_model_problem(
             server.url, "m", None, SECONDS, named=""
         )

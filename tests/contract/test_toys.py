@@ -14,7 +14,7 @@ import pytest
 from ajet.cli import launcher
 from ajet.commands.runner import runner_of
 from ajet.config import load_experiment
-from ajet.config.backbones import described
+from ajet.config.backbones import find_backbone
 from ajet.config.plugin import KINDS, load_code
 from ajet.config.plugins import KERNEL, find_parts
 from ajet.record import RunDirectory
@@ -186,16 +186,16 @@ def test_what_is_no_such_part_is_one_error(run: Command, key: str, value: str, s
 
 @pytest.mark.parametrize("name", sorted(find_parts("backbone")))
 def test_each_descriptor_is_its_code(name: str) -> None:
-    backbone = described(name)
+    backbone = find_backbone(name)
     assert backbone.name == name and isinstance(runner_of(backbone), Runner)
     if backbone.opens is not None:
         assert load_code(backbone.opens).trains is ("trains" in backbone.can)
     if backbone.scorer is not None:
         assert all(hasattr(load_code(backbone.scorer), member) for member in ("version_of", "logprobs", "widen"))
     assert backbone.layer is None or backbone.layer.is_file()
-    from ajet.config.keys import dotted_keys
+    from ajet.config.keys import list_dotted_keys
 
-    assert backbone.idle.keys() <= {*dotted_keys()}
+    assert backbone.idle.keys() <= {*list_dotted_keys()}
 
 
 @pytest.mark.parametrize(

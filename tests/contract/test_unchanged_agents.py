@@ -16,7 +16,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from loguru import logger
 
-from ajet.config.other_models import other_server
+from ajet.config.other_models import find_other_server
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.task import WorkflowOutput
@@ -181,13 +181,13 @@ def test_a_persons_own_server_stays_theirs(nothing_named):
         ambient = RunEnvironment(played.gateway.ambient)
         assert os.environ["OPENAI_API_KEY"] == "sk-mine" and "OPENAI_BASE_URL" not in os.environ
         assert os.environ["ANTHROPIC_BASE_URL"] + "/v1" == played.gateway.base_url
-        assert other_server().keys == ("sk-mine",)
+        assert find_other_server().keys == ("sk-mine",)
         ambient.close()
         ambient.close()
         nothing_named.delenv("OPENAI_API_KEY")
         ambient = RunEnvironment(played.gateway.ambient)
         with pytest.raises(UserError, match="names no server"):
-            other_server()
+            find_other_server()
         ambient.close()
     assert not {*VARIABLES} & {*os.environ}
 

@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 
-from ajet.config.schema.algorithm import Teacher
+from ajet.config.schema.algorithm import TeacherConfig
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.model_source import locate
 from ajet.engine.teacher_endpoint import TeacherEndpoint
@@ -332,7 +332,7 @@ def teaches(url: str, reply: list[int]) -> None:
     from ajet.engine.models import load_tokenizer
 
     tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
-    teacher = TeacherEndpoint(Teacher(base_url=url, model=str(tiny_folder())))
+    teacher = TeacherEndpoint(TeacherConfig(base_url=url, model=str(tiny_folder())))
     teacher.require_same_tokenizer(tokenizer)
     line = timeline_of([*PROMPT.tolist(), *reply], [(len(PROMPT), len(PROMPT) + len(reply))])
     (found,) = asyncio.run(teacher.logprobs([line]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_experiment
-from ajet.config.keys import dotted_keys
+from ajet.config.keys import list_dotted_keys
 from ajet.schema.errors import ConfigError
 from tests.docs.snippets import ROOT
 
@@ -30,7 +30,7 @@ def test_the_page_shows_the_lines_that_validate_prints(tmp_path: Path) -> None:
 def test_keys_of_the_pages_are_keys_of_the_schema(page: str) -> None:
     text = (DOCS / page).read_text()
     assert len(re.sub(r"^\|.*$", "", text, flags=re.M).split()) <= 1200
-    known, roots = {*dotted_keys()}, {key.split(".")[0] for key in dotted_keys()}
+    known, roots = {*list_dotted_keys()}, {key.split(".")[0] for key in list_dotted_keys()}
     last = [
         line.strip("| ").split(" | ", 1)[1] for line in text.splitlines() if line.startswith("| ") and " | " in line
     ]

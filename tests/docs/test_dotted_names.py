@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ajet.config.plugins import list_plugins
-from ajet.config.schema.accepted import ACCEPTED, MOVED, UNCHANGED
-from ajet.config.schema.base import walk
+from ajet.config.schema.accepted import ACCEPTED, FIXED, MOVED
+from ajet.config.schema.base import walk_keys
 from ajet.config.schema.extended import config_model
 from ajet_testing.dotted_names import find_constants, find_names, is_own_key, resolves
 from ajet_testing.packages import find_packages
@@ -33,7 +33,7 @@ OLDER = {"tests.verl_update"}
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """Return the keys and sections of the configuration, also those of AgentJet, renamed references and exports."""
-    named = {".".join(path) for path, _, _ in walk(config_model(shipped=True))} | {*ACCEPTED, *MOVED, *UNCHANGED}
+    named = {".".join(path) for path, _, _ in walk_keys(config_model(shipped=True))} | {*ACCEPTED, *MOVED, *FIXED}
     named |= {key.rsplit(".", n)[0] for key in named for n in range(1, key.count(".") + 1)}
     renamed = {name for each in list_plugins() if each.plugin for name in each.plugin.renamed}
     exported = {f"ajet.{name}" for each in list_plugins() if each.plugin for name in each.plugin.exports}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ajet.config.keys import dotted_keys
+from ajet.config.keys import list_dotted_keys
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_each_key_and_each_sign_exists() -> None:
-    metrics, keys = (DOCS / "metrics.md").read_text(), {*dotted_keys()}
+    metrics, keys = (DOCS / "metrics.md").read_text(), {*list_dotted_keys()}
     for line in (DOCS / "first_settings.md").read_text().splitlines():
         cells = line.split(" | ")
         if re.match(r"\| \d+ ", line):

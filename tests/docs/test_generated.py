@@ -1,13 +1,15 @@
 """What generated pages are made from is complete. `make check` holds that each page is up to date."""
 
-from ajet.config.schema.base import walk
+from ajet.config.schema.base import walk_keys
 from ajet.config.schema.extended import config_model
 from scripts.reference.pages import cli_md
 
 
 def test_every_key_says_what_it_is_for():
     undescribed = [
-        ".".join(path) for path, field, _ in walk(config_model(shipped=True)) if not (field.description or "").strip()
+        ".".join(path)
+        for path, field, _ in walk_keys(config_model(shipped=True))
+        if not (field.description or "").strip()
     ]
     assert undescribed == []
 

@@ -18,11 +18,11 @@ import yaml
 import ajet.client
 from ajet.commands.job_arguments import KEYS as JOB
 from ajet.config import load_experiment
-from ajet.config.backbones import described
-from ajet.config.idle import idle_lines
-from ajet.config.keys import dotted_keys, nearest_of_ours
+from ajet.config.backbones import find_backbone
+from ajet.config.idle import format_idle_keys
+from ajet.config.keys import find_counterpart, list_dotted_keys
 from ajet.config.schema.agentrl import HERE, NOT_HERE
-from ajet.config.schema.base import walk
+from ajet.config.schema.base import walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.schema.errors import ConfigError
 from scripts.reference.pages import cli_md
@@ -38,8 +38,8 @@ REST = (DOCS / "configuration.md").read_text().split("## Accepted for older YAML
 OLDER = {f"{section}.{key}".strip(".") for section, key in re.findall(r"\| `ajet\.?([\w.]*)` \| `(\w+)`", REST)}
 OLDER |= set(re.findall(r"\| `ajet\.([\w.]+)` \|", REST))
 """Keys that are understood, by another name or without an effect."""
-KEYS = {*dotted_keys()}
-TAKEN = {".".join(path): field.annotation for path, field, _ in walk(config_model(shipped=True))}
+KEYS = {*list_dotted_keys()}
+TAKEN = {".".join(path): field.annotation for path, field, _ in walk_keys(config_model(shipped=True))}
 CALLED = re.compile(r"(?P<command>ajet(?: [a-z]+)*)(?P<rest>(?: .*)?)")
 DOTTED = re.compile(r"(?P<key>[a-z_]+(?:\.[a-z_]+)+)(?:: (?P<value>.+))?")
 CLASS = re.compile(r"(?:ajet|train)(?:\.\w+)+")
@@ -166,7 +166,7 @@ def test_each_flag_of_agentrl_is_answered_with_the_keys_of_its_row():
 def test_the_defaults_that_differ_from_agentjets_are_all_there():
     """Those of its YAML that are no place of a person's own; "none" is null here, and the run's own folder, too."""
     said = dict(re.findall(r"^\| `([\w.]+)` \| .+ \| (.+) \|$", ours_of_defaults(), re.M))
-    default = {".".join(path): field.default for path, field, _ in walk(config_model(shipped=True))}
+    default = {".".join(path): field.default for path, field, _ in walk_keys(config_model(shipped=True))}
     theirs = {key: value for key, value in pairs(yaml.safe_load(WHOLE)["ajet"]) if key in default}
     apart = {key for key, value in theirs.items() if value != default[key] and not PLACES.search(key)}
     assert apart - {"trainer_common.optim.lr_warmup_steps"} <= said.keys()  # -1 and 0 are none
@@ -205,11 +205,11 @@ def named_in_rows(page: str) -> set[str]:
 def test_each_override_of_aworlds_run_sh_has_a_row_with_the_key_that_verl_gets_it_from():
     """Those of its page on training; ours has the same script."""
     script = (ROOT / "train/examples/train_gaia_with_aworld_verl/run.sh").read_text()
-    said, layers = rows("aworld.md"), described("verl").filled
+    said, layers = rows("aworld.md"), find_backbone("verl").filled
     for override in OVERRIDES.replace("AR.", "actor_rollout_ref.").split():
         (here,) = [here for there, _, here in said if f"`{override}`" in there]
         assert f" {override}=" in script or f" reward.{override}=" in script, override
-        near = nearest_of_ours(tuple(override.split(".")), layers)
+        near = find_counterpart(tuple(override.split(".")), layers)
         assert near is None or f"`{near.key.removeprefix('ajet.')}" in here, (override, near)
 
 
@@ -225,7 +225,7 @@ def test_each_override_of_aworlds_run_sh_is_answered_with_a_key_of_its_row(tmp_p
             continue
         try:
             experiment = load_experiment(tmp_path / "x.yaml", overrides=[f"{override}=7"], backbone="local")
-            said = idle_lines(experiment.idle(), "here")
+            said = format_idle_keys(experiment.list_idle_keys(), "here")
         except ConfigError as error:
             said = error.do
         assert any(f"`ajet.{key}" in said or f" {key}" in said for key in ours), (override, said)

@@ -243,10 +243,10 @@ KEY = re.compile(rf"`(?:ajet\.)?((?:{SECTIONS})(?:\.\w+)+)(?:[:=] ?[^`]*)?`")
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_keys_named_in_the_text_exist(page):
-    from ajet.config.schema.base import walk
+    from ajet.config.schema.base import walk_keys
     from ajet.config.schema.extended import config_model
 
-    known = {".".join(path) for path, _, _ in walk(config_model(shipped=True))}
+    known = {".".join(path) for path, _, _ in walk_keys(config_model(shipped=True))}
     known |= {key.rsplit(".", n)[0] for key in known for n in range(1, key.count(".") + 1)}
     text = THEIRS.sub("", re.sub(r"```.*?```", "", page.read_text(), flags=re.S))
     named = {match[1] for match in KEY.finditer(text) if not is_module(match[1])}

@@ -10,7 +10,7 @@ import pytest
 
 from ajet.algorithm import assign_credit
 from ajet.backbone.local.trainer import Trainer
-from ajet.config.schema.trainer_common import Adapter
+from ajet.config.schema.trainer_common import AdapterConfig
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.transformers import TransformersEngine
 from ajet.schema.episode import Episode, Group, Verdict
@@ -48,7 +48,7 @@ async def groups_of(engine, draw, step):
 
 @pytest.mark.extra_slow
 def test_each_of_two_agents_with_opposite_rewards_learns_its_own():
-    adapters = {name: Adapter(rank=8) for name in AGENTS}
+    adapters = {name: AdapterConfig(rank=8) for name in AGENTS}
     config = config_of(lora__adapters=adapters, optim__lr=0.01)
     trainer = Trainer(tiny_qwen3(vocab_size=VOCABULARY, tie_word_embeddings=False), config)
     engine = TransformersEngine(trainer.policy.model, max_num_seqs=2 * TASKS * REPEATS, adapters=AGENTS)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.config.schema.algorithm import Overlong
-from ajet.config.schema.data import Curriculum as CurriculumSettings
+from ajet.config.schema.algorithm import OverlongConfig
+from ajet.config.schema.data import CurriculumConfig as CurriculumSettings
 from ajet.schema.episode import Episode
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
@@ -115,7 +115,7 @@ def test_two_agents_of_one_episode_learn_each_from_their_own_reward():
 LIMIT, MOST = 5, 10
 
 
-def lengths_of(steps: int, overlong: Overlong) -> tuple[list[float], list[float]]:
+def lengths_of(steps: int, overlong: OverlongConfig) -> tuple[list[float], list[float]]:
     """Of each step the mean tokens of a reply, which ends by the token 0 or after `MOST`, and the share of those over
     the limit. The judge likes length: a reply is worth a tenth for each of its tokens."""
     learner, draw = learner_of(algorithm__overlong=overlong), np.random.default_rng(0)
@@ -138,8 +138,8 @@ def lengths_of(steps: int, overlong: Overlong) -> tuple[list[float], list[float]
 
 def test_overlong_shaping_keeps_replies_within_the_limit():
     """A judge that likes length is held by it: the run without it ends with nothing but the longest replies."""
-    shaped = lengths_of(14, Overlong(length=LIMIT, buffer=2, penalty=2.0))
-    plain = lengths_of(14, Overlong())
+    shaped = lengths_of(14, OverlongConfig(length=LIMIT, buffer=2, penalty=2.0))
+    plain = lengths_of(14, OverlongConfig())
     assert np.mean(shaped[1][-5:]) < 0.1 and np.mean(shaped[0][-5:]) < LIMIT, np.round(shaped, 2)
     assert np.mean(plain[1][-5:]) > 0.9 and np.mean(plain[0][-5:]) > MOST - 1, np.round(plain, 2)
 

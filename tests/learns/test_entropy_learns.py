@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.config.schema.algorithm import Covariance
+from ajet.config.schema.algorithm import CovarianceConfig
 from ajet.schema.episode import Episode
 from ajet.schema.task import Task
 from tests.local_fixtures import config_of
@@ -44,8 +44,8 @@ def entropy_and_reward(**algorithm: Any) -> tuple[float, float]:
 
 def test_entropy_is_kept_where_the_tokens_that_take_it_are_held():
     plain = entropy_and_reward()
-    clipped = entropy_and_reward(policy_loss="clip_cov", covariance=Covariance(share=0.6, low=0.0, high=50.0))
-    held = entropy_and_reward(policy_loss="kl_cov", covariance=Covariance(share=0.3, beta=1.0))
+    clipped = entropy_and_reward(policy_loss="clip_cov", covariance=CovarianceConfig(share=0.6, low=0.0, high=50.0))
+    held = entropy_and_reward(policy_loss="kl_cov", covariance=CovarianceConfig(share=0.3, beta=1.0))
     assert plain[0] < 0.15, plain
     assert min(clipped[0], held[0]) > 0.25, (plain, clipped, held)
     assert min(plain[1], clipped[1], held[1]) > 0.97, (plain, clipped, held)

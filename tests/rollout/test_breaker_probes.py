@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ajet.config.schema.rollout import BreakerSettings
+from ajet.config.schema.rollout import BreakerConfig
 from ajet.rollout import breaker
 from ajet.rollout.breaker import Breaker
 from ajet.schema.episode import Failure
@@ -27,11 +27,11 @@ def lost(boundary: Any = "environment", retryable: bool = True) -> Failure:
     ],
 )  # fmt: skip
 def test_it_opens_on_what_is_outside_and_may_mend(failures: list[Failure | None], opens: bool) -> None:
-    made = Breaker(BreakerSettings(share=0.5, window=8))
+    made = Breaker(BreakerConfig(share=0.5, window=8))
     for failure in failures:
         made.report_end(failure)
     assert made.is_open is opens
-    off = Breaker(BreakerSettings(share=0.5, window=8), on=False)
+    off = Breaker(BreakerConfig(share=0.5, window=8), on=False)
     for failure in failures:
         off.report_end(failure)
     assert not off.is_open
@@ -42,7 +42,7 @@ def test_probes_come_one_by_one_and_ever_more_seldom(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(breaker, "time", SimpleNamespace(monotonic=lambda: clock[0]))  # not that of every loop
 
     async def come() -> list[float]:
-        made, found = Breaker(BreakerSettings(share=0.0, window=1)), []
+        made, found = Breaker(BreakerConfig(share=0.0, window=1)), []
         made.report_end(lost())
         while len(found) < 8:
             clock[0] += 0.5
@@ -66,7 +66,7 @@ def test_probes_come_one_by_one_and_ever_more_seldom(monkeypatch: pytest.MonkeyP
 
 def test_a_probe_that_says_nothing_makes_room_for_the_next() -> None:
     async def come() -> None:
-        made = Breaker(BreakerSettings(share=0.0, window=1))
+        made = Breaker(BreakerConfig(share=0.0, window=1))
         made.report_end(lost())
         going: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         one, other, third = (made.open_turn() for _ in range(3))
@@ -87,7 +87,7 @@ def test_a_probe_that_says_nothing_makes_room_for_the_next() -> None:
 
 def test_a_lost_attempt_of_which_all_is_known_is_not_looked_at_again() -> None:
     async def come() -> int:
-        breaker = Breaker(BreakerSettings(share=0.5, window=4, patience=600))
+        breaker = Breaker(BreakerConfig(share=0.5, window=4, patience=600))
         breaker.open_turn()  # as where groups are asked for one by one without end: somebody always plays
         for _ in range(20):
             turn, stopped = breaker.open_turn(), asyncio.get_running_loop().create_future()

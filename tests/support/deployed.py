@@ -17,7 +17,7 @@ from ajet.backbone import open_backbone
 from ajet.commands import deploy
 from ajet.commands.deploy import DeployOptions, ModelServer, serve_model
 from ajet.config import Experiment
-from ajet.config.experiment import defaults_only
+from ajet.config.experiment import load_defaults
 from ajet.gateway import Session
 from ajet.rollout.components import open_gateway
 from ajet.schema.errors import EngineFailure
@@ -98,7 +98,7 @@ def start_deployment(run: str, root: Path, checkpoint: str = "latest", **options
 @contextmanager
 def start_scripted_deployment(folder: Path, key: str, **options: Any) -> Iterator[RunningDeployment]:
     """Serve a scripted engine, which always answers "Three.", behind a deployment's address."""
-    experiment = defaults_only(backbone="debug", name="tool", exp_dir=folder)
+    experiment = load_defaults(backbone="debug", name="tool", exp_dir=folder)
     with start_gateway(["Three."] * 20, **options) as made:
         yield RunningDeployment(ModelServer(made.gateway, key, "tool", experiment).open())
 

@@ -15,7 +15,7 @@ def write_plugin(folder: Path, name: str, arguments: str, **modules: str) -> Pat
     package, about = folder / name, folder / f"{name}-1.dist-info"
     package.mkdir(parents=True)
     about.mkdir()
-    head = "from ajet.config.plugin import Command, ConfigKeys, LaunchFlag, Part, Plugin\n"
+    head = "from ajet.config.plugin import Command, ConfigKeys, LaunchFlag, Plugin, PluginPart\n"
     plugin = f"{head}PLUGIN = Plugin(name='{name}', about='a test', {arguments})\n"
     for module, text in {"__init__": "", "plugin": plugin, **modules}.items():
         (package / f"{module}.py").write_text(text)

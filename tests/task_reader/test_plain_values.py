@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from ajet.config.experiment import defaults_only
+from ajet.config.experiment import load_defaults
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 from ajet.task_reader import open_reader
@@ -27,7 +27,7 @@ def read(folder: Path, name: str, reader: str = "huggingface_dat_repo") -> list[
         options += [f"ajet.task_reader.{reader}.dataset_path={path}", f"ajet.task_reader.{reader}.training_split=train"]
     else:
         options += [f"ajet.task_reader.{reader}.training.file_path={path}"]
-    return list(open_reader(defaults_only(overrides=options)).tasks("train"))
+    return list(open_reader(load_defaults(overrides=options)).tasks("train"))
 
 
 @pytest.mark.parametrize("place", ["rows.csv", "rows.tsv", "rows/train.csv"])

@@ -114,7 +114,7 @@ def test_only_the_command_that_is_named_is_built(tmp_path):
 
 def test_composing_imports_neither_torch_nor_transformers(tmp_path):
     (tmp_path / "x.yaml").write_text(READY)
-    code = "import sys\nfrom ajet.config import load_experiment\nload_experiment('x.yaml').resolved_yaml()\n"
+    code = "import sys\nfrom ajet.config import load_experiment\nload_experiment('x.yaml').dump_resolved()\n"
     code += "print(sorted({'torch', 'transformers', 'ray', 'datasets'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, text=True, capture_output=True)
     assert done.stdout.strip() == "[]", done.stderr
@@ -398,7 +398,7 @@ def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
 
     experiment = load_experiment(made / f"{template}.yaml", backbone="local")
     experiment.require_ready()
-    assert experiment.idle() == []
+    assert experiment.list_idle_keys() == []
     reader = resolve_reference(experiment.ajet.task_reader.type, base=experiment.base)(experiment.config)
     train, held_out = reader.tasks("train"), reader.tasks("validation")
     assert len(held_out) >= 32 and all(isinstance(task, Task) for task in (*train, *held_out))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_experiment
-from ajet.config.why import explain
+from ajet.config.why import explain_key
 from ajet.schema.errors import ConfigError
 
 WHOLE = """
@@ -138,11 +138,11 @@ def test_the_whole_of_its_defaults_loads(tmp_path, backbone):
     experiment = load(tmp_path, WHOLE, backbone=backbone)
     lora = experiment.ajet.trainer_common.lora
     assert (lora.rank, lora.alpha, experiment.ajet.trainer_common.optim.grad_clip) == (8, 32, 20.0)
-    said = " ".join(each.name for each in experiment.idle())
+    said = " ".join(each.name for each in experiment.list_idle_keys())
     for name in ("alien_llm", "swarm", "interchange_server", "markdown"):
         assert name in said
     again = tmp_path / "again.yaml"
-    again.write_text(experiment.resolved_yaml())
+    again.write_text(experiment.dump_resolved())
     trainer = load_experiment(again, backbone=backbone).ajet.trainer_common
     assert (trainer.lora, trainer.optim) == (lora, experiment.ajet.trainer_common.optim)
 
@@ -162,7 +162,7 @@ def test_another_name_means_ours_with_its_place(tmp_path):
     assert (adapters["a"].rank, adapters["a"].agents, adapters["c"].alpha) == (8, ["b"], 2)
     given = load(tmp_path, "ajet: {}", "lora.lora_rank=2", "ajet.trainer_common.optim.lr_scheduler_type=cosine")
     assert (given.ajet.trainer_common.lora.rank, given.ajet.trainer_common.optim.lr_schedule) == (2, "cosine")
-    assert next(iter(explain(given, "lora.lora_rank"))) == "ajet.trainer_common.lora.rank = 2"
+    assert next(iter(explain_key(given, "lora.lora_rank"))) == "ajet.trainer_common.lora.rank = 2"
 
 
 def test_older_names_of_keys_and_sections_mean_ours_with_their_places(tmp_path):
@@ -198,7 +198,7 @@ def test_keys_of_older_rubrics_mean_ours_or_are_said(tmp_path):
     grader = told.ajet.task_judge.rubrics_auto_grader
     assert (grader.success_threshold, grader.query_specific_generate_number, grader.max_retries) == (0.7, 3, 3)
     assert grader.jsonl_dataset_file.training.file_path == "r.jsonl" and grader.input_data_type == "jsonl_dataset_file"
-    idle = {key.rpartition(".")[2] for each in told.idle() for key in each.keys}
+    idle = {key.rpartition(".")[2] for each in told.list_idle_keys() for key in each.keys}
     assert idle == {"sampling_mode", "aggregation_mode", "num_reference_samples"}
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from ajet.backbone.descriptors import DEBUG, HELD_OUT, NO_VALIDATION
 from ajet.config import Experiment, load_experiment
-from ajet.config.idle import idle_lines
-from ajet.config.schema.accepted import ACCEPTED, accepted
-from ajet.config.schema.base import SERVE, walk
+from ajet.config.idle import format_idle_keys
+from ajet.config.schema.accepted import ACCEPTED, explain_accepted_key
+from ajet.config.schema.base import SERVE, walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.config.schema.tasks import NOT_HELD_OUT
-from ajet.config.why import explain
+from ajet.config.why import explain_key
 from ajet_trinity.descriptor import TRINITY
 from scripts.reference.configuration import configuration_md
 
@@ -45,7 +45,7 @@ def idle(folder: Path, backbone: str, *overrides: str, serving: bool = False) ->
     """Name -> (where, why)."""
     (folder / "x.yaml").write_text(YAML)
     experiment = load_experiment(folder / "x.yaml", backbone=backbone, overrides=overrides)
-    found = experiment.idle(serving=serving)
+    found = experiment.list_idle_keys(serving=serving)
     return {each.name: (each.where.removeprefix(f"{folder}/"), each.why) for each in found}
 
 
@@ -80,12 +80,12 @@ def test_a_reward_function_given_as_verl_has_it_says_where_it_goes(tmp_path, bac
     for name in below:
         text = f"{name}: {{{text}}}"
     (tmp_path / "x.yaml").write_text(f"ajet: {{model: {{path: some/model}}}}\n{text}\n")
-    [told] = load_experiment(tmp_path / "x.yaml", backbone=backbone).idle()
+    [told] = load_experiment(tmp_path / "x.yaml", backbone=backbone).list_idle_keys()
     section = ".".join([*below, "custom_reward_function"])
     assert (told.name, told.where) == (f"{section} (2 keys)", f"{tmp_path}/x.yaml:2")
     assert "task_judge.judge_protocol: r.py->score" in told.why and "not read" in told.why
     (tmp_path / "x.yaml").write_text(f"ajet: {{model: {{path: some/model}}}}\nverl: {{{text}}}\n")
-    other = {each.name: each.why for each in load_experiment(tmp_path / "x.yaml", backbone=backbone).idle()}
+    other = {each.name: each.why for each in load_experiment(tmp_path / "x.yaml", backbone=backbone).list_idle_keys()}
     assert backbone == "verl" or "task_judge.judge_protocol" in other[f"verl.{section}.path"]
 
 
@@ -125,14 +125,18 @@ def test_keys_of_verl_say_which_of_ours_is_their_like(tmp_path):
     )
     (tmp_path / "x.yaml").write_text(text)
     for backbone in ("debug", "local"):
-        found = {each.name: each.why for each in load_experiment(tmp_path / "x.yaml", backbone=backbone).idle()}
+        found = {
+            each.name: each.why for each in load_experiment(tmp_path / "x.yaml", backbone=backbone).list_idle_keys()
+        }
         own = "it is verl's own; here `ajet."
         assert found["actor_rollout_ref.model.lora_rank"] == f"{own}trainer_common.lora.rank: 32` is its like"
         assert found["verl.actor_rollout_ref.actor.optim.lr"] == f"{own}trainer_common.optim.lr: 3e-05` is its like"
         assert "algorithm.loss_aggregation`" in found["actor_rollout_ref.actor.loss_agg_mode"]
         assert found["verl"] == found["actor_rollout_ref"] == "it is verl's own"
         assert "actor_rollout_ref.actor.kl_loss_coef" not in found, "ours says the same"
-    assert "verl" not in " ".join(each.name for each in load_experiment(tmp_path / "x.yaml", backbone="verl").idle())
+    assert "verl" not in " ".join(
+        each.name for each in load_experiment(tmp_path / "x.yaml", backbone="verl").list_idle_keys()
+    )
 
 
 def test_a_section_that_was_not_chosen_does_nothing(tmp_path):
@@ -158,18 +162,18 @@ def test_what_only_a_server_reads_is_idle_in_a_launch_alone(tmp_path):
 def test_the_screen_is_one_heading_and_a_line_each(tmp_path):
     idle(tmp_path, "verl")
     experiment = load_experiment(tmp_path / "x.yaml", backbone="verl")
-    heading, *rows = idle_lines(experiment.idle(), "on the backbone verl").splitlines()
+    heading, *rows = format_idle_keys(experiment.list_idle_keys(), "on the backbone verl").splitlines()
     assert heading == "Set, and without effect on the backbone verl:"
     assert all(re.fullmatch(r"  ajet\.\S.* \(\S*x\.yaml:\d+\): \S.*", row) for row in rows), "as the review does"
-    assert len(rows) == len(experiment.idle()) == 5
-    assert idle_lines([], "anywhere") == ""
+    assert len(rows) == len(experiment.list_idle_keys()) == 5
+    assert format_idle_keys([], "anywhere") == ""
 
 
 @pytest.mark.parametrize("backbone", ["debug", "local", "verl"])
 def test_a_file_that_ajet_wrote_was_not_set_by_anybody(tmp_path, backbone):
     experiment = Experiment.from_dict({"ajet": {"backbone": backbone}}, base=tmp_path)
-    (tmp_path / "resolved.yaml").write_text(experiment.resolved_yaml())
-    assert load_experiment(tmp_path / "resolved.yaml", backbone=backbone).idle() == []
+    (tmp_path / "resolved.yaml").write_text(experiment.dump_resolved())
+    assert load_experiment(tmp_path / "resolved.yaml", backbone=backbone).list_idle_keys() == []
 
 
 def test_accepted_keys_take_anything_and_reach_nobody(tmp_path):
@@ -182,33 +186,36 @@ def test_accepted_keys_take_anything_and_reach_nobody(tmp_path):
         node[last] = {"anything": [1]}
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path)
     assert experiment.ajet == Experiment.from_dict({}, base=tmp_path).ajet
-    assert {each.name for each in experiment.idle()} == {f"ajet.{name}" for name in ACCEPTED}
-    assert not {".".join(path) for path, _, _ in walk(config_model(shipped=True))} & {*ACCEPTED}
+    assert {each.name for each in experiment.list_idle_keys()} == {f"ajet.{name}" for name in ACCEPTED}
+    assert not {".".join(path) for path, _, _ in walk_keys(config_model(shipped=True))} & {*ACCEPTED}
 
 
 def test_accepted_keys_may_stand_in_overrides_and_be_asked_for(tmp_path):
     (tmp_path / "x.yaml").write_text("ajet: {task_runner: {wrapper_type: asyncio}}")
     experiment = load_experiment(tmp_path / "x.yaml", overrides=["rollout.mode=sync", "++execute_test=x"])
-    assert [each.name for each in experiment.idle()] == [
+    assert [each.name for each in experiment.list_idle_keys()] == [
         "ajet.task_runner",
         "ajet.rollout.mode",
         "ajet.execute_test",
     ]
-    (line,) = explain(experiment, "ajet.rollout.mode")
+    (line,) = explain_key(experiment, "ajet.rollout.mode")
     assert "has no effect: requests are always asynchronous" in line
-    assert accepted(("task_runner", "wrapper_type")) and accepted(("rollout", "engine")) is None
+    assert explain_accepted_key(("task_runner", "wrapper_type")) and explain_accepted_key(("rollout", "engine")) is None
 
 
 def test_why_says_it_too(tmp_path):
     (tmp_path / "x.yaml").write_text(YAML)
-    lines = list(explain(load_experiment(tmp_path / "x.yaml", backbone="verl"), "rollout.engine"))
+    lines = list(explain_key(load_experiment(tmp_path / "x.yaml", backbone="verl"), "rollout.engine"))
     assert lines[2] == f"  It has no effect on the backbone verl: {VLLM}"
 
 
 def test_each_reason_ends_a_line_and_is_in_the_docs():
     page = configuration_md()
     declared = {
-        reason.why for _, _, notes in walk(config_model(shipped=True)) for reason in notes["idle"].values() if reason
+        reason.why
+        for _, _, notes in walk_keys(config_model(shipped=True))
+        for reason in notes["idle"].values()
+        if reason
     }
     for why in declared | {*ACCEPTED.values()}:
         assert why and not why.endswith(".") and "\n" not in why, why
@@ -227,7 +234,7 @@ def test_the_section_of_the_agent_that_comes_with_ajet_does_nothing_for_a_model_
 def test_where_nothing_is_held_out_that_is_said_of_every_readers_keys_for_it() -> None:
     """As the schema says of them in `ajet serve`: a reader that comes in is in the descriptors, too. What a share of
     traces leaves is trained on; and a generator's own reader is there for its train tasks."""
-    keys = walk(config_model(shipped=True))
+    keys = walk_keys(config_model(shipped=True))
     of_schema = {".".join(path) for path, _, notes in keys if (said := notes["idle"].get(SERVE)) is not None
                  and said.why == NOT_HELD_OUT[SERVE] and path[0] == "task_reader"}  # fmt: skip
     more = {each for each in of_schema if each.startswith("task_reader.data_generation.")}

@@ -10,9 +10,9 @@ import yaml
 from ajet.algorithm import open_algorithm
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment, load_experiment
-from ajet.config.locations import preset_file
-from ajet.config.schema.algorithm import Algorithm
-from ajet.config.why import explain
+from ajet.config.locations import find_preset
+from ajet.config.schema.algorithm import AlgorithmConfig
+from ajet.config.why import explain_key
 from ajet.schema.errors import ConfigError
 
 KEY = "ajet.trainer_common.algorithm"
@@ -27,13 +27,15 @@ def of(name: str, **algorithm) -> Experiment:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_preset_is_what_its_file_says(name):
     found = of(name).ajet.trainer_common
-    said = yaml.safe_load(preset_file(name).read_text())["ajet"]["trainer_common"]
+    said = yaml.safe_load(find_preset(name).read_text())["ajet"]["trainer_common"]
     for key, value in said.pop("algorithm").items():
         assert getattr(found.algorithm, key) == value, key
     assert found.use_kl_loss is False and set(said) == {"use_kl_loss"}
     loss = TokenLoss.from_settings(found, open_algorithm(of(name).ajet))
     assert loss.behaviour and loss.correction is None and loss.bounds is not None
-    assert of(name).served().ajet.trainer_common.importance_cap is None, "the ratio already refers to the sampler"
+    assert of(name).adapt_to_serve().ajet.trainer_common.importance_cap is None, (
+        "the ratio already refers to the sampler"
+    )
 
 
 def test_the_yaml_wins_and_why_says_the_preset_otherwise(tmp_path):
@@ -43,22 +45,22 @@ def test_the_yaml_wins_and_why_says_the_preset_otherwise(tmp_path):
     )
     made = load_experiment(path)
     assert made.ajet.trainer_common.algorithm.clip_high == 0.5
-    lines = "\n".join(explain(made, f"{KEY}.clip_high"))
+    lines = "\n".join(explain_key(made, f"{KEY}.clip_high"))
     assert "→ x.yaml" in lines and "  minirl.yaml" in lines
-    said = "\n".join(explain(made, f"{KEY}.policy_loss"))
-    assert "policy_loss = minirl" in said and "→ minirl.yaml" in said and str(preset_file("minirl")) in said
-    assert f"{KEY}.policy_loss" not in made.given() and f"{KEY}.clip_high" in made.given()
-    assert made.idle() == [], "what a preset says was not set by a person"
+    said = "\n".join(explain_key(made, f"{KEY}.policy_loss"))
+    assert "policy_loss = minirl" in said and "→ minirl.yaml" in said and str(find_preset("minirl")) in said
+    assert f"{KEY}.policy_loss" not in made.list_set_keys() and f"{KEY}.clip_high" in made.list_set_keys()
+    assert made.list_idle_keys() == [], "what a preset says was not set by a person"
     other = load_experiment(path, overrides=["trainer_common.algorithm.preset=grpo", f"{KEY}.clip_low=0.3"])
     assert other.ajet.trainer_common.algorithm.policy_loss == "clipped"
     assert other.ajet.trainer_common.algorithm.clip_low == 0.3
-    again = Experiment.from_text(other.resolved_yaml(), tmp_path / "again.yaml", root=tmp_path)
-    assert again.training_relevant() == other.training_relevant()
+    again = Experiment.from_text(other.dump_resolved(), tmp_path / "again.yaml", root=tmp_path)
+    assert again.list_training_settings() == other.list_training_settings()
     assert load_experiment(path, overrides=[f"{KEY}.preset=null"]).ajet.trainer_common.algorithm.policy_loss is None
 
 
 def test_a_name_that_is_none_or_comes_too_late_is_refused(tmp_path):
-    assert set(NAMES) == set(Algorithm.model_fields["preset"].annotation.__args__[0].__args__)
+    assert set(NAMES) == set(AlgorithmConfig.model_fields["preset"].annotation.__args__[0].__args__)
     with pytest.raises(ConfigError, match="one of minirl, grpo"):
         of("minrl")
     path = tmp_path / "x.yaml"

@@ -130,7 +130,7 @@ def test_the_whole_yaml_means_what_it_says(tmp_path):
     assert ajet.rollout.compute_madness_checklist == ["nonsense", "wrong_toolcall"]
     assert ajet.rollout.agent_madness_reward == 0.0 and ajet.trainer_common.save_freq == 99999
     assert experiment.backbone_overrides == {"trinity": {"trainer": {"max_token_len_per_gpu": 13000}}}
-    assert [idle.name for idle in experiment.idle()] == [
+    assert [idle.name for idle in experiment.list_idle_keys()] == [
         "ajet.rollout.tensor_model_parallel_size",
         "ajet.trainer_common.trinity_only__n_vllm_engine",
         "trinity",

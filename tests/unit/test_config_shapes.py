@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_experiment
-from ajet.config.compose import by_hydra, merged
-from ajet.config.locations import preset_file
+from ajet.config.compose import compose_by_hydra, merge_layers
+from ajet.config.locations import find_preset
 from ajet.config.overrides import parse_overrides
-from ajet.config.resolution import unresolved
+from ajet.config.resolution import dump_unresolved
 from ajet.schema.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -186,9 +186,9 @@ def test_layers_are_merged_as_hydra_composes_them(tmp_path, flag):
         experiment = load_experiment(path, overrides=overrides, backbone=flag)
         parsed = parse_overrides(overrides, roots=experiment.sections, backbones=["verl"])
         chosen = [layer for layer in (experiment.backbone.layer,) if layer]
-        layers, more = experiment.layers, {"chosen": [*chosen, preset_file("minirl")], "flag": flag}
-        ours, hydras = merged(layers, parsed, **more), by_hydra(layers, parsed, **more)
-        assert unresolved(ours) == unresolved(hydras) and list(ours) == list(hydras)
+        layers, more = experiment.layers, {"chosen": [*chosen, find_preset("minirl")], "flag": flag}
+        ours, hydras = merge_layers(layers, parsed, **more), compose_by_hydra(layers, parsed, **more)
+        assert dump_unresolved(ours) == dump_unresolved(hydras) and list(ours) == list(hydras)
         assert ours._get_flag("struct") and hydras._get_flag("struct")
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from ajet.config.schema.data import Curriculum as Settings
+from ajet.config.schema.data import CurriculumConfig as Settings
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task

@@ -17,7 +17,7 @@ from ajet.algorithm import assign_credit, open_algorithm
 from ajet.commands.launch import launch
 from ajet.commands.launch_checks import refuse_untrainable
 from ajet.config import Experiment
-from ajet.config.schema.algorithm import Teacher
+from ajet.config.schema.algorithm import TeacherConfig
 from ajet.engine.teacher_endpoint import TeacherEndpoint, probe_ids
 from ajet.gateway import Capture
 from ajet.record.episode_codec import decode, encode
@@ -180,7 +180,7 @@ def says(request, spelt=lambda token: Letters().decode([token])):
 
 
 def endpoint(server, **changes):
-    return TeacherEndpoint(Teacher(base_url=server.url, model="t", max_retries=1, **changes))
+    return TeacherEndpoint(TeacherConfig(base_url=server.url, model="t", max_retries=1, **changes))
 
 
 def told_by(say, monkeypatch, lengths=(3, 2)):
@@ -275,7 +275,7 @@ def test_a_key_that_no_request_can_carry_is_in_no_error(monkeypatch):
 
 def test_an_address_that_is_none_is_said():
     with pytest.raises(UserError, match="The teacher cannot be asked: Invalid port"):
-        TeacherEndpoint(Teacher(base_url="http://host:port/v1", model="t")).require_same_tokenizer(Letters())
+        TeacherEndpoint(TeacherConfig(base_url="http://host:port/v1", model="t")).require_same_tokenizer(Letters())
 
 
 def test_a_teacher_that_is_not_there_is_told_before_the_policy_is_loaded(tmp_path):

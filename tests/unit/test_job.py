@@ -179,7 +179,7 @@ def test_what_it_dumps_is_readable(tmp_path):
 
 def test_what_python_gave_is_not_said_to_stand_in_a_file_that_nobody_wrote():
     job = AgentJetJob(name="tune").set(rollout__mode="async")
-    said = {each.keys: each.where for each in job.experiment().idle()}
+    said = {each.keys: each.where for each in job.experiment().list_idle_keys()}
     assert said["ajet.rollout.mode",] == "ajet.rollout.mode, as given in Python"
     with pytest.raises(ConfigError) as caught:
         job.experiment().require_ready()

@@ -12,8 +12,8 @@ from ajet import AgentJetJob
 from ajet.commands.job_arguments import KEYS, READER_FIELDS
 from ajet.config import load_experiment
 from ajet.config.schema.accepted import ACCEPTED
-from ajet.config.schema.base import subsection
-from ajet.config.schema.tasks import TaskReader
+from ajet.config.schema.base import find_section_model
+from ajet.config.schema.tasks import TaskReaderConfig
 from ajet.schema.errors import ConfigError, UserError
 
 NEWEST = """
@@ -85,7 +85,9 @@ def test_those_without_an_effect_are_said_and_those_that_cannot_be_are_refused_i
                "swarm_mode_sample_collection_method": "rollout_until_finish_enough_tasks"}  # fmt: skip
     assert {*GIVEN, *unheard, "ppo_epochs"} == set(KEYS) and all(KEYS[name] in ACCEPTED for name in unheard)
     job = AgentJetJob(**unheard)
-    assert {f"ajet.{KEYS[name]}" for name in unheard} <= {key for each in job.experiment().idle() for key in each.keys}
+    assert {f"ajet.{KEYS[name]}" for name in unheard} <= {
+        key for each in job.experiment().list_idle_keys() for key in each.keys
+    }
     assert composed(AgentJetJob(ppo_epochs=1)) == composed(AgentJetJob())
     with pytest.raises(ConfigError, match="trained on once") as caught:
         AgentJetJob(ppo_epochs=2).experiment()
@@ -142,17 +144,19 @@ def test_a_yaml_to_begin_with_is_that_yaml_with_overrides(base, tmp_path):
     )
     dumped = load_experiment(job.dump_job_as_yaml(tmp_path / "dumped" / "other.yaml"))
     for made in (job.experiment(), dumped):
-        assert made.settled() == wanted.settled()
+        assert made.settle_values() == wanted.settle_values()
         assert (made.name, made.sections) == ("base", {"frozen_lake": {"size": 4}})
-    assert AgentJetJob(base_yaml_config=base).experiment().settled() == load_experiment(base).settled()
+    assert AgentJetJob(base_yaml_config=base).experiment().settle_values() == load_experiment(base).settle_values()
     assert job.set_section("frozen_lake", deep=True).config.frozen_lake.to_dict() == {"size": 4, "deep": True}
 
 
 def test_what_stands_in_the_yaml_is_named_there(base):
     job = AgentJetJob(base_yaml_config=base)
-    assert {each.where for each in job.experiment().idle() if "ajet.rollout.mode" in each.keys} == {f"{base}:5"}
+    assert {each.where for each in job.experiment().list_idle_keys() if "ajet.rollout.mode" in each.keys} == {
+        f"{base}:5"
+    }
     job.set(rollout__mode="sync")
-    said = {each.where for each in job.experiment().idle() if "ajet.rollout.mode" in each.keys}
+    said = {each.where for each in job.experiment().list_idle_keys() if "ajet.rollout.mode" in each.keys}
     assert said == {"ajet.rollout.mode, as given in Python"}
     base.write_text(BASE.replace("num_repeat: 6", "num_repeats: 6"))
     with pytest.raises(ConfigError, match="num_repeat") as caught:
@@ -213,7 +217,7 @@ def test_a_path_or_a_split_without_a_place_is_refused(given, said):
 
 
 def test_every_reader_with_a_section_has_its_place():
-    sections = {name for name, field in TaskReader.model_fields.items() if subsection(field) is not None}
+    sections = {name for name, field in TaskReaderConfig.model_fields.items() if find_section_model(field) is not None}
     assert sections - {"columns", "random_dummy", "reasoning_gym"} == set(READER_FIELDS)
     for kind, place in READER_FIELDS.items():
         for key in (place.path, *(place.splits or ()), *([place.held_out] if place.held_out else [])):

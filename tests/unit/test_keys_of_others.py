@@ -8,7 +8,7 @@ import pytest
 
 from ajet.commands.evaluation.models import find_served_model
 from ajet.config import Experiment
-from ajet.config.other_models import key_in, other_server
+from ajet.config.other_models import find_other_server, read_api_key
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.served import open_remote
 from ajet.environment.chat_model import list_configured
@@ -33,7 +33,7 @@ WHO = {
         ).ajet.task_judge.judges,
         "task_judge.judges",
     ),
-    "OpenAI's": lambda path: other_server(),
+    "OpenAI's": lambda path: find_other_server(),
 }
 
 
@@ -51,4 +51,4 @@ def test_it_is_named_before_anything_is_sent(who, key, tmp_path, monkeypatch):
 
 def test_a_key_without_the_line_end_that_a_file_left_is_a_key(monkeypatch):
     monkeypatch.setenv("K", "sk-right\n")
-    assert key_in("K") == "sk-right" and key_in("NOT_SET") == ""
+    assert read_api_key("K") == "sk-right" and read_api_key("NOT_SET") == ""

@@ -11,7 +11,7 @@ import torch
 from ajet.backbone.local import packed_forward, tree_attention
 from ajet.backbone.local.lora import add_adapters, merged_state, save_adapters
 from ajet.backbone.local.packed_forward import PackedForward, token_logprobs
-from ajet.config.schema.trainer_common import Adapter, Lora
+from ajet.config.schema.trainer_common import AdapterConfig, LoraConfig
 from ajet.context_tracker.packing import pack
 from ajet.engine.same_model import agree
 from ajet.schema.errors import ConfigError
@@ -92,7 +92,7 @@ def test_a_head_with_an_adapter_is_read_in_chunks_as_the_whole(monkeypatch):
     """In float64, but for the table of log-probabilities, whose rows are the same however many there are."""
     pytest.importorskip("peft")
     model = tiny_qwen3(dtype=torch.float64, tie_word_embeddings=False)
-    lora = Lora(rank=2, target_modules=["q_proj", "lm_head"])
+    lora = LoraConfig(rank=2, target_modules=["q_proj", "lm_head"])
     add_adapters(model, lora)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.no_grad():
@@ -115,15 +115,15 @@ def test_a_head_with_an_adapter_is_read_in_chunks_as_the_whole(monkeypatch):
 @pytest.mark.parametrize(
     ("tied", "lora", "says"),
     [
-        (True, Lora(rank=2, target_modules=["lm_head"]), "are the same weights: an adapter on the head alone"),
-        (True, Lora(rank=2, target_modules=["q_proj", "embed_tokens"]), "an adapter on the embedding alone"),
+        (True, LoraConfig(rank=2, target_modules=["lm_head"]), "are the same weights: an adapter on the head alone"),
+        (True, LoraConfig(rank=2, target_modules=["q_proj", "embed_tokens"]), "an adapter on the embedding alone"),
         (
             False,
-            Lora(target_modules=["lm_head"], adapters={"a": Adapter(rank=2)}),
+            LoraConfig(target_modules=["lm_head"], adapters={"a": AdapterConfig(rank=2)}),
             "does not see every token of a step",
         ),
-        (True, Lora(rank=2), ""),
-        (False, Lora(rank=2, target_modules=["lm_head", "embed_tokens"]), ""),
+        (True, LoraConfig(rank=2), ""),
+        (False, LoraConfig(rank=2, target_modules=["lm_head", "embed_tokens"]), ""),
     ],
 )
 def test_an_adapter_that_no_sampler_could_follow_is_refused_by_name(tied, lora, says):
@@ -274,7 +274,7 @@ def test_a_rank_that_has_no_token_to_hold_agrees():
 def test_saved_adapters_name_their_modules_in_order(tmp_path):
     """Else `adapter_config.json` has other bytes in each process."""
     pytest.importorskip("peft")
-    model = add_adapters(tiny_qwen3(layers=1), Lora(rank=2))
+    model = add_adapters(tiny_qwen3(layers=1), LoraConfig(rank=2))
     save_adapters(model, tmp_path)
     modules = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
     assert len(modules) > 3 and modules == sorted(modules)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
-from ajet.config.overrides import as_override
+from ajet.config.overrides import format_override
 from ajet.engine.model_cache import entry
 from ajet.schema.errors import UserError
 from ajet_datagen.generation.kept import Kept
@@ -70,9 +70,9 @@ def test_a_cache_that_cannot_be_written_is_said(here: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("text", ["/a/plain-1.0/path", "/ein Ordner – 模型/it's", "a,b={c}", "ends in \\"])
 def test_a_setting_that_is_shown_can_be_pasted(text: str) -> None:
-    from ajet.config.experiment import defaults_only
+    from ajet.config.experiment import load_defaults
 
-    shown = as_override("model.path", text)
+    shown = format_override("model.path", text)
     [word] = shlex.split(shown)
-    assert defaults_only(overrides=[word]).ajet.model.path == text
+    assert load_defaults(overrides=[word]).ajet.model.path == text
     assert (shown == f"model.path={text}") == (os.path.basename(text) == "path")

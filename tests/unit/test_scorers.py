@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ajet.config import Experiment
-from ajet.config.schema.tasks import TaskJudge
+from ajet.config.schema.tasks import TaskJudgeConfig
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure, SandboxFailure, TaskError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -33,7 +33,7 @@ def plain() -> Experiment:
 
 def judged_by(judge: dict[str, Any]) -> Judge:
     """What these keys of `task_judge` open."""
-    ajet = plain().ajet.model_copy(update={"task_judge": TaskJudge(**judge)})
+    ajet = plain().ajet.model_copy(update={"task_judge": TaskJudgeConfig(**judge)})
     return open_judge(replace(plain(), ajet=ajet))
 
 

@@ -12,7 +12,7 @@ import torch
 from ajet.backbone.local.lora import add_adapters, with_saved
 from ajet.backbone.local.policy import Policy
 from ajet.backbone.local.trainer import Trainer
-from ajet.config.schema.trainer_common import Adapter, Lora
+from ajet.config.schema.trainer_common import AdapterConfig, LoraConfig
 from ajet.context_tracker import timelines
 from ajet.context_tracker.packing import pack
 from ajet.engine.adapters import Adapters
@@ -25,7 +25,7 @@ from ajet.schema.errors import ConfigError, EngineFailure, UserError
 from ajet_proof.tokens.proof_lines import prove_timelines
 from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3
 
-TWO = {"solver": Adapter(rank=4), "critic": Adapter(rank=2, alpha=4, agents=["critic*"])}
+TWO = {"solver": AdapterConfig(rank=4), "critic": AdapterConfig(rank=2, alpha=4, agents=["critic*"])}
 
 
 def of_adapters(*names, seed=0):
@@ -236,14 +236,14 @@ def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
 
     begun = Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=TWO), start=tmp_path / "b")
     assert torch.equal(begun.policy.weights.values, trainer.policy.weights.values), "a training begins with them"
-    other = {"solver": Adapter(rank=8), "critic": TWO["critic"]}
+    other = {"solver": AdapterConfig(rank=8), "critic": TWO["critic"]}
     with pytest.raises(UserError, match="cannot be taken"):
         Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=other), start=tmp_path / "b")
-    louder = {"solver": TWO["solver"], "critic": Adapter(rank=2, alpha=8)}
+    louder = {"solver": TWO["solver"], "critic": AdapterConfig(rank=2, alpha=8)}
     with pytest.raises(UserError, match="its alpha is 4"):
         Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=louder), start=tmp_path / "b")
 
-    unnamed = with_saved(Lora(adapters={"third": Adapter(rank=3)}), tmp_path / "b")
+    unnamed = with_saved(LoraConfig(adapters={"third": AdapterConfig(rank=3)}), tmp_path / "b")
     known = Policy(tiny_qwen3(layers=1), lora=unnamed, reference=False, start=tmp_path / "b")
     assert known.adapters.names == ("third", "solver", "critic"), "those of the folder, whatever the YAML names"
     start, stop = known.part_of("critic")
@@ -254,4 +254,6 @@ def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
 def test_a_name_that_the_model_itself_has_is_refused(name):
     """torch takes some as no module's name; with others peft would save all adapters under wrong names."""
     with pytest.raises(ConfigError, match=f"An adapter cannot be called '{name}'"):
-        add_adapters(tiny_qwen3(layers=1), Lora(adapters={"solver": Adapter(rank=2), name: Adapter(rank=2)}))
+        add_adapters(
+            tiny_qwen3(layers=1), LoraConfig(adapters={"solver": AdapterConfig(rank=2), name: AdapterConfig(rank=2)})
+        )

@@ -12,7 +12,7 @@ from ajet.algorithm.importance import stale_metrics
 from ajet.algorithm.staleness import log_staleness
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment
-from ajet.config.schema.trainer_common import TrainerCommon
+from ajet.config.schema.trainer_common import TrainerConfig
 from tests.verl_fixtures import experiment, without_verl
 
 ALGORITHM = "trainer_common.algorithm"
@@ -25,14 +25,14 @@ ALGORITHM = "trainer_common.algorithm"
 def test_the_cap_is_that_of_the_mode_but_what_is_written_stays(written, asynchronous, sync):
     modes = dict.fromkeys(("async", "colocate_async", "separate_async"), asynchronous)
     for mode, wanted in {"sync": sync, **modes}.items():
-        found = TrainerCommon.model_validate({"mode": mode, "algorithm": written})
+        found = TrainerConfig.model_validate({"mode": mode, "algorithm": written})
         assert found.importance_cap == wanted
         assert TokenLoss.from_settings(found, Algorithm(found.algorithm)).is_cap == wanted
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "colocate_async", "separate_async"])
 def test_a_loss_whose_ratio_is_to_the_policy_that_sampled_has_no_other_weights(mode):
-    found = TrainerCommon.model_validate({"mode": mode, "algorithm": {"old_policy": "behaviour"}})
+    found = TrainerConfig.model_validate({"mode": mode, "algorithm": {"old_policy": "behaviour"}})
     assert found.importance_cap is None
 
 
@@ -40,10 +40,10 @@ def test_a_loss_whose_ratio_is_to_the_policy_that_sampled_has_no_other_weights(m
 def test_behind_serve_there_is_one_too(written, served):
     tree = {"ajet": {"trainer_common": {"algorithm": written}}}
     in_turns = Experiment.from_dict(tree, base=Path("/somewhere"))
-    assert in_turns.training_relevant()[f"ajet.{ALGORITHM}.is_cap"] is None, "what runs are compared by"
-    found = in_turns.served()
-    assert found.training_relevant()[f"ajet.{ALGORITHM}.is_cap"] == served
-    again = Experiment.from_text(found.resolved_yaml(), Path("/somewhere/x.yaml"), root=Path("/somewhere"))
+    assert in_turns.list_training_settings()[f"ajet.{ALGORITHM}.is_cap"] is None, "what runs are compared by"
+    found = in_turns.adapt_to_serve()
+    assert found.list_training_settings()[f"ajet.{ALGORITHM}.is_cap"] == served
+    again = Experiment.from_text(found.dump_resolved(), Path("/somewhere/x.yaml"), root=Path("/somewhere"))
     assert again.ajet.trainer_common.importance_cap == served, "what is repeated"
 
 
@@ -59,17 +59,17 @@ def said_by(function, *arguments) -> str:
 
 def test_a_run_says_what_stale_tokens_get():
     assert "up to 4 steps old are trained on with importance weight min(" in said_by(
-        log_staleness, TrainerCommon(mode="colocate_async"), 4
+        log_staleness, TrainerConfig(mode="colocate_async"), 4
     )
-    assert "engine's, 2)" in said_by(log_staleness, TrainerCommon(mode="colocate_async"), 4)
+    assert "engine's, 2)" in said_by(log_staleness, TrainerConfig(mode="colocate_async"), 4)
     assert "by earlier weights are trained on with importance weight 1 (" in said_by(
-        log_staleness, TrainerCommon(), None
+        log_staleness, TrainerConfig(), None
     )
     for written, said in (
         ({"old_policy": "behaviour"}, "the ratio to the policy that sampled them"),
         ({"is_mode": "geometric_mask"}, "importance weights up to 2, geometric_mask"),
     ):
-        found = TrainerCommon.model_validate({"mode": "colocate_async", "algorithm": written})
+        found = TrainerConfig.model_validate({"mode": "colocate_async", "algorithm": written})
         assert said in said_by(log_staleness, found, 4)
 
 

@@ -32,7 +32,7 @@ def test_each_epoch_has_each_task_once(count: int, seed: int, shuffle: bool) -> 
 def test_a_run_sees_each_task_once_an_epoch(count: int, batch: int, epochs: int) -> None:
     """However batches lie across the epochs' borders: its last step alone goes beyond the last epoch."""
     settings = AjetConfig(data={"train_batch_size": batch}, trainer_common={"total_epochs": epochs})
-    steps = settings.total_steps(count)
+    steps = settings.count_steps(count)
     assert (steps - 1) * batch < epochs * count <= steps * batch
     played = names(TaskOrder(tasks(count), 0), 0, epochs * count)
     assert {played.count(task.task_id) for task in tasks(count)} == {epochs}

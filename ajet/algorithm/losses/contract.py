@@ -24,7 +24,7 @@ from ajet.algorithm.contract import Row
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ajet.config.schema.algorithm import Algorithm as Settings
+    from ajet.config.schema.algorithm import AlgorithmConfig as Settings
 
 
 class LossInputs(NamedTuple):

@@ -16,7 +16,7 @@ from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
 
 if TYPE_CHECKING:
     from ajet.backbone.decoupled.quarantine import Quarantine
-    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.config.schema.trainer_common import TrainerConfig
     from ajet.store import Lease, SharedStore
     from ajet.task_reader import TaskOrder
 
@@ -58,7 +58,7 @@ class Ready:
 class ClosedGroups:
     """The closed groups of one store."""
 
-    def __init__(self, store: SharedStore, trainer: TrainerCommon, quarantine: Quarantine | None = None) -> None:
+    def __init__(self, store: SharedStore, trainer: TrainerConfig, quarantine: Quarantine | None = None) -> None:
         """`quarantine`: checks each group that is read; None: none is checked."""
         self._store, self._trainer, self._quarantine = store, trainer, quarantine
         self._held: dict[int, tuple[Group, tuple[int, ...]]] = {}
@@ -101,7 +101,7 @@ class ClosedGroups:
         return Reuse([order for order, steps in used.items() if steps], again, worn)
 
 
-def fresh(group: Group, version: int, trainer: TrainerCommon) -> bool:
+def fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:
     """Whether it may be trained on by an update of the policy's `version`. What names a later one was sampled with
     weights that no checkpoint has any more."""
     return newest(group.episodes, version) <= version and measure_freshness(group.episodes, version, trainer).is_usable

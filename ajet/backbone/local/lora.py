@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.schema.trainer_common import Adapter
+from ajet.config.schema.trainer_common import AdapterConfig
 from ajet.engine.adapters import Adapters, folder_of
 from ajet.record.bounded_json import read_json
 from ajet.schema.errors import ConfigError, MissingExtra
@@ -22,13 +22,13 @@ from ajet.schema.errors import ConfigError, MissingExtra
 if TYPE_CHECKING:
     import torch
 
-    from ajet.config.schema.trainer_common import Lora
+    from ajet.config.schema.trainer_common import LoraConfig
 
 _NUMBERS, _SLICE, _APART = 1 << 20, 1 << 18, 40503
 """Random numbers that roundings share, how many weights are rounded at a time, and where the next ones begin."""
 
 
-def add_adapters(model: Any, lora: Lora) -> Any:
+def add_adapters(model: Any, lora: LoraConfig) -> Any:
     """The model as a peft model with fresh adapters (they change nothing yet): one, or those of `lora.adapters` in
     their order, all of which train. Raises MissingExtra without peft and ConfigError when no module has one of the
     names."""
@@ -36,7 +36,7 @@ def add_adapters(model: Any, lora: Lora) -> Any:
         from peft import LoraConfig, get_peft_model
     except ImportError:
         raise MissingExtra("peft", "local", needed_for="LoRA (trainer_common.lora.rank)") from None
-    wanted = {name: lora.of(name) for name in lora.adapters} or {"default": lora}
+    wanted = {name: lora.resolve_adapter(name) for name in lora.adapters} or {"default": lora}
     configs = {
         name: LoraConfig(
             r=each.rank,
@@ -108,15 +108,15 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
             )
 
 
-def with_saved(lora: Lora, folder: Path) -> Lora:
+def with_saved(lora: LoraConfig, folder: Path) -> LoraConfig:
     """`lora`, where the adapters in `folder` are as they were trained, and those that it names besides as it says."""
     saved = {name: _as_saved(folder_of(folder, name)) for name in Adapters.saved(folder).names}
     return lora.model_copy(update={"adapters": {**lora.adapters, **saved}}) if saved else lora
 
 
-def _as_saved(place: Path) -> Adapter:
+def _as_saved(place: Path) -> AdapterConfig:
     told = read_json(place / "adapter_config.json")
-    return Adapter(rank=told["r"], alpha=told["lora_alpha"], target_modules=told["target_modules"])
+    return AdapterConfig(rank=told["r"], alpha=told["lora_alpha"], target_modules=told["target_modules"])
 
 
 def adapter_in(parameter: str) -> str:

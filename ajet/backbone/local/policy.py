@@ -24,7 +24,7 @@ from ajet.engine.rms_norm import cheapen_norms
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.config.schema.trainer_common import Lora
+    from ajet.config.schema.trainer_common import LoraConfig
     from ajet.engine.agreed import Agreed
 
 
@@ -36,7 +36,7 @@ class Policy:
         self,
         model: Any,
         *,
-        lora: Lora,
+        lora: LoraConfig,
         reference: bool,
         gradient_checkpointing: bool = False,
         start: Path | None = None,

@@ -16,7 +16,7 @@ import numpy as np
 from ajet.backbone.contract import scored
 from ajet.backbone.local.requirements import teacher_source
 from ajet.backbone.local.scorer import Scorer
-from ajet.config.schema.trainer_common import Lora
+from ajet.config.schema.trainer_common import LoraConfig
 from ajet.engine.teacher_endpoint import other_tokenizer
 from ajet.environment.loop import in_thread
 from ajet.schema.batch import Sample
@@ -36,7 +36,7 @@ class LocalTeacher:
         settings = experiment.ajet.model_copy(deep=True)
         settings.model.path = settings.trainer_common.algorithm.teacher.path
         require_same_vocabulary(tokenizer, load_tokenizer(teacher_source(experiment)))
-        settings.trainer_common.lora = Lora()
+        settings.trainer_common.lora = LoraConfig()
         self._tokens = settings.trainer_common.micro_batch_tokens
         self._scorer = Scorer(replace(experiment, ajet=settings))
         self._lock = threading.Lock()

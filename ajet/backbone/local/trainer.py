@@ -62,13 +62,13 @@ class Trainer:
         algorithm = algorithm or open_algorithm(config)
         self.tokens = TokenLoss.from_settings(self.settings, algorithm)
         self.temperature = config.rollout.temperature
-        self.truncates = config.rollout.truncates
+        self.truncates = config.rollout.truncates_sampling
         optim = self.settings.optim
         self.schedule = LearningRateSchedule.from_config(optim, self.settings.total_training_steps)
         self.policy = Policy(
             model,
             lora=self.settings.lora,
-            reference=config.keeps_reference,
+            reference=config.needs_reference_model,
             gradient_checkpointing=self.settings.gradient_checkpointing,
             start=start,
             agreed=agreed,

@@ -29,7 +29,7 @@ from ajet.backbone.local.optimizer import FlatAdamW
 
 if TYPE_CHECKING:
     from ajet.backbone.local.packed_forward import PackedForward
-    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.config.schema.trainer_common import TrainerConfig
     from ajet.context_tracker.packing import PackedRow, Targets
     from ajet.schema.batch import Sample
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class ValueHead:
     """The value head of a policy whose hidden states are `size` wide. float32, whatever the policy is."""
 
-    def __init__(self, size: int, device: torch.device, trainer: TrainerCommon) -> None:
+    def __init__(self, size: int, device: torch.device, trainer: TrainerConfig) -> None:
         self.settings = trainer.algorithm.critic
         optim = trainer.optim
         self.weight = torch.nn.Parameter(torch.zeros(size, dtype=torch.float32, device=device))

@@ -68,7 +68,7 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
         return judge
     settings = experiment.ajet.model_copy(deep=True)
     key = "judge_protocol" if is_reference(reference) else "scorer"
-    settings.task_judge = settings.task_judge.deciding(**{key: reference})
+    settings.task_judge = settings.task_judge.replace_judges(**{key: reference})
     try:
         return open_judge(replace(experiment, ajet=settings))
     except UserError as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.commands.export import checkpoint_of, model_folder, run_of
-from ajet.config.other_models import key_in
+from ajet.config.other_models import read_api_key
 from ajet.record.checkpoint import NAME, STATE, Checkpoint, damaged_checkpoint_error, inspect_checkpoint
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.evaluations import state_digest
@@ -182,7 +182,7 @@ def find_served_model(url: str, experiment: Experiment) -> str:
     """Return the name of the only model of a server. Raises UserError."""
     import httpx
 
-    key = key_in(experiment.ajet.rollout.endpoint.api_key_env)
+    key = read_api_key(experiment.ajet.rollout.endpoint.api_key_env)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     names: list[str] = []
     try:

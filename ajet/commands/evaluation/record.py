@@ -53,7 +53,7 @@ class Evaluation:
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of the evaluation, as JSON values."""
-        val, settings = self.experiment.ajet.rollout.val_kwargs, self.experiment.training_relevant()
+        val, settings = self.experiment.ajet.rollout.val_kwargs, self.experiment.list_training_settings()
         code = digest_code(self.experiment)
         bearing = {key: value for key, value in settings.items() if not key.startswith(NO_EFFECT)}
         drawn = [val.temperature, val.top_p, val.top_k] if val.do_sample else "greedy"

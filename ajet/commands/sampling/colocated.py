@@ -28,7 +28,7 @@ from ajet.train.sources.store import SamplerPool
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.config.schema.trainer_common import TrainerCommon
+    from ajet.config.schema.trainer_common import TrainerConfig
     from ajet.record import RunDirectory
     from ajet.schema.episode import Episode
 
@@ -48,7 +48,7 @@ def share_cores(experiment: Experiment) -> Experiment:
     threads = count_threads_per_side(trainer)
     if threads == trainer.threads or choose_device(trainer.device).type != "cpu":
         return experiment
-    return experiment.with_defaults({"ajet.trainer_common.threads": threads})
+    return experiment.replace_defaults({"ajet.trainer_common.threads": threads})
 
 
 def limit_sampler_cache(experiment: Experiment) -> list[str]:
@@ -71,7 +71,7 @@ def limit_sampler_cache(experiment: Experiment) -> list[str]:
     return [f"ajet.rollout.vllm.cache_gib={max(left, wanted // LEAST) / GIB:.6f}"]
 
 
-def count_threads_per_side(trainer: TrainerCommon) -> int | Literal["auto"]:
+def count_threads_per_side(trainer: TrainerConfig) -> int | Literal["auto"]:
     """Return torch's threads of trainer and sampler each, on a CPU."""
     if trainer.threads != "auto" or os.environ.get("OMP_NUM_THREADS"):
         return trainer.threads

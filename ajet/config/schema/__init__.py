@@ -2,7 +2,7 @@
 
 What enters: plain dicts. What leaves: `AjetConfig`. Invariant: a key that is not here is an error, and a key that is
 here does what its description says, is refused with one sentence (`later`) or says where it does nothing, and why
-(`idle`, `when`); what only older YAMLs have is a table of names and reasons (`accepted`).
+(`idle`, `when`); what only older YAMLs have is a table of names and reasons (`accepted.py`).
 `docs/configuration.md` and `default_config/ajet_default.yaml` are generated from these descriptions.
 """
 

@@ -60,33 +60,33 @@ ACCEPTED: Mapping[str, str] = {
 """Below `ajet`. One that names a section stands for all that is in it."""
 
 
-class Unchanged(NamedTuple):
+class FixedKey(NamedTuple):
     """A key that is understood at one value."""
 
     value: Any
-    otherwise: str
+    refusal: str
     """The sentence for any other."""
 
 
 _ADAMW = "The optimizer is AdamW, without others to choose from."
 _WARM_UP = "The warm-up is counted in steps: ajet.trainer_common.optim.lr_warmup_steps."
-UNCHANGED: Mapping[str, Unchanged] = {
-    "trainer_common.val_only": Unchanged(False, "A training also trains; without a trainer, debug plays the tasks."),
-    "trainer_common.val_max_num_task_each_validation": Unchanged(
+FIXED: Mapping[str, FixedKey] = {
+    "trainer_common.val_only": FixedKey(False, "A training also trains; without a trainer, debug plays the tasks."),
+    "trainer_common.val_max_num_task_each_validation": FixedKey(
         None, "All validation tasks are played: give the reader a smaller validation split."
     ),
-    "trainer_common.ppo_epochs": Unchanged(
+    "trainer_common.ppo_epochs": FixedKey(
         1, "A batch is trained on once; ajet.trainer_common.mini_batch_num says in how many optimizer steps."
     ),
-    "trainer_common.loss_extra_scale_ratio": Unchanged(
+    "trainer_common.loss_extra_scale_ratio": FixedKey(
         1.0, "The loss is not scaled: multiply ajet.trainer_common.optim.lr by it instead."
     ),
-    "trainer_common.optim.optimizer": Unchanged("AdamW", _ADAMW),
-    "trainer_common.optim.total_training_steps": Unchanged(
+    "trainer_common.optim.optimizer": FixedKey("AdamW", _ADAMW),
+    "trainer_common.optim.total_training_steps": FixedKey(
         -1, "Schedules follow the run: ajet.trainer_common.total_training_steps."
     ),
-    "trainer_common.optim.lr_warmup_steps_ratio": Unchanged(0.0, _WARM_UP),
-    "trainer_common.optim.num_cycles": Unchanged(0.5, "The cosine schedule falls once, over half a cycle."),
+    "trainer_common.optim.lr_warmup_steps_ratio": FixedKey(0.0, _WARM_UP),
+    "trainer_common.optim.num_cycles": FixedKey(0.5, "The cosine schedule falls once, over half a cycle."),
 }
 """Below `ajet`."""
 
@@ -117,7 +117,7 @@ OLDER_READERS: Mapping[Any, str] = {"dataset_file": "jsonl_dataset_file"}
 """Another name of a reader, where a key says which one reads."""
 
 
-def moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
+def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
     """MOVED as paths, with each `*` as the names that `tree`, which may change meanwhile, has there."""
     for other, ours in MOVED.items():
         before, star, _ = other.partition(".*.")
@@ -129,49 +129,49 @@ def moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
             yield there, here
 
 
-def moved(path: Sequence[Any]) -> tuple[Any, ...]:
+def map_moved_key(path: Sequence[Any]) -> tuple[Any, ...]:
     """Our name of the key at `path` below `ajet`; the same one where it is ours."""
     for n in range(len(path), 0, -1):
         if (ours := MOVED.get(".".join(map(str, path[:n])))) is not None:
-            return moved((*ours.split("."), *path[n:]))
+            return map_moved_key((*ours.split("."), *path[n:]))
         within = (*path[: n - 2], "*", *path[n - 1 : n])
         if n > 2 and (ours := MOVED.get(".".join(map(str, within)))) is not None:
             return (*path[: n - 1], ours.rpartition(".")[2], *path[n:])
     return tuple(path)
 
 
-def changed(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+def find_changed_keys(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
     """(path below `ajet`, value, sentence) of each UNCHANGED key that has another value there."""
-    for name, known in UNCHANGED.items():
+    for name, known in FIXED.items():
         path, node = tuple(name.split(".")), tree
         for part in path:
             node = node.get(part, known.value) if isinstance(node, dict) else known.value
         if node != known.value:
-            yield path, node, known.otherwise
+            yield path, node, known.refusal
 
 
-def accepted(path: Sequence[Any]) -> str | None:
+def explain_accepted_key(path: Sequence[Any]) -> str | None:
     """Why the key at `path` below `ajet` has no effect; None for one that is not of these tables."""
     names = [str(part) for part in path]
-    if ".".join(names) in UNCHANGED:
+    if ".".join(names) in FIXED:
         return "it is so in any case"
     return next((ACCEPTED[name] for n in range(1, len(names) + 1) if (name := ".".join(names[:n])) in ACCEPTED), None)
 
 
-def without_accepted(tree: Any) -> Any:
+def remove_accepted(tree: Any) -> Any:
     """A copy of what stands below `ajet` in which none of them is left."""
-    left = _without(tree, ())
+    left = _remove_accepted_below(tree, ())
     for section, name in ((left, "lora"), (left.get("task_reader") if isinstance(left, dict) else None, _TRACING)):
         if isinstance(section, dict) and section.get(name) == {}:
             del section[name]  # a section that has keys of these tables only
     return left
 
 
-def _without(node: Any, path: tuple[Any, ...]) -> Any:
+def _remove_accepted_below(node: Any, path: tuple[Any, ...]) -> Any:
     if not isinstance(node, dict):
         return node
     return {
-        name: _without(value, (*path, name))
+        name: _remove_accepted_below(value, (*path, name))
         for name, value in node.items()
-        if (dotted := ".".join(map(str, (*path, name)))) not in ACCEPTED and dotted not in UNCHANGED
+        if (dotted := ".".join(map(str, (*path, name)))) not in ACCEPTED and dotted not in FIXED
     }

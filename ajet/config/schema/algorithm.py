@@ -12,7 +12,7 @@ ESTIMATOR = "trainer_common.algorithm.adv_estimator"
 LOSS = "trainer_common.algorithm.policy_loss"
 
 
-class Teacher(Section):
+class TeacherConfig(Section):
     """Who is asked for the log-probabilities of what the policy sampled."""
 
     path: str | None = key(
@@ -39,7 +39,7 @@ class Teacher(Section):
     max_parallel: int = key(16, "Requests to it at once.", training=False, ge=1)
 
 
-class Critic(Section):
+class CriticConfig(Section):
     """PPO's critic: a linear value head on the policy's last hidden states, with an optimizer of its own."""
 
     lr: float = key(
@@ -67,7 +67,7 @@ class Critic(Section):
     )
 
 
-class Covariance(Section):
+class CovarianceConfig(Section):
     """The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`."""
 
     share: float = key(2e-4, "Of all trained tokens, how many are chosen.", gt=0, le=1)
@@ -76,7 +76,7 @@ class Covariance(Section):
     beta: float = key(1.0, "KL-Cov: weight of the penalty on the chosen ones.", gt=0, when=(LOSS, "kl_cov"))
 
 
-class Overlong(Section):
+class OverlongConfig(Section):
     """DAPO's soft punishment of attempts that grow too long."""
 
     length: int | None = key(
@@ -88,7 +88,7 @@ class Overlong(Section):
     penalty: float = key(1.0, "Most reward that length can cost.", gt=0)
 
 
-class Algorithm(Section):
+class AlgorithmConfig(Section):
     """The policy gradient."""
 
     adv_estimator: str = key(
@@ -240,12 +240,12 @@ class Algorithm(Section):
     kl_in_reward_coef: float = key(
         0.001, "Its coefficient.", ge=0, when=("trainer_common.algorithm.use_kl_in_reward", "true")
     )
-    covariance: Covariance = section(
-        Covariance,
+    covariance: CovarianceConfig = section(
+        CovarianceConfig,
         "The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`.",
         when=(LOSS, "clip_cov", "kl_cov"),
     )
-    overlong: Overlong = section(Overlong, "DAPO's soft punishment of attempts that grow too long.")
+    overlong: OverlongConfig = section(OverlongConfig, "DAPO's soft punishment of attempts that grow too long.")
     reward_weights: dict[str, float] = key(
         {},
         "GDPO: the weight of each scorer of `task_judge.scorers`, by its name (1 for the others), or of any number "
@@ -253,14 +253,14 @@ class Algorithm(Section):
         when=(ESTIMATOR, "gdpo"),
         or_own=True,
     )
-    critic: Critic = section(
-        Critic,
+    critic: CriticConfig = section(
+        CriticConfig,
         "The value head that says what an attempt is worth at each token, with `adv_estimator: gae`.",
         when=(ESTIMATOR, "gae"),
         or_own=True,
     )
-    teacher: Teacher = section(
-        Teacher,
+    teacher: TeacherConfig = section(
+        TeacherConfig,
         "Who is asked for the log-probabilities of what the policy sampled, with `adv_estimator: distillation`.",
         when=(ESTIMATOR, "distillation"),
         or_own=True,

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core.core_schema import ValidationInfo
 
 from ajet.config.backbones import Capability
-from ajet.config.plugin import Kind, NamedKind, Part
+from ajet.config.plugin import Kind, NamedKind, PluginPart
 from ajet.config.plugins import find_parts
 from ajet.config.schema.accepted import OLDER_READERS
 from ajet.config.schema.choices import require_known
@@ -34,7 +34,7 @@ NO_VALIDATION = "without `rollout.user_workflow` the server plays no held-out ta
 OWN_AGENTS = "clients bring their own agents, and without `rollout.user_workflow` the server has none"
 CLIENTS_BEGIN = "clients begin episodes when they like"
 ONLY_SERVED = "only `ajet serve` reads it"
-WHOLE_STEPS = "a step trains on all timelines of its episodes, however many they are"
+ALL_TIMELINES = "a step trains on all timelines of its episodes, however many they are"
 OF_CLIENTS = (NO_VALIDATION, OWN_AGENTS)
 """They hold in `ajet serve` without `rollout.user_workflow`, by which the server plays held-out tasks itself."""
 
@@ -53,19 +53,19 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
         """`num_repeat: true` would silently be 1."""
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
-            if not _mentions(annotation, bool) and annotation is not Any:
-                raise ValueError(f"true/false where {type_name(annotation)} belongs")
+            if not _contains_type(annotation, bool) and annotation is not Any:
+                raise ValueError(f"true/false where {describe_type(annotation)} belongs")
         return value
 
     @field_validator("*", mode="after")
     @classmethod
-    def _a_part_that_is_known(cls, value: Any, info: ValidationInfo) -> Any:
+    def _require_known_part(cls, value: Any, info: ValidationInfo) -> Any:
         """Or a reference to one."""
-        notes = meta(cls.model_fields[info.field_name]) if info.field_name else {}
+        notes = read_notes(cls.model_fields[info.field_name]) if info.field_name else {}
         kind: NamedKind | None = notes.get("part") or notes.get("named")
         if kind == "reader" and value in OLDER_READERS:
             return OLDER_READERS[value]
@@ -148,31 +148,31 @@ def section(
     return Field(default_factory=model, description=description, json_schema_extra=extra or None)
 
 
-def nowhere(why: str) -> dict[str, str | None]:
+def idle_everywhere(why: str) -> dict[str, str | None]:
     """`idle` of what has no effect on any backbone."""
     return {EVERYWHERE: why}
 
 
-def list_values(values: Iterable[str], stores: Mapping[str, Part]) -> list[str]:
+def list_values(values: Iterable[str], stores: Mapping[str, PluginPart]) -> list[str]:
     """Return the values of a `when`, with the names of the shared ones of `stores` in place of SHARED_STORES."""
     shared = [name for name, part in stores.items() if part.schemes]
     return [name for value in values for name in (shared if value == SHARED_STORES else [value])]
 
 
-def meta(field: FieldInfo) -> dict[str, Any]:
+def read_notes(field: FieldInfo) -> dict[str, Any]:
     """The notes that `key` or `section` made about the field."""
     extra = field.json_schema_extra
     return extra if isinstance(extra, dict) else {}
 
 
-def described(field: FieldInfo) -> str:
+def describe_field(field: FieldInfo) -> str:
     """The description of a key or a section."""
-    text, notes = field.description or "", meta(field)
+    text, notes = field.description or "", read_notes(field)
     kind: NamedKind | None = next((notes[each] for each in ("part", "named", "lists") if each in notes), None)
     return text.replace("{names}", ", ".join(find_parts(kind))) if kind is not None else text
 
 
-def subsection(field: FieldInfo) -> type[Section] | None:
+def find_section_model(field: FieldInfo) -> type[Section] | None:
     """The model of a nested section; None for a plain key."""
     annotation = field.annotation
     if get_origin(annotation) is not None:  # on Python 3.10 list[str] passes for a type
@@ -180,24 +180,24 @@ def subsection(field: FieldInfo) -> type[Section] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
 
 
-def sections_of(field: FieldInfo) -> type[Section] | None:
+def find_entry_model(field: FieldInfo) -> type[Section] | None:
     """The model of each value of a mapping by names; None for any other key."""
     values = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
     return next((each for each in values if isinstance(each, type) and issubclass(each, Section)), None)
 
 
-class Reason(NamedTuple):
+class IdleReason(NamedTuple):
     """Why a key has no effect."""
 
-    said_by: tuple[str, ...]
+    source: tuple[str, ...]
     """Path of the section or key that says so."""
     why: str
 
 
-class Choice(NamedTuple):
+class RequiredChoice(NamedTuple):
     """A choice without which a key has no effect."""
 
-    said_by: tuple[str, ...]
+    source: tuple[str, ...]
     key: str
     values: tuple[str, ...]
     """One of them."""
@@ -206,42 +206,44 @@ class Choice(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def walk(model: type[Section]) -> tuple[tuple[tuple[str, ...], FieldInfo, dict], ...]:
+def walk_keys(model: type[Section]) -> tuple[tuple[tuple[str, ...], FieldInfo, dict], ...]:
     """Every plain key below `model`, in order: its path, its field, and its notes with those of its sections. Of the
-    notes, `path` is the same, `idle` is by SERVE or EVERYWHERE a `Reason` or None, and `when` lists each `Choice` that
-    must be made."""
-    return tuple(_walk(model, (), {"idle": {}, "when": []}))
+    notes, `path` is the same, `idle` is by SERVE or EVERYWHERE an `IdleReason` or None, and `when` lists each
+    `RequiredChoice`."""
+    return tuple(_walk_section(model, (), {"idle": {}, "when": []}))
 
 
-def _walk(
+def _walk_section(
     model: type[Section], prefix: tuple[str, ...], inherited: dict[str, Any]
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo, dict]]:
     for name, field in model.model_fields.items():
-        path, own = (*prefix, name), meta(field)
+        path, own = (*prefix, name), read_notes(field)
         notes = {**inherited, **own, "path": path}
         if inherited.get("training") is False:
             notes["training"] = False
         notes["idle"] = inherited["idle"] | {
-            place: why and Reason(path, why) for place, why in own.get("idle", {}).items()
+            place: why and IdleReason(path, why) for place, why in own.get("idle", {}).items()
         }
         notes["when"] = inherited["when"] + (
-            [Choice(path, own["when"][0], tuple(own["when"][1:]), own.get("or_own", False))] if "when" in own else []
+            [RequiredChoice(path, own["when"][0], tuple(own["when"][1:]), own.get("or_own", False))]
+            if "when" in own
+            else []
         )
-        nested = subsection(field)
+        nested = find_section_model(field)
         if nested is None:
             yield path, field, notes
         else:
-            yield from _walk(nested, path, notes)
+            yield from _walk_section(nested, path, notes)
 
 
-def _mentions(annotation: Any, wanted: type) -> bool:
-    return annotation is wanted or any(_mentions(arg, wanted) for arg in get_args(annotation))
+def _contains_type(annotation: Any, wanted: type) -> bool:
+    return annotation is wanted or any(_contains_type(arg, wanted) for arg in get_args(annotation))
 
 
 _PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", dict: "mapping"}
 
 
-def type_name(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """A type as people say it: "integer", "one of sync, separate_async", "list of text", "number or null"."""
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation in _PLAIN:
@@ -251,13 +253,13 @@ def type_name(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return f"mapping of {', '.join(annotation.model_fields)}"
     if origin is Annotated:
-        return type_name(args[0])
+        return describe_type(args[0])
     if str(origin) == "typing.Literal":
         return f"one of {', '.join(map(str, args))}" if len(args) > 1 else str(args[0])
     if origin in (list, tuple):
-        return f"list of {type_name(args[0])}" if args else "list"
+        return f"list of {describe_type(args[0])}" if args else "list"
     if origin is dict:
         return "mapping"
     if args:
-        return " or ".join(type_name(arg) for arg in args)
+        return " or ".join(describe_type(arg) for arg in args)
     return getattr(annotation, "__name__", str(annotation))

@@ -8,7 +8,7 @@ from typing import Literal
 from ajet.config.schema.base import SERVE, Section, key, section
 
 
-class Curriculum(Section):
+class CurriculumConfig(Section):
     """Which training tasks an epoch has, by how often they were solved before."""
 
     prefer: Literal["uncertain", "easy", "hard"] | None = key(
@@ -32,12 +32,12 @@ class Curriculum(Section):
         when=("data.curriculum.prefer", "uncertain", "easy", "hard"),
     )
 
-    def tasks_an_epoch(self, tasks: int) -> int:
+    def count_epoch_tasks(self, tasks: int) -> int:
         """The number of tasks of an epoch, of so many in all."""
         return max(1, math.ceil(self.share * tasks)) if self.prefer is not None else tasks
 
 
-class Data(Section):
+class DataConfig(Section):
     """Lengths and batch size."""
 
     max_prompt_length: int = key(3000, "Tokens before the first trained token, at most.", ge=1)
@@ -52,25 +52,25 @@ class Data(Section):
         "Shuffle the training tasks, anew each epoch, by `seed`.",
         idle={SERVE: None},
     )
-    curriculum: Curriculum = section(
-        Curriculum, "Which training tasks an epoch has, by how often they were solved before."
+    curriculum: CurriculumConfig = section(
+        CurriculumConfig, "Which training tasks an epoch has, by how often they were solved before."
     )
     on_overlong: Literal["filter", "error"] = key(
         "filter", "A task whose prompt exceeds `max_prompt_length`: left out and counted, or an error."
     )
 
 
-class TimelineMergingPolicy(Section):
+class TimelineMergingConfig(Section):
     """When two calls belong to one timeline."""
 
     ignore_tools: bool = key(True, "Calls may be merged although their tool lists differ.")
 
 
-class ContextTracker(Section):
+class ContextTrackerConfig(Section):
     """How model calls become samples to train on."""
 
-    timeline_merging_policy: TimelineMergingPolicy = section(
-        TimelineMergingPolicy, "When two calls belong to one timeline."
+    timeline_merging_policy: TimelineMergingConfig = section(
+        TimelineMergingConfig, "When two calls belong to one timeline."
     )
     keep_thinking: bool = key(
         False, "Extend a conversation verbatim where the template would strip earlier thinking, instead of forking."

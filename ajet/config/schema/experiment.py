@@ -9,18 +9,27 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from ajet.config.schema.base import ONLY_SERVED, OWN_AGENTS, SERVE, SHARED_STORES, Section, key, nowhere, section
-from ajet.config.schema.data import ContextTracker, Data
-from ajet.config.schema.model import Model
-from ajet.config.schema.rollout import Rollout
-from ajet.config.schema.sft import Sft
-from ajet.config.schema.tasks import Environment, TaskJudge, TaskReader
-from ajet.config.schema.trainer_common import TrainerCommon
+from ajet.config.schema.base import (
+    ONLY_SERVED,
+    OWN_AGENTS,
+    SERVE,
+    SHARED_STORES,
+    Section,
+    idle_everywhere,
+    key,
+    section,
+)
+from ajet.config.schema.data import ContextTrackerConfig, DataConfig
+from ajet.config.schema.model import ModelConfig
+from ajet.config.schema.rollout import RolloutConfig
+from ajet.config.schema.sft import SftConfig
+from ajet.config.schema.tasks import EnvironmentConfig, TaskJudgeConfig, TaskReaderConfig
+from ajet.config.schema.trainer_common import TrainerConfig
 
-_SHARED = ("store.type", SHARED_STORES)
+_WHEN_SHARED = ("store.type", SHARED_STORES)
 
 
-class Store(Section):
+class StoreConfig(Section):
     """The ledger: which task is leased, which group is closed, what a step has used."""
 
     type: str = key(
@@ -35,14 +44,14 @@ class Store(Section):
         "(null: this machine, port 27017; without a database it is named as the run). User and password are in the "
         "environment: `AJET_STORE_USER`, `AJET_STORE_PASSWORD`.",
         training=False,
-        when=_SHARED,
+        when=_WHEN_SHARED,
     )
     lease_seconds: float = key(
         120.0,
         "After so long without a word of the process that plays a task, another may play it. What the trainer plays "
         "itself is played again when it is started again.",
         training=False,
-        when=_SHARED,
+        when=_WHEN_SHARED,
         gt=0,
     )
     unreachable_timeout: float = key(
@@ -56,19 +65,19 @@ class Store(Section):
         5,
         "A task whose attempts failed so often, or whose players fell silent, is set aside with the reasons.",
         training=False,
-        when=_SHARED,
+        when=_WHEN_SHARED,
         ge=1,
     )
 
 
-class Debug(Section):
+class DebugConfig(Section):
     """The debug backbone."""
 
     debug_max_parallel: int = key(4, "Episodes that run at the same time.", ge=1)
     debug_first_n_tasks: int = key(2, "Tasks to play.", ge=1)
 
 
-class Gateway(Section):
+class GatewayConfig(Section):
     """Where the workflows' model calls arrive."""
 
     host: str | None = key(None, "Address to listen on; null is the loopback interface.")
@@ -76,7 +85,7 @@ class Gateway(Section):
     idle_timeout: float | None = key(
         600.0,
         "Seconds without a model call after which an episode of `ajet serve` fails; null waits for ever.",
-        idle={**nowhere(ONLY_SERVED), SERVE: None},
+        idle={**idle_everywhere(ONLY_SERVED), SERVE: None},
         gt=0,
     )
     max_calls: int = key(
@@ -85,7 +94,7 @@ class Gateway(Section):
     advertise: str = key("auto", "Host name that clients on other machines and in containers are given.")
 
 
-class Serve(Section):
+class ServeConfig(Section):
     """When a step is made of what clients bring, and how much of one task they may play at once."""
 
     batch_by: Literal["groups", "tasks", "episodes"] = key(
@@ -137,35 +146,35 @@ class AjetConfig(Section):
         training=False,
     )
     seed: int = key(0, "Seed of task order, sampling and every other random choice.", ge=0)
-    model: Model = section(Model, "The model to tune.")
-    data: Data = section(Data, "Lengths and batch size.")
-    rollout: Rollout = section(Rollout, "How tasks are turned into episodes.")
-    task_reader: TaskReader = section(TaskReader, "Where tasks come from.")
-    environment: Environment = section(
-        Environment, "The tools and worlds that agents act in.", idle={SERVE: OWN_AGENTS}
+    model: ModelConfig = section(ModelConfig, "The model to tune.")
+    data: DataConfig = section(DataConfig, "Lengths and batch size.")
+    rollout: RolloutConfig = section(RolloutConfig, "How tasks are turned into episodes.")
+    task_reader: TaskReaderConfig = section(TaskReaderConfig, "Where tasks come from.")
+    environment: EnvironmentConfig = section(
+        EnvironmentConfig, "The tools and worlds that agents act in.", idle={SERVE: OWN_AGENTS}
     )
-    task_judge: TaskJudge = section(TaskJudge, "Who decides the reward when the workflow leaves it open.")
-    context_tracker: ContextTracker = section(ContextTracker, "How model calls become samples to train on.")
-    trainer_common: TrainerCommon = section(TrainerCommon, "How the policy is updated, validated and saved.")
-    sft: Sft = section(Sft, "Learning from replies that are given: `ajet sft`.")
-    store: Store = section(Store, "The ledger of tasks, episodes and groups.")
-    debug: Debug = section(Debug, "The debug backbone.", training=False)
-    gateway: Gateway = section(Gateway, "Where the workflows' model calls arrive.", training=False)
-    serve: Serve = section(
-        Serve,
+    task_judge: TaskJudgeConfig = section(TaskJudgeConfig, "Who decides the reward when the workflow leaves it open.")
+    context_tracker: ContextTrackerConfig = section(ContextTrackerConfig, "How model calls become samples to train on.")
+    trainer_common: TrainerConfig = section(TrainerConfig, "How the policy is updated, validated and saved.")
+    sft: SftConfig = section(SftConfig, "Learning from replies that are given: `ajet sft`.")
+    store: StoreConfig = section(StoreConfig, "The ledger of tasks, episodes and groups.")
+    debug: DebugConfig = section(DebugConfig, "The debug backbone.", training=False)
+    gateway: GatewayConfig = section(GatewayConfig, "Where the workflows' model calls arrive.", training=False)
+    serve: ServeConfig = section(
+        ServeConfig,
         "Batches and tasks of `ajet serve`.",
         training=False,
-        idle={**nowhere(ONLY_SERVED), SERVE: None},
+        idle={**idle_everywhere(ONLY_SERVED), SERVE: None},
     )
 
-    def total_steps(self, tasks: int) -> int:
+    def count_steps(self, tasks: int) -> int:
         """Training steps over so many tasks: `total_training_steps`, or else as many as `total_epochs` take: the next
         epoch begins within a batch, and the last step alone goes beyond the last one."""
         trainer = self.trainer_common
         return trainer.total_training_steps or math.ceil(trainer.total_epochs * tasks / self.data.train_batch_size)
 
     @property
-    def keeps_reference(self) -> bool:
+    def needs_reference_model(self) -> bool:
         """Whether the model that training began with is asked for logprobs."""
         trainer = self.trainer_common
         return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward or self.sft.objective == "dpo"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, create_model
 
 from ajet.config.plugins import AddedKeys, list_added_keys
-from ajet.config.schema.base import Section, subsection
+from ajet.config.schema.base import Section, find_section_model
 from ajet.config.schema.experiment import AjetConfig
 from ajet.schema.errors import ConfigError
 
@@ -39,18 +39,18 @@ def config_model(*, shipped: bool = False) -> type[AjetConfig]:
     Raises:
         ConfigError: Two plug-ins add one key, or one names a section that does not exist.
     """
-    return _extend(list_added_keys(shipped=shipped))
+    return _extend_model(list_added_keys(shipped=shipped))
 
 
 @lru_cache(maxsize=4)
-def _extend(added: tuple[AddedKeys, ...]) -> type[AjetConfig]:
+def _extend_model(added: tuple[AddedKeys, ...]) -> type[AjetConfig]:
     model: type[AjetConfig] = AjetConfig
     for each in added:
-        model = _add(model, each.path.split(".") if each.path else [], each)
+        model = _add_keys_at(model, each.path.split(".") if each.path else [], each)
     return model
 
 
-def _add(model: type[Any], path: Sequence[str], added: AddedKeys) -> type[Any]:
+def _add_keys_at(model: type[Any], path: Sequence[str], added: AddedKeys) -> type[Any]:
     """Return a subclass of a section's model that has the keys at a path below it."""
     if not path:
         taken = sorted(set(model.model_fields) & set(added.model.model_fields))
@@ -63,13 +63,13 @@ def _add(model: type[Any], path: Sequence[str], added: AddedKeys) -> type[Any]:
         return create_model(model.__name__, __base__=(added.model, model), __doc__=model.__doc__)
     name, *rest = path
     field = model.model_fields.get(name)
-    section = subsection(field) if field is not None else None
+    section = find_section_model(field) if field is not None else None
     if field is None or section is None:
         raise ConfigError(
             f"The plug-in {added.plugin} adds keys to the section ajet.{added.path}, which does not exist.",
             do="update the plug-in, or uninstall it",
         )
-    extended = _add(section, rest, added)
+    extended = _add_keys_at(section, rest, added)
     replaced = Field(default_factory=extended, description=field.description, json_schema_extra=field.json_schema_extra)
     fields: dict[str, Any] = {name: (extended, replaced)}
     return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **fields)
@@ -83,5 +83,5 @@ def _find_owner(model: type[Any], key: str) -> str:
 def _list_sections(section: Section) -> Iterator[Section]:
     yield section
     for name, field in type(section).model_fields.items():
-        if subsection(field) is not None:
+        if find_section_model(field) is not None:
             yield from _list_sections(getattr(section, name))

@@ -1,4 +1,4 @@
-"""The section `model`: the model to tune; and `JudgeModel`, a remote model that keys of plug-ins list."""
+"""The section `model`: the model to tune; and `JudgeModelConfig`, a remote model that keys of plug-ins list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ajet.config.schema.base import Section, key
 
 
-class Model(Section):
+class ModelConfig(Section):
     """The model to tune."""
 
     path: str | None = key(
@@ -28,7 +28,7 @@ class Model(Section):
     )
 
 
-class JudgeModel(Section):
+class JudgeModelConfig(Section):
     """A model of another server."""
 
     model: str = key("", "Its name at its server.", min_length=1)

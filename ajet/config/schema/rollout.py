@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Literal
 
 from ajet.config.schema.base import (
+    ALL_TIMELINES,
     CLIENTS_BEGIN,
     NO_VALIDATION,
     OWN_AGENTS,
     SERVE,
-    WHOLE_STEPS,
     Section,
+    idle_everywhere,
     key,
-    nowhere,
     section,
 )
 
 
-class MultiTurn(Section):
+class MultiTurnConfig(Section):
     """Limits of an episode with several turns."""
 
     max_sample_per_task: int = key(
@@ -32,12 +32,12 @@ class MultiTurn(Section):
     expected_steps: int = key(
         1,
         "Turns an episode is expected to take.",
-        idle=nowhere(WHOLE_STEPS),
+        idle=idle_everywhere(ALL_TIMELINES),
         ge=1,
     )
 
 
-class ValKwargs(Section):
+class ValidationSamplingConfig(Section):
     """Sampling during validation."""
 
     temperature: float = key(0.0, "0 is greedy.", training=False, ge=0)
@@ -47,7 +47,7 @@ class ValKwargs(Section):
     num_repeat: int = key(1, "Attempts at each validation task.", training=False, ge=1)
 
 
-class RemoteEndpoint(Section):
+class EndpointConfig(Section):
     """An OpenAI-compatible server, for `engine: endpoint`."""
 
     base_url: str | None = key(None, "Its URL, up to and including /v1.")
@@ -66,7 +66,7 @@ class RemoteEndpoint(Section):
     )
 
 
-class Vllm(Section):
+class VllmConfig(Section):
     """The vLLM engine, for `engine: vllm`."""
 
     base_url: str | None = key(
@@ -95,7 +95,7 @@ class Vllm(Section):
     )
 
 
-class BreakerSettings(Section):
+class BreakerConfig(Section):
     """When new attempts pause because what is outside of the model fails."""
 
     share: float | None = key(
@@ -112,7 +112,7 @@ class BreakerSettings(Section):
     )
 
 
-class Rollout(Section):
+class RolloutConfig(Section):
     """How tasks are turned into episodes."""
 
     user_workflow: str | None = key(
@@ -126,9 +126,9 @@ class Rollout(Section):
         "auto",
         "Who produces tokens on debug and local; auto is transformers. An endpoint serves debug only.",
     )
-    vllm: Vllm = section(Vllm, "The vLLM engine, for `engine: vllm`.", when=("rollout.engine", "vllm"))
-    endpoint: RemoteEndpoint = section(
-        RemoteEndpoint,
+    vllm: VllmConfig = section(VllmConfig, "The vLLM engine, for `engine: vllm`.", when=("rollout.engine", "vllm"))
+    endpoint: EndpointConfig = section(
+        EndpointConfig,
         "An OpenAI-compatible server, for `engine: endpoint`.",
         when=("rollout.engine", "endpoint"),
     )
@@ -167,8 +167,8 @@ class Rollout(Section):
         gt=0,
     )
     max_retries: int = key(1, "Further attempts at an episode that failed for a retryable reason.", ge=0)
-    breaker: BreakerSettings = section(
-        BreakerSettings, "When new attempts pause because what is outside of the model fails.", training=False
+    breaker: BreakerConfig = section(
+        BreakerConfig, "When new attempts pause because what is outside of the model fails.", training=False
     )
     group_deadline: float | None = key(
         None, "Seconds after which a group closes with the episodes it has (at least `min_group`); null waits.", gt=0
@@ -197,12 +197,12 @@ class Rollout(Section):
         "its tokens are context. null: all are.",
         kind="reference",
     )
-    val_kwargs: ValKwargs = section(
-        ValKwargs, "Sampling during validation.", training=False, idle={SERVE: NO_VALIDATION}
+    val_kwargs: ValidationSamplingConfig = section(
+        ValidationSamplingConfig, "Sampling during validation.", training=False, idle={SERVE: NO_VALIDATION}
     )
     max_response_length_in_one_turn: int = key(4096, "Tokens of one reply, at most.", ge=1)
     max_model_len: int = key(18000, "Tokens of prompt and reply together, at most.", ge=2)
-    multi_turn: MultiTurn = section(MultiTurn, "Limits of an episode with several turns.")
+    multi_turn: MultiTurnConfig = section(MultiTurnConfig, "Limits of an episode with several turns.")
     force_disable_toolcalls: bool = key(False, "Drop `tools` from every request and parse no tool calls.")
     compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(
         ["nonsense"], "Checks for abnormal output, run on every reply."
@@ -249,7 +249,7 @@ class Rollout(Section):
     )
 
     @property
-    def truncates(self) -> bool:
+    def truncates_sampling(self) -> bool:
         """Whether training draws from a part of the distribution only: then a logprob of what was drawn and one of the
         whole distribution are not the same number."""
         return self.top_p < 1 or self.top_k > 0

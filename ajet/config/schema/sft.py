@@ -10,7 +10,7 @@ OBJECTIVE = "sft.objective"
 NOTHING_IS_PLAYED = "`ajet sft` plays nothing (`ajet eval` reads it)"
 NO_RATIO = "`ajet sft` has a loss of its own"
 IN_TURNS = "`ajet sft` makes one optimizer step a batch"
-IDLE: dict[str, str | None] = {
+IDLE_IN_SFT: dict[str, str | None] = {
     "rollout": NOTHING_IS_PLAYED,
     "rollout.max_model_len": None,
     "task_reader": NOTHING_IS_PLAYED,
@@ -34,7 +34,7 @@ IDLE: dict[str, str | None] = {
 """Keys and sections that have no effect where replies are given, as a backbone's descriptor has them."""
 
 
-class Sft(Section):
+class SftConfig(Section):
     """Learning from replies that are given: rows of a file, or what a recorded run said."""
 
     objective: Literal["sft", "dpo"] | None = key(
@@ -85,6 +85,6 @@ class Sft(Section):
     )
 
     @property
-    def replies(self) -> int:
+    def replies_per_prompt(self) -> int:
         """Replies that are given to one prompt."""
         return 2 if self.objective == "dpo" else 1

@@ -12,7 +12,7 @@ from ajet.config.schema.base import NO_VALIDATION, OWN_AGENTS, SERVE, Section, k
 NOT_HELD_OUT = {SERVE: NO_VALIDATION}
 
 
-class HuggingfaceDatRepo(Section):
+class HuggingFaceReaderConfig(Section):
     """A data set of the Hugging Face hub, or a local folder or file."""
 
     dataset_path: str | None = key(
@@ -23,13 +23,13 @@ class HuggingfaceDatRepo(Section):
     validation_split: str | None = key("test", "Split to validate on; null: none.", training=False, idle=NOT_HELD_OUT)
 
 
-class TaskFile(Section):
+class TaskFileConfig(Section):
     """A file of tasks."""
 
     file_path: str | None = key(None, "A JSON Lines file, one task a line.", kind="path")
 
 
-class ValidationFile(Section):
+class ValidationFileConfig(Section):
     """A file of validation tasks."""
 
     file_path: str | None = key(
@@ -37,40 +37,40 @@ class ValidationFile(Section):
     )
 
 
-class JsonlDatasetFile(Section):
+class JsonlReaderConfig(Section):
     """JSON Lines files."""
 
-    training: TaskFile = section(TaskFile, "Tasks to train on.")
-    validation: ValidationFile = section(ValidationFile, "Tasks to validate on.")
+    training: TaskFileConfig = section(TaskFileConfig, "Tasks to train on.")
+    validation: ValidationFileConfig = section(ValidationFileConfig, "Tasks to validate on.")
 
 
-class Agentrl(Section):
+class AgentrlReaderConfig(Section):
     """AgentRL's task files: `id, query, answer, scorer, answer_schema` a line."""
 
-    training: TaskFile = section(TaskFile, "Tasks to train on.")
-    validation: ValidationFile = section(ValidationFile, "Tasks to validate on.")
+    training: TaskFileConfig = section(TaskFileConfig, "Tasks to train on.")
+    validation: ValidationFileConfig = section(ValidationFileConfig, "Tasks to validate on.")
 
 
-class BenchmarkTraining(Section):
+class BenchmarkTrainingConfig(Section):
     """A local copy of a benchmark's split."""
 
     file_path: str | None = key(None, "A file or folder as it is published, or FOLDER/SPLIT.", kind="path")
 
 
-class BenchmarkValidation(Section):
+class BenchmarkValidationConfig(Section):
     """A local copy of a split that is not trained on."""
 
     file_path: str | None = key(None, "The same; null: no validation.", kind="path", training=False, idle=NOT_HELD_OUT)
 
 
-class Benchmark(Section):
+class BenchmarkReaderConfig(Section):
     """A local copy of a benchmark, as it is published."""
 
-    training: BenchmarkTraining = section(BenchmarkTraining, "Tasks to train on.")
-    validation: BenchmarkValidation = section(BenchmarkValidation, "Tasks to validate on.")
+    training: BenchmarkTrainingConfig = section(BenchmarkTrainingConfig, "Tasks to train on.")
+    validation: BenchmarkValidationConfig = section(BenchmarkValidationConfig, "Tasks to validate on.")
 
 
-class Gaia(Benchmark):
+class GaiaReaderConfig(BenchmarkReaderConfig):
     """A local copy of GAIA: metadata.jsonl, and the files of its tasks beside it."""
 
     files_at: str | None = key(
@@ -78,13 +78,13 @@ class Gaia(Benchmark):
     )
 
 
-class HotpotQa(Benchmark):
+class HotpotQaReaderConfig(BenchmarkReaderConfig):
     """A local copy of HotpotQA."""
 
     context: bool = key(False, "Put a row's paragraphs before its question.")
 
 
-class EnvService(Section):
+class EnvServiceReaderConfig(Section):
     """An environment service that lists its own tasks."""
 
     env_type: str = key("appworld", "Kind of environment.")
@@ -94,14 +94,14 @@ class EnvService(Section):
     validation_split: str | None = key("dev", "Split to validate on.", training=False)
 
 
-class RandomDummy(Section):
+class RandomDummyReaderConfig(Section):
     """Tasks that carry nothing but a distinct `metadata.random_number`."""
 
     size: int = key(1000, "Training tasks.", ge=1)
     validation_size: int = key(16, "Validation tasks.", training=False, idle=NOT_HELD_OUT, ge=0)
 
 
-class ReasoningGym(Section):
+class ReasoningGymReaderConfig(Section):
     """Procedural tasks of the reasoning-gym package, scored by its own verifiers."""
 
     dataset: str | None = key(None, "Name of the task family, e.g. `basic_arithmetic`.")
@@ -117,7 +117,7 @@ class ReasoningGym(Section):
     params: dict[str, Any] = key({}, "Parameters of the family, as its package documents them.")
 
 
-class Columns(Section):
+class ColumnsConfig(Section):
     """Which columns of a row mean what; null finds the usual names. Case and surrounding blanks do not matter."""
 
     main_query: str | None = key(None, "The question; null: main_query, question, query, prompt, problem or messages.")
@@ -129,7 +129,7 @@ class Columns(Section):
     )
 
 
-class TaskReader(Section):
+class TaskReaderConfig(Section):
     """Where tasks come from."""
 
     type: str = key("huggingface_dat_repo", "One of {names}, or a reference to a reader of your own.", part="reader")
@@ -141,45 +141,55 @@ class TaskReader(Section):
         "Refuse rows that hold neither a text question nor messages; false: the workflow makes the question of the "
         "other columns. Tasks of an environment and of a reader of your own need none.",
     )
-    columns: Columns = section(Columns, "Which columns of a row mean what.")
-    huggingface_dat_repo: HuggingfaceDatRepo = section(
-        HuggingfaceDatRepo,
+    columns: ColumnsConfig = section(ColumnsConfig, "Which columns of a row mean what.")
+    huggingface_dat_repo: HuggingFaceReaderConfig = section(
+        HuggingFaceReaderConfig,
         "A data set of the hub, a folder or a file.",
         when=("task_reader.type", "huggingface_dat_repo"),
     )
-    jsonl_dataset_file: JsonlDatasetFile = section(
-        JsonlDatasetFile, "JSON Lines files.", when=("task_reader.type", "jsonl_dataset_file")
+    jsonl_dataset_file: JsonlReaderConfig = section(
+        JsonlReaderConfig, "JSON Lines files.", when=("task_reader.type", "jsonl_dataset_file")
     )
-    agentrl: Agentrl = section(
-        Agentrl,
+    agentrl: AgentrlReaderConfig = section(
+        AgentrlReaderConfig,
         "AgentRL's task files. A row's own `scorer` scores it; without one, the scorers of `task_judge`, or `agentcpm` "
         "where neither they nor a judge are named.",
         when=("task_reader.type", "agentrl"),
     )
-    gsm8k: Benchmark = section(
-        Benchmark, "GSM8K; scorer `math` unless `task_judge` names another.", when=("task_reader.type", "gsm8k")
+    gsm8k: BenchmarkReaderConfig = section(
+        BenchmarkReaderConfig,
+        "GSM8K; scorer `math` unless `task_judge` names another.",
+        when=("task_reader.type", "gsm8k"),
     )
-    math: Benchmark = section(
-        Benchmark, "MATH; scorer `math` unless `task_judge` names another.", when=("task_reader.type", "math")
+    math: BenchmarkReaderConfig = section(
+        BenchmarkReaderConfig,
+        "MATH; scorer `math` unless `task_judge` names another.",
+        when=("task_reader.type", "math"),
     )
-    gaia: Gaia = section(
-        Gaia, "GAIA; scorer `gaia` unless `task_judge` names another.", when=("task_reader.type", "gaia")
+    gaia: GaiaReaderConfig = section(
+        GaiaReaderConfig, "GAIA; scorer `gaia` unless `task_judge` names another.", when=("task_reader.type", "gaia")
     )
-    hotpotqa: HotpotQa = section(
-        HotpotQa, "HotpotQA; scorer `f1` unless `task_judge` names another.", when=("task_reader.type", "hotpotqa")
+    hotpotqa: HotpotQaReaderConfig = section(
+        HotpotQaReaderConfig,
+        "HotpotQA; scorer `f1` unless `task_judge` names another.",
+        when=("task_reader.type", "hotpotqa"),
     )
-    random_dummy: RandomDummy = section(
-        RandomDummy, "Tasks that carry nothing but a random number.", when=("task_reader.type", "random_dummy")
+    random_dummy: RandomDummyReaderConfig = section(
+        RandomDummyReaderConfig,
+        "Tasks that carry nothing but a random number.",
+        when=("task_reader.type", "random_dummy"),
     )
-    reasoning_gym: ReasoningGym = section(
-        ReasoningGym, "Tasks of the reasoning-gym package.", when=("task_reader.type", "reasoning_gym")
+    reasoning_gym: ReasoningGymReaderConfig = section(
+        ReasoningGymReaderConfig, "Tasks of the reasoning-gym package.", when=("task_reader.type", "reasoning_gym")
     )
-    env_service: EnvService = section(
-        EnvService, "An environment service that lists its own tasks.", when=("task_reader.type", "env_service")
+    env_service: EnvServiceReaderConfig = section(
+        EnvServiceReaderConfig,
+        "An environment service that lists its own tasks.",
+        when=("task_reader.type", "env_service"),
     )
 
 
-class Environment(Section):
+class EnvironmentConfig(Section):
     """What agents act in, beside what their own code opens."""
 
     use: str | None = key(
@@ -222,7 +232,7 @@ class Environment(Section):
     )
 
 
-class WeightedScorer(Section):
+class WeightedScorerConfig(Section):
     """One of several scorers."""
 
     name: str = key("", "A scorer's name, or a reference to a function.", min_length=1)
@@ -230,7 +240,7 @@ class WeightedScorer(Section):
     arguments: dict[str, Any] = key({}, "Arguments beside those of the attempt.")
 
 
-class Stage(Section):
+class ScorerStageConfig(Section):
     """From when on, or for which tasks, another scorer decides."""
 
     scorer: str = key("", "Its name, or a reference.", min_length=1)
@@ -239,7 +249,7 @@ class Stage(Section):
     arguments: dict[str, Any] = key({}, "Arguments beside those of the attempt.")
 
 
-class TaskJudge(Section):
+class TaskJudgeConfig(Section):
     """Who decides the reward when the workflow leaves it open."""
 
     judge_type: str = key(
@@ -260,12 +270,12 @@ class TaskJudge(Section):
         kind="reference",
         lists="scorer",
     )
-    scorers: list[WeightedScorer] = key(
+    scorers: list[WeightedScorerConfig] = key(
         [],
         "Several, weighted: `{name, weight, arguments}` each. The reward is the sum of weight times score; each score "
         "is recorded.",
     )
-    stages: list[Stage] = key(
+    stages: list[ScorerStageConfig] = key(
         [],
         "Another scorer from a training step on, or for tasks with a tag: `{from_step, tag, scorer, arguments}` each. "
         "The last that matches decides; where none does, the scorer of the row or the ones above.",
@@ -279,7 +289,7 @@ class TaskJudge(Section):
     alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", "For judges to read: a model to ask.")
     alien_llm_response_length: int = key(512, "For judges to read: tokens of its reply.", ge=1)
 
-    def named(self) -> list[tuple[tuple[str | int, ...], str]]:
+    def list_judges(self) -> list[tuple[tuple[str | int, ...], str]]:
         """The judges and scorers that decide by this, a name or a reference each, with its path below `ajet`."""
         found: list[tuple[tuple[str | int, ...], str | None]] = [
             (("task_judge", "judge_protocol"), self.judge_protocol),
@@ -289,7 +299,7 @@ class TaskJudge(Section):
         ]
         return [(path, name) for path, name in found if name]
 
-    def deciding(self, *, judge_protocol: str | None = None, scorer: str | None = None) -> TaskJudge:
+    def replace_judges(self, *, judge_protocol: str | None = None, scorer: str | None = None) -> TaskJudgeConfig:
         """A copy of these settings with this judge or this scorer, and no other."""
         chosen: dict[str, Any] = {"judge_protocol": judge_protocol, "scorer": scorer, "scorers": [], "stages": []}
         return self.model_copy(update={"judge_type": "customized_protocol", **chosen})

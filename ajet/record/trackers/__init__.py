@@ -17,7 +17,7 @@ from loguru import logger
 
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_all_parts, find_part, find_parts
-from ajet.config.references import class_of
+from ajet.config.references import resolve_class
 from ajet.config.schema.choices import is_reference
 from ajet.record.trackers.contract import CLOSING_S, PATIENCE_S, TrackedRun, Tracker
 from ajet.schema.errors import MissingExtra, UserError
@@ -90,7 +90,7 @@ def _tracker_class(name: str, base: Path) -> type[Tracker]:
         raise UserError(f"There is no tracker of this name (known: {', '.join(find_all_parts('tracker'))}).")
     does = ("metrics", "episodes", "close")
     like = "ajet.record.trackers.Tracker"
-    return class_of(name, "tracker", base=base, what="ajet.trainer_common.logger", does=does, like=like)
+    return resolve_class(name, "tracker", base=base, what="ajet.trainer_common.logger", methods=does, like=like)
 
 
 def _patience_seconds(kind: type[Any], *, closing: bool = False) -> float | None:

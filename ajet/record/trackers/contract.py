@@ -38,9 +38,9 @@ class TrackedRun:
     @property
     def config(self) -> Mapping[str, Any]:
         """The whole configuration as it is recorded, by root name: without secrets."""
-        from ajet.config import recorded_tree
+        from ajet.config import read_recorded_tree
 
-        return recorded_tree(self.folder / "resolved.yaml")
+        return read_recorded_tree(self.folder / "resolved.yaml")
 
 
 class Tracker:

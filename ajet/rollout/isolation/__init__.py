@@ -12,7 +12,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ajet.config.references import class_of
+from ajet.config.references import resolve_class
 from ajet.rollout.attempt import Attempt
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
@@ -84,11 +84,11 @@ def require_isolable(experiment: Experiment, workflow_class: type[Any]) -> None:
 
 
 def _find_class(experiment: Experiment) -> type[Any]:
-    return class_of(
+    return resolve_class(
         experiment.ajet.rollout.isolation,
         "isolation",
         base=experiment.base,
         what="ajet.rollout.isolation",
-        does=("opened", "start", "stands", "stop", "close"),
+        methods=("opened", "start", "stands", "stop", "close"),
         like="ajet.rollout.isolation.Isolation",
     )

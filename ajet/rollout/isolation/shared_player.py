@@ -105,7 +105,9 @@ class SharedPlayer:
             task, _, began = decode_attempt(body)
             if self._workflow_class is None:
                 setup = self._setup
-                self._workflow_class = resolve_reference(setup.reference, base=setup.base, what=KEY, made=as_workflow)
+                self._workflow_class = resolve_reference(
+                    setup.reference, base=setup.base, what=KEY, convert=as_workflow
+                )
             attempt = SharedAttempt(self._channel, number, self._workflow_class, task, self.config, began)
             future = self._loop.start(attempt)
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs: a module that is imported

@@ -75,7 +75,7 @@ class SinglePlayer:
         try:
             with exit_forks(owner):
                 workflow_class = resolve_reference(
-                    self._setup.reference, base=self._setup.base, what=KEY, made=as_workflow
+                    self._setup.reference, base=self._setup.base, what=KEY, convert=as_workflow
                 )
                 from ajet.workflow import tuner  # noqa: F401 - the attempt is not charged for what ajet itself loads
 

@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 import psutil
 
-from ajet.config.programs import program
+from ajet.config.programs import build_command
 from ajet.environment.family import end_family
 from ajet.rollout.failure import OUTPUT_CHARS, keep_tail
 from ajet.rollout.isolation.channel import Message, MessageChannel
@@ -259,7 +259,7 @@ def start_process(setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
 
 def worker_command(fds: WorkerFds) -> list[str]:
     """Return the command line of a worker."""
-    return program(WORKER, str(fds.channel), str(fds.control), unbuffered=True)
+    return build_command(WORKER, str(fds.channel), str(fds.control), unbuffered=True)
 
 
 def lower_priority(pid: int) -> None:

@@ -22,7 +22,7 @@ from ajet.train.sft.rows import find_files, read_files
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
-    from ajet.config.schema.sft import Sft
+    from ajet.config.schema.sft import SftConfig
     from ajet.schema.episode import Episode
     from ajet.tokens import Renderer
 
@@ -102,7 +102,7 @@ def _drop_long_lessons(lessons: list[Lesson], experiment: Experiment) -> list[Le
     return kept
 
 
-def select_episodes(settings: Sft, root: Path) -> list[Lesson]:
+def select_episodes(settings: SftConfig, root: Path) -> list[Lesson]:
     """Return the best episodes of each group of a recorded run, or the best and the worst, as lessons.
 
     Only episodes with a score and with tokens to learn are taken, in the order in which they were trained; episodes of
@@ -126,7 +126,7 @@ def select_episodes(settings: Sft, root: Path) -> list[Lesson]:
     return lessons
 
 
-def find_source_run(settings: Sft, root: Path) -> Path:
+def find_source_run(settings: SftConfig, root: Path) -> Path:
     """Return the folder of the run whose episodes are learned. Raises UserError if it is not there."""
     assert settings.from_run is not None
     expected = f"a run with recorded episodes ({KEY}: its name or folder)"
@@ -167,13 +167,13 @@ def _read_groups(folder: Path) -> Iterator[list[Episode]]:
             yield sorted(members, key=lambda each: (-(each.reward or 0.0), each.uuid))
 
 
-def _select_best(group: list[Episode], settings: Sft) -> list[tuple[Episode, ...]]:
+def _select_best(group: list[Episode], settings: SftConfig) -> list[tuple[Episode, ...]]:
     least = settings.min_reward
     best = group[: settings.best_of_group]
     return [(episode,) for episode in best if least is None or (episode.reward or 0.0) >= least]
 
 
-def _select_pair(group: list[Episode], settings: Sft) -> list[tuple[Episode, ...]]:
+def _select_pair(group: list[Episode], settings: SftConfig) -> list[tuple[Episode, ...]]:
     best, worst = group[0], group[-1]
     reward = best.reward or 0.0
     is_enough = settings.min_reward is None or reward >= settings.min_reward

@@ -16,7 +16,7 @@ import numpy as np
 
 from ajet.algorithm.given_replies import TEMPERATURE, build_likelihood_batch, build_pairs_batch, list_samples
 from ajet.backbone.contract import scored
-from ajet.config.schema.algorithm import Algorithm
+from ajet.config.schema.algorithm import AlgorithmConfig
 from ajet.rollout.components import renderer_of
 from ajet.task_reader import TaskOrder
 from ajet.train.session import TrainingSession, open_store, score_twice
@@ -139,7 +139,7 @@ def adapt_to_replies(experiment: Experiment) -> Experiment:
     """
     settings = experiment.ajet.model_copy(deep=True)
     trainer, rollout = settings.trainer_common, settings.rollout
-    trainer.algorithm = Algorithm(policy_loss="sft")
+    trainer.algorithm = AlgorithmConfig(policy_loss="sft")
     trainer.use_kl_loss, trainer.mini_batch_num, trainer.mode, trainer.canary = False, 1, "sync", None
     rollout.engine, rollout.temperature, rollout.top_p, rollout.top_k = "transformers", 1.0, 1.0, -1
     return replace(experiment, ajet=settings)

@@ -25,7 +25,7 @@ from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_train
 from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready, samplers_of
 from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
 from ajet.backbone.decoupled.terms import PROBE, Terms
-from ajet.config.schema.trainer_common import CANARY_ROUNDED, TrainerCommon
+from ajet.config.schema.trainer_common import CANARY_ROUNDED, TrainerConfig
 from ajet.engine.probe import Probe, tokens_of
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.batch import Sample
@@ -221,7 +221,7 @@ class StoreSource(TaskReaderSource):
         )
 
 
-def start_probe(backbone: Backbone, trainer: TrainerCommon, earlier: Probe | None, *, rounded: bool) -> Probe:
+def start_probe(backbone: Backbone, trainer: TrainerConfig, earlier: Probe | None, *, rounded: bool) -> Probe:
     """Return a probe without any version from the present one on.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.other_models import other_server
+from ajet.config.other_models import find_other_server
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import MissingExtra
 
@@ -112,7 +112,7 @@ def other_model_class() -> Any:
         async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
             from openai import OpenAIError
 
-            server = other_server()
+            server = find_other_server()
             for number, key in enumerate(server.keys, start=1):
                 self.client = self._made(base_url=server.base_url, api_key=key, max_retries=self.max_try - 1)
                 try:

@@ -84,7 +84,7 @@ def worker(folder: Any, monkeypatch: pytest.MonkeyPatch, script: Any, target: st
 
     class Here:
         def __init__(self, experiment: Any) -> None:
-            self._record = PlainRecord(experiment.resolved_yaml(), experiment.yaml_path, experiment.root)
+            self._record = PlainRecord(experiment.dump_resolved(), experiment.yaml_path, experiment.root)
 
         def run_id(self) -> str:
             return self._record.run_id()

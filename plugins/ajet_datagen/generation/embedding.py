@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from loguru import logger
 
-from ajet.config.other_models import OtherServer, key_in, other_server
+from ajet.config.other_models import OtherServer, find_other_server, read_api_key
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_part, find_parts
 from ajet.environment.chat_model import NoAnswerError, model_at, request_embeddings
@@ -44,12 +44,12 @@ def server_of(params: DeduplicationParams) -> OtherServer | None:
     without one, at the environment's server, as `llm_model` is. None: at none. Raises ConfigError."""
     own = params.api_key.get_secret_value() if params.api_key else ""
     if params.base_url is not None:
-        return OtherServer(params.base_url, (own or key_in("OPENAI_API_KEY"),))
+        return OtherServer(params.base_url, (own or read_api_key("OPENAI_API_KEY"),))
     named = params.model != type(params).model_fields["model"].default
     if params.model.startswith(LOCAL) or not (own or named):
         return None
     try:
-        server = other_server()
+        server = find_other_server()
     except ConfigError:
         raise
     except UserError:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.config.locations import cache_root
-from ajet.config.other_models import other_server
+from ajet.config.locations import find_cache_root
+from ajet.config.other_models import find_other_server
 from ajet.environment.chat_model import ChatModel, list_configured, model_at
 from ajet.record.progress import Progress, ProgressBar
 from ajet.schema.errors import TaskError
@@ -250,7 +250,7 @@ class GenerationReader:
         settings = self._settings
         if settings.models:
             return list_configured(settings.models, f"{SECTION}.models")
-        server = other_server()
+        server = find_other_server()
         return [model_at(server.base_url, settings.llm_model, key, where="OPENAI_BASE_URL") for key in server.keys]
 
     def _writer(self) -> Writer:
@@ -283,7 +283,7 @@ class GenerationReader:
             "letters": dedup.letters_threshold,
             "numbers": dedup.numbers,
         }
-        return Kept(cache_root() / "generated", about)
+        return Kept(find_cache_root() / "generated", about)
 
     def _none(self, split: TaskSplit, found: int, refusals: Refusals) -> TaskError:
         if found:

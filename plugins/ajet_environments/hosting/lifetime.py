@@ -18,7 +18,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ajet.config.programs import program
+from ajet.config.programs import build_command
 from ajet.record.console import console
 from ajet.record.lock import alone
 from ajet.schema.addresses import own_address, require_key_or_loopback
@@ -67,7 +67,7 @@ def up(
         with log.open("ab") as said:  # so that whoever shortens it does not leave a hole
             environment = {key: value for key, value in os.environ.items() if key != TOKEN}
             process = subprocess.Popen(
-                program(f"ajet_environments.hosting.{module}", json.dumps(settings)),
+                build_command(f"ajet_environments.hosting.{module}", json.dumps(settings)),
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd=file.parent,
                 env=environment,
             )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ajet.config.services import Service
+from ajet.config.services import RequiredService
 from ajet.environment.services.chosen import KEY, SERVICE_KEY, env_service_of
 from ajet.schema.commands import command
 
@@ -22,19 +22,19 @@ def how_to_start() -> str:
     return f"start it before the run (`{serve}`, or `ajet.services` in the YAML)"
 
 
-def services_of(experiment: Experiment) -> Iterator[Service]:
+def services_of(experiment: Experiment) -> Iterator[RequiredService]:
     """For the list of what a run stands on."""
     service, used = env_service_of(experiment), experiment.ajet.environment.use or ""
     do = how_to_start()
     if service is not None:
         key = KEY if used else SERVICE_KEY
         expected = "an environment service"
-        yield Service("environment service", service.url, key, service.health, expected, do)
+        yield RequiredService("environment service", service.url, key, service.health, expected, do)
     kind, _, address = used.partition(":")
     if kind in WIRES:
         from ajet_environments.services.openenv import health
 
-        yield Service(
+        yield RequiredService(
             f"{WIRES[kind]} server",
             address,
             KEY,

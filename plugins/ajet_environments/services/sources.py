@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from ajet.config import resolve_reference
-from ajet.config.functions import place_of
+from ajet.config.functions import locate_function
 from ajet.schema.addresses import checked
 from ajet.schema.commands import installs
 from ajet.schema.errors import ConfigError, UserError
@@ -120,7 +120,7 @@ def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: s
         has = ", ".join(each for each in GYMNASIUM if each not in lacks)
         raise ConfigError(
             f"{name} lacks what an environment of gymnasium has: {', '.join(lacks)}.",
-            where=place_of(getattr(like, "reset", None)) or source,
+            where=locate_function(getattr(like, "reset", None)) or source,
             expected=f"{', '.join(GYMNASIUM)} ({name} has {has}); action_space says what an action is, as "
             "gymnasium.spaces.Discrete(4)",
             do="add them, or derive the class from gymnasium.Env and set action_space and observation_space; or write "

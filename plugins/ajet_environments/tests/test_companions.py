@@ -484,7 +484,7 @@ def test_what_a_run_stands_on_is_asked_at_once_and_what_is_down_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ajet.commands import services
-    from ajet.config.services import Service
+    from ajet.config.services import RequiredService
 
     asked, over = [threading.Event() for _ in range(3)], threading.Event()
 
@@ -499,7 +499,7 @@ def test_what_a_run_stands_on_is_asked_at_once_and_what_is_down_is_named(
 
         return ask
 
-    some = [Service(f"thing {n}", "x", "k", hangs(n - 1) if n else there, "e", "d") for n in range(4)]
+    some = [RequiredService(f"thing {n}", "x", "k", hangs(n - 1) if n else there, "e", "d") for n in range(4)]
     clock = iter([0.0, 0.0, 60.0, 60.0, 60.0])  # a minute passes once the first has answered
     with monkeypatch.context() as patch:
         patch.setattr(services, "time", SimpleNamespace(monotonic=lambda: next(clock)))

@@ -25,7 +25,7 @@ from ajet.commands.evaluation.judged import (
     rejudge_attempts,
     rejudge_group,
 )
-from ajet.config import Experiment, load_experiment, recorded_experiment
+from ajet.config import Experiment, load_experiment, load_recorded_experiment
 from ajet.config.dotenv import load_project_dotenv
 from ajet.config.record_file import list_record_folder
 from ajet.record.attempts import AttemptRecord, decode_attempt
@@ -82,7 +82,7 @@ class Rejudged:
 def judge_again(folder: Path, *, reference: str | None = None, conf: Path | None = None) -> Iterator[Judge]:
     """For the recorded run in `folder`, within the block. `reference`: this judge, or the scorer of this name; `conf`:
     the judge or the scorers of this YAML; neither: the run's own. Raises UserError."""
-    experiment = _apart(load_experiment(conf) if conf is not None else recorded_experiment(folder / CONFIG))
+    experiment = _apart(load_experiment(conf) if conf is not None else load_recorded_experiment(folder / CONFIG))
     judge = open_judges(experiment, [reference])[reference] if reference else open_judge(experiment)
     if not judge.judges:
         raise UserError(
@@ -98,14 +98,14 @@ def judge_again(folder: Path, *, reference: str | None = None, conf: Path | None
 
 def rejudge(folder: Path, judge: Judge) -> Rejudged:
     """Have all episodes of a recorded run judged. Raises UserError."""
-    return asyncio.run(_rejudged(folder, recorded_experiment(folder / CONFIG), judge))
+    return asyncio.run(_rejudged(folder, load_recorded_experiment(folder / CONFIG), judge))
 
 
 def judges_compared(named: str, root: Path, references: Sequence[str]) -> JudgeComparison:
     """Judges, by reference, scorer's name or YAML, on a run's recorded episodes, with each other and with the play's
     verdicts. Each episode is judged by itself. Raises UserError."""
     folder = recorded_run(named, root)
-    judges = open_judges(_apart(recorded_experiment(folder / CONFIG)), references)
+    judges = open_judges(_apart(load_recorded_experiment(folder / CONFIG)), references)
     played = list(
         {
             row.get("uuid", f"{path}:{number}"): _attempt(row, f"{path}:{number}")

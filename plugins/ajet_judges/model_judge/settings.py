@@ -20,7 +20,7 @@ from ajet_judges.model_judge.store import NAME, JudgeStore
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.config.schema.model import JudgeModel
+    from ajet.config.schema.model import JudgeModelConfig
 
 JUDGES = "ajet.task_judge.judges"
 
@@ -70,7 +70,7 @@ def settings_of(experiment: Experiment, otherwise: Callable[[], Member] | None =
     return JudgeSettings(panel, checked_template(template, where), asked.votes, asked.temperature, asked.max_chars)
 
 
-def judges_of(judges: Sequence[JudgeModel]) -> list[Member]:
+def judges_of(judges: Sequence[JudgeModelConfig]) -> list[Member]:
     """The models of `task_judge.judges`, in order, with their keys from the environment. Raises ConfigError."""
     found = zip(list_configured(judges, JUDGES), judges, strict=True)
     return [Member(model, each.price_in, each.price_out) for model, each in found]

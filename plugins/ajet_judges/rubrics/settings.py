@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr, ValidationError
 
-from ajet.config.other_models import key_in, other_server
+from ajet.config.other_models import find_other_server, read_api_key
 from ajet.environment.chat_model import ChatModel
 from ajet.environment.files import first_message
 from ajet.schema.errors import ConfigError
@@ -30,9 +30,9 @@ def named_model(experiment: Experiment) -> ChatModel:
     key = grader.api_key.get_secret_value() if grader.api_key is not None else ""
     url = grader.base_url
     if url is None:
-        server = other_server()
+        server = find_other_server()
         url, key = server.base_url, key or server.keys[0]
-    key = key or key_in("OPENAI_API_KEY")
+    key = key or read_api_key("OPENAI_API_KEY")
     try:
         return ChatModel(base_url=url, model=grader.model_name, api_key=SecretStr(key))
     except ValidationError as error:

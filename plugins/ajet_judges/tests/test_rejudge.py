@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tree: dict[str, Any] = {"ajet": {"task_judge": {"judge_protocol": "judge.py->strict"}}}
     folder = tmp_path / "launcher_record" / "old"
     folder.mkdir(parents=True)
-    (folder / "resolved.yaml").write_text(Experiment.from_dict(tree, base=tmp_path).resolved_yaml())
+    (folder / "resolved.yaml").write_text(Experiment.from_dict(tree, base=tmp_path).dump_resolved())
     said = [episode("same"), episode("wrong", metadata={"final_answer": "3"}), failed("gone")]
     said += [episode("odd", metadata={"final_answer": "stumble"}, verdict=Verdict(0.0, False))]
     EpisodeFiles(folder / "episodes").write(7, "train", said)
@@ -85,7 +85,7 @@ def test_what_only_its_judge_failed_at_is_judged(run: Path, capsys: pytest.Captu
 
 
 def test_a_run_without_a_judge_needs_one_named(run: Path) -> None:
-    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": {}}, base=run.parents[1]).resolved_yaml())
+    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": {}}, base=run.parents[1]).dump_resolved())
     with pytest.raises(UserError, match="There is no judge"):
         rejudge("old", exp_dir=run.parent)
     rejudge("old", judge="judge.py->strict", exp_dir=run.parent, out=Path("b.csv"))
@@ -170,7 +170,7 @@ def test_what_several_steps_trained_on_is_judged_and_counted_once(run: Path, cap
 ])  # fmt: skip
 def test_where_credit_cannot_be_had_rewards_are_shown_and_the_reason(run, algorithm, why, capsys) -> None:
     tree = {"task_judge": {"judge_protocol": "judge.py->strict"}, "trainer_common": {"algorithm": algorithm}}
-    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).resolved_yaml())
+    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).dump_resolved())
     rejudge("old", exp_dir=run.parent)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{why}" in shown and " 0.667 0.500 " in shown and "–" in shown
@@ -180,7 +180,7 @@ def test_a_penalty_in_the_reward_is_what_the_reference_model_said_when_it_traine
     """By hand: the tokens of one attempt are 15 times 0.02 nats from the reference model, which at 0.5 costs 0.15."""
     algorithm = {"use_kl_in_reward": True, "kl_in_reward_coef": 0.5, "norm_adv_by_std": False}
     tree = {"task_judge": {"judge_protocol": "judge.py->strict"}, "trainer_common": {"algorithm": algorithm}}
-    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).resolved_yaml())
+    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).dump_resolved())
     files = EpisodeFiles(run / "episodes")
     files.truncate(0)
     both, lost = group(["2", "3"], group="both"), group(["2", "3"], group="lost", order=4)
@@ -207,7 +207,7 @@ def test_a_loss_of_the_records_own_is_not_run(run, capsys) -> None:
     (run.parents[1] / "own.py").write_text("raise SystemExit('the code of a record was run')\n")
     algorithm = {"policy_loss": "own.py->Own"}
     tree = {"task_judge": {"judge_protocol": "judge.py->strict"}, "trainer_common": {"algorithm": algorithm}}
-    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).resolved_yaml())
+    (run / "resolved.yaml").write_text(Experiment.from_dict({"ajet": tree}, base=run.parents[1]).dump_resolved())
     rejudge("old", exp_dir=run.parent)
     assert "no advantages" not in capsys.readouterr().out
 
@@ -233,7 +233,7 @@ def test_the_runs_budget_is_not_spent(run: Path) -> None:
         of = {"judges": [{"model": "m", "base_url": server.url}], "model_judge": {"cache": False, "max_calls": 3},
               "judge_protocol": "ajet_judges.model_judge->ModelJudge"}  # fmt: skip
         own = Experiment.from_dict({"ajet": {"task_judge": of}}, base=run.parents[1])
-        (run / "resolved.yaml").write_text(own.resolved_yaml())
+        (run / "resolved.yaml").write_text(own.dump_resolved())
         for _ in range(2):
             assert [each.after.reward for each in rejudge_run("old", run.parent).episodes] == [1.0, 1.0, None, 1.0]
 

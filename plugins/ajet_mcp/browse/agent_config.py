@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from ajet.config.other_models import key_in, outside
+from ajet.config.other_models import read_api_key, read_outside_variable
 from ajet.environment.chat_model import EXAMPLE, KEY, ChatModel, section_of
 from ajet.environment.files import first_message
 from ajet.schema.errors import ConfigError
@@ -68,7 +68,7 @@ def browse_agent_of(config: Any) -> BrowseAgent | None:
 
 
 def _of_environment(named: str | None) -> ChatModel:
-    url, model = outside(URL_VARIABLE), outside(MODEL_VARIABLE)
+    url, model = read_outside_variable(URL_VARIABLE), read_outside_variable(MODEL_VARIABLE)
     if not url or not model:
         raise ConfigError(
             "A browse agent is wanted, and no model for it is named.",
@@ -77,6 +77,6 @@ def _of_environment(named: str | None) -> ChatModel:
             do=f"`cp {EXAMPLE} agent_config.yml`, mend it, and set ajet.environment.agent_config: agent_config.yml",
         )
     try:
-        return ChatModel(base_url=url, model=model, api_key=SecretStr(key_in(KEY_VARIABLE)))
+        return ChatModel(base_url=url, model=model, api_key=SecretStr(read_api_key(KEY_VARIABLE)))
     except ValidationError as error:
         raise ConfigError(f"{URL_VARIABLE}: {first_message(error)}.", where=URL_VARIABLE) from None

@@ -17,9 +17,9 @@ from ajet.config.record_file import (
     RecordFileError,
     has_record_file,
     list_record_folder,
+    measure_record_file,
     open_record_file,
     read_record_part,
-    size_of_record_file,
 )
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.chain import (
@@ -230,7 +230,7 @@ class DiskSizes:
     def of(cls, folder: Path, checkpoints: Path) -> DiskSizes:
         """Look at a run's folder."""
         names = [METRICS, *(f"episodes/{name}" for name in list_record_folder(folder / "episodes"))]
-        sizes = {name: size_of_record_file(folder / name) for name in names if has_record_file(folder / name)}
+        sizes = {name: measure_record_file(folder / name) for name in names if has_record_file(folder / name)}
         saved = [path.name for path in checkpoints.glob("step-*") if step_of_checkpoint(path) >= 0]
         return cls(sizes, frozenset(saved))
 

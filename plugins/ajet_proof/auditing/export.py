@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ajet.config.record_file import replacing_record_file
+from ajet.config.record_file import open_replacement_file
 from ajet.record.plain_json import dumps
 from ajet.record.write_errors import convert_os_errors, require_place
 from ajet.schema.errors import MissingExtra, UserError
@@ -37,7 +37,7 @@ def export(folder: Path, target: Path) -> int:
     if target.suffix not in kinds:
         raise UserError(f"{target.name} is of no kind that is written.", where="--export", expected=".jsonl, .parquet")
     require_place(target, "--export")
-    with convert_os_errors(target, "--export"), replacing_record_file(target) as stream:
+    with convert_os_errors(target, "--export"), open_replacement_file(target) as stream:
         return kinds[target.suffix](stream, _rows(folder))
 
 

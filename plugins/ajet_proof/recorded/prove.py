@@ -151,12 +151,12 @@ def prove_recorded(
     """Prove a run, a step's file or an episode. `at_most`: episodes a step whose log-probabilities are recomputed;
     `tolerance` in nats, None by number format; `fetch`: a model that is not on this machine may be fetched unasked.
     Raises UserError."""
-    from ajet.config import recorded_experiment
+    from ajet.config import load_recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
 
     target = find_target(named, root, steps)
     load_project_dotenv(record=target.run)
-    experiment = recorded_experiment(target.run / CONFIG)
+    experiment = load_recorded_experiment(target.run / CONFIG)
     report = Report(target, altered=told_of(target.run))
     model = experiment.ajet.model.path
     if model is None:

@@ -116,7 +116,7 @@ def prove_stored(
 
 def _experiment(reading: StoreReader, address: Address, folder: Path) -> Experiment:
     """The experiment of the settings that the run's trainer left in the store, as data."""
-    from ajet.config import recorded_experiment
+    from ajet.config import load_recorded_experiment
 
     if not reading.settings:
         raise UserError(
@@ -129,7 +129,7 @@ def _experiment(reading: StoreReader, address: Address, folder: Path) -> Experim
     (folder / name).mkdir()
     file = folder / name / CONFIG
     file.write_text(reading.settings)
-    return recorded_experiment(file)
+    return load_recorded_experiment(file)
 
 
 def _require_run(run: str, experiment: Experiment, reading: StoreReader, address: Address) -> None:

@@ -118,7 +118,7 @@ def test_the_episodes_of_every_client_pass_and_one_wrong_token_does_not(
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     file = tmp_path / "run.yaml"
     file.write_text(CONFIG)
-    config = load_experiment(file).resolved_yaml()
+    config = load_experiment(file).dump_resolved()
     plays = chosen()
     assert {cell.dialect for cell in plays} == set(PATHS)
     assert {cell.client for cell in plays} == {cell.client for cell in all_plays()} - PROCESSES

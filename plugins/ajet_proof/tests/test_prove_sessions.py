@@ -165,7 +165,7 @@ def proven(
     yaml = folder / "run.yaml"
     settings = f"backbone: local, model: {{path: {model}}}, rollout: {{temperature: 0.7}}"
     yaml.write_text(f"ajet: {{experiment_name: sessions, {settings}}}\n")
-    (folder / "resolved.yaml").write_text(load_experiment(yaml).resolved_yaml())
+    (folder / "resolved.yaml").write_text(load_experiment(yaml).dump_resolved())
     EpisodeFiles(folder / "episodes").write(1, "train", [session_of(name, seed) for seed in seeds])
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:

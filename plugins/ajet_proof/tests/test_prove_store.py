@@ -15,7 +15,7 @@ import pytest
 
 from ajet.backbone.decoupled.terms import template_of
 from ajet.cli import launcher
-from ajet.config import recorded_experiment
+from ajet.config import load_recorded_experiment
 from ajet.engine.models import tokenizer_fingerprint
 from ajet.record import EpisodeFiles
 from ajet.record.files import read_rows
@@ -48,7 +48,7 @@ def id_of(run: Path) -> str:
 
 
 def fingerprints(run: Path) -> dict[str, str]:
-    experiment = recorded_experiment(run / "resolved.yaml")
+    experiment = load_recorded_experiment(run / "resolved.yaml")
     tokenizer, _ = words_of(experiment)
     return {"tokenizer": tokenizer_fingerprint(tokenizer), "template": template_of(experiment.ajet, tokenizer)}
 

@@ -32,6 +32,6 @@ def require_gateways(
         raise ConfigError(
             f"{count} processes play, each with a gateway of its own, and all are told to listen on port "
             f"{settings.gateway.port}.",
-            where=experiment.layers.where(("ajet", "gateway", "port"), value=True),
+            where=experiment.layers.locate(("ajet", "gateway", "port"), value=True),
             expected=f"0, with which the system chooses a free one for each, or one process ({named})",
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ajet
-from ajet.config.programs import holds_another
+from ajet.config.programs import holds_other_ajet
 
 ROOT = str(Path(ajet.__file__).resolve().parents[1])
 """Where ours lies, on this machine; a node that has it elsewhere finds it by itself."""
@@ -22,7 +22,7 @@ ROOT = str(Path(ajet.__file__).resolve().parents[1])
 
 def hook(folders: Iterable[str]) -> dict[str, Any]:
     """What a `runtime_env` needs of it, given the folders that come before ours there: nothing, mostly."""
-    if not any(map(holds_another, folders)):
+    if not any(map(holds_other_ajet, folders)):
         return {}
     from ray import cloudpickle
 

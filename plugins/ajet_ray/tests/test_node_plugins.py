@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ajet
-from ajet.config.plugins import handed_to_workers, list_versions
+from ajet.config.plugins import hand_to_workers, list_versions
 from ajet_ray.cluster.node_plugins import describe_difference
 
 LISTING = "import json; from ajet.config.plugins import list_versions; print(json.dumps(list_versions()))"
@@ -53,7 +53,7 @@ def test_nodes_with_other_plugins_are_told_apart(
     same = install("same", "gliders", "2.0")
     install("same", "rockets", "1.0")
     older = install("older", "gliders", "1.5.post1")
-    with handed_to_workers():
+    with hand_to_workers():
         own = list_versions()
         found = {name: list_on_node(folder) for name, folder in (("same", same), ("older", older))}
     assert own["gliders"] == "2.0" and own["ajet"] == own["ajet_ray"] == ajet.__version__

@@ -44,7 +44,7 @@ def test_it_is_the_same_experiment_and_carries_no_secret(project, tmp_path):
     about = carried(experiment, run_id="r")
     assert "a value" not in str(about)
     again = restored(about)
-    settled = experiment.with_defaults({"ajet.trainer_common.algorithm.is_cap": None})  # what `auto` is here
+    settled = experiment.replace_defaults({"ajet.trainer_common.algorithm.is_cap": None})  # what `auto` is here
     assert again.ajet == settled.ajet.model_copy(update={"base_dir": again.ajet.base_dir, **_places(again)})
     assert (again.name, again.root, again.base) == (experiment.name, experiment.root, experiment.base)
     assert again.sections == {"mine": {"key": "a value", "plain": 7}} and again.ajet.seed == 5

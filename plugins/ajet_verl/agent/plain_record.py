@@ -76,5 +76,5 @@ def keeper_of(experiment: Experiment) -> Keeper:
     import ray
 
     actor: Any = ray.remote(PlainRecord)
-    told = experiment.resolved_yaml(), experiment.yaml_path, experiment.root
+    told = experiment.dump_resolved(), experiment.yaml_path, experiment.root
     return Keeper(actor.options(name=NAME, get_if_exists=True, num_cpus=0).remote(*told))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.compose import ABSENT
-from ajet.config.idle import users_layers
+from ajet.config.idle import list_user_layers
 from ajet_verl.config.layer import compose_sections
 from ajet_verl.config.precedence import find_counterpart, select_value
 from ajet_verl.descriptor import VERL
@@ -38,12 +38,12 @@ class ReplacedDefault:
 
 def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
     """Return the keys for which verl gets ajet's default instead of its own, in the order of `DEFAULTS`."""
-    users, known = users_layers(experiment.layers), compose_sections(experiment)[0]
+    users, known = list_user_layers(experiment.layers), compose_sections(experiment)[0]
     found = []
     for key, verls in DEFAULTS.items():
         path, ours = tuple(key.split(".")), find_counterpart(key, known) or ""
         places = [path, ("verl", *path), *([tuple(ours.split("."))] if ours else [])]
-        is_set = any(layer.value(place) is not ABSENT for layer in users for place in places)
+        is_set = any(layer.get_value(place) is not ABSENT for layer in users for place in places)
         if not is_set and (value := select_value(known, key)) != verls:
             found.append(ReplacedDefault(key, verls, value, ours))
     return found
@@ -51,8 +51,8 @@ def list_replaced_defaults(experiment: Experiment) -> list[ReplacedDefault]:
 
 def describe_replaced_defaults(experiment: Experiment) -> str:
     """Return the lines for a screen; "" unless the YAML has sections of verl's own."""
-    users = users_layers(experiment.layers)
-    if not any(layer.value((root,)) is not ABSENT for layer in users for root in VERL.roots):
+    users = list_user_layers(experiment.layers)
+    if not any(layer.get_value((root,)) is not ABSENT for layer in users for root in VERL.roots):
         return ""
     found = list_replaced_defaults(experiment)
     if not found:

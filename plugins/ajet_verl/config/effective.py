@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.compose import ABSENT, Layer, Layers
 from ajet.config.document import KeyPath
-from ajet.config.idle import place_of, users_layers
+from ajet.config.idle import list_user_layers, locate_key
 from ajet.config.unread_sections import find_unread_keys
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
@@ -49,7 +49,7 @@ def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
         places.insert(0, verl)
     for layer in reversed(layers.stack):
         for path in places:
-            if layer.value(path) is not ABSENT:
+            if layer.get_value(path) is not ABSENT:
                 return layer, path
     return None
 
@@ -92,18 +92,18 @@ class Settings:
         paths += [self._own(theirs) or ("ajet", *ours.split(".")) for theirs, ours in also]
         last = max(paths, key=self._layer)
         unread = [
-            f"{'.'.join(each.path)} ({place_of(each.layer, each.path)}): {each.advice}"
-            for each in find_unread_keys(users_layers(self.layers))
+            f"{'.'.join(each.path)} ({locate_key(each.layer, each.path)}): {each.advice}"
+            for each in find_unread_keys(list_user_layers(self.layers))
             if each.ours.removeprefix("ajet.") in ajet
         ]
         do = "; ".join([*([do] if do else []), *unread])
-        where = self.layers.where(last, value=True)
-        if self.layers.winner(last) not in users_layers(self.layers):  # a default: nobody edits its file
+        where = self.layers.locate(last, value=True)
+        if self.layers.find_winner(last) not in list_user_layers(self.layers):  # a default: nobody edits its file
             where = f"{self._yaml}, which does not set {'.'.join(last)}"
         return ConfigError(what, where=where, expected=expected, do=do)
 
     def _layer(self, path: tuple[str, ...]) -> int:
-        layer = self.layers.winner(path)
+        layer = self.layers.find_winner(path)
         return self.layers.stack.index(layer) if layer is not None else -1
 
     def _own(self, verl: str) -> tuple[str, ...] | None:

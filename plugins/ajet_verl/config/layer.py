@@ -17,7 +17,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.config.references import within
+from ajet.config.references import relativize
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, MissingExtra, UserError
@@ -116,7 +116,7 @@ def _ajet_node(
     experiment: Experiment, model_folder: Path | None, run_folder: Path | None, device: str | None
 ) -> dict[str, Any]:
     """The typed node with nothing left that depends on the YAML's name or place, and what our layers ask of it."""
-    node = experiment.settled()
+    node = experiment.settle_values()
     node["verl_layers"] = str(LAYERS)
     node["val_repeats"] = experiment.ajet.validation_repeats
     trainer = node["trainer_common"]
@@ -129,8 +129,8 @@ def _ajet_node(
     rounded = experiment.ajet.model.dtype != "float32"
     trainer["algorithm"]["mismatch_alarm"] = experiment.ajet.trainer_common.mismatch_alarm(rounded=rounded)
     for key in ("adv_estimator", "policy_loss"):
-        trainer["algorithm"][key] = within(trainer["algorithm"][key], experiment.base)
-    slots = experiment.layers.winner(("ajet", "trainer_common", "n_gpus_per_node"))
+        trainer["algorithm"][key] = relativize(trainer["algorithm"][key], experiment.base)
+    slots = experiment.layers.find_winner(("ajet", "trainer_common", "n_gpus_per_node"))
     if trainer["device"] == "cpu" and slots is experiment.layers.stack[0]:
         trainer["n_gpus_per_node"] = 1
     if model_folder is not None:
@@ -157,7 +157,7 @@ def _merged_sections(experiment: Experiment) -> dict[str, Any]:
         if not isinstance(over.get(name, {}), dict):
             raise ConfigError(
                 f"`{name}` is {over[name]!r}.",
-                where=experiment.layers.where((name,), value=True),
+                where=experiment.layers.locate((name,), value=True),
                 expected="a mapping of verl's own keys",
             )
     for name in verl:
@@ -165,7 +165,7 @@ def _merged_sections(experiment: Experiment) -> dict[str, Any]:
             near = get_close_matches(str(name), ROOTS, 1)
             raise ConfigError(
                 f"verl has no root name {name!r}.",
-                where=experiment.layers.where(("verl", name)),
+                where=experiment.layers.locate(("verl", name)),
                 expected=", ".join(ROOTS),
                 do=f"did you mean verl.{near[0]}?" if near else "",
             )
@@ -185,7 +185,7 @@ def _joined(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment)
     key = ".".join(path)
     raise ConfigError(
         f"{key} is {other!r} and verl.{key} is {one!r}.",
-        where=f"{experiment.layers.where(path, value=True)} and {experiment.layers.where(('verl', *path), value=True)}",
+        where=" and ".join(experiment.layers.locate(each, value=True) for each in (path, ("verl", *path))),
         expected="one of the two",
     )
 
@@ -262,9 +262,9 @@ def _explaining(experiment: Experiment) -> Iterator[None]:
         key = str(error.full_key or "").replace("[", ".").replace("]", "")
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         layers = experiment.layers
-        said = [place for place in (path, ("verl", *path)) if key and layers.winner(place) is not None]
+        said = [place for place in (path, ("verl", *path)) if key and layers.find_winner(place) is not None]
         raise ConfigError(
             f"The config of verl does not compose: {key + ': ' if key else ''}{str(error).splitlines()[0]}",
-            where=layers.where(said[-1], value=True) if said else str(experiment.yaml_path),
+            where=layers.locate(said[-1], value=True) if said else str(experiment.yaml_path),
             expected="values and interpolations of keys that exist",
         ) from error

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from ajet.config.backbones import described
-from ajet.config.document import KeyPath, leaves, read_document
-from ajet.config.idle import is_written_by_ajet, last_with, place_of, users_layers
+from ajet.config.backbones import find_backbone
+from ajet.config.document import KeyPath, list_leaves, read_document
+from ajet.config.idle import find_last_layer, is_written_by_ajet, list_user_layers, locate_key
 from ajet.config.keys import find_first_filled, find_key
-from ajet.config.readiness import value_at
-from ajet.config.resolution import HIDDEN, is_secret
+from ajet.config.readiness import get_setting
+from ajet.config.resolution import HIDDEN, is_secret_path
 from ajet.config.schema.extended import config_model
 from ajet_verl.config.effective import ACTOR, find_own
 from ajet_verl.config.layer import compose_sections
@@ -58,19 +58,21 @@ class OverriddenKey:
 
 def find_overridden(experiment: Experiment) -> list[OverriddenKey]:
     """Return the user's keys below `ajet` for which a section of verl's sets another value."""
-    users = users_layers(experiment.layers)
+    users = list_user_layers(experiment.layers)
     found = []
     for verl, mapped, given, key in _list_set_keys(experiment):
         own, ours = find_own(experiment.layers, verl), tuple(key.split("."))
-        layer = last_with(ours, users)
+        layer = find_last_layer(ours, users)
         if own is None or layer is None or mapped == given:
             continue
-        if is_written_by_ajet(layer) and value_at(experiment.ajet, ours[1:]) == value_at(config_model()(), ours[1:]):
+        if is_written_by_ajet(layer) and get_setting(experiment.ajet, ours[1:]) == get_setting(
+            config_model()(), ours[1:]
+        ):
             continue
-        places = place_of(layer, ours), ".".join(map(str, own[1])), place_of(own[0], own[1])
-        written = own[0].value(own[1])
-        shown = written if "oc.env" in str(written) else HIDDEN if is_secret(verl) else given
-        own_value = HIDDEN if is_secret(verl) else value_at(experiment.ajet, ours[1:])
+        places = locate_key(layer, ours), ".".join(map(str, own[1])), locate_key(own[0], own[1])
+        written = own[0].get_value(own[1])
+        shown = written if "oc.env" in str(written) else HIDDEN if is_secret_path(verl) else given
+        own_value = HIDDEN if is_secret_path(verl) else get_setting(experiment.ajet, ours[1:])
         found.append(OverriddenKey(key, *places, shown, own_value))
     return found
 
@@ -90,23 +92,23 @@ def apply_sections(experiment: Experiment) -> Experiment:
             batch = batch or select_value(compose_sections(experiment)[1], "data.train_batch_size")
             if isinstance(batch, int) and isinstance(given, int) and given > 0 and batch % given == 0:
                 values[key] = verl, [batch // given]
-        elif verl == _PASS or path == find_first_filled(key, described("verl").filled):
+        elif verl == _PASS or path == find_first_filled(key, find_backbone("verl").filled):
             values[key] = verl, _list_candidates(given, _raw_value(verl))
     laid = experiment
     for key, (_, candidates) in values.items():
         for value in candidates:
             try:
-                laid = laid.with_defaults({key: value})
+                laid = laid.replace_defaults({key: value})
             except ValidationError:
                 continue
             break
     known, tree, _ = compose_sections(laid) if values else ({}, {}, {})
     reverted = {
-        key: value_at(experiment.ajet, tuple(key.split(".")[1:]))
+        key: get_setting(experiment.ajet, tuple(key.split(".")[1:]))
         for key, (verl, _) in values.items()
         if verl != _MINI_BATCH and select_value(known, verl) != select_value(tree, verl)
     }
-    return laid.with_defaults(reverted)
+    return laid.replace_defaults(reverted)
 
 
 def _list_candidates(given: Any, raw: str) -> list[Any]:
@@ -122,7 +124,7 @@ def _list_candidates(given: Any, raw: str) -> list[Any]:
 
 def _raw_value(verl: str) -> str:
     """Return how a layer fills a key of verl's."""
-    return next((raw for layer in described("verl").filled if (raw := _fill_of(layer, verl))), "")
+    return next((raw for layer in find_backbone("verl").filled if (raw := _fill_of(layer, verl))), "")
 
 
 def _fill_of(layer: Path, verl: str) -> str:
@@ -151,7 +153,9 @@ def _list_set_keys(experiment: Experiment) -> Iterator[tuple[KeyPath, Any, Any, 
         return
     known, tree, merged = compose_sections(experiment)
     # A list is one value: its places are no keys.
-    for path in dict.fromkeys(tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in leaves(merged)):
+    for path in dict.fromkeys(
+        tuple(takewhile(lambda part: isinstance(part, str), path)) for path, _ in list_leaves(merged)
+    ):
         dotted = ".".join(path)
         if (key := find_counterpart(dotted, known)) is not None:
             yield path, select_value(known, dotted), select_value(tree, dotted), key

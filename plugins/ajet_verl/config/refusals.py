@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ajet.config.validate import together
+from ajet.config.validate import join_errors
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
 from ajet_ray.modes import DECOUPLED, SEPARATE, SYNC
@@ -46,7 +46,7 @@ def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_byt
     settings = Settings(experiment, tree, model, gpu_bytes)
     problems = [problem for rule in RULES for problem in rule(settings)]
     if problems:
-        raise together(problems)
+        raise join_errors(problems)
 
 
 _TP = "rollout.tensor_model_parallel_size"

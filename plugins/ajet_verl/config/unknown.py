@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.compose import ABSENT
-from ajet.config.validate import together
+from ajet.config.validate import join_errors
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def refuse_unknown(
             continue
         refused.append(_build_error(experiment, key.path, (*key.siblings, *sorted(fields)), known))
     if refused:
-        raise together(refused)
+        raise join_errors(refused)
 
 
 def _list_unlisted(node: Mapping[str, Any], known: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[_UnlistedKey]:
@@ -130,14 +130,18 @@ def _build_error(
 ) -> ConfigError:
     layers = experiment.layers
     full = next(
-        (each for each in (path, ("verl", *path)) if any(layer.value(each) is not ABSENT for layer in layers.stack)),
+        (
+            each
+            for each in (path, ("verl", *path))
+            if any(layer.get_value(each) is not ABSENT for layer in layers.stack)
+        ),
         path,
     )
     near = find_nearest(path, siblings, known)
     prefix = full[: len(full) - len(path)]
     return ConfigError(
         f"verl has no key {'.'.join(path)}.",
-        where=layers.where(full),
+        where=layers.locate(full),
         do=f"did you mean {'.'.join((*prefix, *near))}?" if near else "see docs/verl_keys.md",
     )
 

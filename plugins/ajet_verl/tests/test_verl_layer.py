@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ajet.cli import launcher
-from ajet.config.document import leaves
+from ajet.config.document import list_leaves
 from ajet.schema.errors import ConfigError, UserError
 from ajet_verl.config import layer, shown, verl_config
 from ajet_verl.config.credit import credit_settings
@@ -245,7 +245,9 @@ def test_nothing_is_left_to_resolve_and_verls_roots_are_all_there():
         folder = layer._config_folder("verl")
         assert folder is not None and set(layer._verls_defaults(folder, strategy == "megatron")) == set(layer.ROOTS)
         tree = verl_config(experiment({"trainer_common.strategy": strategy}))
-        open_ends = [path for path, value in leaves(tree) if isinstance(value, str) and value.startswith(("${", "???"))]
+        open_ends = [
+            path for path, value in list_leaves(tree) if isinstance(value, str) and value.startswith(("${", "???"))
+        ]
         assert open_ends == [("reward", "reward_model", "rollout", "name")]  # verl's own; no reward model is used
 
 

@@ -10,7 +10,7 @@ from loguru import logger
 from ajet.cli import launcher
 from ajet.commands.launch import launch
 from ajet.config import Experiment, load_experiment
-from ajet.config.readiness import value_at
+from ajet.config.readiness import get_setting
 from ajet.train.runner import LaunchOptions
 from ajet_verl.config.precedence import apply_sections, find_overridden, overridden_lines
 from tests.verl_fixtures import experiment, without_verl
@@ -77,7 +77,7 @@ def test_a_launch_says_it_and_trains_with_verls_values(tmp_path: Path, monkeypat
     assert "m.yaml:5" in said and "m.yaml:10" in said
     (given,) = trained
     assert (given.ajet.rollout.num_repeat, given.ajet.model.path) == (5, "embedded:tiny-tools")
-    assert given.ajet.total_steps(100) == 7
+    assert given.ajet.count_steps(100) == 7
 
 
 ACTOR = "actor_rollout_ref.actor"
@@ -137,7 +137,7 @@ def test_every_pair_of_the_mapping_is_compared() -> None:
         (f"ajet.{ours}", verl, str(value)) for ours, _, verl, value in MAPPED
     }
     laid = apply_sections(made)
-    taken = {ours: value_at(laid.ajet, tuple(ours.split("."))) for ours, _, _, _ in MAPPED}
+    taken = {ours: get_setting(laid.ajet, tuple(ours.split("."))) for ours, _, _, _ in MAPPED}
     assert taken == {ours: value for ours, _, _, value in MAPPED} | TRANSLATED
 
 

@@ -251,7 +251,7 @@ class CreditHooks(PPOTrainer):
 
     def _mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
         """The gaps between the engine's logprobs and the trainer's, where both mean the same."""
-        if not samples or self.settings.rollout.truncates:
+        if not samples or self.settings.rollout.truncates_sampling:
             return {}
         gaps = [
             (sample.timeline.logprobs - own)[sample.timeline.mask] for sample, own in zip(samples, trainer, strict=True)
@@ -288,7 +288,7 @@ class CreditHooks(PPOTrainer):
         return found, build_tightened_metrics(self._gap, found.cap) if found is not correction else {}
 
     def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
-        if self.settings.rollout.truncates:
+        if self.settings.rollout.truncates_sampling:
             return {}
         apart = self.decoupled or self.config.trainer.v1.trainer_mode == "separate_async"
         gap = canary_gap(samples, trainer, extra, at_least=self.global_steps - 1 if apart else 0)

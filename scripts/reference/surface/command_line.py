@@ -12,7 +12,7 @@ import typer
 
 from ajet.cli import exit as codes
 from ajet.cli.launcher import FLAG_ALIASES, MISSING_FLAGS, UNNEEDED_FLAGS
-from ajet.config.schema.base import type_name
+from ajet.config.schema.base import describe_type
 
 
 def list_commands(root: Path) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _describe_parameter(parameter: Any) -> str:
 def _name_type(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return "one of " + ", ".join(str(member.value) for member in annotation)
-    return type_name(annotation).replace("Path", "path")
+    return describe_type(annotation).replace("Path", "path")
 
 
 def _show_default(default: Any) -> str:

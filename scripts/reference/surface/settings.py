@@ -13,13 +13,13 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ajet.config.backbones import shipped
+from ajet.config.backbones import list_shipped_backbones
 from ajet.config.plugin import GROUP, NAMED_KINDS, load_code
 from ajet.config.plugins import find_parts, list_first_names
-from ajet.config.schema.accepted import ACCEPTED, MOVED, OLDER_READERS, UNCHANGED
+from ajet.config.schema.accepted import ACCEPTED, FIXED, MOVED, OLDER_READERS
 from ajet.config.schema.agentrl import HERE, NOT_HERE
 from ajet.config.schema.extended import config_model
-from ajet.config.validate import expectation
+from ajet.config.validate import describe_expected
 from ajet.engine.embedded import embedded_names
 from ajet.task_reader.rows import ANSWER_COLUMNS, ID_COLUMNS, QUERY_COLUMNS
 
@@ -44,7 +44,7 @@ def list_accepted_keys(root: Path) -> Iterator[str]:
     """Yield the keys of other versions' YAMLs that are understood."""
     for name in ACCEPTED:
         yield f"ajet.{name}: accepted without effect"
-    for name, unchanged in UNCHANGED.items():
+    for name, unchanged in FIXED.items():
         yield f"ajet.{name}: accepted at {json.dumps(unchanged.value)}"
     for name, ours in MOVED.items():
         yield f"ajet.{name}: another name of ajet.{ours}"
@@ -61,7 +61,7 @@ def list_parts(root: Path) -> Iterator[str]:
             for name, part in find_parts(kind).items():
                 reads = f": reads {', '.join(part.variables)}" if part.variables else ""
                 yield f"{kind.replace('reader', 'task reader')} {name}{reads}"
-    for name, backbone in shipped().items():
+    for name, backbone in list_shipped_backbones().items():
         yield f"backbone {name}: can {', '.join(sorted(backbone.can))}"
         yield from (f"backbone {name}: top-level key {each}" for each in backbone.roots)
         yield from (f"backbone {name}: no effect of ajet.{each}" for each, why in backbone.idle.items() if why)
@@ -107,7 +107,7 @@ def _list_model(path: str, model: type[BaseModel], joined: str = ".") -> Iterato
                 yield f"{place}: {'list' if suffix == '[]' else 'mapping'}{_describe_default(field)}"
             yield from _list_model(place + suffix, nested)
         else:
-            yield f"{place}: {expectation(field)}{_describe_default(field)}"
+            yield f"{place}: {describe_expected(field)}{_describe_default(field)}"
 
 
 def _find_model(annotation: Any) -> tuple[type[BaseModel] | None, str]:

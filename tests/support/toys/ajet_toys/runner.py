@@ -12,7 +12,7 @@ class ToyRunner(InProcessRunner):
     def settings(self, experiment):
         settings, own = experiment.ajet.model_copy(deep=True), experiment.backbone_overrides.get("toy", {})
         if unknown := sorted(own.keys() - {"clip_high"}):
-            raise ConfigError(f"A toy has no {unknown[0]}.", where=experiment.layers.where(("toy", unknown[0])))
+            raise ConfigError(f"A toy has no {unknown[0]}.", where=experiment.layers.locate(("toy", unknown[0])))
         settings.trainer_common.algorithm.clip_high = own.get("clip_high", 0.2)
         return settings
 
