@@ -17,7 +17,7 @@ from ajet.store.run_store import changed_ends
 from ajet_proof.auditing.chain_state import Change
 
 
-def told_of(run: Path) -> list[str]:
+def list_altered_episodes(run: Path) -> list[str]:
     """What was told of by the rows of metrics, up to one that is damaged (which is a change of its own): positions that
     were given up for it, each once."""
     found: dict[str, object] = {}
@@ -31,7 +31,7 @@ def told_of(run: Path) -> list[str]:
     return [f"step {step}: {why}" for why, step in found.items()]
 
 
-def waiting(run: Path) -> Iterator[Change]:
+def find_waiting_changes(run: Path) -> Iterator[Change]:
     """The changed episodes that wait in the store in the run's own folder."""
     try:
         for path, line, altered in changed_ends(run / "pending"):

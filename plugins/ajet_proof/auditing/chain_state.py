@@ -67,7 +67,7 @@ class ChainState:
     """The name of the key that the last link was made with."""
     unkeyed: int = 0
     """Links without a key."""
-    held: bool = True
+    is_key_verified: bool = True
     """Whether the links' own digests could be held to the key that they were made with."""
     run: str = ""
     starts: list[dict[str, Any]] = field(default_factory=list)
@@ -78,9 +78,9 @@ class ChainState:
     """Step and digest of each row of metrics.jsonl."""
     saved: dict[int, str] = field(default_factory=dict)
     """Step -> the digest of the checkpoint that was saved last of it."""
-    kept: dict[int, str] = field(default_factory=dict)
+    required: dict[int, str] = field(default_factory=dict)
     """The same of those that must be there."""
-    again: dict[int, str] = field(default_factory=dict)
+    replacements: dict[int, str] = field(default_factory=dict)
     """The same of those that were about to take the place of one that must be there: either may be."""
     removed: dict[str, str] = field(default_factory=dict)
     """File -> why it is gone."""
@@ -91,78 +91,80 @@ class ChainState:
     unlinked: UnlinkedWindow = field(default_factory=UnlinkedWindow)
     """What may be on the disk without a link."""
 
-    def take(self, link: Mapping[str, Any]) -> None:
+    def apply_link(self, link: Mapping[str, Any]) -> None:
         """Go on by one link. Raises KeyError, TypeError, ValueError for one that says nothing of the kind."""
         kind, step = str(link["kind"]), int(link["step"])
         if kind == "start":
-            self._start(link)
+            self._apply_start(link)
         elif kind == "resume":
-            self.unlinked.reopen(step, self._recorded_after(step))
-            self._forget(step)
-            self._adopt(link)
+            self.unlinked.reopen(step, self._list_recorded_after(step))
+            self._forget_steps_after(step)
+            self._count_adopted_lines(link)
         elif kind == "gc":
-            self._remove(link)
+            self._apply_removal(link)
         elif kind == "end":
             self.unlinked.close(str(link["outcome"]))
         else:
             self.unlinked.advance(step)
         if kind == "checkpoint":
             self.saved[step] = str(link["checkpoint"])
-            self.kept = {int(number): str(digest) for number, digest in link["kept"].items()}
-            self.again.clear()
+            self.required = {int(number): str(digest) for number, digest in link["kept"].items()}
+            self.replacements.clear()
         elif kind == "saving":
-            self.again[step] = str(link["checkpoint"])
+            self.replacements[step] = str(link["checkpoint"])
         elif kind == "step":
             self.steps[step] = int(link["link"])
-        for told in link.get("episodes", ()):
-            self.files.setdefault(told["file"], []).append(LinkedLines.of(told))
+        for block in link.get("episodes", ()):
+            self.files.setdefault(block["file"], []).append(LinkedLines.of(block))
         self.rows += [(step, str(digest)) for digest in link.get("rows", ())]
 
-    def lines(self, file: str) -> Iterator[tuple[LinkedLine, int, int]]:
+    def iterate_lines(self, file: str) -> Iterator[tuple[LinkedLine, int, int]]:
         """Each line that a file must have, with where it and its arrays begin."""
         for each in self.files.get(file, ()):
             yield from each.places()
 
-    def _start(self, link: Mapping[str, Any]) -> None:
+    def _apply_start(self, link: Mapping[str, Any]) -> None:
         self.starts.append(dict(link))
         self.run = str(link["run"])
         if (base := link.get("from")) is not None:
             self.saved.setdefault(int(base["step"]), str(base["digest"]))
             self.unlinked.begin_after(int(base["step"]))
             if base["own"]:
-                self._goes_on_from(int(base["step"]), str(base["digest"]))
+                self._require_checkpoint(int(base["step"]), str(base["digest"]))
 
-    def _goes_on_from(self, step: int, digest: str) -> None:
+    def _require_checkpoint(self, step: int, digest: str) -> None:
         """Keep, of two checkpoints that may be at a start, the one that is there: it must be from now on."""
-        if self.again.pop(step, None) == digest:
-            self.kept[step] = self.saved[step] = digest
-        self.kept.setdefault(step, digest)
+        if self.replacements.pop(step, None) == digest:
+            self.required[step] = self.saved[step] = digest
+        self.required.setdefault(step, digest)
 
-    def _recorded_after(self, step: int) -> set[str]:
+    def _list_recorded_after(self, step: int) -> set[str]:
         """The episode files, and the digests of the rows, of later steps."""
-        return {file for file in self.files if step_of(file) > step} | {row for at, row in self.rows if at > step}
+        return {file for file in self.files if parse_episode_step(file) > step} | {
+            row for at, row in self.rows if at > step
+        }
 
-    def _forget(self, after: int) -> None:
-        self.files = {file: lines for file, lines in self.files.items() if step_of(file) <= after}
+    def _forget_steps_after(self, after: int) -> None:
+        self.files = {file: lines for file, lines in self.files.items() if parse_episode_step(file) <= after}
         self.rows = [row for row in self.rows if row[0] <= after]
         self.steps = {step: link for step, link in self.steps.items() if step <= after}
-        for kept in (self.saved, self.kept, self.again):
-            for step in [step for step in kept if step > after]:
-                del kept[step]
+        for checkpoints in (self.saved, self.required, self.replacements):
+            for step in [step for step in checkpoints if step > after]:
+                del checkpoints[step]
 
-    def _adopt(self, link: Mapping[str, Any]) -> None:
-        for told in link.get("episodes", ()):
-            self.adopted[told["file"]] += len(told["lines"])
+    def _count_adopted_lines(self, link: Mapping[str, Any]) -> None:
+        for block in link.get("episodes", ()):
+            self.adopted[block["file"]] += len(block["lines"])
         self.adopted[METRICS] += len(link.get("rows", ()))
 
-    def _remove(self, link: Mapping[str, Any]) -> None:
+    def _apply_removal(self, link: Mapping[str, Any]) -> None:
         for file in link["removed"]:
             self.removed[file] = str(link["why"])
         for step in link["checkpoints"]:
-            self.kept.pop(int(step), None)
+            self.required.pop(int(step), None)
 
 
-def step_of(file: str) -> int:
+def parse_episode_step(file: str) -> int:
     """The step of an episode file; -1 for any other file."""
     found = NAME.fullmatch(Path(file).name)
     return int(found[1]) if found else -1
@@ -182,8 +184,8 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
             try:
                 body, digest = split_link(line)
                 link = parse_object(body)
-                wrong = _wrong_link(state, link, body, digest, key, named)
-                state.take(link)
+                wrong = _find_link_problem(state, link, body, digest, key, named)
+                state.apply_link(link)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
                 wrong = f"this link is damaged ({type(error).__name__})"
                 digest, link = "", {}
@@ -199,7 +201,7 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
     return state
 
 
-def _wrong_link(
+def _find_link_problem(
     state: ChainState, link: Mapping[str, Any], body: bytes, digest: str, key: bytes | None, named: str
 ) -> str:
     """Why a link cannot follow the one before; "" where it can."""
@@ -207,7 +209,7 @@ def _wrong_link(
     if state.key and own != state.key:
         return "this link was made without the key of those before it"
     if own and own != named:
-        state.held = False
+        state.is_key_verified = False
     elif link_digest(body, key if own else None) != digest:
         return "this link was changed"
     if link["link"] != state.links + 1:
@@ -235,7 +237,7 @@ class DiskSizes:
         return cls(sizes, frozenset(saved))
 
 
-def changes_of(
+def find_changes(
     folder: Path, checkpoints: Path, state: ChainState, *, weights: bool = True, sizes: DiskSizes | None = None
 ) -> Iterator[Change]:
     """Whatever is not as the chain says. `checkpoints`: their folder; `weights`: whether all their files are read;
@@ -244,23 +246,23 @@ def changes_of(
     yield from state.changes
     if not state.starts and sizes.files:
         yield Change(FILE, "it has no link of a start, and something is recorded")
-    yield from _settings(folder, state)
-    for file in sorted(state.files, key=lambda name: (step_of(name), name)):
+    yield from _check_settings(folder, state)
+    for file in sorted(state.files, key=lambda name: (parse_episode_step(name), name)):
         arrays = file.removesuffix(".jsonl") + ".bin"
         if file not in state.removed or has_record_file(folder / file):
-            yield from _lines(folder, file, state, sizes)
+            yield from _check_episode_lines(folder, file, state, sizes)
         if arrays not in state.removed or has_record_file(folder / arrays):
-            yield from _blobs(folder, file, arrays, list(state.lines(file)))
-    yield from _foreign(state, sizes)
-    yield from _rows(folder / METRICS, state, sizes)
-    yield from _checkpoints(checkpoints, state, weights)
-    yield from _foreign_checkpoints(checkpoints, state, sizes)
+            yield from _check_arrays(folder, file, arrays, list(state.iterate_lines(file)))
+    yield from _find_foreign_files(state, sizes)
+    yield from _check_metric_rows(folder / METRICS, state, sizes)
+    yield from _check_checkpoints(checkpoints, state, weights)
+    yield from _find_foreign_checkpoints(checkpoints, state, sizes)
 
 
-def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
+def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
     """The files that each start writes anew."""
-    told: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
-    for name, digest in told.items():
+    recorded: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
+    for name, digest in recorded.items():
         try:
             with open_record_file(folder / Path(name).name) as file:
                 now = digest_of(file.read())
@@ -274,18 +276,20 @@ def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
             yield Change(name, "it was changed since the run began")
 
 
-def _lines(folder: Path, file: str, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    path, places = folder / file, list(state.lines(file))
+def _check_episode_lines(folder: Path, file: str, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    path, places = folder / file, list(state.iterate_lines(file))
     if not has_record_file(path):
         yield Change(file, f"it is missing, with {len(places)} episodes")
         return
     expected = [line.digest for line, _, _ in places]
-    found = _found_lines(path, len(expected), sizes.files.get(file, 0))
+    found = _digest_lines(path, len(expected), sizes.files.get(file, 0))
     names = [f"episode {line.uuid}" for line, _, _ in places]
-    yield from _compared(file, expected, found, names, open_end=state.unlinked.admits_file(file, step_of(file)))
+    yield from _compare_lines(
+        file, expected, found, names, open_end=state.unlinked.admits_file(file, parse_episode_step(file))
+    )
 
 
-def _found_lines(path: Path, linked: int, size: int) -> list[str]:
+def _digest_lines(path: Path, linked: int, size: int) -> list[str]:
     """The digest of each whole line. Of lines beyond the first `linked`, those that were within the file's `size`
     before the chain was read."""
     found: list[str] = []
@@ -299,7 +303,7 @@ def _found_lines(path: Path, linked: int, size: int) -> list[str]:
     return found
 
 
-def _compared(
+def _compare_lines(
     file: str, expected: Sequence[str], found: Sequence[str], names: Sequence[str], *, open_end: bool
 ) -> Iterator[Change]:
     if list(found[: len(expected)]) == list(expected) and (open_end or len(found) == len(expected)):
@@ -325,7 +329,9 @@ def _compared(
         yield Change(file, "its lines stand in another order, from here on", at + 1)
 
 
-def _blobs(folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLine, int, int]]) -> Iterator[Change]:
+def _check_arrays(
+    folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLine, int, int]]
+) -> Iterator[Change]:
     path = folder / arrays
     if not has_record_file(path):
         yield Change(arrays, f"it is missing, with the arrays of {len(places)} episodes")
@@ -340,27 +346,27 @@ def _blobs(folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLi
                 yield Change(arrays, what)
 
 
-def _foreign(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+def _find_foreign_files(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     """Files among the episodes that no link knows."""
     known = {name for file in state.files for name in (file, f"{file.removesuffix('.jsonl')}.bin")}
     for file in sorted(sizes.files.keys() - known - {METRICS}):
         lines = f"{file.removesuffix('.bin')}.jsonl" if file.endswith(".bin") else file
-        step = step_of(lines)
+        step = parse_episode_step(lines)
         if lines not in known and not state.unlinked.admits_file(lines, step):
             yield Change(file, "it was never committed")
 
 
-def _rows(path: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+def _check_metric_rows(path: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     linked = [digest for _, digest in state.rows]
     size = sizes.files.get(METRICS, 0)
-    found = _found_lines(path, len(linked), size) if has_record_file(path) else []
+    found = _digest_lines(path, len(linked), size) if has_record_file(path) else []
     names = [f"a row of step {step}" for step, _ in state.rows]
     beyond = found[len(linked) :]
-    open_end = state.unlinked.admits_rows(beyond, _steps_of_rows(path, len(beyond)))
-    yield from _compared(METRICS, linked, found, names, open_end=open_end)
+    open_end = state.unlinked.admits_rows(beyond, _read_row_steps(path, len(beyond)))
+    yield from _compare_lines(METRICS, linked, found, names, open_end=open_end)
 
 
-def _steps_of_rows(path: Path, count: int) -> list[int]:
+def _read_row_steps(path: Path, count: int) -> list[int]:
     """The steps of the last `count` rows; -1 for a row without one."""
     if not count:
         return []
@@ -375,8 +381,8 @@ def _steps_of_rows(path: Path, count: int) -> list[int]:
     return steps
 
 
-def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
-    for step, digest in sorted(state.kept.items()):
+def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
+    for step, digest in sorted(state.required.items()):
         name = f"checkpoints/step-{step}"
         place, replaced = folder / f"step-{step}", folder / f".step-{step}.replaced"
         if not place.exists() and replaced.exists():  # killed as it was saved again: the next start gives it its name
@@ -384,25 +390,25 @@ def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Cha
         found = look_at(place)
         if isinstance(found, str):
             yield Change(name, "it is missing" if not place.exists() else found)
-        elif found.digest not in (digest, state.again.get(step)):
+        elif found.digest not in (digest, state.replacements.get(step)):
             yield Change(f"{name}/{STATE}", f"it is another: its digest is {found.digest[:12]}, not {digest[:12]}")
-        elif damage := _damage(found, weights):
+        elif damage := _find_damage(found, weights):
             yield Change(name, damage)
 
 
-def _foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+def _find_foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     """Checkpoints that no link knows. One that was saved and has made room may be there still: its process was killed
     before it was removed."""
     for name in sorted(sizes.checkpoints):
         step = step_of_checkpoint(folder / name)
-        if step in state.kept or state.unlinked.admits_step(step):
+        if step in state.required or state.unlinked.admits_step(step):
             continue
         found = look_at(folder / name)
         if (isinstance(found, str) or found.digest != state.saved.get(step)) and (folder / name).exists():
             yield Change(f"checkpoints/{name}", "it was never committed")
 
 
-def _damage(checkpoint: Checkpoint, weights: bool) -> str:
+def _find_damage(checkpoint: Checkpoint, weights: bool) -> str:
     try:
         return checkpoint.damage(tensors=weights) or checkpoint.find_extra_files()
     except FileNotFoundError:  # a live run removes old ones meanwhile

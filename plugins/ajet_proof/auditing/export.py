@@ -16,7 +16,7 @@ from ajet.config.record_file import replacing_record_file
 from ajet.record.plain_json import dumps
 from ajet.record.write_errors import require_place, written
 from ajet.schema.errors import MissingExtra, UserError
-from ajet_proof.auditing.audit import episode_rows
+from ajet_proof.auditing.audit import read_episode_rows
 
 ROWS_AT_ONCE = 4096
 COLUMNS = {
@@ -31,18 +31,18 @@ COLUMNS = {
 """Of the Parquet file; what is none of them stands in the JSON lines, too, and nowhere else."""
 
 
-def export(folder: Path, target: Path) -> int:
+def export_episodes(folder: Path, target: Path) -> int:
     """Write the episodes of the run in `folder`; answers how many. Raises UserError."""
     kinds = {".jsonl": _write_lines, ".parquet": _write_parquet}
     if target.suffix not in kinds:
         raise UserError(f"{target.name} is of no kind that is written.", where="--export", expected=".jsonl, .parquet")
     require_place(target, "--export")
     with written(target, "--export"), replacing_record_file(target) as stream:
-        return kinds[target.suffix](stream, _rows(folder))
+        return kinds[target.suffix](stream, _read_rows(folder))
 
 
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    for row in episode_rows(folder):
+def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    for row in read_episode_rows(folder):
         yield {name: row.get(name) for name in COLUMNS}
 
 
@@ -64,11 +64,11 @@ def _write_parquet(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
     schema, count = arrow.schema(list(types.items())), 0
     with parquet.ParquetWriter(stream, schema) as writer:
         while block := list(itertools.islice(rows, ROWS_AT_ONCE)):
-            flat = [{name: _cell(name, value) for name, value in row.items()} for row in block]
+            flat = [{name: _encode_cell(name, value) for name, value in row.items()} for row in block]
             writer.write_table(arrow.Table.from_pylist(flat, schema=schema))
             count += len(flat)
     return count
 
 
-def _cell(name: str, value: Any) -> Any:
+def _encode_cell(name: str, value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if COLUMNS[name] == "json" else value

@@ -25,7 +25,7 @@ class UnlinkedWindow:
     """Files, and digests of rows, that this resume has forgotten."""
 
     @property
-    def closed(self) -> bool:
+    def is_closed(self) -> bool:
         """Whether the last process that loaded the run said that it ended."""
         return bool(self.outcome)
 
@@ -52,13 +52,13 @@ class UnlinkedWindow:
 
     def admits_step(self, step: int) -> bool:
         """True if something of this step may have no link."""
-        return not self.closed and self._last <= step <= self._reach + 1
+        return not self.is_closed and self._last <= step <= self._reach + 1
 
     def admits_file(self, file: str, step: int) -> bool:
         """True if this episode file, or lines at its end, may have no link."""
-        return self.admits_step(step) or (not self.closed and file in self._forgotten)
+        return self.admits_step(step) or (not self.is_closed and file in self._forgotten)
 
     def admits_rows(self, rows: Sequence[str], steps: Sequence[int]) -> bool:
         """True if these may be the last rows of metrics. `rows`: their digests."""
         new = [step for row, step in zip(rows, steps, strict=True) if row not in self._forgotten]
-        return not self.closed and len(new) <= 1 and all(map(self.admits_step, new))
+        return not self.is_closed and len(new) <= 1 and all(map(self.admits_step, new))

@@ -24,20 +24,20 @@ TAKEN = ("tasks", "again", "discarded", "waiting", "given_up")
 """Of a row of metrics.jsonl: the positions that its step had taken."""
 
 
-class HeldDraws:
+class DrawChecker:
     """Holds the draws of one run, step by step in their order. `frontier`: what the newest checkpoint holds of the
     order of tasks; `rows`: of metrics.jsonl, by training step."""
 
     def __init__(
         self, settings: AjetConfig, frontier: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        self._rows, self._next, self._whole = rows, 1, True
+        self._rows, self._next, self._is_complete = rows, 1, True
         self._drawn: dict[int, list[str] | None] = {}
         """Epoch -> its tasks; None where they cannot be drawn again."""
         wanted, self._curriculum = settings.data.curriculum, None
-        self._draws = wanted.prefer is not None
+        self._has_curriculum = wanted.prefer is not None
         ids = (frontier.get("curriculum") or {}).get("ids")
-        if self._draws and ids:
+        if self._has_curriculum and ids:
             self._curriculum = Curriculum([str(each) for each in ids], wanted, settings.seed)
 
     @property
@@ -48,23 +48,23 @@ class HeldDraws:
     @property
     def unheld(self) -> Counter[str]:
         """The number of draws that were not held, by reason."""
-        lacking = NO_IDS if self._curriculum is None else NOT_ALL
-        return +Counter({lacking: sum(tasks is None for tasks in self._drawn.values())})
+        reason = NO_IDS if self._curriculum is None else NOT_ALL
+        return +Counter({reason: sum(tasks is None for tasks in self._drawn.values())})
 
-    def hold(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
+    def check_step(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
         """The groups of a step that stand where the order did not draw them, in words."""
-        if not self._draws:
+        if not self._has_curriculum:
             return
         if self._curriculum is None:
             self._drawn[0] = None  # how long an epoch is nobody says, either
             return
-        self._whole = self._whole and all(not self._played(each) for each in range(self._next, step))
+        self._is_complete = self._is_complete and all(not self._has_attempts(each) for each in range(self._next, step))
         self._next = step + 1
         row = self._rows.get(step, {})
         taken = {int(order) for name in TAKEN for order in row.get(name, ())} | {group.order for group in groups}
         size = len(self._curriculum)
         for epoch in sorted({order // size for order in taken if order >= 0} - self._drawn.keys()):
-            self._drawn[epoch] = list(self._curriculum.epoch(epoch)) if self._whole else None
+            self._drawn[epoch] = list(self._curriculum.epoch(epoch)) if self._is_complete else None
         for group in groups:
             epoch, place = divmod(group.order, size)
             drawn = self._drawn.get(epoch)
@@ -72,7 +72,7 @@ class HeldDraws:
                 yield f"position {group.order} has task {group.task.task_id}, and the curriculum draws {drawn[place]}"
         self._curriculum.learned(groups)
 
-    def _played(self, step: int) -> bool:
+    def _has_attempts(self, step: int) -> bool:
         """Whether a step that was not looked at recorded attempts."""
         row = self._rows.get(step)
         return row is None or any(row.get(name) for name in ("tasks", "again", "discarded"))

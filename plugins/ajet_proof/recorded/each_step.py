@@ -17,8 +17,8 @@ from loguru import logger
 from ajet.backbone.contract import scored
 from ajet_proof.config import ProofKeys
 from ajet_proof.recorded.prove import prove_episode
-from ajet_proof.recorded.recompute import at_version
-from ajet_proof.tokens.proof import Proof, compare, everything, samples_of
+from ajet_proof.recorded.recompute import mask_version
+from ajet_proof.tokens.proof import Proof, build_full_timelines, build_samples, compare_logprobs
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import Backbone
@@ -31,19 +31,19 @@ NAMED = 5
 
 
 class StepProof:
-    """Proves `context_tracker.proof_sample` episodes a step. `words`: the run's renderer; None: a model without tokens,
-    of which nothing is proven."""
+    """Proves `context_tracker.proof_sample` episodes a step. `renderer`: the run's; None: a model without tokens, of
+    which nothing is proven."""
 
-    def __init__(self, settings: AjetConfig, words: Renderer | None) -> None:
-        self._settings, self._words = settings, words
+    def __init__(self, settings: AjetConfig, renderer: Renderer | None) -> None:
+        self._settings, self._renderer = settings, renderer
         self._sample = ProofKeys.of(settings).proof_sample
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
         """`proof/…` of the step. `newest`: the latest policy version that can have sampled an episode."""
-        chosen = self._chosen(episodes, step)
+        chosen = self._sample_episodes(episodes, step)
         if not chosen:
             return {}
-        proof = self._ids(chosen, newest)
+        proof = self._prove_ids(chosen, newest)
         for token in proof.wrong[:NAMED]:
             logger.error("step {}: a wrong token: {}", step, token)
         return {
@@ -55,28 +55,28 @@ class StepProof:
     def recomputed(self, episodes: Sequence[Episode], step: int, backbone: Backbone) -> dict[str, float]:
         """`mismatch_kl` and `logprob_gap_max` of the sample, by the weights that `backbone` has now: for a step whose
         update will not compare them, which is one with `top_p` or `top_k`, and one without an update."""
-        chosen = self._chosen(episodes, step)
-        if not chosen or not (proof := self._ids(chosen, lambda _: backbone.version)).ok:
+        chosen = self._sample_episodes(episodes, step)
+        if not chosen or not (proof := self._prove_ids(chosen, lambda _: backbone.version)).ok:
             return {}
-        lines = [(episode, line) for episode in chosen for line in everything(episode.calls)]
-        samples = [sample for episode, line in lines for sample in samples_of([line], episode.uuid)]
+        lines = [(episode, line) for episode in chosen for line in build_full_timelines(episode.calls)]
+        samples = [sample for episode, line in lines for sample in build_samples([line], episode.uuid)]
         with backbone.scorer() as scorer:
             tokens = self._settings.trainer_common.micro_batch_tokens
             computed = scored(scorer, samples, tokens=tokens, temperature=1.0)
         for (episode, line), found in zip(lines, computed, strict=True):
-            at = at_version(episode.calls, line.spans, line.ids.size, backbone.version)
-            compare(proof, episode.calls, line, found, at, tolerance=math.inf, episode=episode.uuid)
+            at = mask_version(episode.calls, line.spans, line.ids.size, backbone.version)
+            compare_logprobs(proof, episode.calls, line, found, at, tolerance=math.inf, episode=episode.uuid)
         if not proof.counts["sampled"].compared:
             return {}
         return {"mismatch_kl": proof.mismatch_kl, "logprob_gap_max": proof.counts["sampled"].gap_max}
 
-    def _chosen(self, episodes: Sequence[Episode], step: int) -> list[Episode]:
+    def _sample_episodes(self, episodes: Sequence[Episode], step: int) -> list[Episode]:
         played = [episode for episode in episodes if episode.sampled_tokens]
-        count = min(self._sample, len(played)) if self._words is not None else 0
+        count = min(self._sample, len(played)) if self._renderer is not None else 0
         return random.Random(f"{self._settings.seed}/{step}").sample(played, count)
 
-    def _ids(self, chosen: Sequence[Episode], newest: Callable[[Episode], int]) -> Proof:
+    def _prove_ids(self, chosen: Sequence[Episode], newest: Callable[[Episode], int]) -> Proof:
         proof = Proof()
         for episode in chosen:
-            proof.add(prove_episode(episode, self._settings, self._words, newest=newest(episode)))
+            proof.add(prove_episode(episode, self._settings, self._renderer, newest=newest(episode)))
         return proof

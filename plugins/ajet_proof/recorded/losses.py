@@ -36,7 +36,7 @@ OTHERS = (
 NO_LOSS = "its row in metrics.jsonl has none"
 
 
-def why_no_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> str:
+def explain_missing_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> str:
     """The reason why a step whose credit follows has no loss here; "" where the loss can be computed again, given the
     weights."""
     algorithm = settings.trainer_common.algorithm
@@ -53,8 +53,9 @@ def why_no_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConf
     return "" if {"loss", "version"} <= row.keys() else NO_LOSS
 
 
-class HeldLosses:
-    """Computes one run's losses again. A step is told by `expect`, and held by `hold` when its weights are there."""
+class LossChecker:
+    """Computes one run's losses again. A step is given to `expect_step`, and to `check_step` when its
+    weights are there."""
 
     def __init__(self) -> None:
         self._before: dict[int, int] = {}
@@ -62,20 +63,20 @@ class HeldLosses:
         self._held: set[int] = set()
         self._why: Counter[str] = Counter()
 
-    def expect(self, step: int, batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> None:
+    def expect_step(self, step: int, batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> None:
         """A step whose credit follows, and whose batch is this one."""
         if not batch.samples or settings.sft.objective == "dpo":  # the loss of pairs is a number of their credit
             return
-        if why := why_no_loss(batch, row, settings):
+        if why := explain_missing_loss(batch, row, settings):
             self._why[why] += 1
         else:
             self._before[step] = int(row["version"]) - 1
 
-    def begun_with(self, version: int) -> list[int]:
+    def list_steps_from(self, version: int) -> list[int]:
         """The steps whose updates began with these weights."""
         return sorted(step for step, before in self._before.items() if before == version)
 
-    def hold(
+    def check_step(
         self,
         scorer: RecordedScorer,
         step: int,
@@ -88,14 +89,14 @@ class HeldLosses:
         """What of the step's numbers does not follow. `scorer`: of the weights that its update began with; `others`:
         the step was trained under other settings than those of now."""
         self._held.add(step)
-        again = scorer.losses(batch, version=self._before[step], reference=reference)
+        recomputed = scorer.losses(batch, version=self._before[step], reference=reference)
         floor = FLOOR.get(scorer.dtype, FLOOR["bfloat16"])
         wrong = []
-        for name, found in again.items():
+        for name, found in recomputed.items():
             allowed = floor * found.slope + EXACT * max(1.0, abs(found.value))
-            told = row.get(name)
-            if not isinstance(told, int | float) or not abs(told - found.value) <= allowed:
-                wrong.append(f"{name} is {told} in metrics.jsonl, {found.value:.6g} ± {allowed:.2g} by its tokens")
+            recorded = row.get(name)
+            if not isinstance(recorded, int | float) or not abs(recorded - found.value) <= allowed:
+                wrong.append(f"{name} is {recorded} in metrics.jsonl, {found.value:.6g} ± {allowed:.2g} by its tokens")
         if wrong and others:
             self._held.discard(step)
             del self._before[step]
@@ -108,7 +109,8 @@ class HeldLosses:
         """Steps whose loss was computed again."""
         return len(self._held)
 
-    def unheld(self, *, asked: bool) -> Counter[str]:
-        """The steps whose loss was not, by reason. `asked`: whether all was recomputed for which there are weights."""
+    def unheld(self, *, is_complete: bool) -> Counter[str]:
+        """The steps whose loss was not, by reason. `is_complete`: all was recomputed for which there are
+        weights."""
         rest = len(self._before) - len(self._held)
-        return +(self._why + Counter({GONE if asked else NOT_ASKED: rest}))
+        return +(self._why + Counter({GONE if is_complete else NOT_ASKED: rest}))

@@ -26,7 +26,7 @@ CLOSE = 1e-6
 UNFINISHED = "the validation is not over, or was cut off"
 
 
-class HeldValidations:
+class ValidationChecker:
     """Holds the validations of one training run, file by file."""
 
     def __init__(
@@ -46,7 +46,7 @@ class HeldValidations:
         self.unheld: Counter[str] = Counter()
         """Those whose numbers were not, by reason."""
 
-    def hold(self, step: int, episodes: Sequence[Episode]) -> Iterator[str]:
+    def check_file(self, step: int, episodes: Sequence[Episode]) -> Iterator[str]:
         """What of the numbers of a validation does not follow from its file, in words."""
         rows = self._rows.get(step, [])
         own = [episode for episode in episodes if episode.uuid[12:13] == NAMED_BY_RUN]
@@ -59,7 +59,9 @@ class HeldValidations:
         if len(rows) > 1 and self._same_settings and len(own) == len(episodes):
             yield f"it has {len(rows)} rows in metrics.jsonl"
         self.held += 1
-        yield from _compare(rows[-1], _own_groups(own) if own else _client_groups(episodes, rows[-1]))
+        yield from _compare_numbers(
+            rows[-1], _build_own_groups(own) if own else _build_client_groups(episodes, rows[-1])
+        )
 
     def find_missing(self, steps: Collection[int], removed: Collection[str]) -> Iterator[tuple[int, str]]:
         """The validations whose episodes are not there. `steps`: those that have a file; `removed`: files that are
@@ -69,27 +71,27 @@ class HeldValidations:
                 yield step, "its episodes are missing"
 
 
-def _own_groups(episodes: Sequence[Episode]) -> list[Group]:
+def _build_own_groups(episodes: Sequence[Episode]) -> list[Group]:
     groups: dict[int, Group] = {}
     for episode in episodes:
         groups.setdefault(episode.order, Group(episode.task, episode.order, [])).episodes.append(episode)
     return [groups[order] for order in sorted(groups)]
 
 
-def _client_groups(episodes: Sequence[Episode], row: Mapping[str, Any]) -> list[Group]:
+def _build_client_groups(episodes: Sequence[Episode], row: Mapping[str, Any]) -> list[Group]:
     from ajet.train.sink import group_by_task
 
     count = row.get("validation/episodes")
     return group_by_task(episodes[:count] if isinstance(count, int) else episodes)
 
 
-def _compare(row: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[str]:
+def _compare_numbers(row: Mapping[str, Any], groups: Sequence[Group]) -> Iterator[str]:
     from ajet.train.accounting import validation_metrics
 
-    again = validation_metrics(groups)
-    said = {name: value for name, value in row.items() if name.startswith(PREFIX)}
-    for name in sorted(again.keys() | said.keys()):
-        there, value = said.get(name), again.get(name)
+    recomputed = validation_metrics(groups)
+    recorded = {name: value for name, value in row.items() if name.startswith(PREFIX)}
+    for name in sorted(recomputed.keys() | recorded.keys()):
+        there, value = recorded.get(name), recomputed.get(name)
         if not _is_close(there, value):
             shown = "not computed" if value is None else f"{value:g}"
             yield f"{name} is {there} in metrics.jsonl, {shown} by the episodes"

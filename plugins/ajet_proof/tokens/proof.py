@@ -39,7 +39,7 @@ from ajet_proof.tokens.proof_lines import (
 from ajet_proof.tokens.proof_prompts import prove_prompts
 from ajet_proof.tokens.proof_uses import prove_uses
 
-__all__ = ["CLASSES", "Proof", "WrongToken", "compare", "everything", "prove", "samples_of"]
+__all__ = ["CLASSES", "Proof", "WrongToken", "compare_logprobs", "build_full_timelines", "prove", "build_samples"]
 
 LEAST_SHARE = 0.05
 """Of the tolerance, which a token of probability 1 has too."""
@@ -82,22 +82,22 @@ def prove(
         proof.wrong += [wrong] if wrong is not None else []
     proof.tool_uses = len({id(use) for use, _ in held})
     prove_prompts(proof, calls, messages, tools, words, episode)
-    again, rest = timelines(calls, ignore_tools=ignore_tools)
+    derived, rest = timelines(calls, ignore_tools=ignore_tools)
     if lines is None:
-        lines, untrained = again, rest
+        lines, untrained = derived, rest
     proof.timelines = len(lines)
-    proof.wrong += prove_timelines(calls, lines, episode) or prove_same(lines, again, episode)
+    proof.wrong += prove_timelines(calls, lines, episode) or prove_same(lines, derived, episode)
     if untrained is not None:
         proof.wrong += prove_accounting(calls, lines, untrained, episode)
     if not proof.wrong:
-        samples = samples_of(lines, episode)
+        samples = build_samples(lines, episode)
         rows = pack(samples, budget)
         proof.rows = len(rows)
         proof.wrong += prove_rows(samples, rows)
     return proof
 
 
-def samples_of(lines: Sequence[Timeline], episode: str, group: int = 0) -> list[Sample]:
+def build_samples(lines: Sequence[Timeline], episode: str, group: int = 0) -> list[Sample]:
     """Timelines as samples without credit, for packing."""
     return [
         Sample(line, episode, group, np.zeros(line.ids.size, np.float32), 0.0)
@@ -106,7 +106,7 @@ def samples_of(lines: Sequence[Timeline], episode: str, group: int = 0) -> list[
     ]
 
 
-def compare(
+def compare_logprobs(
     proof: Proof,
     calls: Sequence[Call],
     line: Timeline,
@@ -151,7 +151,7 @@ def compare(
     return found
 
 
-def everything(calls: Sequence[Call]) -> list[Timeline]:
+def build_full_timelines(calls: Sequence[Call]) -> list[Timeline]:
     """Timelines in which each sampled token has mask 1 once, also those that are never trained: what a forward pass
     must see to recompute all of an episode."""
     lines, _ = timelines([replace(call, trained=True, finish="stop") for call in calls])

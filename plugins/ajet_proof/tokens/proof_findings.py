@@ -33,11 +33,11 @@ class WrongToken:
     found: float | int | None = None
 
     def __str__(self) -> str:
-        told = "" if self.expected is None else f" (expected {self.expected:g}, found {self.found:g})"
+        detail = "" if self.expected is None else f" (expected {self.expected:g}, found {self.found:g})"
         if self.expected is not None and self.found is None:
-            told = f" (expected {self.expected:g}, found nothing)"
+            detail = f" (expected {self.expected:g}, found nothing)"
         episode = f"episode {self.episode}, " if self.episode else ""
-        return f"{episode}call {self.call}, position {self.position}: {self.what}{told}"
+        return f"{episode}call {self.call}, position {self.position}: {self.what}{detail}"
 
 
 @dataclass(slots=True)
@@ -112,20 +112,20 @@ class Proof:
         return f"{self.calls} calls: ids equal {tallies}"
 
 
-def first_difference(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | None:
+def find_first_difference(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | None:
     """The first index at which two arrays differ, one's end included; None where they are equal."""
     size = min(found.size, wanted.size)
-    apart = np.flatnonzero(found[:size] != wanted[:size])
-    if apart.size:
-        return int(apart[0])
+    differing = np.flatnonzero(found[:size] != wanted[:size])
+    if differing.size:
+        return int(differing[0])
     return None if found.size == wanted.size else size
 
 
-def prompt_size(call: Call) -> int:
+def count_prompt_tokens(call: Call) -> int:
     """P: how many tokens a call's prompt has."""
     return call.prefix + int(call.suffix_ids.size)
 
 
-def at_position(array: npt.NDArray[Any], position: int) -> int | None:
+def get_token(array: npt.NDArray[Any], position: int) -> int | None:
     """The id there; None past the end."""
     return int(array[position]) if position < array.size else None

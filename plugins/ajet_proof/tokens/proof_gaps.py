@@ -45,7 +45,7 @@ class Noise:
         return float(np.quantile(self.gaps, share)) if self.gaps.size else 0.0
 
 
-def noise_of(*differences: Doubles) -> Noise:
+def measure_noise(*differences: Doubles) -> Noise:
     """The noise of several kinds of recomputation: at each rank the widest kind's. Each [N], of the same tokens."""
     ordered = [np.sort(np.abs(each)) for each in differences]
     return Noise(np.max(ordered, axis=0)) if ordered else Noise(np.zeros(0))
@@ -75,7 +75,7 @@ class Spread:
         return None
 
 
-def spread_of(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 1.0) -> Spread | None:
+def measure_spread(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 1.0) -> Spread | None:
     """The distribution of `gaps` [N] (recorded - recomputed); None for too few. `scale`: what a temperature makes of
     the noise, which is measured at 1."""
     if gaps.size < LEAST_TOKENS:

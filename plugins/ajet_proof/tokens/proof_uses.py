@@ -24,7 +24,7 @@ def prove_uses(
     uses: Sequence[ToolUse], calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], episode: str
 ) -> Iterator[tuple[ToolUse, WrongToken | None]]:
     """Each use that something could contradict, and what does."""
-    answers = _answers(messages)
+    answers = _find_tool_messages(messages)
     before = ""
     for at, use in enumerate(uses):
         wrong = None
@@ -44,7 +44,7 @@ def prove_uses(
             yield named[0], WrongToken(episode, call, 0, what)
 
 
-def _answers(messages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _find_tool_messages(messages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """The first tool message of each call's id."""
     found: dict[str, int] = {}
     for index, message in enumerate(messages):
