@@ -1,7 +1,7 @@
-"""`ajet audit`: from an update back to what fed it, from an episode or a task forward to what it fed, and whether all
-of it is what was committed.
+"""`ajet audit`: trace an update to its episodes, trace episodes and tasks to updates, and compare the record with the
+chain.
 
-Invariant: it only reads, and locks no run. Of what was recorded without a chain nothing is said to be as committed.
+Invariant: the code only reads and locks no run. A record without a chain never counts as committed.
 """
 
 from __future__ import annotations
@@ -31,58 +31,61 @@ from ajet_proof.auditing.chain_state import ChainState, Change, DiskSizes, find_
 from ajet_proof.auditing.episode_facts import collect_episode_facts
 
 SHORTEST = 6
-"""Letters of an episode's uuid that are enough to name it."""
+"""Minimum letters of an episode's uuid on the command line."""
 LOOKS = 3
-"""At what seems changed while links are added: a live run lets old checkpoints and episodes go meanwhile."""
+"""Attempts while links are added: a live run removes old checkpoints and episodes meanwhile."""
 _STEP = re.compile(rb'\{"step": (\d+), ')
 
 
 @dataclass(slots=True)
 class RunAudit:
-    """The commitments of a run, and whether all that was committed is there."""
+    """The result of comparing a complete run with its chain."""
 
     run: Path
     state: ChainState | None
     """None: the run has no chain."""
     changes: list[Change] = field(default_factory=list)
     altered: list[str] = field(default_factory=list)
-    """Episodes that were changed while they waited in the store, which no step was made of."""
+    """Episodes that changed in the store and were never trained on."""
     checkpoints: list[int] = field(default_factory=list)
-    """Steps of those that are there."""
+    """Steps of the present checkpoints."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is known to be changed."""
+        """True if no change is known."""
         return not self.changes
 
 
 @dataclass(slots=True)
 class Trail:
-    """The records that hang together with a step, an episode or a task."""
+    """The episodes and steps connected with a step, an episode or a task."""
 
     run: Path
     step: int | None
-    """The one that was asked for."""
+    """The requested step."""
     episodes: list[dict[str, Any]]
-    """`episode_facts` of each line, with `file`, `line`, `link`, `as_committed` and who played it."""
+    """`collect_episode_facts` of each line, plus `file`, `line`, `link`, `as_committed` and the worker."""
     steps: list[dict[str, Any]]
-    """Each training step that used one of them: its numbers, whether they are `as_committed`, and the checkpoints that
-    contain it."""
+    """Each training step of the episodes: metrics row, `as_committed`, and the checkpoints with its update."""
 
     @property
     def ok(self) -> bool:
-        """Whether none of it is known to be changed."""
+        """True if no listed episode or step is known to be changed."""
         return all(each["as_committed"] is not False for each in (*self.episodes, *self.steps))
 
 
 def find_run_folder(run: str, root: Path) -> Path:
-    """The folder of a recorded run. Raises UserError."""
+    """Return the folder of a recorded run. Raises UserError."""
     return known_run(run, root, holding="status.json", expected="the directory of a run").absolute()
 
 
 def audit_run(folder: Path, *, weights: bool = True, head: str = "") -> RunAudit:
-    """Hold all that the chain of the run in `folder` has to what is there. `weights`: also the checkpoints' weights;
-    `head`: the digest of a link, which the chain must still have."""
+    """Compare a run with its chain.
+
+    Args:
+        weights: Also read the checkpoints' weights.
+        head: Digest of a link which must be in the chain.
+    """
     load_project_dotenv(record=folder)
     for _ in range(LOOKS):
         size = _measure_chain(folder)
@@ -122,7 +125,7 @@ def _audit_once(folder: Path, weights: bool, head: str) -> RunAudit:
 def _find_changes_without_chain(
     folder: Path, checkpoints: Checkpoints, sizes: DiskSizes, *, weights: bool
 ) -> Iterator[Change]:
-    """What a run without a chain claims to have, and has not: the chain itself, and what its checkpoints name."""
+    """Yield what is missing of a run without a chain: the chain, and files named by checkpoints."""
     if (sizes.files or sizes.checkpoints) and os.path.lexists(folder / IDENTITY):
         yield Change(FILE, f"it is missing, and {IDENTITY} says that this is a training run")
     for name in sorted(sizes.checkpoints):
@@ -132,7 +135,7 @@ def _find_changes_without_chain(
 
 
 def trace_step(folder: Path, step: int) -> Trail:
-    """Back from an update. Raises UserError where no such step is recorded."""
+    """Trace an update to its episodes. Raises UserError if the step is not recorded."""
     with ChainIndex(folder) as index:
         _, found = index.find_step(step)
         places = list(_check_linked_episodes(folder, index, found)) or list(_find_unlinked_episodes(folder, only=step))
@@ -142,7 +145,7 @@ def trace_step(folder: Path, step: int) -> Trail:
 
 
 def trace_episode(folder: Path, uuid: str) -> Trail:
-    """Forward from the episode whose uuid begins so. Raises UserError where there is none, or several are."""
+    """Trace an episode, by the first letters of its uuid. Raises UserError for no match or several."""
     if len(uuid) < SHORTEST:
         raise UserError(f"{uuid} is short for a uuid.", where="--episode", expected=f"{SHORTEST} letters at least")
     with ChainIndex(folder) as index:
@@ -157,7 +160,7 @@ def trace_episode(folder: Path, uuid: str) -> Trail:
 
 
 def trace_task(folder: Path, task_id: str) -> Trail:
-    """Forward from all attempts at a task. Raises UserError where there is none."""
+    """Trace all attempts at a task. Raises UserError if no attempt is recorded."""
     with ChainIndex(folder) as index:
         mark = f'"task_id": {json.dumps(task_id, ensure_ascii=False)}'
         places = list(_check_linked_episodes(folder, index, index.find_task(task_id))) or list(
@@ -169,7 +172,7 @@ def trace_task(folder: Path, task_id: str) -> Trail:
 
 
 def read_episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """One row for each recorded episode, step by step, with what it fed."""
+    """Yield one row for each recorded episode, ordered by step, with its updates and checkpoints."""
     with ChainIndex(folder) as index:
         saved = _SavedCheckpoints(index, checkpoints_of(folder))
         for place in _scan_episode_files(folder):
@@ -179,7 +182,7 @@ def read_episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
 def _check_linked_episodes(
     folder: Path, index: ChainIndex, found: Sequence[EpisodeLineLocation]
 ) -> Iterator[dict[str, Any]]:
-    """The episodes of lines that the chain knows, held to it."""
+    """Read linked episodes and compare each with its link."""
     starts: dict[int, dict[str, Any]] = {}
     for each in found:
         about = {"file": each.file, "line": each.number, "link": each.link}
@@ -198,7 +201,7 @@ def _check_linked_episodes(
 
 
 def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[bytes | None, bytes | None]:
-    """A line, and its arrays; None for what is gone."""
+    """Return (line, arrays); None for a removed file."""
     path = folder / found.file
     parts: list[bytes | None] = []
     for file, at, length in (
@@ -214,7 +217,7 @@ def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[byt
 
 
 def _scan_episode_files(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
-    """The episodes of all lines that hold `mark`, or of a step's file, as they are there."""
+    """Yield the recorded episodes whose line contains `mark`, or the episodes of step `only`."""
     names = list_record_folder(folder / "episodes")
     paths = [folder / "episodes" / name for name in names if NAME.fullmatch(name)]
     if only is not None:
@@ -243,7 +246,7 @@ def _read_next_line(stream: BinaryIO, where: str) -> bytes:
 
 
 def _find_unlinked_episodes(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
-    """The same, of episodes that no link knows: not as committed where the run's chain would have to know them."""
+    """Yield scanned episodes without a link; `as_committed` is False where the chain must have a link."""
     state = read_chain(folder)
     for place in _scan_episode_files(folder, mark, only):
         step = parse_episode_step(place["file"])
@@ -261,14 +264,14 @@ def _parse_episode_facts(line: bytes, where: str) -> dict[str, Any]:
 
 
 class _SavedCheckpoints:
-    """Which checkpoints contain a step."""
+    """The checkpoints of a run, by step."""
 
     def __init__(self, index: ChainIndex, checkpoints: Checkpoints) -> None:
         self._present_steps = [each.step for each in checkpoints.all()]
         self._all_steps = sorted({*self._present_steps, *(step for step, _ in index.list_checkpoints())})
 
     def find_checkpoints_with(self, step: int | None) -> dict[str, Any]:
-        """The first that was saved with it, and those that are there."""
+        """Return the first checkpoint saved with a step, and the present ones."""
         if step is None:
             return {"first_checkpoint": None, "checkpoints": []}
         first = next((saved for saved in self._all_steps if saved >= step), None)
@@ -290,7 +293,7 @@ def _build_trail(folder: Path, index: ChainIndex, step: int | None, places: list
 
 
 def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, Any], str]]:
-    """The last row of each training step, and its digest."""
+    """Return the last metrics row of each training step, and its digest."""
     found: dict[int, tuple[dict[str, Any], str]] = {}
     if not has_record_file(path):
         return found

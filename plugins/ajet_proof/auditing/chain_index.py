@@ -1,7 +1,7 @@
-"""Where the chain of a run says that an episode, a task or a step lies.
+"""Find episodes, tasks and steps in a run's chain.
 
-Invariant: nothing but the chain is read, by searching its bytes, so that the answer among a million episodes takes a
-fraction of a second; what a resume has forgotten is not found. What was recorded without a chain is not there.
+Invariant: only the chain file is read, by searching its bytes: a lookup among a million episodes takes a fraction of a
+second. Links forgotten by a resume are skipped.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _HEAD = re.compile(rb'\{"link": (\d+), "kind": "(\w+)", "step": (-?\d+)')
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLineLocation:
-    """A line of an episode file, as its link has it."""
+    """The location of one episode line, from its link."""
 
     link: int
     start: int
-    """Which start of the run wrote it: the number of its link."""
+    """Link number of the run's start."""
     file: str
     number: int
-    """Of the line, from 1."""
+    """Line number, from 1."""
     at: int
     blob_at: int
     line: LinkedLine
 
 
 class _LinkHead(NamedTuple):
-    """The beginning of a link: what is known of it without its episodes."""
+    """The head of a link, without its episodes."""
 
     at: int
-    """The byte."""
+    """Byte offset."""
     link: int
     kind: str
     step: int
@@ -54,14 +54,14 @@ def _get_offset(head: _LinkHead) -> int:
 
 
 class ChainIndex:
-    """Finds episodes, tasks and steps in the chain of one run; a context manager. Without a chain nothing is found."""
+    """An index of one run's chain, used as a context manager. A run without a chain has an empty index."""
 
     def __init__(self, folder: Path) -> None:
         self._path = path = folder / FILE
         self._file = open_record_file(path) if has_record_file(path) and path.stat().st_size else None
         self._text: Any = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._file else b""
         self._complete_end = self._text.rfind(b"\n") + 1
-        """Where an unfinished last link begins."""
+        """Start of an unfinished last link."""
         self._heads = list(self._read_heads())
         self._starts = {head.link: head.at for head in self._heads if head.kind == "start"}
         self._resumes = [(head.at, head.step) for head in self._heads if head.kind == "resume"]
@@ -75,17 +75,17 @@ class ChainIndex:
             self._file.close()
 
     def find_episode(self, beginning: str) -> list[EpisodeLineLocation]:
-        """The lines of the episodes whose uuid begins so."""
+        """Return the lines of episodes by the first letters of their uuid."""
         needle = b'["' + json.dumps(beginning, ensure_ascii=False).encode()[1:-1]
         return self._find_lines(needle, lambda line: line.uuid.startswith(beginning))
 
     def find_task(self, task_id: str) -> list[EpisodeLineLocation]:
-        """The lines of a task."""
+        """Return the lines of a task."""
         needle = b'", ' + json.dumps(task_id, ensure_ascii=False).encode() + b", "
         return self._find_lines(needle, lambda line: line.task == task_id)
 
     def find_step(self, step: int) -> tuple[int | None, list[EpisodeLineLocation]]:
-        """The link that committed a training step, and what it holds of its file."""
+        """Return a training step's link number and the lines of its episode file."""
         found = self._find_step_head(step)
         if found is None:
             return None, []
@@ -93,26 +93,26 @@ class ChainIndex:
         return found.link, [each for each in self._read_lines_at(found.at) if each.file.endswith(f"/{file}")]
 
     def find_step_link(self, step: int) -> int | None:
-        """The number of a step's link; None where there is none."""
+        """Return the link number of a step, or None."""
         found = self._find_step_head(step)
         return found.link if found is not None else None
 
     def list_row_digests(self, step: int) -> list[str]:
-        """The digests of the rows of metrics in a step's link."""
+        """Return the digests of the metrics rows in a step's link."""
         found = self._find_step_head(step)
         return [str(digest) for digest in self._parse_link(found.at).get("rows", ())] if found is not None else []
 
     def list_checkpoints(self) -> list[tuple[int, int]]:
-        """The step and the link of each checkpoint that was saved."""
+        """Return (step, link) of each saved checkpoint."""
         found = [head for head in self._heads if head.kind == "checkpoint"]
         return [(head.step, head.link) for head in found if self._is_retained(head.at, head.step)]
 
     def read_start(self, link: int) -> dict[str, Any]:
-        """The content of the link of a start; {} for none."""
+        """Return the content of a start link, or {}."""
         return self._parse_link(self._starts[link]) if link in self._starts else {}
 
     def list_settings(self) -> list[tuple[int, str]]:
-        """For each start, in their order: the step that it went on after, and the digest of its resolved.yaml."""
+        """Return (last step before the start, digest of resolved.yaml) for each start, in order."""
         starts = (self._parse_link(at) for at in self._starts.values())
         return [(int(each["step"]), str(each.get("files", {}).get("resolved.yaml", ""))) for each in starts]
 
@@ -127,7 +127,7 @@ class ChainIndex:
         return found
 
     def _read_lines_at(self, at: int) -> Iterator[EpisodeLineLocation]:
-        """All lines in the link around byte `at`."""
+        """Yield all lines in the link at byte `at`."""
         begin, _ = self._find_line_bounds(at)
         number = self._heads[bisect_left(self._heads, begin, key=_get_offset)].link
         start = max((link for link in self._starts if link <= number), default=0)
@@ -153,11 +153,11 @@ class ChainIndex:
         return next((head for head in ours if self._is_retained(head.at, step)), None)
 
     def _is_retained(self, at: int, step: int) -> bool:
-        """Whether no later resume has forgotten what a link says of `step`."""
+        """True if no later resume has forgotten `step` of the link at this byte."""
         return all(resume < at or after >= step for resume, after in self._resumes)
 
     def _read_heads(self) -> Iterator[_LinkHead]:
-        """The beginnings of all links, in order, without their episodes."""
+        """Yield the heads of all links, in order."""
         at = 0
         while (end := self._text.find(b"\n", at)) >= 0:
             found = _HEAD.match(self._text[at : at + 100])

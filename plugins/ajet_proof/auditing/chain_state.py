@@ -1,7 +1,7 @@
-"""What a chain says must be there, and what is there instead.
+"""Compare the files of a run with its chain.
 
-Invariant: it only reads. What the chain says is believed as far as its links hold together: each has the digest of the
-one before and, where a key was given, was made with it. Whatever differs is named: the file, and the line or the place.
+Invariant: the code only reads. Links are trusted as far as they hold together: each contains the digest of the previous
+link and, with a key, is signed with it. Every difference names its file, and the line or byte.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from ajet_proof.auditing.unlinked import UnlinkedWindow
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that is not as it was committed."""
+    """A difference from the committed record."""
 
     file: str
-    """Below the run's folder."""
+    """Path below the run's folder."""
     what: str
     line: int | None = None
-    """Its number, from 1; None where it is no matter of lines."""
+    """Line number, from 1; None if no line is concerned."""
 
     def __str__(self) -> str:
         return f"{self.file}{f':{self.line}' if self.line else ''}: {self.what}"
@@ -57,42 +57,42 @@ class Change:
 
 @dataclass(slots=True)
 class ChainState:
-    """The state that the links of a chain come to, one after the other."""
+    """The accumulated state after applying links in order."""
 
     links: int = 0
     head: str = GENESIS
     heads: set[str] = field(default_factory=set)
-    """The digests of all links."""
+    """Digests of all links."""
     key: str = ""
-    """The name of the key that the last link was made with."""
+    """Name of the key of the last link."""
     unkeyed: int = 0
-    """Links without a key."""
+    """Number of links without a key."""
     is_key_verified: bool = True
-    """Whether the links' own digests could be held to the key that they were made with."""
+    """True if the digests of the links could be verified with their key."""
     run: str = ""
     starts: list[dict[str, Any]] = field(default_factory=list)
     steps: dict[int, int] = field(default_factory=dict)
-    """Training step -> the number of its link."""
+    """Training step -> link number."""
     files: dict[str, list[LinkedLines]] = field(default_factory=dict)
     rows: list[tuple[int, str]] = field(default_factory=list)
-    """Step and digest of each row of metrics.jsonl."""
+    """(step, digest) of each row of metrics.jsonl."""
     saved: dict[int, str] = field(default_factory=dict)
-    """Step -> the digest of the checkpoint that was saved last of it."""
+    """Step -> digest of its last saved checkpoint."""
     required: dict[int, str] = field(default_factory=dict)
-    """The same of those that must be there."""
+    """Step -> digest of a checkpoint that must be present."""
     replacements: dict[int, str] = field(default_factory=dict)
-    """The same of those that were about to take the place of one that must be there: either may be."""
+    """Step -> digest of a checkpoint that was replacing a required one; either may be present."""
     removed: dict[str, str] = field(default_factory=dict)
-    """File -> why it is gone."""
+    """File -> reason of its removal."""
     adopted: Counter[str] = field(default_factory=Counter)
-    """Lines that a killed process had written and a later one found, by file."""
+    """File -> number of lines written by a killed process and linked by the next one."""
     changes: list[Change] = field(default_factory=list)
-    """What is wrong with the links themselves."""
+    """Problems of the links."""
     unlinked: UnlinkedWindow = field(default_factory=UnlinkedWindow)
-    """What may be on the disk without a link."""
+    """Files and rows allowed without a link."""
 
     def apply_link(self, link: Mapping[str, Any]) -> None:
-        """Go on by one link. Raises KeyError, TypeError, ValueError for one that says nothing of the kind."""
+        """Apply one link. Raises KeyError, TypeError or ValueError for a malformed link."""
         kind, step = str(link["kind"]), int(link["step"])
         if kind == "start":
             self._apply_start(link)
@@ -119,7 +119,7 @@ class ChainState:
         self.rows += [(step, str(digest)) for digest in link.get("rows", ())]
 
     def iterate_lines(self, file: str) -> Iterator[tuple[LinkedLine, int, int]]:
-        """Each line that a file must have, with where it and its arrays begin."""
+        """Yield (line, offset, offset of its arrays) for each line that a file must contain."""
         for each in self.files.get(file, ()):
             yield from each.places()
 
@@ -133,13 +133,13 @@ class ChainState:
                 self._require_checkpoint(int(base["step"]), str(base["digest"]))
 
     def _require_checkpoint(self, step: int, digest: str) -> None:
-        """Keep, of two checkpoints that may be at a start, the one that is there: it must be from now on."""
+        """Require the checkpoint that was present at a start, out of two possible ones."""
         if self.replacements.pop(step, None) == digest:
             self.required[step] = self.saved[step] = digest
         self.required.setdefault(step, digest)
 
     def _list_recorded_after(self, step: int) -> set[str]:
-        """The episode files, and the digests of the rows, of later steps."""
+        """Return the episode files and row digests recorded after `step`."""
         return {file for file in self.files if parse_episode_step(file) > step} | {
             row for at, row in self.rows if at > step
         }
@@ -165,14 +165,13 @@ class ChainState:
 
 
 def parse_episode_step(file: str) -> int:
-    """The step of an episode file; -1 for any other file."""
+    """Return the step of an episode file name; -1 for other files."""
     found = NAME.fullmatch(Path(file).name)
     return int(found[1]) if found else -1
 
 
 def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
-    """What the chain of the run in `folder` says; None where there is none. Without the key that it was made with, its
-    own digests are not held to it."""
+    """Return the state of the run's chain, or None without a chain. Digests are verified only with the chain's key."""
     path = folder / FILE
     try:
         opened = open_record_file(path)
@@ -204,7 +203,7 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
 def _find_link_problem(
     state: ChainState, link: Mapping[str, Any], body: bytes, digest: str, key: bytes | None, named: str
 ) -> str:
-    """Why a link cannot follow the one before; "" where it can."""
+    """Return why a link cannot follow the previous one; "" if valid."""
     own = str(link.get("key", ""))
     if state.key and own != state.key:
         return "this link was made without the key of those before it"
@@ -221,16 +220,16 @@ def _find_link_problem(
 
 @dataclass(frozen=True, slots=True)
 class DiskSizes:
-    """Sizes of the files of a run before its chain was read: what a live run appends later is no change."""
+    """File sizes of a run, taken before the chain was read, so that later appends of a live run are no change."""
 
     files: Mapping[str, int]
-    """Metrics and episode files, below the run's folder, in bytes."""
+    """File below the run's folder -> bytes, for metrics and episode files."""
     checkpoints: frozenset[str]
-    """Names of the folders of checkpoints."""
+    """Names of checkpoint folders."""
 
     @classmethod
     def of(cls, folder: Path, checkpoints: Path) -> DiskSizes:
-        """Look at a run's folder."""
+        """Measure a run's folder."""
         names = [METRICS, *(f"episodes/{name}" for name in list_record_folder(folder / "episodes"))]
         sizes = {name: size_of_record_file(folder / name) for name in names if has_record_file(folder / name)}
         saved = [path.name for path in checkpoints.glob("step-*") if step_of_checkpoint(path) >= 0]
@@ -240,8 +239,13 @@ class DiskSizes:
 def find_changes(
     folder: Path, checkpoints: Path, state: ChainState, *, weights: bool = True, sizes: DiskSizes | None = None
 ) -> Iterator[Change]:
-    """Whatever is not as the chain says. `checkpoints`: their folder; `weights`: whether all their files are read;
-    `sizes`: taken before the chain was read, None for a run that is not live."""
+    """Yield all differences between the chain and the files.
+
+    Args:
+        checkpoints: Folder of the checkpoints.
+        weights: Read all files of each checkpoint.
+        sizes: Sizes from before the chain was read; None for a run that is not live.
+    """
     sizes = DiskSizes.of(folder, checkpoints) if sizes is None else sizes
     yield from state.changes
     if not state.starts and sizes.files:
@@ -260,7 +264,7 @@ def find_changes(
 
 
 def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
-    """The files that each start writes anew."""
+    """Check the files that each start writes."""
     recorded: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
     for name, digest in recorded.items():
         try:
@@ -290,8 +294,8 @@ def _check_episode_lines(folder: Path, file: str, state: ChainState, sizes: Disk
 
 
 def _digest_lines(path: Path, linked: int, size: int) -> list[str]:
-    """The digest of each whole line. Of lines beyond the first `linked`, those that were within the file's `size`
-    before the chain was read."""
+    """Return the digest of each complete line. Lines beyond the first `linked` count only within the first `size`
+    bytes."""
     found: list[str] = []
     end = 0
     with open_record_file(path) as file:
@@ -347,7 +351,7 @@ def _check_arrays(
 
 
 def _find_foreign_files(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    """Files among the episodes that no link knows."""
+    """Yield unlinked files in the episodes folder."""
     known = {name for file in state.files for name in (file, f"{file.removesuffix('.jsonl')}.bin")}
     for file in sorted(sizes.files.keys() - known - {METRICS}):
         lines = f"{file.removesuffix('.bin')}.jsonl" if file.endswith(".bin") else file
@@ -367,7 +371,7 @@ def _check_metric_rows(path: Path, state: ChainState, sizes: DiskSizes) -> Itera
 
 
 def _read_row_steps(path: Path, count: int) -> list[int]:
-    """The steps of the last `count` rows; -1 for a row without one."""
+    """Return the steps of the last `count` rows; -1 for a row without a step."""
     if not count:
         return []
     with open_record_file(path) as file:
@@ -397,8 +401,7 @@ def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterat
 
 
 def _find_foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    """Checkpoints that no link knows. One that was saved and has made room may be there still: its process was killed
-    before it was removed."""
+    """Yield unlinked checkpoints. A replaced checkpoint may remain if its process was killed before the removal."""
     for name in sorted(sizes.checkpoints):
         step = step_of_checkpoint(folder / name)
         if step in state.required or state.unlinked.admits_step(step):

@@ -1,7 +1,6 @@
-"""What an episode's line says of it without its arrays: who played it, what it asked, used and got, what it fed.
+"""Facts of one episode line, without its arrays: worker, task, calls, tool uses, verdict, update.
 
-Invariant: plain JSON values, of a line of any schema; what a model, tool or judge said is cut to what a table holds,
-and how much there was is told.
+Invariant: plain JSON values for a line of any schema; texts of models, tools and judges are cut, with their length.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import Any
 from ajet.record.episode_codec import require_schema
 
 SHOWN = 400
-"""Characters of a text."""
+"""Maximum characters of a text."""
 
 
 def collect_episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of one line. Raises UserError for a line of another schema; KeyError and kin for what is no line."""
+    """Return the facts of one line. Raises UserError for another schema, KeyError and similar for a malformed line."""
     require_schema(row)
     outcome, verdict = row.get("outcome") or {}, row.get("verdict") or {}
     calls = [_summarize_call(call, row["messages"]) for call in row["calls"]]

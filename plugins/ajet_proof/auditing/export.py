@@ -1,7 +1,7 @@
-"""`ajet audit --export`: one row an episode, with what it fed, as JSON lines or Parquet.
+"""`ajet audit --export`: one row an episode, as JSON lines or Parquet.
 
-Invariant: the file appears whole or not at all, in the order of the steps; a Parquet file has the same rows, what is
-nested in them as JSON.
+Invariant: the file appears complete or not at all, ordered by step. Parquet has the same rows, with nested values as
+JSON.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ COLUMNS = {
     "success": "bool_",
     **dict.fromkeys(("policy", "scores", "calls", "tools", "untrained", "checkpoints"), "json"),
 }
-"""Of the Parquet file; what is none of them stands in the JSON lines, too, and nowhere else."""
+"""Column -> Parquet type; "json" columns hold JSON text."""
 
 
 def export_episodes(folder: Path, target: Path) -> int:
-    """Write the episodes of the run in `folder`; answers how many. Raises UserError."""
+    """Write a run's episodes and return their number. Raises UserError."""
     kinds = {".jsonl": _write_lines, ".parquet": _write_parquet}
     if target.suffix not in kinds:
         raise UserError(f"{target.name} is of no kind that is written.", where="--export", expected=".jsonl, .parquet")

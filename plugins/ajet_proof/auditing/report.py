@@ -1,6 +1,6 @@
-"""What `ajet audit` found, on one screen or as JSON.
+"""Print an audit on one screen, or encode it as JSON.
 
-Invariant: what a model or a tool said is printed without the control characters that a terminal would obey.
+Invariant: texts of models and tools are printed without terminal control characters.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ajet_proof.auditing.audit import RunAudit, Trail
 from ajet_proof.auditing.chain_state import parse_episode_step
 
 MOST = 24
-"""Rows of a table on one screen."""
+"""Maximum rows of a table."""
 WIDE = 100
-"""Characters of a text on it."""
+"""Maximum characters of a text."""
 
 
 def encode_audit(found: RunAudit | Trail) -> str:
-    """The findings as JSON."""
+    """Return the audit as JSON."""
     content: dict[str, Any]
     if isinstance(found, Trail):
         content = {"run": str(found.run), "step": found.step, "episodes": found.episodes, "steps": found.steps}
@@ -46,7 +46,7 @@ def encode_audit(found: RunAudit | Trail) -> str:
 
 
 def print_audit(found: RunAudit | Trail, console: Console) -> None:
-    """Show the findings on one screen."""
+    """Print the audit on one screen."""
     lines = _format_trail(found) if isinstance(found, Trail) else _format_run(found)
     for line in lines:
         console.print(line if isinstance(line, Table) else Text(printable(line)), soft_wrap=not isinstance(line, Table))
@@ -122,7 +122,7 @@ def _format_trail(found: Trail) -> Iterator[str | Table]:
 
 
 def _format_episode(each: dict[str, Any], *, is_repeated: bool) -> Iterator[str]:
-    """`is_repeated`: it is told of already, and another step has trained on it."""
+    """Format one episode. `is_repeated`: the attempt was printed already; another step trained on it too."""
     yield f"{'again    ' if is_repeated else 'episode  '}{each['uuid']} · {_format_commitment(each)}"
     if each["as_committed"] is False or each.get("gone"):
         return

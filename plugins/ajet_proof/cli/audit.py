@@ -40,9 +40,9 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
-    """Hold a run to what it committed; follow an update back, an episode forward.
+    """Compare a run with what it committed; trace an update back, an episode forward.
 
-    Exit code 1 where something was changed. --step, --episode and --task look at what hangs together with one.
+    Exit code 1 if something changed. --step, --episode and --task show the records connected with one of them.
     """
     from ajet.record.console import console, counted
     from ajet.schema.errors import UserError

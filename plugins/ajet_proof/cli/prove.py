@@ -53,7 +53,7 @@ def prove(
     ] = "",
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
-    """Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution."""
+    """Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
     from ajet.schema.errors import UserError

@@ -1,9 +1,8 @@
-"""A curriculum's draws, made again: which task it drew at each position, by what the record says came before.
+"""Draw a curriculum's epochs again and compare them with the recorded tasks.
 
-Invariant: an epoch is drawn again by the class that drew it (`task_reader.order`), from the ids of all tasks in
-the newest checkpoint, the seed, and the attempts that the steps before it recorded; it was drawn with the first step
-that took one of its positions. Where a step before it is not there to be read, what that epoch drew is counted by
-reason, not held.
+Invariant: an epoch is drawn by the same class (`task_reader.order`), from the task ids of the newest checkpoint, the
+seed and the attempts of earlier steps, at the first step that took one of its positions. If an earlier step cannot be
+read, the epoch is counted by reason instead of checked.
 """
 
 from __future__ import annotations
@@ -21,19 +20,23 @@ if TYPE_CHECKING:
 NO_IDS = "no checkpoint names the tasks that were not drawn"
 NOT_ALL = "the episodes of a step before it were not looked at, or are not there"
 TAKEN = ("tasks", "again", "discarded", "waiting", "given_up")
-"""Of a row of metrics.jsonl: the positions that its step had taken."""
+"""Fields of a metrics row with the positions taken by its step."""
 
 
 class DrawChecker:
-    """Holds the draws of one run, step by step in their order. `frontier`: what the newest checkpoint holds of the
-    order of tasks; `rows`: of metrics.jsonl, by training step."""
+    """Checks the draws of one run, in order of steps.
+
+    Args:
+        frontier: Task order of the newest checkpoint.
+        rows: Training step -> row of metrics.jsonl.
+    """
 
     def __init__(
         self, settings: AjetConfig, frontier: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]
     ) -> None:
         self._rows, self._next, self._is_complete = rows, 1, True
         self._drawn: dict[int, list[str] | None] = {}
-        """Epoch -> its tasks; None where they cannot be drawn again."""
+        """Epoch -> its tasks; None if the epoch cannot be drawn again."""
         wanted, self._curriculum = settings.data.curriculum, None
         self._has_curriculum = wanted.prefer is not None
         ids = (frontier.get("curriculum") or {}).get("ids")
@@ -42,17 +45,17 @@ class DrawChecker:
 
     @property
     def held(self) -> int:
-        """Epochs that were drawn again."""
+        """Number of epochs drawn again."""
         return sum(tasks is not None for tasks in self._drawn.values())
 
     @property
     def unheld(self) -> Counter[str]:
-        """The number of draws that were not held, by reason."""
+        """Number of unchecked draws, by reason."""
         reason = NO_IDS if self._curriculum is None else NOT_ALL
         return +Counter({reason: sum(tasks is None for tasks in self._drawn.values())})
 
     def check_step(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
-        """The groups of a step that stand where the order did not draw them, in words."""
+        """Yield the groups of a step that differ from the draw."""
         if not self._has_curriculum:
             return
         if self._curriculum is None:
@@ -73,6 +76,6 @@ class DrawChecker:
         self._curriculum.learned(groups)
 
     def _has_attempts(self, step: int) -> bool:
-        """Whether a step that was not looked at recorded attempts."""
+        """True if a skipped step recorded attempts."""
         row = self._rows.get(step)
         return row is None or any(row.get(name) for name in ("tasks", "again", "discarded"))

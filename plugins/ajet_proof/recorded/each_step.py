@@ -1,8 +1,8 @@
-"""A sample of every training step, proven: its ids from the record alone, its log-probabilities where the update does
-not compare them.
+"""Prove a sample of every training step: ids from the record alone, log-probabilities where the update does not compare
+them.
 
-Invariant: it changes nothing: no weight, no episode, no random generator of the run. Which episodes it takes follows
-from the seed and the step. A wrong token is an error in the log and a metric; the run goes on.
+Invariant: the proof changes no weight, episode or random generator of the run; seed and step decide the sample. A wrong
+token is an error in the log and a metric; the run continues.
 """
 
 from __future__ import annotations
@@ -27,19 +27,22 @@ if TYPE_CHECKING:
     from ajet.tokens import Renderer
 
 NAMED = 5
-"""Wrong tokens a step that the log names."""
+"""Maximum wrong tokens in the log for one step."""
 
 
 class StepProof:
-    """Proves `context_tracker.proof_sample` episodes a step. `renderer`: the run's; None: a model without tokens, of
-    which nothing is proven."""
+    """Proves `context_tracker.proof_sample` episodes a step.
+
+    Args:
+        renderer: The run's renderer; None for a model without tokens, which skips the proof.
+    """
 
     def __init__(self, settings: AjetConfig, renderer: Renderer | None) -> None:
         self._settings, self._renderer = settings, renderer
         self._sample = ProofKeys.of(settings).proof_sample
 
     def metrics(self, episodes: Sequence[Episode], step: int, newest: Callable[[Episode], int]) -> dict[str, float]:
-        """`proof/…` of the step. `newest`: the latest policy version that can have sampled an episode."""
+        """Return the `proof/…` metrics of a step. `newest`: the latest possible policy version of an episode."""
         chosen = self._sample_episodes(episodes, step)
         if not chosen:
             return {}
@@ -53,8 +56,11 @@ class StepProof:
         }
 
     def recomputed(self, episodes: Sequence[Episode], step: int, backbone: Backbone) -> dict[str, float]:
-        """`mismatch_kl` and `logprob_gap_max` of the sample, by the weights that `backbone` has now: for a step whose
-        update will not compare them, which is one with `top_p` or `top_k`, and one without an update."""
+        """Return `mismatch_kl` and `logprob_gap_max` of the sample under the present weights of `backbone`.
+
+        Called for steps whose update does not compare log-probabilities: steps with `top_p` or `top_k`, and steps
+        without an update.
+        """
         chosen = self._sample_episodes(episodes, step)
         if not chosen or not (proof := self._prove_ids(chosen, lambda _: backbone.version)).ok:
             return {}

@@ -1,8 +1,8 @@
-"""`ajet prove`: recorded episodes derived a second time, token by token.
+"""`ajet prove`: derive recorded episodes again, token by token.
 
-Invariant: what is printed as checked was checked: ids by rendering, extending, parsing, tracking and packing again;
-log-probabilities by the trainer's own forward pass at the weights that sampled them, losses at those that an update
-began with. Where those weights are gone, it says so step by step.
+Invariant: every number printed as checked was checked. Ids: rendered, extended, parsed, tracked and packed again.
+Log-probabilities: the trainer's own forward pass at the weights of the sampling policy version. Losses: at the weights
+before the update. Steps without available weights are listed.
 """
 
 from __future__ import annotations
@@ -40,35 +40,34 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Outcome, Split
 
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
-"""Nats by which engine and trainer may differ on an improbable token: what rounding explains, and no more. Measured on
-20 steps of the quickstart: 3e-5 in float32, 1.2 in bfloat16."""
+"""Maximum difference of engine and trainer on an improbable token, in nats: rounding only. Measured on 20 steps of the
+quickstart: 3e-5 in float32, 1.2 in bfloat16."""
 Weights = dict[int, tuple[Path | None, str]]
-"""Policy version -> (checkpoint, how a person calls it); None is the model that the run began with."""
+"""Policy version -> (checkpoint, display name); a checkpoint of None is the initial model."""
 OUTSIDE = (
     "what judges and other models answered, and tools whose uses were not recorded",
     "what workflows printed and noted, names of agents within a conversation, times",
     "whether the recorded versions are those that sampled, where weights differ by less than rounding",
 )
-"""What nothing here can contradict."""
+"""Parts of a record that no check covers."""
 
 
 @dataclass(slots=True)
 class PlayedFile:
-    """One file of episodes."""
+    """Counts of one episode file."""
 
     file: Path
     step: int
     split: Split
     episodes: int = 0
     sampled: Counter[int] = field(default_factory=Counter)
-    """Sampled tokens by the policy version that sampled them; -1 where an engine resumed across an update, `WRITTEN`
-    where nobody of this run did."""
+    """Policy version -> sampled tokens; -1 for an engine resumed across an update, `WRITTEN` for given replies."""
     recomputed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepSpread:
-    """The gaps of what one policy version sampled in one episode file."""
+    """The gap distribution of one policy version in one episode file."""
 
     step: int
     split: Split
@@ -80,49 +79,49 @@ class StepSpread:
 
 @dataclass(slots=True)
 class ProofReport:
-    """The findings of `ajet prove`."""
+    """The result of `ajet prove`."""
 
     target: ProofTarget
     proof: Proof = field(default_factory=Proof)
     plays: list[PlayedFile] = field(default_factory=list)
     weights: dict[int, str] = field(default_factory=dict)
-    """Version -> where the weights came from that its tokens were recomputed with."""
+    """Policy version -> source of the weights used to recompute its tokens."""
     tolerance: float | None = None
     computed_in: str = ""
-    """Number format and device of the recomputation; empty without one."""
+    """Number format and device of the recomputation; empty without recomputation."""
     why_not: str = ""
-    """Why nothing was recomputed, if so."""
+    """Why no log-probability was recomputed."""
     wrong_steps: list[WrongStep] = field(default_factory=list)
-    """What of a step's credit, numbers or tasks does not follow from its episodes."""
+    """Steps whose credit, numbers or tasks do not follow from their episodes."""
     held_steps: int = 0
-    """Training steps whose credit was computed again."""
+    """Training steps with recomputed credit."""
     unheld_steps: Counter[str] = field(default_factory=Counter)
-    """Those whose credit was not, by reason."""
+    """Training steps without recomputed credit, by reason."""
     held_validations: int = 0
-    """Validations whose numbers were computed again."""
+    """Validations with recomputed numbers."""
     unheld_validations: Counter[str] = field(default_factory=Counter)
-    """Those whose numbers were not, by reason."""
+    """Validations without recomputed numbers, by reason."""
     held_draws: int = 0
-    """Epochs of which what the curriculum drew was drawn again."""
+    """Epochs of the curriculum drawn again."""
     unheld_draws: Counter[str] = field(default_factory=Counter)
-    """Those of which it was not, by reason."""
+    """Epochs not drawn again, by reason."""
     held_losses: int = 0
-    """Steps whose loss was computed again."""
+    """Steps with a recomputed loss."""
     unheld_losses: Counter[str] = field(default_factory=Counter)
-    """Those, of a credit that was, whose loss was not, by reason."""
+    """Steps with recomputed credit and no recomputed loss, by reason."""
     altered: list[str] = field(default_factory=list)
-    """Episodes that were changed while they waited in the store, which no step was made of."""
+    """Episodes that changed in the store and were never trained on."""
     spreads: list[StepSpread] = field(default_factory=list)
-    """The gaps of each step and version as a distribution, where they are enough for one."""
+    """Gap distributions of each step and policy version with enough tokens."""
 
     @property
     def ok(self) -> bool:
-        """True when no token, no step and no distribution is wrong."""
+        """True if no token, step or distribution is wrong."""
         return self.proof.ok and not self.wrong_steps and all(each.spread.problem is None for each in self.spreads)
 
     @property
     def unproven(self) -> Counter[str]:
-        """Sampled tokens whose log-probabilities nothing was held to, by reason."""
+        """Sampled tokens with unchecked log-probabilities, by reason."""
         counts: Counter[str] = Counter()
         for play in self.plays:
             counts["written"] += play.sampled[WRITTEN]
@@ -148,9 +147,13 @@ def prove_record(
     tolerance: float | None = None,
     fetch: bool = False,
 ) -> ProofReport:
-    """Prove a run, a step's file or an episode. `at_most`: episodes a step whose log-probabilities are recomputed;
-    `tolerance` in nats, None by number format; `fetch`: a model that is not on this machine may be fetched unasked.
-    Raises UserError."""
+    """Prove a run, a step's file or an episode. Raises UserError.
+
+    Args:
+        at_most: Episodes a step whose log-probabilities are recomputed.
+        tolerance: In nats; None chooses by number format.
+        fetch: Allow fetching a missing model without asking.
+    """
     from ajet.config import recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
 
@@ -193,8 +196,7 @@ def prove_record(
 
 
 def _find_model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetch: bool) -> Path:
-    """The folder of the run's model; where no weights are needed and it is not here, a checkpoint's, whose tokenizer is
-    the same."""
+    """Return the model folder. A checkpoint is enough if weights are not needed: its tokenizer is the same."""
     from ajet.commands.recorded_run import find_recorded_model
     from ajet.engine.model_source import at_hand
 
@@ -208,13 +210,13 @@ def _find_model(run: Path, experiment: Experiment, named: str, *, weights: bool,
 
 
 def find_tokenizer(checkpoints: Checkpoints) -> Path | None:
-    """The newest that has one: they are all the same."""
+    """Return the newest checkpoint with a tokenizer; all have the same one."""
     saved = [each.path for each in checkpoints.all() if (each.path / "tokenizer.json").is_file()]
     return saved[-1] if saved else None
 
 
 def load_tokenizer_and_renderer(experiment: Experiment) -> tuple[Any, Any]:
-    """The tokenizer and the renderer of a recorded run, whose model is on this machine."""
+    """Return the tokenizer and the renderer of a recorded run. The model must be on this machine."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
     from ajet.rollout.components import renderer_of
@@ -227,8 +229,7 @@ def load_tokenizer_and_renderer(experiment: Experiment) -> tuple[Any, Any]:
 
 
 def prove_episode(episode: Episode, settings: AjetConfig, renderer: Any, *, newest: int | None = None) -> Proof:
-    """What an episode's record alone can prove. `renderer`: the run's; `newest`: the latest policy version that can
-    have sampled it."""
+    """Prove an episode from its record alone. `newest`: the latest possible policy version."""
     drawn = split_sampling(settings, episode.split)
     return prove(
         episode.calls,
@@ -295,8 +296,12 @@ def prove_logprobs(
     tolerance: float | None,
     check_version: Callable[[int, RecordedScorer], None] | None = None,
 ) -> None:
-    """Recompute log-probabilities. `read_episodes`: the episodes of a file; `check_version`: called for each version
-    whose weights are at hand."""
+    """Recompute log-probabilities of the report's files.
+
+    Args:
+        read_episodes: Reads the episodes of a file.
+        check_version: Called with each policy version and its scorer.
+    """
     from ajet.backbone import open_scorer
 
     wanted = {version for play in report.plays for version in play.sampled if version >= 0}
@@ -327,7 +332,7 @@ def prove_logprobs(
 def _make_loss_check(
     report: ProofReport, experiment: Experiment, held: StepChecker
 ) -> Callable[[int, RecordedScorer], None]:
-    """Holds the losses of the steps that began with a version's weights."""
+    """Return a function that checks the losses of steps started from a policy version."""
     from ajet.backbone import open_scorer
 
     first: list[RecordedScorer] = []
@@ -348,8 +353,7 @@ def _make_loss_check(
 
 
 def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> Iterator[tuple[Episode, Outcome]]:
-    """The episodes of a file that are meant, with their outcomes. One whose record lacks a call cannot be read: it goes
-    into `wrong`."""
+    """Yield the matching episodes of a file with their outcomes. A line with a missing call goes into `wrong`."""
     try:
         opened = open_record_file(file.with_suffix(".bin"))
     except FileNotFoundError:
@@ -369,14 +373,17 @@ def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> 
 
 
 def _find_newest_version(play: PlayedFile, outcome: Outcome) -> int:
-    """The latest policy version that there was when an episode was played: every backbone calls the weights after the
-    update of step N version N. One that was trained on was there before its step's update; what else a file holds may
-    have ended after it, as episodes do that clients play while a server trains, or verl's asynchronous modes ahead."""
+    """Return the latest possible policy version of an episode.
+
+    Every backbone names the weights after the update of step N version N. A trained episode was finished before its
+    step's update. Other episodes of a file may have ended later: client episodes during training, or verl's
+    asynchronous rollouts.
+    """
     return max(0, play.step - 1) if play.split == "train" and outcome.step is not None else play.step
 
 
 def _find_missing_call(row: dict[str, Any]) -> int | None:
-    """The first call that a recorded line refers to and does not hold."""
+    """Return the first referenced call missing from a line, or None."""
     calls, lines = row["calls"], row["timelines"]
     shifted = next((at for at, call in enumerate(calls) if call["index"] != at), None)
     if shifted is not None:
@@ -386,7 +393,7 @@ def _find_missing_call(row: dict[str, Any]) -> int | None:
 
 
 def find_weights(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
-    """The weights in a run's checkpoints. Raises UserError where one is damaged."""
+    """Return the weights in a run's checkpoints. Raises UserError for a damaged checkpoint."""
     from ajet.backbone import saved_version
 
     checkpoints.require_whole()

@@ -1,8 +1,7 @@
-"""Log-probabilities a second time: by the trainer's forward pass, at the weights of one policy version.
+"""Recompute log-probabilities with the trainer's forward pass at the weights of one policy version.
 
-Invariant: tokens are held only to the weights that sampled them, and to the distribution that they were drawn from.
-How far an honest engine may lie from the trainer is measured here, on the same tokens: packed otherwise and, below
-float32, in float32.
+Invariant: a token is compared only under the weights and the distribution that sampled it. The allowed distance of
+engine and trainer is measured on the same tokens: packed differently, and below float32 also in float32.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ if TYPE_CHECKING:
     from ajet.schema.timeline import Timeline
 
 ROW_TOKENS = 4096
-"""Tokens of a row that is computed at once, where the run's own rows are longer."""
+"""Maximum tokens of one computed row, where the run's rows are longer."""
 NOISE_TOKENS = 4096
-"""Sampled tokens, about, that the machine's noise is measured on."""
+"""Approximate number of sampled tokens used to measure numerical noise."""
 SLACK = {"float32": 1e-3, "bfloat16": 0.03}
-"""Probability mass that rounding may move over the border of top_p."""
+"""Probability mass that rounding may move across the top_p border."""
 FULL_DISTRIBUTION = (1.0, 1.0, -1)
-"""(temperature, top_p, top_k): the model's own distribution."""
+"""(temperature, top_p, top_k) of the untruncated distribution at temperature 1."""
 
 WRITTEN = -2
-"""Stands for the policy version of tokens that were given to be learned from."""
+"""Pseudo policy version of given replies (supervised tokens)."""
 SamplingDistribution = tuple[float, float, int]
 Mask = npt.NDArray[np.bool_]
 
 
 class LogprobRecomputation:
-    """The log-probabilities of one policy version again. `tolerance` (nats) is for a single improbable token."""
+    """Recomputes the log-probabilities of one policy version. `tolerance` (nats) is for a single improbable token."""
 
     def __init__(self, scorer: RecordedScorer, settings: AjetConfig, *, version: int, tolerance: float) -> None:
         self._scorer, self._settings = scorer, settings
@@ -53,8 +52,8 @@ class LogprobRecomputation:
         self._first: list[Floats] = []
 
     def check_episodes(self, proof: Proof, episodes: Sequence[Episode], step: int, split: Split) -> int:
-        """Hold what the version sampled in these episodes to the forward pass, packed as for training; answers how
-        many tokens that were."""
+        """Compare the version's tokens in these episodes with the forward pass, packed as for training. Returns their
+        number."""
         groups: dict[str, int] = {}
         lines: list[tuple[Episode, Timeline]] = []
         samples: list[Sample] = []
@@ -83,8 +82,8 @@ class LogprobRecomputation:
         return sum(int(at.sum()) for at in where)
 
     def measure_spreads(self) -> list[tuple[int, Split, str, Spread]]:
-        """(step, split, which log-probabilities, their gaps' distribution), where there are enough. Spends the
-        scorer."""
+        """Return (step, split, kind of log-probabilities, gap distribution) with enough tokens. The scorer is unusable
+        afterwards."""
         noise, floor = self._measure_noise(), FLOOR[self._scorer.dtype]
         judged = [
             (step, split, which, measure_spread(gaps, noise, floor, scale=scale))
@@ -103,7 +102,7 @@ class LogprobRecomputation:
         step: int,
         split: Split,
     ) -> None:
-        """Hold the log-probabilities of the distribution that was sampled from."""
+        """Compare log-probabilities of the truncated or tempered distribution used for sampling."""
         temperature, top_p, top_k = drawn
         lowest: list[Floats]
         highest: list[Floats] | list[None]
@@ -129,7 +128,7 @@ class LogprobRecomputation:
         self._gaps.append((step, split, "as sampled", max(1.0, 1 / temperature), _join_arrays(gaps)))
 
     def _find_distribution(self, call: Call, split: Split) -> SamplingDistribution | None:
-        """The distribution that a call was sampled from; None where the record does not tell, or it was greedy."""
+        """Return the sampling distribution of a call; None if unknown or greedy."""
         if not call.trained or call.temperature <= 0 or call.terms.constrained:
             return None
         meant = split_sampling(self._settings, split)
@@ -155,7 +154,7 @@ class LogprobRecomputation:
                 self._first.append(found)
 
     def _measure_noise(self) -> Noise:
-        """The distance of the forward pass from itself."""
+        """Measure the distance between two computations of the same forward pass."""
         samples, first = self._measured, _join_masked(self._measured, self._first)
         alone = pack(samples, 1, share_prefixes=False)
         differences = [first - _join_masked(samples, self._score_rows(samples, alone))]
@@ -165,8 +164,7 @@ class LogprobRecomputation:
 
 
 def list_token_versions(call: Call) -> npt.NDArray[np.int64]:
-    """[R] the policy version of each token of a reply; -1 where it is not one but a range, `WRITTEN` where nobody
-    sampled it."""
+    """Return [R] the policy version of each reply token; -1 for a range of versions, `WRITTEN` for given replies."""
     versions = np.full(call.response_ids.size, WRITTEN if call.terms.written else -1, np.int64)
     for run in call.versions:
         versions[run.first :] = run.low if run.low == run.high else -1
@@ -174,7 +172,7 @@ def list_token_versions(call: Call) -> npt.NDArray[np.int64]:
 
 
 def mask_version(calls: Sequence[Call], spans: Sequence[Any], size: int, version: int) -> Mask:
-    """[T] where a timeline with these spans has tokens that policy `version` sampled."""
+    """Return [T] True at tokens of a timeline sampled by policy `version`."""
     at = np.zeros(size, np.bool_)
     for span in spans:
         at[span.start : span.stop] = list_token_versions(calls[span.call])[: span.stop - span.start] == version

@@ -1,6 +1,6 @@
-"""What `ajet prove` shows: a table by class of tokens, which steps were recomputed, each wrong token.
+"""Print and save the report of `ajet prove`: a table by token class, recomputed steps, wrong tokens.
 
-Invariant: it shows and keeps a `ProofReport` and decides nothing; the JSON has every number of the table.
+Invariant: the code only displays a `ProofReport`; the JSON contains every number of the table.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ajet_proof.recorded.recompute import WRITTEN
 from ajet_proof.tokens.proof import CLASSES
 
 SHOWN = 20
-"""Wrong tokens on the screen; the JSON has all."""
+"""Maximum wrong tokens on the screen; the JSON has all."""
 
 
 def encode_report(report: ProofReport) -> str:
-    """The report as one JSON object."""
+    """Return the report as one JSON object."""
     proof = report.proof
     content: dict[str, Any] = {
         "ok": report.ok,
@@ -78,11 +78,7 @@ def encode_report(report: ProofReport) -> str:
 
 
 def save_report(report: ProofReport) -> Path:
-    """Write proof.json into the run's folder, for the viewer, and return its place.
-
-    Raises:
-        UserError: It cannot be written.
-    """
+    """Write proof.json into the run's folder, for the viewer, and return its path. Raises UserError."""
     content = {"time": time.time(), "episode": report.target.episode, **json.loads(encode_report(report))}
     path = report.target.run / "proof.json"
     try:
@@ -95,7 +91,7 @@ def save_report(report: ProofReport) -> Path:
 
 
 def print_report(report: ProofReport, console: Console) -> None:
-    """The table, then in sentences what it rests on."""
+    """Print the table and a summary in sentences."""
     proof = report.proof
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("tokens", "", "checked", "ids equal", "recomputed", "largest gap"):
@@ -224,7 +220,7 @@ def _describe_recomputation(report: ProofReport) -> list[str]:
 
 
 def _format_steps(plays: Sequence[PlayedFile]) -> str:
-    """ "step 1-3, 5; validation after step 0, 5"."""
+    """Return step ranges such as "step 1-3, 5; validation after step 0, 5"."""
     parts = []
     for split in dict.fromkeys(play.split for play in plays):
         steps = sorted(play.step for play in plays if play.split == split)

@@ -1,9 +1,8 @@
-"""Steps held to their episodes: what a step says it did must follow from what it recorded.
+"""Check that a step's numbers follow from its recorded episodes.
 
-Invariant: nothing is taken on trust that can be computed again, by the functions that trained (`algorithm.credit`,
-`run.accounting`, the names of episodes, the order of tasks), from the numbers that critic, teacher and reference model
-left in the record. What cannot be is counted by reason: credit under a `verl:` section of the user's needs verl, an
-algorithm of the user's own is code.
+Invariant: every number is recomputed with the functions of training (`algorithm.credit`, `train.accounting`, episode
+names, task order) from recorded outputs of critic, teacher and reference model. Steps that need verl (a `verl:`
+section) or a user's algorithm are counted by reason.
 """
 
 from __future__ import annotations
@@ -47,32 +46,30 @@ HELD = (
     *("episodes", "scored", "failed", "aborted", "no_score", "calls", "sampled_tokens", "forks", "reward"),
     *("success_rate", "reply_tokens", "turns", "left_out", "untrained/", "checks/", "fork_rate/", "workflow/"),
 )
-"""Numbers of a row of metrics.jsonl that are computed again, with those of the credit: the ones whose meaning does not
-change from version to version."""
+"""Metrics recomputed in addition to the credit: only metrics with the same meaning in all versions."""
 REMOVED = "their episodes or arrays were removed (ajet gc, or the run's bounds)"
 
 
 @dataclass(frozen=True, slots=True)
 class WrongStep:
-    """Something that does not follow."""
+    """A number or a field of a step that differs."""
 
     step: int
     split: str
     what: str
 
     def __str__(self) -> str:
-        """A sentence for a person."""
         of = f"step {self.step}" if self.split == "train" else f"{self.split}, step {self.step}"
         return f"{of}: {self.what}"
 
 
 class StepChecker:
-    """Holds one run's steps, file by file, in their order."""
+    """Checks the steps of one run, file by file, in order."""
 
     def __init__(
         self, experiment: Experiment, run: Path, removed: Collection[str] = (), *, finished: bool = False
     ) -> None:
-        """`removed`: files that are known as let go, below the run's folder; `finished`: the run came to its end."""
+        """Prepare the checks. `removed`: files known as removed, below the run's folder; `finished`: the run has ended."""
         self._run, self._removed, self._finished = run, removed, finished
         self._settings, self._backbone = experiment.ajet, experiment.backbone
         self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
@@ -95,17 +92,17 @@ class StepChecker:
             all_rows, finished=finished, in_order=not self._streams, same_settings=_has_one_setting(run)
         )
         self._seen: dict[str, list[int]] = defaultdict(list)
-        """The steps of each episode."""
+        """Episode uuid -> its steps."""
         self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
         self.held = 0
-        """Steps whose credit was computed again."""
+        """Number of steps with recomputed credit."""
         self.unheld: Counter[str] = Counter()
-        """Steps whose credit was not, by reason."""
+        """Number of steps without recomputed credit, by reason."""
 
     def check_file(
         self, step: int, split: str, found: Sequence[tuple[Episode, Outcome]], *, sound: bool = True
     ) -> list[WrongStep]:
-        """What is wrong with one file. `sound`: its tokens are right; else nothing is computed from them."""
+        """Return the problems of one file. `sound`: its tokens are right; otherwise numbers are not recomputed."""
         if split != "train" and any(not episode.group for episode, _ in found):
             return []  # clients played them, of no group
         problems = [
@@ -250,7 +247,7 @@ class StepChecker:
         found: Sequence[tuple[Episode, Outcome]],
         reference: Callable[[TrainingBatch], Sequence[Floats] | None],
     ) -> list[WrongStep]:
-        """What of the loss of a step, which was held and is one of `losses.list_steps_from`, does not follow."""
+        """Return the problems of a step's loss; the step must be one of `losses.list_steps_from`."""
         outcomes = {episode.uuid: outcome for episode, outcome in found}
         batch = self._rebuild_batch(step, _select_trained_groups(_build_groups(found), outcomes), outcomes)
         others = self._has_other_settings(step)
@@ -276,7 +273,7 @@ class StepChecker:
             yield f"the episodes of the positions {sorted(lost)} are missing"
 
     def _rebuild_batch(self, step: int, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> TrainingBatch:
-        """The batch by the function that trained, the recorded numbers in the models' place. Raises NotRecorded."""
+        """Return the batch of a step with recorded model outputs. Raises NotRecorded."""
         settings, reference = self._settings, recorded_reference(outcomes)
         if settings.sft.objective == "dpo":
             return pairs_batch(trained, settings, reference, step=step)
@@ -292,7 +289,7 @@ class StepChecker:
         return f"a {self._backbone.name}: section decides over their credit" if self._foreign else ""
 
     def check_run(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:
-        """What is wrong over all that was held. `files`: all that the run has; None: some were left out."""
+        """Return the problems of the run as a unit. `files`: all episode files; None if some were skipped."""
         last = max(self._rows, default=0)
         problems = [WrongStep(last, "train", what) for what in self._check_shuffle()]
         problems += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled]
@@ -318,7 +315,7 @@ class StepChecker:
         ]
 
     def _has_file(self, name: str) -> bool:
-        """True if a live run has recorded these episodes since its files were listed."""
+        """True if a live run has written this file since the listing."""
         return (self._run / "episodes" / name).exists()
 
 
@@ -341,7 +338,7 @@ def _build_groups(found: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
 def _list_discard_reasons(
     groups: Sequence[Group], outcomes: Mapping[str, Outcome]
 ) -> dict[int, UntrainedReason | None]:
-    """Why each group is in no batch; None: it is in the step's."""
+    """Return why each group was discarded; None for a trained group."""
     return {group.order: outcomes[group.episodes[0].uuid].discarded for group in groups}
 
 
@@ -351,7 +348,7 @@ def _select_trained_groups(groups: Sequence[Group], outcomes: Mapping[str, Outco
 
 
 def _is_unfinished_evaluation(run: Path) -> bool:
-    """An evaluation records attempt by attempt, and one that was ended goes on later."""
+    """True for an evaluation that can still continue."""
     status = read_status(run) or {}
     return status.get("kind") == "eval" and status.get("outcome") != "finished"
 
@@ -367,13 +364,13 @@ def _has_one_setting(run: Path) -> bool:
 
 
 def _read_last_rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The last row of each training step; `tasks` tells them from a validation's."""
+    """Return the last row of each training step; validation rows have no `tasks`."""
     return {row["step"]: row for row in read_rows(path) if "tasks" in row} if path.exists() else {}
 
 
 def _make_settings_check(run: Path) -> Callable[[int], bool]:
-    """Whether a step was trained under other settings than those that the run has now: it went on with changed
-    values, and what they were before no file has."""
+    """Return a predicate: True if a step was trained under other settings than the present ones. Earlier values are not
+    recorded."""
     with ChainIndex(run) as chain:
         starts = chain.list_settings()
 
@@ -384,7 +381,7 @@ def _make_settings_check(run: Path) -> Callable[[int], bool]:
 
 
 def _read_frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
-    """The order of tasks as the newest checkpoint holds it; nothing where there is none."""
+    """Return the task order of the newest checkpoint, or {}."""
     folder = checkpoints_folder(run, settings.trainer_common.checkpoint_base_dir)
     try:
         latest = Checkpoints(folder).latest()
@@ -395,7 +392,7 @@ def _read_frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
 
 
 def _read_epoch_size(frontier: Mapping[str, Any]) -> int | None:
-    """The tasks of an epoch, as the checkpoint says; None where none does."""
+    """Return the number of tasks of an epoch, or None if unknown."""
     count = frontier.get("count")
     return count if isinstance(count, int) and count > 0 else None
 

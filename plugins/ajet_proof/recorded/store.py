@@ -1,9 +1,7 @@
-"""`ajet prove --store`: what a store holds, derived a second time, where its address is all there is.
+"""`ajet prove --store`: prove the episodes of a store without the run's folder.
 
-Invariant: it only reads, and needs nothing of the run's folder. What is printed as checked was checked, by the
-functions that prove a recorded run; what a store cannot tell (`OUTSIDE_A_STORE`) is said. The model here is held to the
-fingerprints that the trainer announced, episodes to their digests and to the names that their places in the run give
-them.
+Invariant: the code only reads. Checks are those of a recorded run; `OUTSIDE_A_STORE` lists the missing ones. The model
+must match the fingerprints announced by the trainer; episodes must match their digests and their names.
 """
 
 from __future__ import annotations
@@ -52,30 +50,29 @@ OUTSIDE_A_STORE = (
 
 
 class ChangedRecord(WrongStep):
-    """An episode that is not what was put."""
+    """An episode that differs from its digest."""
 
     def __str__(self) -> str:
-        """A sentence for a person."""
         return self.what
 
 
 @dataclass(slots=True)
 class StoreReport:
-    """The findings of `ajet prove --store`."""
+    """The result of `ajet prove --store`."""
 
     store: str
-    """Its address."""
+    """Address."""
     run: str
-    """The identity of its run."""
+    """Run id."""
     report: ProofReport
     positions: Counter[str] = field(default_factory=Counter)
-    """With episodes, by state."""
+    """Number of positions with episodes, by state."""
     gone: int = 0
-    """Positions of the order that were begun once and of which nothing is here, where the whole store was meant."""
+    """Number of positions that were started and have no episode left, for a proof of the complete store."""
 
     @property
     def ok(self) -> bool:
-        """True when nothing is wrong."""
+        """True if no check failed."""
         return self.report.ok
 
 
@@ -90,9 +87,14 @@ def prove_store(
     tolerance: float | None = None,
     fetch: bool = False,
 ) -> StoreReport:
-    """Prove what the store at the address `text` holds. `run`: whose it is to be, and the database where none is named;
-    `episode`: the beginning of the only uuid that is meant; `steps`: only what these used; the others as
-    `prove_recorded` has them. Raises UserError."""
+    """Prove the episodes in the store at address `text`. Raises UserError.
+
+    Args:
+        run: Expected run, and database if the address has none.
+        episode: First letters of the only uuid to prove.
+        steps: Only episodes used by these steps.
+        at_most, ids_only, tolerance, fetch: As in `prove_record`.
+    """
     from ajet.config.dotenv import load_dotenv_files
 
     load_dotenv_files([Path.cwd()])
@@ -115,7 +117,7 @@ def prove_store(
 
 
 def _load_experiment(reading: Reading, address: Address, folder: Path) -> Experiment:
-    """The experiment of the settings that the run's trainer left in the store, as data."""
+    """Load the experiment from the settings stored by the run's trainer."""
     from ajet.config import recorded_experiment
 
     if not reading.settings:
@@ -164,10 +166,10 @@ class _StoreProver:
         self._steps = StepChecker(experiment, experiment.yaml_path.parent)
         self._plays: dict[tuple[int, Split], PlayedFile] = {}
         self._orders: dict[tuple[int, Split], dict[int, None]] = defaultdict(dict)
-        """Where what was played for a step, or used by it, stands."""
+        """(step, split) -> order of its positions."""
 
     def prove(self, beginning: str, steps: Sequence[int], at_most: int | None, tolerance: float | None) -> StoreReport:
-        """Raises UserError where nothing is there that is meant."""
+        """Prove the matching episodes. Raises UserError if no episode matches."""
         orders = self._reading.orders(beginning, steps)
         if not orders:
             of = f" that begins with {beginning}" if beginning else ""
@@ -206,7 +208,7 @@ class _StoreProver:
         return found
 
     def _check_position(self, report: ProofReport, position: Stored, beginning: str) -> None:
-        """A position's episodes to what they say, and, where its group is whole, to their names."""
+        """Check a position's episodes, and their names if the group is complete."""
         report.wrong_steps += [ChangedRecord(0, "train", what) for what in position.altered]
         meant = [each.episode for each in position.kept if each.episode.uuid.startswith(beginning)]
         newest, before = self._find_newest_version(position, meant), len(report.proof.wrong)
@@ -222,7 +224,7 @@ class _StoreProver:
             report.wrong_steps += self._check_owners(position)
 
     def _check_owners(self, position: Stored) -> list[WrongStep]:
-        """What is wrong with whose a position's episodes are, and with their group, once it is whole."""
+        """Return episodes of another run, and wrong names of a complete group."""
         wrong = [
             WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} is of another run")
             for each in position.kept
@@ -235,7 +237,7 @@ class _StoreProver:
         return wrong
 
     def _find_newest_version(self, position: Stored, episodes: Sequence[Episode]) -> int | None:
-        """The latest policy version that can have sampled a position's episodes; None: nobody says."""
+        """Return the latest possible policy version of a position's episodes, or None if unknown."""
         if position.used:
             return max(0, position.used[0] - 1)
         latest = _get_version(self._policy)
@@ -273,7 +275,7 @@ class _StoreProver:
 
 
 def _open_checkpoints(policy: Policy | None) -> Checkpoints | None:
-    """The checkpoints that the announced weights lie among; None where that folder is not on this machine."""
+    """Return the checkpoints next to the announced weights, or None if they are not on this machine."""
     if policy is None or not policy.weights or not Path(policy.weights).is_dir():
         return None
     return Checkpoints(Path(policy.weights).parent)
@@ -286,7 +288,7 @@ def _get_version(policy: Policy | None) -> int | None:
 def _require_same_model(
     policy: Policy | None, experiment: Experiment, tokenizer: Any, address: Address, *, weights: bool
 ) -> None:
-    """Raises UserError where the model here is not the one that the trainer told its samplers of."""
+    """Raise UserError if the local model differs from the one announced by the trainer."""
     from ajet.engine.models import tokenizer_fingerprint, weights_fingerprint
 
     if policy is None:

@@ -1,8 +1,3 @@
-"""What `ajet prove --store` shows: what is there, what a store cannot show, then what `ajet prove` shows of a run.
-
-Invariant: it shows a `StoreReport` and decides nothing.
-"""
-
 from __future__ import annotations
 
 import json
@@ -15,7 +10,7 @@ from ajet_proof.recorded.store import OUTSIDE_A_STORE, StoreReport
 
 
 def encode_store_report(found: StoreReport) -> str:
-    """The report as one JSON object: that of a run's proof, and what is of the store."""
+    """Return the store report as one JSON object."""
     own = {"run": found.run, "store": found.store, "positions": dict(found.positions), "gone": found.gone}
     return json.dumps(
         {**json.loads(proof_report.encode_report(found.report)), **own, "not_in_a_store": OUTSIDE_A_STORE}, indent=1
@@ -23,7 +18,7 @@ def encode_store_report(found: StoreReport) -> str:
 
 
 def print_store_report(found: StoreReport, console: Console) -> None:
-    """For a person."""
+    """Print the store report."""
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.positions.items()))
     summary = f"{found.store}, run {found.run}: {counted(found.positions.total(), 'position')} with episodes ({states})"
     gone = f"; {found.gone:,} more were begun, of which nothing is here" if found.gone else ""

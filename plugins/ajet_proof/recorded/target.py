@@ -1,6 +1,6 @@
-"""What `ajet prove` is asked about: a run, one step's file of it, or an episode in any run.
+"""Resolve the argument of `ajet prove`: a run, one episode file, or an episode of any run.
 
-Invariant: looking changes nothing and locks no run; a live run may be proven while it writes.
+Invariant: the lookup only reads and locks no run, so a live run can be proven.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
 
 SHORTEST = 6
-"""Letters of an episode's uuid that are enough to name it."""
+"""Minimum letters of an episode's uuid on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofTarget:
-    """Episode files of one run. `episode`: the beginning of the only uuid that is meant; empty: all."""
+    """Episode files of one run. `episode`: first letters of the only uuid to prove; empty for all."""
 
     run: Path
     files: tuple[Path, ...]
     episode: str = ""
     is_complete: bool = False
-    """Whether these are all that the run has."""
+    """True if `files` are all files of the run."""
 
 
 def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarget:
-    """The run, step file or episode that `named` means; `steps` leaves out the files of others. Raises UserError."""
+    """Find the run, file or episode called `named`; `steps` keeps only files of these steps. Raises UserError."""
     path = Path(named)
     if path.suffix == ".jsonl" and path.exists():
         return _select_steps(ProofTarget(_find_run_folder(path.absolute()), (path.absolute(),)), steps)
@@ -61,7 +61,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarge
 
 
 def parse_episode_name(file: Path) -> tuple[int, str]:
-    """(step, split) of an episode file."""
+    """Return (step, split) of an episode file."""
     match = NAME.fullmatch(file.name)
     if match is None:
         raise UserError(f"{file.name} is no episode file.", where=str(file), expected="step-N.jsonl")

@@ -1,7 +1,7 @@
-"""Calls, timelines and packed rows held to each other: nothing shifted, dropped, doubled or counted away.
+"""Compare calls, timelines and packed rows with each other.
 
-Invariant: each check compares two records of the same fact (a call's ids and a timeline's, a timeline's mask and the
-replies that lie in it, a row's targets and its samples' masks), so that a change in one of them shows.
+Invariant: each check compares two records of the same fact (ids of calls and timelines, masks and replies, targets and
+masks), so that a shifted, dropped, doubled or uncounted token is found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet.schema.timeline import Timeline
 from ajet_proof.tokens.proof_findings import WrongToken, count_prompt_tokens, find_first_difference, get_token
 
 SAME = 1e-3
-"""Nats within which two ways of reading one log-probability agree."""
+"""Allowed nats between two records of one log-probability."""
 
 
 def prove_structure(
@@ -29,7 +29,7 @@ def prove_structure(
     lines: Sequence[Timeline],
     episode: str,
 ) -> list[WrongToken]:
-    """Whether everything that a record refers to is in it, and each call's arrays belong together."""
+    """Check that all referenced calls, messages and tools exist, and that arrays of a call have equal lengths."""
     found = [_find_missing_reference(calls, at, call, messages, tools) for at, call in enumerate(calls)]
     wrong = [WrongToken(episode, at, 0, what) for at, what in enumerate(found) if what]
     if wrong:
@@ -73,7 +73,7 @@ def _find_missing_reference(
 
 
 def _find_array_problem(call: Call) -> tuple[int, str] | None:
-    """(position in the reply, what is wrong) with a reply's arrays."""
+    """Return (position in the reply, problem) of a reply's arrays, or None."""
     size = int(call.response_ids.size)
     for name in ("logprobs", "logprobs_unit"):
         values = getattr(call, name)
@@ -95,8 +95,7 @@ def _find_array_problem(call: Call) -> tuple[int, str] | None:
 
 
 def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> list[WrongToken]:
-    """Whether each policy version that a reply names can have sampled it: a range runs upwards, and none is newer
-    than `newest`."""
+    """Check the policy versions of replies: ranges ascend, and no version is newer than `newest`."""
     wrong = []
     for call in calls:
         for run in call.versions:
@@ -113,13 +112,12 @@ def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> l
 
 
 def is_untruncated(call: Call) -> bool:
-    """Whether no setting of the call left tokens out of its distribution."""
+    """True if no setting of the call truncated its distribution."""
     return not call.terms.constrained and call.terms.top_p >= 1 and call.terms.top_k <= 0
 
 
 def prove_untruncated(calls: Sequence[Call], episode: str) -> list[WrongToken]:
-    """Whether trained replies that were drawn at temperature 1 from the whole distribution have one log-probability:
-    the one sampled from and the one at temperature 1 are the same."""
+    """Check that untruncated trained replies at temperature 1 have equal sampled and unit log-probabilities."""
     wrong = []
     for call in calls:
         if call.temperature != 1 or not call.trained or not is_untruncated(call):
@@ -134,7 +132,7 @@ def prove_untruncated(calls: Sequence[Call], episode: str) -> list[WrongToken]:
 
 
 _ENDS = ("stop", "tool_calls")
-"""How a reply without and with tool calls finishes."""
+"""Finish reason of a reply without and with tool calls."""
 
 
 def prove_endings(
@@ -144,8 +142,10 @@ def prove_endings(
     end_ids: Collection[int],
     episode: str,
 ) -> list[WrongToken]:
-    """Whether each call ended as its reply says, and trained ones were drawn at `temperature` (None: not known). No
-    reply goes on after one of `end_ids`, so one that ends in it was not cut off."""
+    """Check finish reasons, and the temperature of trained calls (None: unknown).
+
+    No reply continues after one of `end_ids`, so a reply ending there was not cut off.
+    """
     wrong = []
     for call in calls:
         reply = messages[call.reply] if call.reply is not None else {}
@@ -169,14 +169,14 @@ def prove_endings(
 
 
 def _ends_itself(call: Call, end_ids: Collection[int]) -> bool:
-    """True for a sampled reply that a stop string cut, or whose last token is one that ends replies."""
+    """True for a sampled reply cut by a stop string, or ending with an end token."""
     ends = bool(call.response_ids.size) and int(call.response_ids[-1]) in end_ids
     return not call.terms.written and (ends or call.stop is not None)
 
 
 def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: str) -> list[WrongToken]:
-    """Whether each timeline is its leaf's ids (from the first on), with mask 1, log-probabilities and versions exactly
-    where replies lie in the context that they were sampled in, and no reply is trained twice."""
+    """Check that timelines have the ids of their leaf, with mask 1, log-probabilities and versions exactly at replies
+    sampled in that context, and train no reply twice."""
     wrong: list[WrongToken] = []
     trained: set[int] = set()
     for line in lines:
@@ -187,7 +187,7 @@ def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: s
 
 
 LineProblem = tuple[int, int, str, float | int | None, float | int | None]
-"""Call, position, what is wrong, expected, found."""
+"""Call, position, problem, expected, found."""
 
 
 def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> Iterator[LineProblem]:
@@ -239,12 +239,12 @@ def _pick_values(wanted: Any, found: Any, at: int) -> tuple[float | None, float 
 
 
 def _find_owning_call(line: Timeline, position: int) -> int:
-    """The call whose reply is at a position of a timeline, else the next one whose prompt it is in."""
+    """Return the call whose reply covers a position, otherwise the next call."""
     return next((span.call for span in line.spans if position < span.stop), line.leaf)
 
 
 def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: str) -> list[WrongToken]:
-    """Whether each recorded timeline is the one that the calls give again, or its beginning (one that was too long)."""
+    """Check that each recorded timeline equals the timeline built from the calls, or its beginning if cut for length."""
     made = {line.leaf: line for line in derived}
     wrong = []
     for line in lines:
@@ -263,7 +263,7 @@ def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: 
 def prove_accounting(
     calls: Sequence[Call], lines: Sequence[Timeline], untrained: Counter[str], episode: str
 ) -> list[WrongToken]:
-    """Whether sampled tokens = tokens with mask 1 + the recorded counts of what is in no timeline."""
+    """Check that sampled tokens = tokens with mask 1 + recorded untrained tokens."""
     sampled = sum(int(call.response_ids.size) for call in calls)
     masked = sum(line.sampled for line in lines)
     counted = sum(untrained.values())
@@ -277,8 +277,8 @@ def prove_accounting(
 
 
 def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[WrongToken]:
-    """Whether each row holds each of its samples' tokens, at their positions, on one path of its tree, and each token
-    with mask 1 is a target exactly once, predicted from the token before it."""
+    """Check that rows hold each sample's tokens at their positions on one tree path, and that each token with mask 1 is
+    a target exactly once, predicted from the previous token."""
     wrong: list[WrongToken] = []
     seen: list[list[int]] = [[] for _ in samples]
     for row in rows:
@@ -320,7 +320,7 @@ def _find_row_problem(row: PackedRow, mine: Any, ids: Ids) -> tuple[int, str] | 
 
 
 def _find_path(tree: Tree, last: int) -> Any:
-    """The row's indices that the token at `last` attends to, itself included."""
+    """Return the row indices attended to by the token at `last`, `last` included."""
     segments = [int(tree.segment_of[last - tree.start])]
     while tree.parents[segments[-1]] >= 0:
         segments.append(int(tree.parents[segments[-1]]))

@@ -1,8 +1,8 @@
-"""Prompts and replies a second time: what client, template and tokenizer say a call's ids must be.
+"""Render and parse every call again, and compare the ids.
 
-Invariant: the session is played again from what was said, not from what it noted down: which call a request extends
-is matched anew, and a prompt that extends one must begin with that call's exact ids, whoever rendered it. What an
-earlier call got wrong is reported there and not again in those that build on it.
+Invariant: the session is replayed from its messages, not from recorded matches: each request is matched to earlier
+calls again, and a prompt that extends a call must begin with the exact ids of that call. An error of an earlier call is
+reported once, not in the calls that build on it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ajet_proof.tokens.proof_findings import (
 )
 
 _BLOTTED = "[redacted "
-"""How a record writes a secret that a message held."""
+"""Marker of a redacted secret in a record."""
 
 Message = dict[str, Any]
 PromptProblem = tuple[int, str, int | None, int | None]
-"""Position, what is wrong, expected and found id."""
+"""Position, problem, expected and found id."""
 
 
 class PromptRenderer(Protocol):
@@ -86,7 +86,7 @@ def prove_prompts(
     renderer: PromptRenderer,
     episode: str,
 ) -> None:
-    """Render, extend and parse every call again; counts and wrong tokens go into `proof`."""
+    """Render, extend and parse every call again; add counts and wrong tokens to `proof`."""
     replay = _SessionReplay(calls, messages, tools, renderer)
     for call in calls:
         if call.fork is not None:
@@ -137,7 +137,7 @@ def _check_reply(proof: Proof, call: Call, bad: int | None, episode: str) -> Non
 
 
 class _SessionReplay:
-    """One episode's session, once more. Calls must be given in order, each to one of the methods."""
+    """Replays one episode's session. Calls must be given in order, each to one method."""
 
     def __init__(
         self,
@@ -151,11 +151,11 @@ class _SessionReplay:
         self._conversations = Conversations()
         self._unmatched = [call for call in calls if call.reply is not None and call.messages]
         self._extends: dict[int, int | None] = {}
-        """Call -> the one that its messages continue, whether or not its ids do."""
+        """Call -> the call that its messages extend, whether or not the ids do."""
         self._prompts: dict[int, Any] = {}
-        """Call -> its prompt as rendered again, with the recorded ids."""
+        """Call -> its prompt rendered again, with the recorded ids."""
         self._keys: dict[int, Any] = {}
-        """Message -> what makes it the same as another."""
+        """Message -> its key for equality."""
         self._redacted = {
             index for index, message in enumerate(messages) if _BLOTTED in json.dumps(message, default=str)
         }
@@ -164,20 +164,23 @@ class _SessionReplay:
         }
 
     def is_hidden(self, call: Call) -> bool:
-        """Whether the record keeps something from us that the tokenizer saw, in this call or one it builds on."""
+        """True if the record redacts part of this call, or of a call that it builds on."""
         if call.terms.raw_prompt is not None and _BLOTTED in call.terms.raw_prompt.text:
             return True
         referenced = {*call.messages, call.reply} if call.reply is not None else set(call.messages)
         return not self._redacted.isdisjoint(referenced) or call.tools in self._redacted_tools
 
     def skip_call(self, call: Call) -> None:
-        """A call without tokens, or with hidden words: it is only matched."""
+        """Match a call without tokens or with redacted messages, without checking its ids."""
         if call.messages:
             self._match_call(call)
 
     def check_raw_prompt(self, call: Call, encoded: RawPrompt | None) -> PromptProblem | None:
-        """What is wrong with the prompt of a call whose client sent a text (`encoded`: what of it had to be encoded,
-        after how many ids of its parent's), if anything. With None it sent ids: only the reply can be read."""
+        """Return the problem of a raw text prompt, or None.
+
+        `encoded`: the encoded text and the number of parent ids before it. None for a prompt of ids; then only the
+        reply can be parsed.
+        """
         recorded = self._reader.prompt_ids(call.index)
         self._prompts[call.index] = self._renderer.raw(recorded.tolist())
         if encoded is None:
@@ -193,7 +196,7 @@ class _SessionReplay:
         return after + wrong, "the prompt's text has another id here", expected, found
 
     def check_prompt(self, call: Call) -> PromptProblem | None:
-        """The problem of a call's prompt; None where its ids are those derived again."""
+        """Return the problem of a call's prompt; None if its ids equal the derived ids."""
         recorded = self._reader.prompt_ids(call.index)
         match = self._match_call(call)
         base = match.extends if match.extends in self._prompts else None
@@ -235,8 +238,7 @@ class _SessionReplay:
         )
 
     def check_reply(self, call: Call) -> int | None:
-        """The first token of the reply that does not say what its recorded message says; its length where it says too
-        little."""
+        """Return the first reply token that contradicts the recorded message; the reply's length if tokens are missing."""
         prompt = self._prompts.get(call.index)
         assert call.reply is not None
         recorded = _strip_call_ids(self._messages[call.reply])
@@ -266,7 +268,7 @@ class _SessionReplay:
         return stream
 
     def _match_call(self, call: Call) -> Match:
-        """What the gateway knew when this call was asked: earlier ones that had been answered by then."""
+        """Match a call as the gateway did: against the calls that were answered before its request."""
         for earlier in sorted(self._unmatched, key=lambda each: (each.ended, each.index)):
             built_on = call.parent == earlier.index and call.prefix > count_prompt_tokens(earlier)
             if earlier.index < call.index and (earlier.ended <= call.started or built_on):
@@ -280,7 +282,7 @@ class _SessionReplay:
         return match
 
     def _restore_replies(self, call: Call, extends: int | None) -> list[Message]:
-        """The request, with each reply that it quotes as the model gave it."""
+        """Return the request's messages, with quoted replies as the model gave them."""
         request = [self._messages[index] for index in call.messages]
         while extends is not None:
             earlier = self._calls[extends]
@@ -294,14 +296,15 @@ class _SessionReplay:
         return None if call.tools is None else self._tools[call.tools]
 
     def _decode_call(self, index: int) -> str:
-        """A call's prompt and reply as text. Where the template begins a later prompt with it, nothing forks."""
+        """Return a call's prompt and reply as text. A template that begins a later prompt with this text causes no
+        fork."""
         before, reply = self._prompts[index], self._calls[index].response_ids
         text: str = before.text + self._renderer.decode(reply, after=before.ids)
         return text
 
     def _find_quoted_calls(self, call: Call, *, beyond: int) -> list[int]:
-        """The calls whose messages and reply begin this one's, as matching compares messages: the longest, where they
-        have more than `beyond` messages."""
+        """Return the calls whose messages and reply are a prefix of this call's messages: the longest ones with more
+        than `beyond` messages."""
         found = [
             earlier.index
             for earlier in self._calls[: call.index]
@@ -317,7 +320,7 @@ class _SessionReplay:
         return [index for index in found if len(self._calls[index].messages) == longest]
 
     def _is_same_message(self, one: int, other: int) -> bool:
-        """Whether two messages are the same for matching."""
+        """True if two messages are equal for matching."""
         return one == other or self._get_message_key(one) == self._get_message_key(other)
 
     def _get_message_key(self, message: int) -> Any:
@@ -326,7 +329,7 @@ class _SessionReplay:
         return self._keys[message]
 
     def _find_re_encoding(self, recorded: Ids, sources: Sequence[int]) -> PromptProblem | None:
-        """Where the prompt leaves the ids of the call that it continues; None if it begins with one's."""
+        """Return where the prompt leaves the ids of the call it extends; None if it begins with the ids of a source."""
         furthest: tuple[int, int, Ids] | None = None
         for source in sources:
             full_ids = self._reader.full_ids(source)
@@ -351,7 +354,7 @@ def _find_difference(recorded: Ids, expected: Ids) -> PromptProblem | None:
 
 
 def _strip_call_ids(message: Mapping[str, Any]) -> Message:
-    """A message without the ids that the gateway gave its tool calls."""
+    """Return a message without the tool call ids assigned by the gateway."""
     plain = dict(message)
     if plain.get("tool_calls"):
         plain["tool_calls"] = [
@@ -361,7 +364,7 @@ def _strip_call_ids(message: Mapping[str, Any]) -> Message:
 
 
 def _collect_texts(deltas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The strings of a message or of deltas, by where they belong."""
+    """Return the texts of a message or of deltas, by field."""
     texts: dict[str, str] = {}
     for delta in deltas:
         for name in ("content", "reasoning_content"):
