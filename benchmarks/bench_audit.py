@@ -37,7 +37,7 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.record.live_status import read_live_status
 from ajet.record.plain_json import dumps
 from ajet.schema.episode import Outcome
-from ajet_proof.auditing.audit import trail_of_episode, trail_of_step, trail_of_task
+from ajet_proof.auditing.audit import trace_episode, trace_step, trace_task
 from tests.record_fixtures import episode
 
 A_STEP, REPEATS, TASKS = 128, 8, 5000
@@ -143,9 +143,9 @@ def main() -> int:
         middle = (last + 1) // 2
         commands: list[tuple[str, Callable[[], object], list[str]]] = [
             ("status", lambda: read_live_status(folder), []),
-            ("audit --episode (the last)", lambda: trail_of_episode(folder, final), ["--episode", final]),
-            ("audit --task", lambda: trail_of_task(folder, "train-0"), ["--task", "train-0"]),
-            ("audit --step", lambda: trail_of_step(folder, middle), ["--step", str(middle)]),
+            ("audit --episode (the last)", lambda: trace_episode(folder, final), ["--episode", final]),
+            ("audit --task", lambda: trace_task(folder, "train-0"), ["--task", "train-0"]),
+            ("audit --step", lambda: trace_step(folder, middle), ["--step", str(middle)]),
         ]
         print(f"load {os.getloadavg()[0]:.1f}; ajet --help: {as_typed('--help')}")
         for name, work, flags in commands:

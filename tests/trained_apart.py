@@ -12,7 +12,7 @@ from ajet.commands.summary import Tally
 from ajet.record import EpisodeFiles
 from ajet.schema.episode import Episode
 from ajet.store import Address, open_shared
-from ajet_proof.recorded.prove import prove_recorded
+from ajet_proof.recorded.prove import prove_record
 from tests.ajet_command import start
 from tests.sample_fixtures import project_in
 from tests.verl_runs import Life, accounted, all_gone
@@ -56,7 +56,7 @@ class Apart:
         depths = open_shared(self.store).depths()
         assert depths.leased == depths.dead == 0 and depths.next == len(over) + depths.closed + depths.waiting
         assert self.ended == 0 and "one: " in self.said, "it ends with the training"
-        report = prove_recorded(str(self.life.run), self.life.run.parent)
+        report = prove_record(str(self.life.run), self.life.run.parent)
         assert report.ok, (report.wrong_steps, report.proof.wrong[:2])
 
 

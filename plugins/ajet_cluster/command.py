@@ -15,7 +15,7 @@ from ajet.schema.errors import UserError
 app = typer.Typer(help="Runs on a cluster (verl).", no_args_is_help=True)
 
 
-class Scheduler(str, Enum):
+class ClusterScheduler(str, Enum):
     """The scheduler that starts the run."""
 
     slurm = "slurm"
@@ -24,7 +24,7 @@ class Scheduler(str, Enum):
 
 @app.command("render")
 def render(
-    scheduler: Annotated[Scheduler, typer.Argument(metavar="slurm|kuberay", help="What starts the run.")],
+    scheduler: Annotated[ClusterScheduler, typer.Argument(metavar="slurm|kuberay", help="What starts the run.")],
     conf: Conf = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
@@ -54,16 +54,16 @@ def render(
     """Write what starts a run on verl there: a batch script for Slurm, a RayJob for KubeRay. Nothing is started."""
     from ajet.config import load_experiment
     from ajet.record.write_errors import convert_os_errors, require_place
-    from ajet_cluster.job import cluster_job
-    from ajet_cluster.kuberay import kuberay
-    from ajet_cluster.slurm import slurm
+    from ajet_cluster.job import build_job
+    from ajet_cluster.kuberay import render_kuberay
+    from ajet_cluster.slurm import render_slurm
 
     if conf is None:
         wanted = command("cluster", "render", scheduler.value, "--conf", "FILE.yaml")
         raise UserError("There is no --conf.", expected=wanted)
-    if scheduler is Scheduler.kuberay and not image:
+    if scheduler is ClusterScheduler.kuberay and not image:
         raise UserError("There is no --image.", expected="a container image with ajet[verl], such as REGISTRY/ajet:1")
-    if scheduler is Scheduler.slurm and (image or claim):
+    if scheduler is ClusterScheduler.slurm and (image or claim):
         raise UserError(
             "--image and --claim are for kuberay.", do="Slurm takes the environment that renders the script"
         )
@@ -72,12 +72,16 @@ def render(
             out.parent.mkdir(parents=True, exist_ok=True)
         require_place(out, "--out")
     experiment = load_experiment(conf, backbone="verl", overrides=overrides or (), exp_dir=exp_dir)
-    job = cluster_job(experiment, folder=folder, exp_dir=exp_dir)
-    text = slurm(job) if scheduler is Scheduler.slurm else kuberay(job, image=image, claim=claim or None)
+    job = build_job(experiment, folder=folder, exp_dir=exp_dir)
+    text = (
+        render_slurm(job)
+        if scheduler is ClusterScheduler.slurm
+        else render_kuberay(job, image=image, claim=claim or None)
+    )
     if out is None:
         typer.echo(text, nl=False)
         return
     with convert_os_errors(out, "--out"):
         out.write_text(text, encoding="utf-8")
-    start = "sbatch" if scheduler is Scheduler.slurm else "kubectl apply -f"
+    start = "sbatch" if scheduler is ClusterScheduler.slurm else "kubectl apply -f"
     typer.echo(f"wrote {out}\nStart it:  {start} {out}")

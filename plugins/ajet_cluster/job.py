@@ -48,7 +48,7 @@ class ClusterJob:
     """Names of environment variables that the run may need, sorted."""
 
 
-def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Path | None = None) -> ClusterJob:
+def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Path | None = None) -> ClusterJob:
     """folder: what all nodes see and the run is started in; None is the YAML's. exp_dir: where the run is recorded, if
     the person chose it. Raises ConfigError for what the run would refuse, or for a secret that would be written."""
     from ajet_ray.cluster.resources import Demand
@@ -76,18 +76,18 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     command = ["ajet", "--conf", str(experiment.yaml_path), "--backbone", experiment.backbone.name]
     command.append("--with-ray-cluster")
     return ClusterJob(
-        name=_name(experiment.name),
+        name=_make_job_name(experiment.name),
         nodes=demand.nodes,
         accelerators=demand.a_node,
         cpus=(settings["ray_kwargs"].get("ray_init") or {}).get("num_cpus"),
         kind=settings["trainer"]["device"],
         folder=seen,
         command=(*command, "--exp-dir", str(root), *experiment.overrides),
-        variables=_variables(experiment, seen),
+        variables=_collect_variables(experiment, seen),
     )
 
 
-def _name(name: str) -> str:
+def _make_job_name(name: str) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return f"ajet-{plain}"[:_LONGEST_NAME].rstrip("-")
 
@@ -110,7 +110,7 @@ def _list_variables(kind: Kind, name: str) -> tuple[str, ...]:
     return part.variables if part is not None else ()
 
 
-def _variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
+def _collect_variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
     """The variables of .env files, those that the config asks for by name, and the keys of trackers and of the hub."""
     import dotenv
 

@@ -31,7 +31,7 @@ _SECRET = """\
 """
 
 
-def kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
+def render_kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
     """The manifest's text.
 
     image: holds ajet[verl]; the same Ray on all nodes. claim: NAME or NAME/SUBFOLDER of a persistent volume claim that
@@ -41,14 +41,14 @@ def kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
     if job.cpus is not None:
         start["num-cpus"] = str(job.cpus)
     cluster: dict[str, Any] = {}
-    version = _ray_version()
+    version = _find_ray_version()
     if version:
         cluster["rayVersion"] = version
-    if guarded := _knows_tokens(version):
+    if guarded := _supports_tokens(version):
         cluster["authOptions"] = {"mode": "token"}
     cluster["headGroupSpec"] = {
         "rayStartParams": {"dashboard-host": "0.0.0.0", **start},
-        "template": _pod("ray-head", job, image, claim),
+        "template": _build_pod("ray-head", job, image, claim),
     }
     if others := job.nodes - 1:
         cluster["workerGroupSpecs"] = [
@@ -58,7 +58,7 @@ def kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
                 "minReplicas": others,
                 "maxReplicas": others,
                 "rayStartParams": start,
-                "template": _pod("ray-worker", job, image, claim),
+                "template": _build_pod("ray-worker", job, image, claim),
             }
         ]
     manifest = {
@@ -76,10 +76,10 @@ def kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
     return head.format(name=job.name, operator="1.5.1" if guarded else "1.0") + dump_yaml(manifest)
 
 
-def _pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dict[str, Any]:
+def _build_pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dict[str, Any]:
     container: dict[str, Any] = {"name": name, "image": image, "workingDir": str(job.folder)}
     if job.variables:
-        container["env"] = [_from_secret(each, job.name) for each in job.variables]
+        container["env"] = [_reference_secret(each, job.name) for each in job.variables]
     spec: dict[str, Any] = {"containers": [container]}
     resource = _RESOURCES.get(job.kind)
     if resource and job.accelerators:
@@ -99,17 +99,17 @@ def _pod(name: str, job: ClusterJob, image: str, claim: str | None) -> dict[str,
     return {"spec": spec}
 
 
-def _from_secret(variable: str, secret: str) -> dict[str, Any]:
+def _reference_secret(variable: str, secret: str) -> dict[str, Any]:
     reference = {"name": secret, "key": variable, "optional": True}
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
-def _knows_tokens(version: str) -> bool:
+def _supports_tokens(version: str) -> bool:
     numbers = version.split(".")[:2]
     return len(numbers) == 2 and all(each.isdigit() for each in numbers) and tuple(map(int, numbers)) >= _TOKENS_SINCE
 
 
-def _ray_version() -> str:
+def _find_ray_version() -> str:
     """The version of Ray here, which KubeRay should expect in the image; "" without one."""
     try:
         return metadata.version("ray")

@@ -18,7 +18,7 @@ WARNING_S = 120
 """How long before the time limit the run is asked to end, after its present step and with a checkpoint."""
 PREEMPTED = 75
 """Exit code of a run that SIGTERM has ended (`ajet.cli.exit`)."""
-BESIDE = "ajet_ray.cluster.leftovers"
+LEFTOVERS_MODULE = "ajet_ray.cluster.leftovers"
 """The module that Ray is started below on each node: it removes what Ray's processes leave there."""
 
 _SCRIPT = """\
@@ -102,33 +102,33 @@ steps+=($!)
 """
 
 
-def slurm(job: ClusterJob) -> str:
+def render_slurm(job: ClusterJob) -> str:
     """The script's text."""
     others = job.nodes - 1
     return _SCRIPT.format(
         name=job.name,
         nodes=job.nodes,
-        accelerators=_accelerators(job),
+        accelerators=_format_accelerators(job),
         warning=WARNING_S,
         preempted=PREEMPTED,
         bin=shlex.quote(str(Path(sys.prefix) / "bin")),
         folder=shlex.quote(str(job.folder)),
-        resources=_resources(job),
-        beside=BESIDE,
+        resources=_format_resources(job),
+        beside=LEFTOVERS_MODULE,
         workers=_WORKERS.format(others=others) if others else "",
         command=shlex.join(job.command),
     )
 
 
-def _accelerators(job: ClusterJob) -> str:
+def _format_accelerators(job: ClusterJob) -> str:
     """The option of sbatch that asks for them."""
     if not job.accelerators or job.kind == "cpu":
         return ""
-    asked = f"gpus-per-node={job.accelerators}" if job.kind == "cuda" else f"gres=npu:{job.accelerators}"
-    return f"#SBATCH --{asked}\n"
+    option = f"gpus-per-node={job.accelerators}" if job.kind == "cuda" else f"gres=npu:{job.accelerators}"
+    return f"#SBATCH --{option}\n"
 
 
-def _resources(job: ClusterJob) -> str:
+def _format_resources(job: ClusterJob) -> str:
     """The resources that each node tells Ray of."""
-    told = f"--resources='{{\"NPU\": {job.accelerators}}}'" if job.kind == "npu" else f"--num-gpus={job.accelerators}"
-    return told if job.cpus is None else f"{told} --num-cpus={job.cpus}"
+    option = f"--resources='{{\"NPU\": {job.accelerators}}}'" if job.kind == "npu" else f"--num-gpus={job.accelerators}"
+    return option if job.cpus is None else f"{option} --num-cpus={job.cpus}"

@@ -34,7 +34,7 @@ _OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL"})
 _noted: set[frozenset[str]] = set()
 
 
-def inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -> dict[str, str]:
+def select_inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -> dict[str, str]:
     """What of `ours` a command gets; `named` are the names that its section gives values to. The names that are
     withheld are logged, once."""
     given: dict[str, str] = {}
@@ -43,18 +43,18 @@ def inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -> dict[
         if name.startswith(OUTSIDE) or OUTSIDE + name in ours:  # put there by the run itself
             continue
         if _PROXY.fullmatch(name):
-            given[name] = _without_user(value)
+            given[name] = _strip_user(value)
             if given[name] != value:
                 withheld.append(f"the user information in {name}")
         elif (name in _ALLOWED or _LOCALE.fullmatch(name)) and not has_secret_shape(value):
             given[name] = value
         elif name not in named and name not in _OF_THE_SHELL:
             withheld.append(name)
-    _note(frozenset(withheld))
+    _log_withheld(frozenset(withheld))
     return given
 
 
-def _without_user(proxy: str) -> str:
+def _strip_user(proxy: str) -> str:
     """`http://user:password@host:3128` as `http://host:3128`; so also without a scheme."""
     if "@" not in proxy:
         return proxy
@@ -64,7 +64,7 @@ def _without_user(proxy: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def _note(withheld: frozenset[str]) -> None:
+def _log_withheld(withheld: frozenset[str]) -> None:
     if withheld and withheld not in _noted:
         _noted.add(withheld)
         logger.info(

@@ -38,14 +38,14 @@ class EpisodeFolder:
         self.home.mkdir(exist_ok=True)
         self.task_file.write_text(json.dumps(task, ensure_ascii=False, default=str), encoding="utf-8")
         for name, text in files.items():
-            path = self._within(name, "the file")
+            path = self._resolve_inside(name, "the file")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
             path.write_text(text, encoding="utf-8")
 
-    def answer(self, name: str) -> str:
+    def read_answer(self, name: str) -> str:
         """What a file in it says; empty when there is none. Raises AgentFailure for one that lies elsewhere."""
-        path = self._within(name, "the answer")
+        path = self._resolve_inside(name, "the answer")
         try:
             number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold us
         except OSError:
@@ -57,7 +57,7 @@ class EpisodeFolder:
         finally:
             os.close(number)
 
-    def _within(self, name: str, what: str) -> Path:
+    def _resolve_inside(self, name: str, what: str) -> Path:
         """The real path of `name` inside the folder. Raises AgentFailure for one that leads out of it."""
         path, work = Path(os.path.realpath(self.work / name)), Path(os.path.realpath(self.work))
         if not path.is_relative_to(work):

@@ -28,43 +28,43 @@ FAILURES: dict[str, type[BoundaryError]] = {
 FORM = '{"reward": 0.5, "errors": []}'
 
 
-def with_score(output: WorkflowOutput, printed: str) -> WorkflowOutput:
+def apply_score(output: WorkflowOutput, printed: str) -> WorkflowOutput:
     """The output with the reward of the last line; its `answer` is the final answer, its `metrics` are logged. Raises
     the failure that the line tells of, and AgentFailure for a line that tells nothing."""
-    told = score_of(printed)
-    if told["errors"]:
-        raise failure_of(told["errors"][0])
-    output.reward = float(told["reward"])
-    if "answer" in told:
-        output.metadata["final_answer"] = told["answer"]
-    metrics = told.get("metrics")
+    score = parse_score(printed)
+    if score["errors"]:
+        raise make_failure(score["errors"][0])
+    output.reward = float(score["reward"])
+    if "answer" in score:
+        output.metadata["final_answer"] = score["answer"]
+    metrics = score.get("metrics")
     if isinstance(metrics, dict):
         output.log_metrics |= {str(name): value for name, value in metrics.items() if is_number(value)}
     return output
 
 
-def score_of(printed: str) -> dict[str, Any]:
+def parse_score(printed: str) -> dict[str, Any]:
     """The last line, read. Raises AgentFailure where it is none."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     try:
-        told = load_json(last)
+        score = load_json(last)
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict) or not isinstance(told.setdefault("errors", []), list):
+        score = None
+    if not isinstance(score, dict) or not isinstance(score.setdefault("errors", []), list):
         raise AgentFailure(f"the command printed no score; expected {FORM} as its last line, it is {last[:200]!r}")
-    if not told["errors"] and not is_number(told.get("reward")):
+    if not score["errors"] and not is_number(score.get("reward")):
         raise AgentFailure(f"the command printed no finite reward and no error: {last[:200]!r}")
-    return told
+    return score
 
 
-def failure_of(error: Any) -> BoundaryError:
+def make_failure(error: Any) -> BoundaryError:
     """`{"boundary", "type", "message"}` as the failure that it is; one without a boundary that there is, is the
     environment's, which is never a reward."""
-    told = error if isinstance(error, dict) else {"message": str(error)}
-    kind = FAILURES.get(str(told.get("boundary")), EnvironmentFailure)
-    said = ": ".join(str(told[name]) for name in ("type", "message") if told.get(name))
-    return kind(said or "the command named an error and said nothing of it")
+    row = error if isinstance(error, dict) else {"message": str(error)}
+    kind = FAILURES.get(str(row.get("boundary")), EnvironmentFailure)
+    message = ": ".join(str(row[name]) for name in ("type", "message") if row.get(name))
+    return kind(message or "the command named an error and said nothing of it")
 
 
 def is_number(value: Any) -> bool:

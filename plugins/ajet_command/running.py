@@ -28,7 +28,7 @@ EndedBy = Literal["", "timeout", "memory", "cpu", "processes", "output", "stoppe
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CommandSpec:
     """A command to run: its words, its folder, its environment, its limits."""
 
     command: Sequence[str]
@@ -66,11 +66,11 @@ class Ended:
     """Why it could not be started."""
 
 
-class Running:
+class RunningCommand:
     """A command that has begun. Raises OSError when not even its keeper can be started."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+    def __init__(self, order: CommandSpec) -> None:
+        self._spec = order
         self._report, theirs = os.pipe()
         self._over = False
         self._lock = threading.Lock()
@@ -100,8 +100,8 @@ class Running:
     def wait(self) -> Ended:
         """Read its output until it has ended."""
         try:
-            self._tell()
-            return self._read()
+            self._send_spec()
+            return self._read_output()
         finally:
             self.stop()
             for pipe in (self._keeper.stdout, self._keeper.stderr):
@@ -110,9 +110,9 @@ class Running:
             os.close(self._report)
             self._keeper.wait()
 
-    def _tell(self) -> None:
-        order = self._order
-        told = {
+    def _send_spec(self) -> None:
+        order = self._spec
+        message = {
             "command": list(order.command),
             "folder": str(order.folder),
             "timeout": order.timeout,
@@ -123,18 +123,18 @@ class Running:
             assert self._keeper.stdin is not None
             if not self._keeper.stdin.closed:
                 try:
-                    self._keeper.stdin.write(json.dumps(told).encode() + b"\n")
+                    self._keeper.stdin.write(json.dumps(message).encode() + b"\n")
                     self._keeper.stdin.flush()
                 except BrokenPipeError:
                     return
 
-    def _read(self) -> Ended:
+    def _read_output(self) -> Ended:
         assert self._keeper.stdout is not None and self._keeper.stderr is not None
-        said: dict[int, bytearray] = {}
+        buffers: dict[int, bytearray] = {}
         out, err = self._keeper.stdout.fileno(), self._keeper.stderr.fileno()
         with selectors.DefaultSelector() as selector:
             for number in (out, err, self._report):
-                said[number] = bytearray()
+                buffers[number] = bytearray()
                 selector.register(number, selectors.EVENT_READ)
             deadline: float | None = None
             while selector.get_map() and (deadline is None or time.monotonic() < deadline):
@@ -145,26 +145,28 @@ class Running:
                         if key.fd == self._report:
                             deadline = time.monotonic() + LAST_WORDS
                     elif key.fd == self._report:
-                        said[key.fd] += part
+                        buffers[key.fd] += part
                     else:
-                        self._keep(said[key.fd], part)
-        return self._ended(bytes(said[self._report]), _text(said[out]), _text(said[err]))
+                        self._append_output(buffers[key.fd], part)
+        return self._parse_report(
+            bytes(buffers[self._report]), _decode_output(buffers[out]), _decode_output(buffers[err])
+        )
 
-    def _keep(self, kept: bytearray, part: bytes) -> None:
-        room = self._order.output - len(kept)
-        kept += part[:room]
+    def _append_output(self, buffer: bytearray, part: bytes) -> None:
+        room = self._spec.output - len(buffer)
+        buffer += part[:room]
         if len(part) > room and not self._over:
             self._over = True
             self.stop()
 
-    def _ended(self, report: bytes, stdout: str, stderr: str) -> Ended:
+    def _parse_report(self, report: bytes, stdout: str, stderr: str) -> Ended:
         if not report:
             return Ended(None, "stopped", stdout, stderr, problem="its keeper was ended from outside")
-        told = json.loads(report)
-        ended_by: EndedBy = "output" if self._over else told.pop("ended_by")
-        told.pop("ended_by", None)
-        return Ended(told.pop("code"), ended_by, stdout, stderr, **told)
+        content = json.loads(report)
+        ended_by: EndedBy = "output" if self._over else content.pop("ended_by")
+        content.pop("ended_by", None)
+        return Ended(content.pop("code"), ended_by, stdout, stderr, **content)
 
 
-def _text(raw: bytearray) -> str:
+def _decode_output(raw: bytearray) -> str:
     return raw.decode(errors="replace")

@@ -25,7 +25,7 @@ PLACE = re.compile(r"\{(python|venv|base|folder|model|base_url|api_key|task|task
 MEGABYTE = 1 << 20
 
 
-class Limits(BaseModel):
+class CommandLimits(BaseModel):
     """What the whole process tree of one episode may use; null does not bound."""
 
     model_config = ConfigDict(extra="forbid")
@@ -49,16 +49,16 @@ class Limits(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-def read_section(kind: type[Settings], config: Any, section: str, says: str, such: str, page: str) -> Settings:
-    """The composed config's section of that name, beside `ajet:`. `says`: what for; `such`: what it looks like at its
-    shortest; `page` tells of it. Raises ConfigError."""
+def read_section(kind: type[Settings], config: Any, section: str, purpose: str, example: str, page: str) -> Settings:
+    """The composed config's section of that name, beside `ajet:`. `purpose`: what for; `example`: what it
+    looks like at its shortest; `page` tells of it. Raises ConfigError."""
     given = config.get(section)
     if not isinstance(given, Mapping):
         near = get_close_matches(section, list(config), 1)
         raise ConfigError(
-            f"The YAML has no section {section}, which says {says}.",
+            f"The YAML has no section {section}, which says {purpose}.",
             where=section,
-            expected=f"{section}: {such} beside `ajet:`",
+            expected=f"{section}: {example} beside `ajet:`",
             do=f"is {near[0]} that section? Call it {section}" if near else f"see {page}",
         )
     try:
@@ -108,7 +108,7 @@ class CommandSettings(BaseModel):
     on_timeout: Literal["fail", "judge"] = "fail"
     exit_codes: list[int] | Literal["any"] = [0]
     """Codes of an episode that went well."""
-    limits: Limits = Field(default_factory=Limits)
+    limits: CommandLimits = Field(default_factory=CommandLimits)
     score: Literal["judge", "printed"] = "judge"
     """printed: the last line of its output says the reward, or why there is none (`printed.py`)."""
     requirements: str | None = None
@@ -116,7 +116,7 @@ class CommandSettings(BaseModel):
 
     @field_validator("command", mode="before")
     @classmethod
-    def _words(cls, value: Any) -> Any:
+    def _split_command(cls, value: Any) -> Any:
         words = shlex.split(value) if isinstance(value, str) else value
         if isinstance(words, list):
             if not words:
@@ -127,14 +127,14 @@ class CommandSettings(BaseModel):
 
     @field_validator("env", mode="before")
     @classmethod
-    def _texts(cls, value: Any) -> Any:
+    def _stringify_values(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
         return {str(name): str(each).lower() if isinstance(each, bool) else each for name, each in value.items()}
 
     @field_validator("answer")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_answer(cls, value: str) -> str:
         if value not in ("stdout", "last_line") and not (value.startswith("file:") and value != "file:"):
             raise ValueError("expected stdout, last_line or file:PATH")
         return value
@@ -146,7 +146,7 @@ class CommandSettings(BaseModel):
             cls, config, section, "how to run the agent", "{command: [...]}", "docs/command_agents.md"
         )
         if settings.template is not None:
-            settings.template_folder(base_of(config))
+            settings.template_folder(get_base_folder(config))
         return settings
 
     def venv(self, base: Path) -> Path | None:
@@ -155,8 +155,8 @@ class CommandSettings(BaseModel):
         if self.requirements is None:
             return None
         wanted = Path(self.requirements).expanduser()
-        beside = base / wanted
-        return python_with(beside if beside.exists() else wanted, say=logger.info)
+        candidate = base / wanted
+        return python_with(candidate if candidate.exists() else wanted, say=logger.info)
 
     def template_folder(self, base: Path) -> Path | None:
         """The template: beside the YAML, then in the working directory. Raises ConfigError."""
@@ -173,16 +173,16 @@ class CommandSettings(BaseModel):
         return found
 
 
-def base_of(config: Any) -> Path:
+def get_base_folder(config: Any) -> Path:
     """The YAML's folder."""
     return Path(config["ajet"]["base_dir"] or Path.cwd())
 
 
-def filled(text: str, values: Mapping[str, str]) -> str:
+def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
     """`text` with the placeholders replaced; other braces stay as they are."""
     return PLACE.sub(lambda match: values.get(match[1], match[0]), text)
 
 
-def common_values(base: Path) -> dict[str, str]:
+def list_common_values(base: Path) -> dict[str, str]:
     """The placeholders that no episode changes."""
     return {"python": sys.executable, "base": str(base)}

@@ -18,11 +18,11 @@ from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import AgentFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.workflow.workflow import Workflow
-from ajet_command.environment import inherited
+from ajet_command.environment import select_inherited
 from ajet_command.folder import EpisodeFolder
-from ajet_command.printed import with_score
-from ajet_command.running import Ended, Order, Running
-from ajet_command.settings import CommandSettings, base_of, common_values, filled
+from ajet_command.printed import apply_score
+from ajet_command.running import CommandSpec, Ended, RunningCommand
+from ajet_command.settings import CommandSettings, fill_placeholders, get_base_folder, list_common_values
 
 if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner
@@ -58,7 +58,7 @@ class CommandWorkflow(Workflow):
     @classmethod
     def check(cls, config: Any) -> None:
         """Raises UserError for a section that cannot be used, or an environment that cannot be made."""
-        cls.settings(config).venv(base_of(config))
+        cls.settings(config).venv(get_base_folder(config))
 
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
@@ -75,22 +75,22 @@ class CommandWorkflow(Workflow):
         """Make the folder, run the command in it, read the answer, take the folder away."""
         settings = self.settings(tuner.config)
         endpoint = tuner.as_oai_baseurl_apikey(agent_name=settings.agent)
-        base = base_of(tuner.config)
+        base = get_base_folder(tuner.config)
         folder = EpisodeFolder(settings.folders, workflow_task.episode_uuid or workflow_task.task_id or "episode")
         good = False
         try:
             venv = await asyncio.to_thread(settings.venv, base)
-            values = self._values(workflow_task, endpoint, base, folder) | ({"venv": str(venv)} if venv else {})
-            files = {name: filled(text, values) for name, text in settings.files.items()}
-            folder.fill(settings.template_folder(base), files, _task(workflow_task, settings))
-            order = self._order(settings, workflow_task, endpoint, values, folder)
-            ended = await _ran(order)
-            _hide(ended, endpoint.api_key)
+            values = self._list_values(workflow_task, endpoint, base, folder) | ({"venv": str(venv)} if venv else {})
+            files = {name: fill_placeholders(text, values) for name, text in settings.files.items()}
+            folder.fill(settings.template_folder(base), files, _describe_task(workflow_task, settings))
+            order = self._build_spec(settings, workflow_task, endpoint, values, folder)
+            ended = await _run_command(order)
+            _redact_secret(ended, endpoint.api_key)
             _raise_unless_good(ended, settings)
             answer = self.answer(settings, ended, folder).replace(endpoint.api_key, HIDDEN)
             output = self.outcome(workflow_task, ended, answer)
             if settings.score == "printed":
-                output = with_score(output, ended.stdout)
+                output = apply_score(output, ended.stdout)
             good = True
             return output
         finally:
@@ -100,7 +100,7 @@ class CommandWorkflow(Workflow):
     def answer(self, settings: CommandSettings, ended: Ended, folder: EpisodeFolder) -> str:
         """The agent's answer: its standard output, the last line of it that is not empty, or a file."""
         if settings.answer.startswith("file:"):
-            return folder.answer(settings.answer.removeprefix("file:"))
+            return folder.read_answer(settings.answer.removeprefix("file:"))
         if settings.answer == "last_line":
             lines = [line.strip() for line in ended.stdout.splitlines() if line.strip()]
             return lines[-1] if lines else ""
@@ -121,37 +121,37 @@ class CommandWorkflow(Workflow):
         }
         return WorkflowOutput(metadata={"final_answer": answer, "command": used}, log_metrics=metrics)
 
-    def _values(
+    def _list_values(
         self, workflow_task: WorkflowTask, endpoint: Endpoint, base: Path, folder: EpisodeFolder
     ) -> dict[str, str]:
         task = workflow_task.task
         return {
-            **common_values(base),
+            **list_common_values(base),
             "folder": str(folder.work),
             "model": endpoint.model,
             "base_url": endpoint.base_url,
             "api_key": endpoint.api_key,
-            "task": _question(workflow_task),
+            "task": _get_question(workflow_task),
             "task_id": task.task_id,
             "episode": workflow_task.episode_uuid,
-            **{f"metadata.{name}": _spelled(value) for name, value in task.metadata.items()},
+            **{f"metadata.{name}": _format_value(value) for name, value in task.metadata.items()},
         }
 
-    def _order(
+    def _build_spec(
         self,
         settings: CommandSettings,
         workflow_task: WorkflowTask,
         endpoint: Endpoint,
         values: Mapping[str, str],
         folder: EpisodeFolder,
-    ) -> Order:
-        question = _question(workflow_task)
-        command = [filled(word, values) for word in settings.command]
-        environment = _environment(settings, workflow_task, endpoint, values, folder)
+    ) -> CommandSpec:
+        question = _get_question(workflow_task)
+        command = [fill_placeholders(word, values) for word in settings.command]
+        environment = _build_environment(settings, workflow_task, endpoint, values, folder)
         for text in (*command, *environment.values()):
             if "\0" in text:
                 raise AgentFailure("the task has a NUL character, which no command can be given")
-        return Order(
+        return CommandSpec(
             command,
             folder.work,
             environment,
@@ -162,10 +162,10 @@ class CommandWorkflow(Workflow):
         )
 
 
-async def _ran(order: Order) -> Ended:
+async def _run_command(order: CommandSpec) -> Ended:
     """Run it in a thread of its own; a cancellation ends the command, and is passed on once it has ended."""
     try:
-        running = Running(order)
+        running = RunningCommand(order)
     except OSError as error:
         raise CommandFailed(f"no process could be started: {error}") from error
     waiting = asyncio.ensure_future(asyncio.to_thread(running.wait))
@@ -177,7 +177,7 @@ async def _ran(order: Order) -> Ended:
         raise
 
 
-def _environment(
+def _build_environment(
     settings: CommandSettings,
     workflow_task: WorkflowTask,
     endpoint: Endpoint,
@@ -185,7 +185,7 @@ def _environment(
     folder: EpisodeFolder,
 ) -> dict[str, str]:
     """The program's variables: those inherited, then the episode's addresses and keys, then the YAML's."""
-    environment: dict[str, str | None] = {**inherited(os.environ, settings.env)}
+    environment: dict[str, str | None] = {**select_inherited(os.environ, settings.env)}
     environment |= {
         **endpoint.environment,
         "OPENAI_MODEL": endpoint.model,
@@ -205,20 +205,22 @@ def _environment(
     host = urlsplit(endpoint.base_url).hostname or ""
     for name in ("NO_PROXY", "no_proxy"):
         environment[name] = ",".join(filter(None, (os.environ.get(name), host)))
-    environment |= {name: None if text is None else filled(text, values) for name, text in settings.env.items()}
+    environment |= {
+        name: None if text is None else fill_placeholders(text, values) for name, text in settings.env.items()
+    }
     return {name: value for name, value in environment.items() if value is not None}
 
 
-def _question(workflow_task: WorkflowTask) -> str:
+def _get_question(workflow_task: WorkflowTask) -> str:
     """The task as text; of a task that is given as messages, the last one of the user."""
     task = workflow_task.task
     if task.main_query:
         return task.main_query
-    told = [message.get("content") for message in task.init_messages if message.get("role") == "user"]
-    return told[-1] if told and isinstance(told[-1], str) else ""
+    texts = [message.get("content") for message in task.init_messages if message.get("role") == "user"]
+    return texts[-1] if texts and isinstance(texts[-1], str) else ""
 
 
-def _task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, Any]:
+def _describe_task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, Any]:
     """The part of the task that the agent may read: not its answer, unless `metadata` names it."""
     task = workflow_task.task
     return {
@@ -229,12 +231,12 @@ def _task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, A
     }
 
 
-def _spelled(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Text as it is, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _hide(ended: Ended, secret: str) -> None:
+def _redact_secret(ended: Ended, secret: str) -> None:
     ended.stdout, ended.stderr = ended.stdout.replace(secret, HIDDEN), ended.stderr.replace(secret, HIDDEN)
     ended.problem = ended.problem.replace(secret, HIDDEN)
 
@@ -242,7 +244,7 @@ def _hide(ended: Ended, secret: str) -> None:
 def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
     """Raises AgentFailure for an end that is none of the agent's own, or that its exit code calls a failure."""
     limits = settings.limits
-    told = {
+    excesses = {
         "memory": f"more than {limits.memory_mb:g} MB of memory (limits.memory_mb)" if limits.memory_mb else "",
         "cpu": f"more than {limits.cpu_seconds} seconds of CPU time (limits.cpu_seconds)",
         "processes": f"more than {limits.processes} processes (limits.processes)",
@@ -258,21 +260,21 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
         elif program.startswith("{base}"):
             hint = "; {base} is the folder of the YAML"
         raise CommandFailed(f"{program} could not be run: {ended.problem}{hint}")
-    if ended.ended_by in told:
-        raise CommandOverLimit(f"{program} was ended: it used {told[ended.ended_by]}{_said(ended)}")
+    if ended.ended_by in excesses:
+        raise CommandOverLimit(f"{program} was ended: it used {excesses[ended.ended_by]}{_format_last_output(ended)}")
     if ended.ended_by == "timeout":
         if settings.on_timeout == "judge":
             return
-        raise CommandTimedOut(f"{program} did not end within {settings.timeout:g} seconds{_said(ended)}")
+        raise CommandTimedOut(f"{program} did not end within {settings.timeout:g} seconds{_format_last_output(ended)}")
     if ended.ended_by == "stopped":
         raise CommandFailed(f"{program} was stopped")
     if settings.exit_codes != "any" and ended.code not in settings.exit_codes:
         code = ended.code or 0
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        raise CommandFailed(f"{program} {how}{_said(ended)}")
+        raise CommandFailed(f"{program} {how}{_format_last_output(ended)}")
 
 
-def _said(ended: Ended) -> str:
+def _format_last_output(ended: Ended) -> str:
     """The end of what it printed."""
     last = (ended.stderr.strip() or ended.stdout.strip())[-SHOWN:]
     return f"; it said last:\n{last}" if last else ""

@@ -42,7 +42,7 @@ LONGEST = 256
 """Tokens of a text that are looked at, as the model's card says."""
 
 
-class MiniLm:
+class MiniLmEmbedder:
     """sentence-transformers' all-MiniLM-L6-v2: 22 million parameters, English."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class MiniLm:
         """[N, 384]. Raises UserError where the model cannot be had."""
         import torch
 
-        tokenizer, model = self._loaded = self._loaded or _load()
+        tokenizer, model = self._loaded = self._loaded or _load_model()
         given = tokenizer(list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
         with torch.inference_mode():
             hidden_BTH = model(**given).last_hidden_state
@@ -62,7 +62,7 @@ class MiniLm:
         return rows
 
 
-def _load() -> tuple[Any, Any]:
+def _load_model() -> tuple[Any, Any]:
     progress = ProgressLines()
     progress(f"loading embedded:{NAME}", 0, 0)
     import torch

@@ -13,7 +13,7 @@ PLUGIN = Plugin(
         ),
         "tracing": PluginPart("ajet_datagen.tracing:TracingReader", first_key=("sources", "the traces")),
     },
-    embedders={"all-minilm-l6-v2": "ajet_datagen.embeddings:MiniLm"},
+    embedders={"all-minilm-l6-v2": "ajet_datagen.embeddings:MiniLmEmbedder"},
     commands={
         "traces": Command(
             "ajet_datagen.traces:traces", "Make tasks, rows to learn and pairs of what a deployed agent said."

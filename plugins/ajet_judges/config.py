@@ -12,7 +12,7 @@ from ajet.config.schema.model import JudgeModelConfig
 from ajet.config.schema.tasks import JsonlReaderConfig
 
 
-class ModelJudge(Section):
+class ModelJudgeConfig(Section):
     """How models judge."""
 
     votes: int = key(1, "Replies to each question; more than half must agree, or there is no score.", ge=1)
@@ -108,7 +108,7 @@ class JudgeKeys(PluginKeys):
     judge_prompt_template: str | None = key(
         None, "What they are asked, with {answer} and any of {question}, {reference}, {tools}; null: ajet's own."
     )
-    model_judge: ModelJudge = section(ModelJudge, "How they judge.")
+    model_judge: ModelJudgeConfig = section(ModelJudgeConfig, "How they judge.")
     rubrics_auto_grader: RubricsAutoGrader = section(
         RubricsAutoGrader,
         "A model that writes rubrics and grades.",

@@ -18,7 +18,7 @@ PLUGIN = Plugin(
         )
     },
     fallback_judges=("ajet_judges.opening:open_ranking_models",),
-    services=("ajet_judges.reachable:services_of",),
+    services=("ajet_judges.reachable:list_services",),
     commands={
         "rejudge": Command(
             "ajet_judges.cli.rejudge:rejudge",

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-def services_of(experiment: Experiment) -> Iterator[RequiredService]:
+def list_services(experiment: Experiment) -> Iterator[RequiredService]:
     """The models of `task_judge.judges`, as one; without them the one of `rubrics_auto_grader`, where that judges."""
     judges = JudgeKeys.of(experiment.ajet).judges
     if not judges and experiment.ajet.task_judge.judge_type != "rubrics_auto_grader":
         return  # without loading what asks models
     from ajet.environment.chat_model import explain_no_model
-    from ajet_judges.model_judge.settings import JUDGES, judges_of
+    from ajet_judges.model_judge.settings import JUDGES, list_judge_models
 
-    models, key = [member.model for member in judges_of(judges)], JUDGES
+    models, key = [member.model for member in list_judge_models(judges)], JUDGES
     if not models:
         from ajet_judges.rubrics.examples import KEY
-        from ajet_judges.rubrics.settings import named_model
+        from ajet_judges.rubrics.settings import read_named_model
 
-        models, key = [named_model(experiment)], KEY
+        models, key = [read_named_model(experiment)], KEY
     yield RequiredService(
         "judge",
         " or ".join(dict.fromkeys(each.place for each in models)),

@@ -1,6 +1,6 @@
-"""Proofs of a run's record: each token derived a second time, and a run held to what it committed.
+"""Proofs of recorded runs: derive each token again, and compare a run with its committed chain.
 
-Invariant: a proof reads what is recorded and changes nothing, also while a run goes on.
+Invariant: a proof only reads the record, also while the run writes.
 """
 
 from typing import TYPE_CHECKING

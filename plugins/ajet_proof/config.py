@@ -1,4 +1,4 @@
-"""Keys of proofs below `context_tracker`."""
+"""Configuration keys of proofs below `context_tracker`."""
 
 from __future__ import annotations
 

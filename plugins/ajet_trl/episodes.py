@@ -29,7 +29,7 @@ NOTHING: dict[str, list[Any]] = {"prompt_ids": [0], "completion_ids": [0], "env_
 """The row of an episode that trains nothing."""
 
 
-class Episodes:
+class TrlRollout:
     """Called by the trainer once a step, with as many prompts as it is to have episodes."""
 
     __name__ = "episodes"  # TRL asks its functions for one
@@ -51,10 +51,10 @@ class Episodes:
         self._run.episodes.write(step + 1, "train", episodes)
         self._run.status.set(step=step + 1)
         refuse_if_all_failed(episodes, step + 1)
-        return self._rows(episodes)
+        return self._build_rows(episodes)
 
-    def _rows(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
-        rows = [row_of(episode) for episode in episodes]
+    def _build_rows(self, episodes: Sequence[Episode]) -> dict[str, list[Any]]:
+        rows = [build_row(episode) for episode in episodes]
         found: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in NOTHING}
         found["verdict"] = [episode.reward if episode.scored else None for episode in episodes]
         lost = [each for each, row in zip(episodes, rows, strict=True) if each.scored and row is NOTHING]
@@ -66,7 +66,7 @@ class Episodes:
         return found
 
 
-def row_of(episode: Episode) -> dict[str, list[Any]]:
+def build_row(episode: Episode) -> dict[str, list[Any]]:
     """Its one timeline: what was there before the first sampled token, and what came from then on."""
     sampled = [timeline for timeline in episode.timelines if timeline.sampled] if episode.scored else []
     if len(sampled) != 1:

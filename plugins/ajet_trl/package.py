@@ -1,7 +1,7 @@
 """Where TRL is installed. Nothing of it is imported.
 
 Invariant: one version, and never where verl's processes find it: verl patches a class of any trl, which this one does
-not have. So it lies in a folder (`ASIDE`) that only the trainer's process looks into, or in an environment without
+not have. So it lies in a folder (`TRL_FOLDER`) that only the trainer's process looks into, or in an environment without
 verl.
 """
 
@@ -18,16 +18,16 @@ from ajet.schema.errors import UserError
 
 VERSION = "1.16.0"
 """The one whose trainer the adapter fits."""
-ASIDE = Path("share") / "trl"
+TRL_FOLDER = Path("share") / "trl"
 """Below the environment: where `make setup` fetches it."""
 
 
 def require_trl() -> Path | None:
     """The folder that the trainer's process has to look into; None where it is installed. Raises UserError without it,
     for another version, and for one installed beside verl."""
-    folder = Path(sys.prefix) / ASIDE
+    folder = Path(sys.prefix) / TRL_FOLDER
     brings = f"{installs(f'trl=={VERSION}')} --no-deps --target {shlex.quote(str(folder))}"
-    installed, aside = _version_in(None), _version_in(folder)
+    installed, separate = _find_version(None), _find_version(folder)
     if installed is not None and find_spec("verl") is not None:
         raise UserError(
             f"trl {installed} is installed beside verl.",
@@ -36,7 +36,7 @@ def require_trl() -> Path | None:
             "do not have it",
             do=f"uninstall trl, and put it where only its own process looks: {brings}",
         )
-    found = installed or aside
+    found = installed or separate
     if found is None:
         raise UserError("The train engine trl needs the package trl, which is not installed.", do=brings)
     if found != VERSION:
@@ -49,7 +49,7 @@ def require_trl() -> Path | None:
     return None if installed else folder
 
 
-def _version_in(folder: Path | None) -> str | None:
+def _find_version(folder: Path | None) -> str | None:
     places = (
         metadata.distributions(name="trl") if folder is None else metadata.distributions(name="trl", path=[str(folder)])
     )

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Answers the exit code."""
-    threading.Thread(target=_ends_with_its_starter, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     from ajet.record import RunDirectory
     from ajet_ray.shipped_experiment import restored
 
-    told = json.loads(Path(sys.argv[1]).read_text())
+    order = json.loads(Path(sys.argv[1]).read_text())
     try:
-        experiment = restored(told)
+        experiment = restored(order)
         with RunDirectory.open(experiment, root=experiment.root, kind="debug") as run:
-            train(experiment, run)
+            run_training(experiment, run)
     except UserError as mistake:
         screen = {"what": mistake.what, **dict(mistake.rows())}
-        Path(told["failed"]).write_text(json.dumps(screen))
+        Path(order["failed"]).write_text(json.dumps(screen))
         return 2
     return 0
 
 
-def train(experiment: Experiment, run: RunDirectory) -> None:
+def run_training(experiment: Experiment, run: RunDirectory) -> None:
     """To the last step; the model goes into the run's folder. Raises UserError."""
     from contextlib import closing
 
@@ -53,13 +53,13 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
     from ajet.task_reader import TaskOrder, open_reader
     from ajet.task_reader.overlong import drop_overlong
     from ajet.train.parts import pins_of
-    from ajet_trl.episodes import Episodes, verdicts
-    from ajet_trl.settings import grpo_settings
+    from ajet_trl.episodes import TrlRollout, verdicts
+    from ajet_trl.settings import build_grpo_settings
 
     reader = open_reader(experiment)
     judge, workflow = open_judge(experiment, reader_judge=reader.judge), workflow_of(experiment)
     with (
-        closing(Shared(experiment)) as model,
+        closing(SharedModel(experiment)) as model,
         closing(open_gateway(experiment, model.engine, model.tokenizer)) as gateway,
         closing(Rollout(experiment, gateway, workflow, judge, run_id=run.run_id, pins=pins_of(run))) as rollout,
     ):
@@ -70,14 +70,14 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
             model=model.trained,
             reward_funcs=verdicts,
             args=GRPOConfig(
-                **grpo_settings(experiment, {}),
+                **build_grpo_settings(experiment, {}),
                 output_dir=str(run.path / "trl"),
                 max_steps=experiment.ajet.count_steps(len(tasks)),
                 use_cpu=model.device == "cpu",
             ),
             train_dataset=Dataset.from_list([{"prompt": "a task"}] * experiment.ajet.data.train_batch_size),
             processing_class=model.tokenizer,
-            rollout_func=Episodes(rollout, model.engine, run, order, experiment.ajet.rollout.num_repeat),
+            rollout_func=TrlRollout(rollout, model.engine, run, order, experiment.ajet.rollout.num_repeat),
         )
         trainer.train()
         trainer.save_state()
@@ -86,7 +86,7 @@ def train(experiment: Experiment, run: RunDirectory) -> None:
         logger.info("the model after step {} is in {}", trainer.state.global_step, run.path / "model")
 
 
-class Shared:
+class SharedModel:
     """The model that TRL trains, and the engine that samples from its tensors."""
 
     def __init__(self, experiment: Experiment) -> None:
@@ -114,7 +114,7 @@ class Shared:
         self.engine.close()
 
 
-def _ends_with_its_starter() -> None:
+def _exit_with_parent() -> None:
     while os.read(0, 1):  # not sys.stdin, whose lock would be held at the end
         pass
     os._exit(1)

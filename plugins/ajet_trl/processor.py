@@ -17,7 +17,7 @@ from typing import Any
 from ajet.schema.errors import RunFailed, UserError
 from ajet_aworld.trainer.run_processor import RunProcessor
 from ajet_trl.package import require_trl
-from ajet_trl.settings import SECTION, grpo_settings
+from ajet_trl.settings import SECTION, build_grpo_settings
 
 
 class TrlTrainer(RunProcessor):
@@ -34,7 +34,7 @@ class TrlTrainer(RunProcessor):
     def check_config(self, config: Any = None) -> dict[str, Any]:
         """See RunProcessor. Raises ValueError, too, for what GRPOTrainer has not."""
         merged = super().check_config(config)
-        grpo_settings(self.experiment(), merged["ajet"].get("trainer_common") or {})
+        build_grpo_settings(self.experiment(), merged["ajet"].get("trainer_common") or {})
         return merged
 
     def train(self) -> None:
@@ -44,20 +44,20 @@ class TrlTrainer(RunProcessor):
         from ajet_ray.shipped_experiment import carried
 
         with TemporaryDirectory(prefix="ajet-trl-") as folder:
-            told, said = Path(folder) / "told.json", Path(folder) / "failed.json"
-            told.write_text(json.dumps({**carried(experiment, run_id="trl"), "failed": str(said)}))
+            order_file, failure_file = Path(folder) / "told.json", Path(folder) / "failed.json"
+            order_file.write_text(json.dumps({**carried(experiment, run_id="trl"), "failed": str(failure_file)}))
             environment = dict(os.environ)
             if self.folder is not None:
                 paths = [str(self.folder), environment.get("PYTHONPATH", "")]
                 environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-            command = [sys.executable, "-m", "ajet_trl.process", str(told)]
+            command = [sys.executable, "-m", "ajet_trl.process", str(order_file)]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
             try:
                 code = process.wait()
             finally:
                 process.kill()  # of one that has ended, nothing
                 process.wait()
-            if said.exists():
-                raise UserError(**json.loads(said.read_text()))
+            if failure_file.exists():
+                raise UserError(**json.loads(failure_file.read_text()))
         if code:
             raise RunFailed(f"TRL's process ended with exit code {code}.", do="it says why above")

@@ -25,10 +25,10 @@ READ = {
 _LOSSES = {"sequence": "grpo", "token": "dapo", "sequence-sum": "dr_grpo"}
 
 
-def grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
+def build_grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
     """What GRPOConfig is made with, but for folders, steps and device. `given`: the `trainer_common` that somebody
     wrote. Raises ValueError."""
-    unread = sorted(set(_paths(given)) - READ)
+    unread = sorted(set(_list_paths(given)) - READ)
     if unread:
         raise ValueError(
             f"TRL reads no trainer_common.{unread[0]}; it reads {', '.join(sorted(READ))}, and what else GRPOConfig "
@@ -46,8 +46,8 @@ def grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str,
         (config.model.dtype not in ("auto", "float32"), f"model.dtype: {config.model.dtype}"),
         (any(not each.only_with_flag for each in services), "services; start them before it"),
     ]
-    if lacking := [name for found, name in unmet if found]:
-        raise ValueError(f"the train engine trl has no {lacking[0]}")
+    if unsupported := [name for found, name in unmet if found]:
+        raise ValueError(f"the train engine trl has no {unsupported[0]}")
     warm = max(optim.lr_warmup_steps, 0)
     ours = {
         "num_generations": config.rollout.num_repeat,
@@ -87,9 +87,9 @@ def grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str,
     return {"bf16": False, "save_strategy": "no", "report_to": "none", "logging_steps": 1, **ours, **users}
 
 
-def _paths(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
+def _list_paths(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
     for key, value in given.items():
         if isinstance(value, Mapping):
-            yield from _paths(value, f"{before}{key}.")
+            yield from _list_paths(value, f"{before}{key}.")
         else:
             yield before + key

@@ -61,73 +61,73 @@ def main() -> int:
     with out:
         environment = json.loads(given.environment)
         if given.verb == "tasks":
-            for row in tasks(environment, given.count):
+            for row in list_tasks(environment, given.count):
                 out.write(json.dumps(row) + "\n")
         else:
-            out.write(json.dumps(play(environment, given.index)) + "\n")
+            out.write(json.dumps(play_episode(environment, given.index)) + "\n")
     return 0
 
 
-def tasks(environment: dict[str, Any], count: int) -> list[dict[str, Any]]:
+def list_tasks(environment: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """The first tasks: index, id and the text of the prompt."""
-    taskset = _opened(environment).taskset
+    taskset = _open_environment(environment).taskset
     return [
         {"index": index, "id": task.data.id or task.data.name or "", "prompt": task.data.prompt_text}
         for index, task in enumerate(itertools.islice(taskset, count))
     ]
 
 
-def play(environment: dict[str, Any], index: int) -> dict[str, Any]:
+def play_episode(environment: dict[str, Any], index: int) -> dict[str, Any]:
     """Play one episode of task `index`; answers the line that says its reward or its errors."""
     try:
-        return result(asyncio.run(_played(environment, index)))
+        return build_result(asyncio.run(_play_task(environment, index)))
     except Exception as problem:  # noqa: BLE001 - code of a taskset, which may raise anything; said, never a reward
-        return {"reward": None, "errors": [error_of(type(problem).__name__, str(problem))]}
+        return {"reward": None, "errors": [make_error(type(problem).__name__, str(problem))]}
 
 
-def result(episode: Any) -> dict[str, Any]:
+def build_result(episode: Any) -> dict[str, Any]:
     """What an Episode came to. One that is not `ok`, where an attempt failed (its calls were captured, too), where not
     exactly one agent is the one to train, or where another agent asks the trained model, has no reward."""
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     blamed = trained if episode.ok else episode.traces  # another agent's that it got over cost the trained one nothing
     raised = [*episode.errors, *(error for trace in blamed for error in trace.errors)]
-    errors = [error_of(error.type, error.message) for error in raised]
+    errors = [make_error(error.type, error.message) for error in raised]
     if errors or not episode.ok:
         if not errors:
             stop = next((trace.stop_condition for trace in episode.traces if not trace.ok), None)
-            errors.append(error_of("Episode", f"it did not end well and named no error (stop condition {stop})"))
+            errors.append(make_error("Episode", f"it did not end well and named no error (stop condition {stop})"))
         return {"reward": None, "errors": errors}
     if len(trained) != 1:
-        said = f"{len(trained)} of its agents are to be trained; exactly one can be"
-        return {"reward": None, "errors": [error_of("Episode", said)]}
+        message = f"{len(trained)} of its agents are to be trained; exactly one can be"
+        return {"reward": None, "errors": [make_error("Episode", message)]}
     ours = os.environ.get("OPENAI_BASE_URL")
     others = [trace.agent for trace in episode.traces if not trace.agent.trainable]
     if any(getattr(agent.config.client, "base_url", None) == ours for agent in others):
-        said = "an agent that is not to be trained asks the trained model: give it a model and a client of its own"
-        return {"reward": None, "errors": [error_of("Episode", said)]}
+        message = "an agent that is not to be trained asks the trained model: give it a model and a client of its own"
+        return {"reward": None, "errors": [make_error("Episode", message)]}
     (trace,) = trained
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     metrics |= {f"reward_{name}": each.score for name, each in trace.rewards.items() if each is not None}
-    return {"reward": trace.reward, "errors": [], "answer": _answer(trace), "metrics": metrics}
+    return {"reward": trace.reward, "errors": [], "answer": _get_answer(trace), "metrics": metrics}
 
 
-def error_of(kind: str, message: str) -> dict[str, str]:
+def make_error(kind: str, message: str) -> dict[str, str]:
     """An error, and whose it is."""
     boundary = "environment" if message.startswith(SETUP) else BOUNDARIES.get(kind, "environment")
     return {"boundary": boundary, "type": kind, "message": message[-LONGEST:]}
 
 
-def _answer(trace: Any) -> str:
+def _get_answer(trace: Any) -> str:
     return str(trace.root_reply or getattr(trace, "last_reply", "") or "")
 
 
-def _opened(environment: dict[str, Any]) -> Any:
+def _open_environment(environment: dict[str, Any]) -> Any:
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
     return load_environment(resolve_env_config(environment))
 
 
-def one_at_a_time(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def lock_preparation(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Their function that lets `uv` make the environment of a harness, for one process at a time: two that make the
     same one at once, as the first two episodes do, get in each other's way. Later ones wait for nobody."""
 
@@ -140,7 +140,7 @@ def one_at_a_time(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Await
                 with contextlib.suppress(OSError):  # where nothing can be written nothing is shared
                     cache.mkdir(parents=True, exist_ok=True)
                     lock = held.enter_context((cache / "ajet-scripts.lock").open("w"))
-                    await _taken(lock)
+                    await _take_lock(lock)
             program = await prepare(runtime, script, *args, **kwargs)
             with contextlib.suppress(OSError):
                 made.touch()
@@ -149,27 +149,27 @@ def one_at_a_time(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Await
     return prepared
 
 
-async def _taken(lock: IO[str]) -> None:
+async def _take_lock(lock: IO[str]) -> None:
     """Once no other process has it. It is said for what is waited, on standard error like all that is printed here."""
-    said = time.monotonic() + SAY_S
+    next_message = time.monotonic() + SAY_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             await asyncio.sleep(PAUSE_S)
-        if time.monotonic() > said:
+        if time.monotonic() > next_message:
             print(f"waiting for another process, which makes a harness's environment (lock: {lock.name})", flush=True)
-            said = time.monotonic() + AGAIN_S
+            next_message = time.monotonic() + AGAIN_S
 
 
-async def _played(environment: dict[str, Any], index: int) -> Any:
+async def _play_task(environment: dict[str, Any], index: int) -> Any:
     import verifiers.v1 as vf
     from verifiers.v1.env import RunSlot
     from verifiers.v1.runtimes.base import Runtime
 
-    Runtime.prepare_uv_script = one_at_a_time(Runtime.prepare_uv_script)
-    opened = _opened(environment)
+    Runtime.prepare_uv_script = lock_preparation(Runtime.prepare_uv_script)
+    opened = _open_environment(environment)
     task = next(itertools.islice(opened.taskset, index, None), None)
     if task is None:
         raise LookupError(f"the taskset has no task {index}")

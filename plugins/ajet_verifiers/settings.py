@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ajet_command.settings import PLACE, CommandSettings, Limits, base_of, read_section
+from ajet_command.settings import PLACE, CommandLimits, CommandSettings, get_base_folder, read_section
 
 SECTION = "verifiers"
 BRIDGE = Path(__file__).with_name("bridge.py")
@@ -41,28 +41,28 @@ class VerifiersSettings(BaseModel):
     """Seconds of an episode; null leaves it to rollout.episode_timeout."""
     variables: dict[str, str | None] = Field(default_factory=dict)
     """More environment variables, such as keys that the taskset needs."""
-    limits: Limits = Field(default_factory=Limits)
+    limits: CommandLimits = Field(default_factory=CommandLimits)
 
     @classmethod
     def read(cls, config: Any) -> VerifiersSettings:
         """The settings of the composed config. Raises ConfigError."""
         return read_section(cls, config, SECTION, "what is played", "{taskset: NAME}", "docs/environments.md")
 
-    def block(self) -> str:
+    def encode_block(self) -> str:
         """Their `[env]` block as JSON. What looks like a placeholder of the command stays as it is."""
         agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         block = {} if self.env else {"agent": agent}
         written = json.dumps({**block, **self.env, "taskset": {**self.config, "id": self.taskset}})
         return PLACE.sub(lambda found: "\\u007b" + found[0][1:], written)
 
-    def command(self, verb: str, base: Path) -> list[str]:
+    def build_command(self, verb: str, base: Path) -> list[str]:
         """The bridge, by the Python that has their package."""
-        return ["{venv}", "-I", str(BRIDGE), verb, self.block(), "--path", str(base)]
+        return ["{venv}", "-I", str(BRIDGE), verb, self.encode_block(), "--path", str(base)]
 
     def as_command(self, config: Any) -> CommandSettings:
         """The command that plays one episode."""
         return CommandSettings(
-            command=[*self.command("play", base_of(config)), "--index", "{metadata.index}"],
+            command=[*self.build_command("play", get_base_folder(config)), "--index", "{metadata.index}"],
             requirements=self.requirements,
             env={**CLEARED, "TMPDIR": "{folder}", **self.variables},
             timeout=self.timeout,

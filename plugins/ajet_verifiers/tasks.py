@@ -12,8 +12,8 @@ from typing import Any
 
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
-from ajet_command.environment import inherited
-from ajet_command.settings import base_of
+from ajet_command.environment import select_inherited
+from ajet_command.settings import get_base_folder
 from ajet_verifiers.settings import CLEARED, VerifiersSettings
 
 LIMIT_S = 600.0
@@ -33,7 +33,7 @@ class VerifiersTasks:
 
     def tasks(self, split: str) -> list[Task]:
         """Raises TaskError where they cannot be listed, UserError where their environment cannot be made."""
-        self._rows = self._rows or self._listed()
+        self._rows = self._rows or self._list_rows()
         held_out = self._settings.validation
         rows = self._rows[held_out:] if split == "train" else self._rows[:held_out]
         return [
@@ -45,12 +45,12 @@ class VerifiersTasks:
             for row in rows
         ]
 
-    def _listed(self) -> list[dict[str, Any]]:
-        settings, base = self._settings, base_of(self._config)
+    def _list_rows(self) -> list[dict[str, Any]]:
+        settings, base = self._settings, get_base_folder(self._config)
         python = settings.as_command(self._config).venv(base)
         count = str(settings.train + settings.validation)
-        _, *command = [*settings.command("tasks", base), "--count", count]
-        given = {**inherited(os.environ, settings.variables), **CLEARED, **settings.variables}
+        _, *command = [*settings.build_command("tasks", base), "--count", count]
+        given = {**select_inherited(os.environ, settings.variables), **CLEARED, **settings.variables}
         environment = {name: value for name, value in given.items() if value is not None}
         try:
             done = subprocess.run(
@@ -63,14 +63,14 @@ class VerifiersTasks:
                 env=environment,
             )
         except subprocess.TimeoutExpired:
-            raise self._problem(f"not done in {LIMIT_S:.0f} s") from None
+            raise self._make_error(f"not done in {LIMIT_S:.0f} s") from None
         except (OSError, ValueError) as error:  # a setting that no argument can hold
-            raise self._problem(str(error)) from None
+            raise self._make_error(str(error)) from None
         if done.returncode:
-            raise self._problem("\n".join(done.stderr.strip().splitlines()[-8:]))
+            raise self._make_error("\n".join(done.stderr.strip().splitlines()[-8:]))
         return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def _problem(self, why: str) -> TaskError:
+    def _make_error(self, why: str) -> TaskError:
         return TaskError(
             f"The tasks of the taskset {self._settings.taskset} cannot be listed.",
             where="verifiers.taskset",

@@ -29,16 +29,16 @@ from ajet.record.plain_json import strict_json
 from ajet.record.resume import last_judge_change
 from ajet.schema.errors import UserError
 from ajet_viewer import episode_page
-from ajet_viewer.config_page import config_page
+from ajet_viewer.config_page import build_config_page
 from ajet_viewer.episode_page import Spell
-from ajet_viewer.episode_table import EpisodeTable, Place, read_line
-from ajet_viewer.library import Library, Missing, log_end
-from ajet_viewer.metrics import metrics_after
-from ajet_viewer.notes import MOST_BYTES, BadNote, Overtaken, keep_notes
-from ajet_viewer.reward_bins import reward_bins
-from ajet_viewer.settings import SEED, Settings, differing, off_curves, seeds_group
-from ajet_viewer.table_filter import BadFilter, TableFilter, select, whole_number
-from ajet_viewer.task_matrix import task_matrix
+from ajet_viewer.episode_table import EpisodeLinePlace, EpisodeTable, read_line
+from ajet_viewer.library import Library, MissingError, read_log_end
+from ajet_viewer.metrics import read_metrics
+from ajet_viewer.notes import MOST_BYTES, NoteConflictError, NoteError, save_notes
+from ajet_viewer.reward_bins import build_reward_bins
+from ajet_viewer.settings import SEED, RunSettings, find_differing_keys, hash_without_seed, list_off_curves
+from ajet_viewer.table_filter import FilterError, TableFilter, parse_integer, select_rows
+from ajet_viewer.task_matrix import build_task_matrix
 
 PAGE = Path(__file__).parent / "page"
 POLICY = (
@@ -67,35 +67,35 @@ class Views:
         self._tables: dict[Path, EpisodeTable] = {}
         self._spells: dict[Path, Spell | None] = {}
         self._checkpoints: dict[Path, Checkpoints] = {}
-        self._settings = Settings()
+        self._settings = RunSettings()
         self._spelling = threading.Lock()
 
     def runs(self) -> dict[str, Any]:
         """The index, each run with those of its settings in which not all runs agree."""
         rows = self.library.runs()
         settings = [self._settings.of(self.library.root / row["name"]) for row in rows]
-        keys = differing(settings)
+        keys = find_differing_keys(settings)
         for row, known in zip(rows, settings, strict=True):
             row["settings"] = {key: known[key] for key in keys if key in known}
-            row["seeds"] = seeds_group(known) if row["kind"] == "train" else None
+            row["seeds"] = hash_without_seed(known) if row["kind"] == "train" else None
             row["seed"] = known.get(SEED)
         return {"runs": rows, "only": self.library.only, "keys": keys}
 
-    def keep_notes(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Replace a run's notes. Raises BadNote, Overtaken, UserError."""
-        return keep_notes(self.library.path(name), given)
+    def save_notes(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Replace a run's notes. Raises NoteError, NoteConflictError, UserError."""
+        return save_notes(self.library.path(name), given)
 
     def run(self, name: str) -> dict[str, Any]:
         """A run's row, and what `ajet prove` said of it; of one that ended early, or debugged, what tells why, too."""
         folder = self.library.path(name)
-        row = self.library.run(name) | {"proof": episode_page.proof(folder)}
-        row["off"] = off_curves(self._settings.of(folder))
+        row = self.library.run(name) | {"proof": episode_page.read_proof(folder)}
+        row["off"] = list_off_curves(self._settings.of(folder))
         if row["state"] not in ENDED_EARLY and row["kind"] != "debug":
             return row
         table = self.table(name)  # of any other run only who asks for its episodes has them all read
-        table.look(0.0)
+        table.read_new_rows(0.0)
         failed = sum(1 for found, _ in table.rows() if found["failure"])
-        return {**row, "failed": failed, "log": log_end(folder)}
+        return {**row, "failed": failed, "log": read_log_end(folder)}
 
     def live(self, name: str) -> dict[str, Any]:
         """The status of a run, as `ajet status` says it."""
@@ -105,66 +105,66 @@ class Views:
         return read_live_status(folder, self._checkpoints[folder]).as_json()
 
     def metrics(self, name: str, start: int) -> dict[str, Any]:
-        """See metrics_after."""
-        return metrics_after(self.library.path(name), start)
+        """See read_metrics."""
+        return read_metrics(self.library.path(name), start)
 
     def config(self, name: str) -> dict[str, Any]:
-        """See config_page."""
-        return config_page(self.library.path(name))
+        """See build_config_page."""
+        return build_config_page(self.library.path(name))
 
     def episodes(self, name: str, query: dict[str, str]) -> dict[str, Any]:
-        """A window of the table. Raises BadFilter."""
+        """A window of the table. Raises FilterError."""
         wanted = TableFilter.from_query(query)
         table = self.table(name)
-        table.look()
-        return select(table, wanted)
+        table.read_new_rows()
+        return select_rows(table, wanted)
 
     def tasks(self, name: str) -> dict[str, Any]:
-        """See task_matrix."""
+        """See build_task_matrix."""
         table = self.table(name)
-        table.look()
+        table.read_new_rows()
         judge_change = last_judge_change(self.library.path(name))
-        return {**task_matrix((row for row, _ in table.rows()), judge_change), "complete": table.complete}
+        return {**build_task_matrix((row for row, _ in table.rows()), judge_change), "complete": table.is_complete}
 
     def rewards(self, name: str) -> dict[str, Any]:
-        """See reward_bins."""
+        """See build_reward_bins."""
         table = self.table(name)
-        table.look()
-        return {"splits": reward_bins(row for row, _ in table.rows()), "complete": table.complete}
+        table.read_new_rows()
+        return {"splits": build_reward_bins(row for row, _ in table.rows()), "complete": table.is_complete}
 
     def episode(self, name: str, uuid: str) -> dict[str, Any]:
         """An episode's page."""
-        row, place = self._found(name, uuid)
-        return episode_page.episode_page(*episode_page.read_episode(place), step=row["step"])
+        row, place = self._find_episode(name, uuid)
+        return episode_page.build_episode_page(*episode_page.read_episode(place), step=row["step"])
 
     def tokens(self, name: str, uuid: str, line: int, start: int, stop: int) -> dict[str, Any]:
         """Some tokens of an episode."""
-        episode, _ = episode_page.read_episode(self._found(name, uuid)[1])
+        episode, _ = episode_page.read_episode(self._find_episode(name, uuid)[1])
         try:
-            timeline = episode_page.token_lines(episode)[line]
+            timeline = episode_page.list_token_lines(episode)[line]
         except IndexError as error:
-            raise Missing(f"The episode has no line {line}.") from error
-        return episode_page.tokens(episode, timeline, start, stop, self._spell(name))
+            raise MissingError(f"The episode has no line {line}.") from error
+        return episode_page.build_token_window(episode, timeline, start, stop, self._load_speller(name))
 
     def raw(self, name: str, uuid: str) -> bytes:
         """An episode's line as recorded."""
-        return read_line(self._found(name, uuid)[1])
+        return read_line(self._find_episode(name, uuid)[1])
 
     def table(self, name: str) -> EpisodeTable:
         """The run's table."""
         folder = self.library.path(name)
         return self._tables.setdefault(folder, EpisodeTable(folder))
 
-    def _found(self, name: str, uuid: str) -> tuple[dict[str, Any], Place]:
+    def _find_episode(self, name: str, uuid: str) -> tuple[dict[str, Any], EpisodeLinePlace]:
         table = self.table(name)
         if table.find(uuid) is None:
-            table.look(wait=None)
+            table.read_new_rows(wait=None)
         found = table.find(uuid)
         if found is None:
-            raise Missing(f"There is no episode {uuid} in {name}.")
+            raise MissingError(f"There is no episode {uuid} in {name}.")
         return found
 
-    def _spell(self, name: str) -> Spell | None:
+    def _load_speller(self, name: str) -> Spell | None:
         folder = self.library.path(name)
         with self._spelling:  # several requests at once ask for the first tokens of a run
             if folder not in self._spells:
@@ -177,11 +177,11 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
 
     def admitted(request: Request) -> Response | None:
         if hosts and request.headers.get("host", "") not in hosts:
-            return _told(403, "This viewer answers under its own address only.")
+            return _make_error(403, "This viewer answers under its own address only.")
         if key is not None:
-            given = request.query_params.get("token") or request.cookies.get(_cookie(request)) or ""
+            given = request.query_params.get("token") or request.cookies.get(_name_cookie(request)) or ""
             if not secrets.compare_digest(given.encode("utf-8", "surrogatepass"), key.encode()):
-                return _told(401, "This viewer needs its token: open the address that it printed.")
+                return _make_error(401, "This viewer needs its token: open the address that it printed.")
         return None
 
     def answering(work: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -195,60 +195,62 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
                     return found
                 body = await run_in_threadpool(lambda: strict_json(found).encode(errors="replace"))
                 return Response(body, media_type="application/json", headers=HEADERS)
-            except (Missing, OSError) as error:
-                return _told(404, str(error) if isinstance(error, Missing) else "This was removed meanwhile.")
-            except (BadFilter, BadNote) as error:
-                return _told(400, str(error))
-            except Overtaken as error:
-                return _told(409, str(error))
+            except (MissingError, OSError) as error:
+                return _make_error(
+                    404, str(error) if isinstance(error, MissingError) else "This was removed meanwhile."
+                )
+            except (FilterError, NoteError) as error:
+                return _make_error(400, str(error))
+            except NoteConflictError as error:
+                return _make_error(409, str(error))
             except UserError as error:
-                return _told(422, f"This record cannot be read: {error}")
+                return _make_error(422, f"This record cannot be read: {error}")
             except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-                return _told(422, f"This record cannot be read: {type(error).__name__}: {str(error)[:300]}")
+                return _make_error(422, f"This record cannot be read: {type(error).__name__}: {str(error)[:300]}")
 
         return answer
 
     def page(request: Request) -> Response:
-        response = _file(PAGE / "index.html")
+        response = _serve_file(PAGE / "index.html")
         if key is not None:
-            response.set_cookie(_cookie(request), key, httponly=True, samesite="strict")
+            response.set_cookie(_name_cookie(request), key, httponly=True, samesite="strict")
         return response
 
     def own_file(request: Request) -> Response:
         wanted = request.path_params["file"]
         known = {str(path.relative_to(PAGE)): path for path in PAGE.rglob("*") if path.is_file()}
         if wanted not in known:
-            raise Missing(f"There is no file {wanted}.")
-        return _file(known[wanted])
+            raise MissingError(f"There is no file {wanted}.")
+        return _serve_file(known[wanted])
 
     def raw(request: Request) -> Response:
         name, uuid = request.path_params["run"], request.path_params["uuid"]
-        headers = {**HEADERS, "content-disposition": f'attachment; filename="{_safe(uuid)}.json"'}
+        headers = {**HEADERS, "content-disposition": f'attachment; filename="{_clean_file_name(uuid)}.json"'}
         return Response(views.raw(name, uuid), media_type="application/json", headers=headers)
 
     async def notes(request: Request) -> Response:
-        refused = admitted(request) or _not_from_the_page(request)
+        refused = admitted(request) or _refuse_foreign_page(request)
         if refused is not None:
             return refused
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > MOST_BYTES:
-                return _told(413, f"A note has at most {MOST_BYTES:,} bytes.")
+                return _make_error(413, f"A note has at most {MOST_BYTES:,} bytes.")
 
         def work(request: Request) -> dict[str, Any]:
             try:
                 given = parse_object(body)
             except ValueError as error:
-                raise BadNote(str(error)) from error
-            return views.keep_notes(run_of(request), given)
+                raise NoteError(str(error)) from error
+            return views.save_notes(run_of(request), given)
 
         answer: Response = await answering(work)(request)
         return answer
 
     def number(request: Request, name: str, default: int) -> int:
         given = request.query_params.get(name, "")
-        return whole_number(name, given) if given else default
+        return parse_integer(name, given) if given else default
 
     def conditions(request: Request) -> dict[str, str]:
         return {name: value for name, value in request.query_params.items() if name != "token"}
@@ -273,7 +275,7 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
         ("/api/rewards/{run:path}", lambda request: views.rewards(run_of(request))),
         ("/api/tasks/{run:path}", lambda request: views.tasks(run_of(request))),
         ("/api/episodes/{run:path}", lambda request: views.episodes(run_of(request), conditions(request))),
-        ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(run_of(request), _uuid(request))),
+        ("/api/episode/{uuid}/of/{run:path}", lambda request: views.episode(run_of(request), _get_uuid(request))),
         ("/api/tokens/{uuid}/of/{run:path}", tokens),
         ("/api/raw/{uuid}/of/{run:path}", raw),
         ("/api/run/{run:path}", lambda request: views.run(run_of(request))),
@@ -282,34 +284,34 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
     return Starlette(routes=[*(Route(path, answering(work), methods=["GET"]) for path, work in routes), writing])
 
 
-def _not_from_the_page(request: Request) -> Response | None:
+def _refuse_foreign_page(request: Request) -> Response | None:
     """A page of another origin may be able to send our cookie along (a port is no part of what a cookie belongs to),
     but not to say that it is this one, nor to send JSON unasked."""
     origin, kind = request.headers.get("origin", ""), request.headers.get("content-type", "")
     if origin.partition("://")[2] != request.headers.get("host", "") or not origin:
-        return _told(403, "Notes are kept from the viewer's own page only.")
+        return _make_error(403, "Notes are kept from the viewer's own page only.")
     if kind.partition(";")[0].strip().lower() != "application/json":
-        return _told(415, "Notes are sent as application/json.")
+        return _make_error(415, "Notes are sent as application/json.")
     return None
 
 
-def _cookie(request: Request) -> str:
+def _name_cookie(request: Request) -> str:
     """Its name: browsers keep those of a host together, whatever the port, and there may be several viewers."""
     return f"ajet_viewer_{request.url.port or 80}"
 
 
-def _uuid(request: Request) -> str:
+def _get_uuid(request: Request) -> str:
     return str(request.path_params["uuid"])
 
 
-def _file(path: Path) -> Response:
+def _serve_file(path: Path) -> Response:
     kind = mimetypes.guess_type(path.name)[0] or "text/plain"
     return Response(path.read_bytes(), media_type=kind, headers=HEADERS)
 
 
-def _told(status: int, message: str) -> Response:
+def _make_error(status: int, message: str) -> Response:
     return JSONResponse({"error": message}, status_code=status, headers=HEADERS)
 
 
-def _safe(name: str) -> str:
+def _clean_file_name(name: str) -> str:
     return "".join(letter for letter in name if letter.isalnum() or letter in "-_") or "episode"

@@ -41,9 +41,9 @@ class OpenedPage:
         self._folder.remove()
 
 
-def opened_page(address: str) -> OpenedPage | None:
+def open_page(address: str) -> OpenedPage | None:
     """None where nobody sits before a desktop, or the file cannot be: the address is printed, too."""
-    if not _on_a_desktop():
+    if not _has_desktop():
         return None
     try:
         return OpenedPage(address)
@@ -51,7 +51,7 @@ def opened_page(address: str) -> OpenedPage | None:
         return None
 
 
-def _on_a_desktop() -> bool:
+def _has_desktop() -> bool:
     if not sys.stdout.isatty():
         return False
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

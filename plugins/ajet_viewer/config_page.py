@@ -19,40 +19,40 @@ from ajet.record.run_directory import ORIGINS
 from ajet.schema.errors import ConfigError
 
 
-def config_page(folder: Path) -> dict[str, Any]:
+def build_config_page(folder: Path) -> dict[str, Any]:
     """{keys: [{key, value, origin}], given, commands}. An origin is empty where the run's file of them is damaged."""
-    known = _origins(folder / ORIGINS)
+    known = _read_origins(folder / ORIGINS)
     keys = [
         {"key": key, "value": plain(value), "origin": known.get(key, "default") if known else ""}
-        for key, value in flat(_tree(folder / "resolved.yaml"))
+        for key, value in flatten_tree(_read_tree(folder / "resolved.yaml"))
     ]
-    return {"keys": keys, "given": _text(folder / "given.yaml"), "commands": _text(folder / "command")}
+    return {"keys": keys, "given": _read_text(folder / "given.yaml"), "commands": _read_text(folder / "command")}
 
 
-def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_tree(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of every leaf; an empty mapping is a leaf."""
     if isinstance(tree, Mapping) and (tree or not prefix):
         for name, value in tree.items():
-            yield from flat(value, f"{prefix}.{name}" if prefix else str(name))
+            yield from flatten_tree(value, f"{prefix}.{name}" if prefix else str(name))
     else:
         yield prefix, tree
 
 
-def _origins(path: Path) -> dict[str, str]:
+def _read_origins(path: Path) -> dict[str, str]:
     try:
         return {key: str(place) for key, place in read_json(path).items()}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
-def _tree(path: Path) -> dict[str, Any]:
+def _read_tree(path: Path) -> dict[str, Any]:
     try:
         return read_recorded_tree(path)
     except ConfigError:
         return {}
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return read_record_file(path, MOST_BYTES).decode(errors="replace")
     except OSError:

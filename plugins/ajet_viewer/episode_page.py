@@ -20,7 +20,7 @@ from ajet.record.plain_json import plain
 from ajet.schema.call import Call, full_ids
 from ajet.schema.episode import NO_OUTCOME, Episode, Outcome
 from ajet.schema.timeline import Timeline
-from ajet_viewer.episode_table import Place, read_line
+from ajet_viewer.episode_table import EpisodeLinePlace, read_line
 
 Spell = Callable[[Sequence[int]], list[str]]
 """Token ids to the text of each."""
@@ -29,7 +29,7 @@ PIECE = 4096
 """Tokens of one answer, at most."""
 
 
-def read_episode(place: Place) -> tuple[Episode, Outcome]:
+def read_episode(place: EpisodeLinePlace) -> tuple[Episode, Outcome]:
     """The episode of a line, and what became of it. Raises OSError when it is gone, UserError for damage, ValueError
     for a broken line."""
     row = parse_object(read_line(place))
@@ -37,9 +37,9 @@ def read_episode(place: Place) -> tuple[Episode, Outcome]:
         return decode_recorded(row, blobs, f"{place.path.name}, byte {place.offset}")
 
 
-def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int | None = None) -> dict[str, Any]:
+def build_episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int | None = None) -> dict[str, Any]:
     """All but the tokens. `step`: the one that it is recorded with; None: the one that it was played for."""
-    lines = token_lines(episode)
+    lines = list_token_lines(episode)
     return {
         "uuid": episode.uuid,
         "step": episode.step if step is None else step,
@@ -66,14 +66,14 @@ def episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int |
         "messages": plain(episode.messages),
         "tools": plain(episode.tools),
         "tool_uses": [asdict(use) for use in episode.tool_uses],
-        "calls": [_call(call) for call in episode.calls],
+        "calls": [_encode_call(call) for call in episode.calls],
         "lines": [
             {"leaf": line.leaf, "agent": line.agent, "length": len(line.ids), "trained": line.sampled} for line in lines
         ],
     }
 
 
-def _call(call: Call) -> dict[str, Any]:
+def _encode_call(call: Call) -> dict[str, Any]:
     return {
         "index": call.index,
         "agent": call.agent,
@@ -102,7 +102,7 @@ def _call(call: Call) -> dict[str, Any]:
     }
 
 
-def token_lines(episode: Episode) -> list[Timeline]:
+def list_token_lines(episode: Episode) -> list[Timeline]:
     """The timelines; without any, the last calls of the branches as unmasked lines."""
     if episode.timelines:
         return episode.timelines
@@ -116,7 +116,7 @@ def token_lines(episode: Episode) -> list[Timeline]:
     return lines
 
 
-def tokens(
+def build_token_window(
     episode: Episode, timeline: Timeline, start: int, stop: int, spell: Spell | None, *, most: int = PIECE
 ) -> dict[str, Any]:
     """Tokens [start, stop) of a line, but at most `most`, column by column; `borders` are where calls begin and
@@ -134,11 +134,11 @@ def tokens(
         "logprobs": [round(float(value), 5) for value in timeline.logprobs[part]],
         "unit": [round(float(value), 5) for value in timeline.logprobs_unit[part]],
         "versions": timeline.versions[part].tolist(),
-        "borders": borders(episode, timeline, part.start, part.stop),
+        "borders": find_borders(episode, timeline, part.start, part.stop),
     }
 
 
-def borders(episode: Episode, timeline: Timeline, start: int, stop: int) -> list[dict[str, Any]]:
+def find_borders(episode: Episode, timeline: Timeline, start: int, stop: int) -> list[dict[str, Any]]:
     """The places in [start, stop) where each call along the line's branch begins its own prompt, and its reply."""
     found: list[dict[str, Any]] = []
     index: int | None = timeline.leaf
@@ -153,7 +153,7 @@ def borders(episode: Episode, timeline: Timeline, start: int, stop: int) -> list
     return found[::-1]
 
 
-def proof(folder: Path) -> dict[str, Any] | None:
+def read_proof(folder: Path) -> dict[str, Any] | None:
     """The result of the run's last `ajet prove`; None where it was not asked."""
     try:
         return read_json(folder / "proof.json")

@@ -24,7 +24,7 @@ QUERY = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpisodeLinePlace:
     """The place of an episode's line."""
 
     path: Path
@@ -33,13 +33,13 @@ class Place:
 
 
 @dataclass(slots=True)
-class _File:
+class _EpisodeFile:
     path: Path
     step: int
     split: str
     inode: int = 0
     end: int = 0
-    rows: list[tuple[dict[str, Any], Place]] = field(default_factory=list)
+    rows: list[tuple[dict[str, Any], EpisodeLinePlace]] = field(default_factory=list)
     damaged: int = 0
 
 
@@ -48,13 +48,13 @@ class EpisodeTable:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "episodes"
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, _EpisodeFile] = {}
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
         self.pending = 0
         """Files that were not read yet when the last look began."""
 
-    def look(self, wait: float | None = 0.5) -> None:
+    def read_new_rows(self, wait: float | None = 0.5) -> None:
         """See what is new. Returns when all is read, or after `wait` seconds while a thread reads on (None: all)."""
         with self._lock:
             if self._reader is None or not self._reader.is_alive():
@@ -64,18 +64,18 @@ class EpisodeTable:
         reader.join(wait)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """True when the last look has read everything."""
         return self.pending == 0
 
-    def rows(self) -> Iterator[tuple[dict[str, Any], Place]]:
+    def rows(self) -> Iterator[tuple[dict[str, Any], EpisodeLinePlace]]:
         """Newest step first; within a file in the order written."""
         with self._lock:
             files = sorted(self._files.values(), key=lambda file: (file.step, file.split), reverse=True)
         for file in files:
             yield from list(file.rows)
 
-    def find(self, uuid: str) -> tuple[dict[str, Any], Place] | None:
+    def find(self, uuid: str) -> tuple[dict[str, Any], EpisodeLinePlace] | None:
         """The last row of an episode: a resumed run may have played it twice."""
         return next((found for found in self.rows() if found[0]["uuid"] == uuid), None)
 
@@ -96,16 +96,16 @@ class EpisodeTable:
             for name, path in paths.items():
                 match = NAME.fullmatch(name)
                 if name not in self._files and match:
-                    self._files[name] = _File(path, int(match[1]), match[2] or "train")
+                    self._files[name] = _EpisodeFile(path, int(match[1]), match[2] or "train")
             todo = sorted(self._files.values(), key=lambda file: file.step, reverse=True)
-        stale = [file for file in todo if _changed(file)]
+        stale = [file for file in todo if _has_changed(file)]
         self.pending = len(stale)
         for file in stale:
-            _read_on(file)
+            _read_new_lines(file)
             self.pending -= 1
 
 
-def _changed(file: _File) -> bool:
+def _has_changed(file: _EpisodeFile) -> bool:
     try:
         found = file.path.lstat()
     except OSError:
@@ -113,7 +113,7 @@ def _changed(file: _File) -> bool:
     return found.st_ino != file.inode or found.st_size != file.end
 
 
-def _read_on(file: _File) -> None:
+def _read_new_lines(file: _EpisodeFile) -> None:
     try:
         with open_record_file(file.path) as stream:
             found = os.fstat(stream.fileno())
@@ -128,10 +128,10 @@ def _read_on(file: _File) -> None:
                     break
                 if not line.endswith(b"\n"):
                     break
-                place = Place(file.path, file.end, len(line))
+                place = EpisodeLinePlace(file.path, file.end, len(line))
                 file.end += len(line)
                 try:
-                    file.rows.append((table_row(parse_object(line), file.step), place))
+                    file.rows.append((build_table_row(parse_object(line), file.step), place))
                 except (ValueError, KeyError, TypeError, AttributeError):
                     file.damaged += 1
     except RecordFileError:
@@ -141,7 +141,7 @@ def _read_on(file: _File) -> None:
         return
 
 
-def table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
+def build_table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
     """What the table shows of an episode's line in the file of `step`. Raises KeyError and kin for a line that is no
     episode's."""
     outcome = line.get("outcome") or {}
@@ -186,7 +186,7 @@ _KINDS: dict[str, Any] = {
 """What a table is filtered and sorted by is of one kind in each row."""
 
 
-def read_line(place: Place) -> bytes:
+def read_line(place: EpisodeLinePlace) -> bytes:
     """The line itself. Raises OSError when it is gone."""
     with open_record_file(place.path) as file:
         return read_record_part(file, place.offset, place.length)

@@ -26,10 +26,10 @@ TOKEN_BYTES = 40
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
 
 
-def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
+def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
     """The file's content. The newest episodes are in it, as many as `MOST_TOKENS` admit; the page says so."""
     table = views.table(name)
-    table.look(wait=None)
+    table.read_new_rows(wait=None)
     everything = list(table.rows())
     rows: list[dict[str, Any]] = []
     pages: dict[str, Any] = {}
@@ -41,8 +41,8 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         except (UserError, OSError, ValueError):
             damaged += 1
             continue
-        lines = episode_page.token_lines(episode)
-        page = episode_page.episode_page(episode, outcome, step=row["step"])
+        lines = episode_page.list_token_lines(episode)
+        page = episode_page.build_episode_page(episode, outcome, step=row["step"])
         images = image_characters([page["messages"], page["task"]]) // TOKEN_BYTES
         before, room = room, room - sum(len(line.ids) for line in lines) - images
         if room < 0 and rows:
@@ -53,7 +53,7 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         for line in lines:  # of the first episode as many as there is room for: it is in the file in any case
             shown = min(len(line.ids), max(0, before))
             before -= shown
-            tokens[row["uuid"]].append(episode_page.tokens(episode, line, 0, shown, spell, most=shown))
+            tokens[row["uuid"]].append(episode_page.build_token_window(episode, line, 0, shown, spell, most=shown))
     left_out = len(everything) - len(rows) - damaged
     notes = ["a copy"]
     notes += [f"{left_out} older episodes are not in it"] if left_out else []
@@ -70,15 +70,15 @@ def frozen_page(views: Views, name: str, spell: Spell | None) -> str:
         "pages": pages,
         "tokens": tokens,
     }
-    return _assembled(strict_json(data))
+    return _assemble_page(strict_json(data))
 
 
-def _assembled(data: str) -> str:
-    chart, page = (PAGE / "vendor" / "uplot.js").read_text(), bundle()
+def _assemble_page(data: str) -> str:
+    chart, page = (PAGE / "vendor" / "uplot.js").read_text(), bundle_scripts()
     style = (PAGE / "vendor" / "uplot.css").read_text() + (PAGE / "style.css").read_text()
     policy = (
-        f"default-src 'none'; script-src {_hash(chart)} {_hash(page)}; style-src {_hash(style)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_hash_script(chart)} {_hash_script(page)}; "
+        f"style-src {_hash_script(style)}; img-src data:; base-uri 'none'; form-action 'none'"
     )
     text = (PAGE / "index.html").read_text()
     text = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", text)
@@ -92,7 +92,7 @@ def _assembled(data: str) -> str:
     return text.replace("</head>", head).replace("</body>", body)
 
 
-def bundle() -> str:
+def bundle_scripts() -> str:
     """The page's modules as one: each after those that it imports, without the imports and exports themselves."""
     order: list[str] = []
 
@@ -110,10 +110,10 @@ def bundle() -> str:
     return "\n".join(re.sub(r"^export ", "", part, flags=re.MULTILINE) for part in parts)
 
 
-def _hash(text: str) -> str:
+def _hash_script(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def write(views: Views, name: str, spell: Spell | None, file: Path) -> None:
+def write_frozen_page(views: Views, name: str, spell: Spell | None, file: Path) -> None:
     """Write the file. Raises OSError."""
-    file.write_text(frozen_page(views, name, spell), encoding="utf-8")
+    file.write_text(build_frozen_page(views, name, spell), encoding="utf-8")

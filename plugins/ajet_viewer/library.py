@@ -29,7 +29,7 @@ from ajet.record.logs import main_log
 from ajet.record.plain_json import strict_json
 from ajet.record.status import find_run_state, read_status
 from ajet.schema.errors import AjetError, UserError
-from ajet_viewer.notes import notes_of
+from ajet_viewer.notes import read_notes
 
 MARKS = ("status.json", "run.json", "metrics.jsonl")
 """A folder with one of these is a run."""
@@ -45,7 +45,7 @@ Stamp = tuple[int, int, int] | None
 T = TypeVar("T")
 
 
-class Missing(AjetError):
+class MissingError(AjetError):
     """The thing asked for is not there, or not there any more."""
 
 
@@ -67,39 +67,39 @@ class Library:
 
     def names(self) -> list[str]:
         """The runs' names, in order."""
-        return sorted(str(path.relative_to(self.root)) for path in self._folders())
+        return sorted(str(path.relative_to(self.root)) for path in self._list_run_folders())
 
     def path(self, name: str) -> Path:
-        """A run's folder. Raises Missing."""
+        """A run's folder. Raises MissingError."""
         folder = self.root / name
-        if self._may_be(name) and self._inside(folder) and _is_run(folder):
+        if self._may_name_run(name) and self._is_inside(folder) and _is_run(folder):
             return folder
-        raise Missing(f"There is no run named {name} any more, or there never was.")
+        raise MissingError(f"There is no run named {name} any more, or there never was.")
 
     def run(self, name: str) -> dict[str, Any]:
-        """A run's row. Raises Missing."""
-        return self._row(self.path(name))
+        """A run's row. Raises MissingError."""
+        return self._read_row(self.path(name))
 
     def runs(self) -> list[dict[str, Any]]:
         """A row a run, the one that changed last first. What has not changed since it was asked for last is not read
         again."""
-        folders = list(self._folders())
-        rows = [self._row(folder) for folder in folders]
+        folders = list(self._list_run_folders())
+        rows = [self._read_row(folder) for folder in folders]
         there = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl", FILE)}
         for gone in self._read.keys() - there:
             self._read.pop(gone, None)
         return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
 
-    def _row(self, folder: Path) -> dict[str, Any]:
+    def _read_row(self, folder: Path) -> dict[str, Any]:
         """Whether its process lives, and what a person noted, is looked at each time."""
-        status = self._unchanged(folder, "status.json", _status)
-        measured = self._unchanged(folder, "metrics.jsonl", _measured)
-        told = self._unchanged(folder, FILE, _evaluated) if status.get("kind") == "eval" else {}
-        return _row(self.root, folder, status, measured) | told
+        status = self._read_cached(folder, "status.json", _read_run_status)
+        measured = self._read_cached(folder, "metrics.jsonl", _read_measures)
+        evaluation = self._read_cached(folder, FILE, _read_evaluation) if status.get("kind") == "eval" else {}
+        return _build_row(self.root, folder, status, measured) | evaluation
 
-    def _unchanged(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
+    def _read_cached(self, folder: Path, name: str, read: Callable[[Path], T]) -> T:
         path = folder / name
-        stamp = _stamp(path)  # before it is read: what is written meanwhile is read again
+        stamp = _read_stamp(path)  # before it is read: what is written meanwhile is read again
         known = self._read.get(path)
         if known is not None and known[0] == stamp:
             found: T = known[1]
@@ -108,57 +108,57 @@ class Library:
         self._read[path] = (stamp, found)
         return found
 
-    def _may_be(self, name: str) -> bool:
+    def _may_name_run(self, name: str) -> bool:
         """Whether a run of that name would be found by looking for all: a name, or two with a kind between."""
         parts = name.split("/")
         known = len(parts) == 1 or (len(parts) == 3 and parts[1] in WITHIN)
         spelled = "\0" not in name and not any(part in ("", ".", "..") for part in parts)
-        return known and spelled and self.only in (None, parts[0]) and self._inside(self.root / parts[0])
+        return known and spelled and self.only in (None, parts[0]) and self._is_inside(self.root / parts[0])
 
-    def _folders(self) -> Iterator[Path]:
-        names = [self.only] if self.only is not None else [path.name for path in _listed(self.root)]
+    def _list_run_folders(self) -> Iterator[Path]:
+        names = [self.only] if self.only is not None else [path.name for path in _list_folders(self.root)]
         for name in names:
             folder = self.root / name
-            if not self._inside(folder):
+            if not self._is_inside(folder):
                 continue
             if _is_run(folder):
                 yield folder
             for kind in WITHIN:
-                yield from (path for path in _listed(folder / kind) if self._inside(path) and _is_run(path))
+                yield from (path for path in _list_folders(folder / kind) if self._is_inside(path) and _is_run(path))
 
-    def _inside(self, folder: Path) -> bool:
+    def _is_inside(self, folder: Path) -> bool:
         base = (
             self.root if self.only is None else (self.root / self.only).resolve()
         )  # a run that was named may be a link
         return folder.resolve().is_relative_to(base)
 
 
-def summary(root: Path, folder: Path) -> dict[str, Any]:
+def summarize_run(root: Path, folder: Path) -> dict[str, Any]:
     """A run in a row: name, state, step, last rewards, when it began and last changed (seconds since the epoch)."""
-    return _row(root, folder, _status(folder), _measured(folder))
+    return _build_row(root, folder, _read_run_status(folder), _read_measures(folder))
 
 
-def _row(root: Path, folder: Path, status: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+def _build_row(root: Path, folder: Path, status: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": str(folder.relative_to(root)),
         "kind": status.get("kind", "train"),
         "state": find_run_state(status),
         LEARNED_NOTHING: status.get(LEARNED_NOTHING) or None,
         "problem": status.get("problem") or None,
-        GAMED: _text(status.get(GAMED)),
+        GAMED: _get_alarm_text(status.get(GAMED)),
         "phase": status.get("phase"),
-        "step": _number(status.get("step")),
-        "steps": _number(status.get("steps")),
-        "started": _number(status.get("started")),
-        "updated": _number(status.get("updated")) or _changed(folder),
+        "step": _to_finite(status.get("step")),
+        "steps": _to_finite(status.get("steps")),
+        "started": _to_finite(status.get("started")),
+        "updated": _to_finite(status.get("updated")) or _find_change_time(folder),
         **measured,
-        "notes": notes_of(folder),
+        "notes": read_notes(folder),
     }
 
 
-def _measured(folder: Path) -> dict[str, Any]:
+def _read_measures(folder: Path) -> dict[str, Any]:
     """The numbers that the metrics come to, in the columns of a row."""
-    found = last_values(folder / "metrics.jsonl", ROWS)
+    found = read_last_values(folder / "metrics.jsonl", ROWS)
     played = "debug" if found["train/reward"] is None else "train"
     return {
         **{name: found[name] for name in (*REWARDS, *NUMBERS)},
@@ -166,13 +166,13 @@ def _measured(folder: Path) -> dict[str, Any]:
         "loss": found["loss"] if found["train/rows"] is not None else None,
         "validation/loss": found["validation/loss"],
         "reward_over": format_scored_count(found, played) or None,
-        "reward_short": _short(found, played),
+        "reward_short": _format_scored(found, played),
         "held_out": format_validation(found) if found["validation/tasks"] is not None else None,
         "held_out_short": format_short_validation(found),
     }
 
 
-def _evaluated(folder: Path) -> dict[str, Any]:
+def _read_evaluation(folder: Path) -> dict[str, Any]:
     """Return the model of an evaluation, and what evaluations that can be compared with it have in common."""
     try:
         about = read_json(folder / FILE)
@@ -184,13 +184,13 @@ def _evaluated(folder: Path) -> dict[str, Any]:
     return {"model": str(about.get("model") or folder.name), "comparison": digest}
 
 
-def _short(counts: Mapping[str, float | None], prefix: str) -> str | None:
+def _format_scored(counts: Mapping[str, float | None], prefix: str) -> str | None:
     """Scored of all, where that is not all."""
     scored, episodes = counts[f"{prefix}/scored"], counts[f"{prefix}/episodes"]
     return None if scored is None or episodes is None or scored == episodes else f"({scored:.0f}/{episodes:.0f})"
 
 
-def log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
+def read_log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
     """The last lines of a run's log; "" without one."""
     try:
         with open_record_file(main_log(folder)) as file:
@@ -200,16 +200,18 @@ def log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def _text(alarm: Any) -> str | None:
+def _get_alarm_text(alarm: Any) -> str | None:
     """The words of an alarm."""
     return str(alarm["text"]) if isinstance(alarm, dict) and "text" in alarm else None
 
 
-def _number(value: Any) -> int | float | None:
+def _to_finite(value: Any) -> int | float | None:
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def last_values(metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 << 18) -> dict[str, int | float | None]:
+def read_last_values(
+    metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 << 18
+) -> dict[str, int | float | None]:
     """The last values within the file's last bytes: of each tuple of metrics those of one row, the last that has the
     first of them as a number."""
     found: dict[str, int | float | None] = {name: None for names in rows for name in names}
@@ -228,14 +230,14 @@ def last_values(metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 
         except ValueError:
             continue
         for mark in there:
-            if _number(row.get(wanted[mark][0])) is not None:
-                found.update({name: _number(row.get(name)) for name in wanted.pop(mark)})
+            if _to_finite(row.get(wanted[mark][0])) is not None:
+                found.update({name: _to_finite(row.get(name)) for name in wanted.pop(mark)})
         if not wanted:
             break
     return found
 
 
-def _stamp(path: Path) -> Stamp:
+def _read_stamp(path: Path) -> Stamp:
     try:
         found = path.lstat()
     except (OSError, ValueError):
@@ -243,21 +245,21 @@ def _stamp(path: Path) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _status(folder: Path) -> dict[str, Any]:
+def _read_run_status(folder: Path) -> dict[str, Any]:
     try:
         return read_status(folder) or {}
     except (OSError, UserError):
         return {}
 
 
-def _changed(folder: Path) -> float | None:
+def _find_change_time(folder: Path) -> float | None:
     try:
         return max((folder / mark).stat().st_mtime for mark in MARKS if (folder / mark).exists())
     except (OSError, ValueError):
         return None
 
 
-def _listed(folder: Path) -> list[Path]:
+def _list_folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:

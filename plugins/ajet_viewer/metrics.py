@@ -18,7 +18,7 @@ LEFT_OUT = ("tasks", "again", "discarded", "waiting", "given_up")
 """Of a row: what no curve shows."""
 
 
-def metrics_after(folder: Path, start: int) -> dict[str, Any]:
+def read_metrics(folder: Path, start: int) -> dict[str, Any]:
     """{rows, next, reset}: the rows from byte `start` on. Damaged lines are counted in `damaged`."""
     path = folder / "metrics.jsonl"
     try:
@@ -29,12 +29,12 @@ def metrics_after(folder: Path, start: int) -> dict[str, Any]:
             data = file.read(MOST_BYTES)
     except OSError:
         return {"rows": [], "next": 0, "reset": start > 0, "damaged": 0}
-    whole = data[: data.rfind(b"\n") + 1]
+    complete = data[: data.rfind(b"\n") + 1]
     rows, damaged = [], 0
-    for line in whole.splitlines():
+    for line in complete.splitlines():
         try:
             row = parse_object(line)
             rows.append({name: value for name, value in row.items() if name not in LEFT_OUT})
         except ValueError:
             damaged += 1
-    return {"rows": rows, "next": (0 if reset else start) + len(whole), "reset": reset, "damaged": damaged}
+    return {"rows": rows, "next": (0 if reset else start) + len(complete), "reset": reset, "damaged": damaged}

@@ -26,47 +26,48 @@ LONGEST_TAG, MOST_TAGS = 40, 20
 NONE: dict[str, Any] = {"note": "", "tags": [], "edit": 0}
 
 
-class BadNote(AjetError, ValueError):
+class NoteError(AjetError, ValueError):
     """Words that cannot be kept."""
 
 
-class Overtaken(AjetError):
+class NoteConflictError(AjetError):
     """Somebody else has changed the note meanwhile."""
 
 
-def notes_of(folder: Path) -> dict[str, Any]:
+def read_notes(folder: Path) -> dict[str, Any]:
     """{note, tags, edit}: `edit` counts how often they were replaced; 0: never."""
     try:
-        return _checked(read_json(folder / FILE, MOST_BYTES))
+        return _check_note(read_json(folder / FILE, MOST_BYTES))
     except (OSError, ValueError):
         return dict(NONE)
 
 
-def keep_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace them by `given`, whose `edit` is that of what was read; answers what is kept. Raises BadNote, Overtaken,
-    UserError where the folder cannot be written, or another viewer holds it for longer than PATIENCE_S."""
-    wanted = _checked(given)
+def save_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace them by `given`, whose `edit` is that of what was read; answers what is kept. Raises NoteError,
+    NoteConflictError, UserError where the folder cannot be written, or another viewer holds it for longer than
+    PATIENCE_S."""
+    wanted = _check_note(given)
     try:
         with alone(folder / LOCK, "changes the note", at_most=PATIENCE_S):
-            before = notes_of(folder)
+            before = read_notes(folder)
             if wanted["edit"] != before["edit"]:
-                raise Overtaken("The note was changed meanwhile: look at what it says now.")
-            kept = wanted | {"edit": before["edit"] + 1}
-            write_atomically(folder / FILE, json.dumps(kept, ensure_ascii=False, indent=1) + "\n")
+                raise NoteConflictError("The note was changed meanwhile: look at what it says now.")
+            saved = wanted | {"edit": before["edit"] + 1}
+            write_atomically(folder / FILE, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
     except OSError as error:
         raise UserError(f"The note cannot be kept: {error.strerror}.", where=str(folder / FILE)) from error
-    return kept
+    return saved
 
 
-def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+def _check_note(given: Mapping[str, Any]) -> dict[str, Any]:
     note, tags, edit = given.get("note", ""), given.get("tags", []), given.get("edit", 0)
     if not isinstance(note, str) or len(note) > LONGEST_NOTE:
-        raise BadNote(f"note: a text of at most {LONGEST_NOTE:,} characters")
+        raise NoteError(f"note: a text of at most {LONGEST_NOTE:,} characters")
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise BadNote("tags: a list of words")
+        raise NoteError("tags: a list of words")
     words = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
     if len(words) > MOST_TAGS or any(len(tag) > LONGEST_TAG or "," in tag for tag in words):
-        raise BadNote(f"tags: at most {MOST_TAGS}, each of at most {LONGEST_TAG} characters and without a comma")
+        raise NoteError(f"tags: at most {MOST_TAGS}, each of at most {LONGEST_TAG} characters and without a comma")
     if not isinstance(edit, int) or isinstance(edit, bool):
-        raise BadNote("edit: the number of what was read")
+        raise NoteError("edit: the number of what was read")
     return {"note": note.encode(errors="replace").decode(), "tags": words, "edit": edit}

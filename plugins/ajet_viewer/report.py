@@ -33,7 +33,7 @@ ROWS = 20
 PACKAGES = ("ajet", "torch", "transformers", "vllm", "verl", "ray", "openai", "numpy", "peft", "datasets", "pydantic")
 
 
-def report(run: str, root: Path, *, out: Path | None = None) -> Path:
+def write_report(run: str, root: Path, *, out: Path | None = None) -> Path:
     """Write the bundle and answer its place. `out`: a file that is not there yet. Raises UserError."""
     folder = newest_run(run, root, holding="status.json")
     if folder is None:
@@ -41,42 +41,42 @@ def report(run: str, root: Path, *, out: Path | None = None) -> Path:
     folder = folder.absolute()
     target = out or Path(f"ajet-report-{folder.name}.zip")
     require_place(target, "--out")
-    clean, known = _cleaner(folder)
+    clean, known = _make_cleaner(folder)
     try:
         with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as bundle:
-            for name, content in _parts(folder):
+            for name, content in _list_parts(folder):
                 if name == "given.yaml" and not known:
-                    content = _left_out
-                bundle.writestr(f"{target.stem}/{name}", clean(_read(content)))
+                    content = _explain_left_out
+                bundle.writestr(f"{target.stem}/{name}", clean(_read_part(content)))
     except OSError as error:
         raise UserError(f"The report cannot be written: {error.strerror}.", where=str(target)) from error
     return target
 
 
-def _parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+def _list_parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     """The names in the bundle, and what gives each its text."""
-    yield "versions.json", _versions
+    yield "versions.json", _list_versions
     for name in ("environment.json", "status.json", "run.json", "evaluation.json", "command", "given.yaml"):
         if has_record_file(folder / name):
-            yield name, partial(_text, folder / name)
-    yield "origins.txt", lambda: _origins(folder)
-    yield "log.txt", lambda: _end(main_log(folder))
-    yield "metrics.jsonl", lambda: _lines(list(read_rows(folder / "metrics.jsonl"))[-ROWS:])
-    yield "episodes.jsonl", lambda: _lines(_episodes(folder / "episodes"))
+            yield name, partial(_read_text, folder / name)
+    yield "origins.txt", lambda: _list_origins(folder)
+    yield "log.txt", lambda: _read_log_end(main_log(folder))
+    yield "metrics.jsonl", lambda: _encode_rows(list(read_rows(folder / "metrics.jsonl"))[-ROWS:])
+    yield "episodes.jsonl", lambda: _encode_rows(_choose_episodes(folder / "episodes"))
 
 
-def _read(content: Callable[[], str]) -> str:
+def _read_part(content: Callable[[], str]) -> str:
     try:
         return content()
     except (UserError, OSError, ValueError, KeyError, TypeError) as error:
         return f"This part could not be read: {type(error).__name__}: {error}\n"
 
 
-def _left_out() -> str:
+def _explain_left_out() -> str:
     return "Left out: it cannot be parsed, so that what is secret in it is not known.\n"
 
 
-def _cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
+def _make_cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
     """What takes secrets and the home directory out of a text, and whether those that the YAML holds are known."""
     from ajet.config import read_recorded_tree
 
@@ -96,7 +96,7 @@ def _cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
     return clean, known
 
 
-def _versions() -> str:
+def _list_versions() -> str:
     found: dict[str, Any] = {"python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
         try:
@@ -106,43 +106,43 @@ def _versions() -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def _origins(folder: Path) -> str:
+def _list_origins(folder: Path) -> str:
     """Each key that is no default: its value, and where it was set."""
-    from ajet_viewer.config_page import config_page
+    from ajet_viewer.config_page import build_config_page
 
-    keys = [row for row in config_page(folder)["keys"] if row["origin"] != "default"]
+    keys = [row for row in build_config_page(folder)["keys"] if row["origin"] != "default"]
     return "".join(f"{row['key']}: {json.dumps(row['value'], ensure_ascii=False)}  ({row['origin']})\n" for row in keys)
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     return read_record_file(file, MOST_BYTES).decode()
 
 
-def _end(log: Path) -> str:
+def _read_log_end(log: Path) -> str:
     with open_record_file(log) as file:
         return read_tail(file, LOG_BYTES).decode(errors="replace")
 
 
-def _lines(rows: list[dict[str, Any]]) -> str:
+def _encode_rows(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _episodes(folder: Path) -> list[dict[str, Any]]:
+def _choose_episodes(folder: Path) -> list[dict[str, Any]]:
     """Episodes of the newest file: one that failed or else the worst, and the best; without their arrays."""
     found = [folder / name for name in list_record_folder(folder) if NAME.fullmatch(name)]
     files = sorted(found, key=lambda path: path.lstat().st_mtime)
     if not files:
         return []
 
-    def worth(row: dict[str, Any]) -> tuple[bool, float]:
+    def rank(row: dict[str, Any]) -> tuple[bool, float]:
         reward = (row.get("verdict") or {}).get("reward")
         return row.get("failure") is None, float("-inf") if reward is None else reward
 
-    rows = sorted(read_rows(files[-1]), key=worth)
+    rows = sorted(read_rows(files[-1]), key=rank)
     return [rows[0], rows[-1]] if len(rows) > 1 else rows
 
 
-def describe(bundle: Path) -> list[tuple[str, int]]:
+def list_contents(bundle: Path) -> list[tuple[str, int]]:
     """What is in a bundle, with sizes in bytes, for the person to look through before it is passed on."""
     with zipfile.ZipFile(bundle) as opened:
         return [(each.filename, each.file_size) for each in opened.infolist()]

@@ -19,7 +19,7 @@ DISTINCT = 12
 """So many different rewards have a bin each."""
 
 
-def reward_bins(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def build_reward_bins(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """{split: {bins: [[low, high]], columns: [{first, last, counts, unscored, mean}]}}, counts in the order of bins.
     A bin holds what is at least `low` and less than `high`, the last one `high`, too; low == high: this value."""
     splits: dict[str, dict[int, list[float | None]]] = defaultdict(lambda: defaultdict(list))
@@ -27,12 +27,12 @@ def reward_bins(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         reward = row["reward"]
         known = isinstance(reward, (int, float)) and math.isfinite(reward)
         splits[row["split"]][row["step"]].append(float(reward) if known else None)
-    return {split: _spread(steps) for split, steps in sorted(splits.items())}
+    return {split: _build_histogram(steps) for split, steps in sorted(splits.items())}
 
 
-def _spread(steps: Mapping[int, list[float | None]]) -> dict[str, Any]:
+def _build_histogram(steps: Mapping[int, list[float | None]]) -> dict[str, Any]:
     known = sorted({reward for rewards in steps.values() for reward in rewards if reward is not None})
-    bins = _bins(known)
+    bins = _make_bins(known)
     lows = [low for low, _ in bins]
     order = sorted(steps)
     together = math.ceil(len(order) / COLUMNS)
@@ -56,7 +56,7 @@ def _spread(steps: Mapping[int, list[float | None]]) -> dict[str, Any]:
     return {"bins": bins, "columns": columns}
 
 
-def _bins(known: list[float]) -> list[tuple[float, float]]:
+def _make_bins(known: list[float]) -> list[tuple[float, float]]:
     if len(known) <= DISTINCT:
         return [(value, value) for value in known]
     low, high = known[0], known[-1]

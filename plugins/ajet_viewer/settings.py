@@ -17,7 +17,7 @@ from ajet.record.bounded_json import read_json
 from ajet.record.plain_json import strict_json
 from ajet.record.resume import FILE
 from ajet.schema.errors import ConfigError
-from ajet_viewer.config_page import flat
+from ajet_viewer.config_page import flatten_tree
 
 MOST_KEYS = 200
 LONGEST = 80
@@ -28,7 +28,7 @@ NAMES = frozenset(f"ajet.{name}" for name in ("experiment_name", "experiment_dir
 Value = str | int | float | bool | None
 
 
-class Settings:
+class RunSettings:
     """The settings of each run that was asked for."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Settings:
 
     def of(self, folder: Path) -> dict[str, Value]:
         """Dotted key to plain value, lists as text; empty where nothing can be read."""
-        for name, read in ((FILE, _identity), ("resolved.yaml", _resolved)):
+        for name, read in ((FILE, _read_identity), ("resolved.yaml", _read_resolved)):
             path = folder / name
             try:
                 found = path.stat()
@@ -44,7 +44,10 @@ class Settings:
                 continue
             state = (found.st_mtime_ns, found.st_size)
             if self._read.get(path, (None,))[0] != state:
-                self._read[path] = (state, {key: _short(value) for key, value in read(path) if key not in NAMES})
+                self._read[path] = (
+                    state,
+                    {key: _shorten_value(value) for key, value in read(path) if key not in NAMES},
+                )
             return self._read[path][1]
         return {}
 
@@ -54,7 +57,7 @@ OFF_UNLESS = {"kl": ("ajet.trainer_common.use_kl_loss", "ajet.trainer_common.alg
 """A curve that is rounding alone unless one of these settings is on."""
 
 
-def seeds_group(settings: dict[str, Value]) -> str | None:
+def hash_without_seed(settings: dict[str, Value]) -> str | None:
     """Return what runs that differ in their seed only have in common; None without a known seed."""
     if SEED not in settings:
         return None
@@ -62,7 +65,7 @@ def seeds_group(settings: dict[str, Value]) -> str | None:
     return hashlib.blake2b(rest.encode(), digest_size=8).hexdigest()
 
 
-def off_curves(settings: dict[str, Value]) -> list[str]:
+def list_off_curves(settings: dict[str, Value]) -> list[str]:
     """Return the curves whose term is off in a run."""
     return [
         curve
@@ -71,7 +74,7 @@ def off_curves(settings: dict[str, Value]) -> list[str]:
     ]
 
 
-def differing(runs: Iterable[dict[str, Value]]) -> list[str]:
+def find_differing_keys(runs: Iterable[dict[str, Value]]) -> list[str]:
     """The keys that not all runs that have them have alike, in order; at most MOST_KEYS."""
     seen: dict[str, set[str]] = {}
     for settings in runs:
@@ -80,7 +83,7 @@ def differing(runs: Iterable[dict[str, Value]]) -> list[str]:
     return sorted(key for key, values in seen.items() if len(values) > 1)[:MOST_KEYS]
 
 
-def _identity(path: Path) -> list[tuple[str, Any]]:
+def _read_identity(path: Path) -> list[tuple[str, Any]]:
     try:
         training = read_json(path).get("training")
     except (OSError, ValueError):
@@ -88,14 +91,14 @@ def _identity(path: Path) -> list[tuple[str, Any]]:
     return list(training.items()) if isinstance(training, dict) else []
 
 
-def _resolved(path: Path) -> list[tuple[str, Any]]:
+def _read_resolved(path: Path) -> list[tuple[str, Any]]:
     try:
-        return list(flat(read_recorded_tree(path)))
+        return list(flatten_tree(read_recorded_tree(path)))
     except (ConfigError, OSError):
         return []
 
 
-def _short(value: Any) -> Value:
+def _shorten_value(value: Any) -> Value:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = value if isinstance(value, str) else strict_json(value)

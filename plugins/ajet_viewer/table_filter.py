@@ -14,7 +14,7 @@ from typing import Any
 
 from ajet.record.image_text import without_images
 from ajet.schema.errors import AjetError
-from ajet_viewer.episode_table import EpisodeTable, Place, read_line
+from ajet_viewer.episode_table import EpisodeLinePlace, EpisodeTable, read_line
 
 SORTS = ("step", "task", "reward", "advantage", "calls", "tokens", "forks", "seconds", "status", "split", "repeat")
 LIMIT = 1000
@@ -22,7 +22,7 @@ MOST_DIGITS = 18
 """Of a whole number in a request: a place in a file or among tokens."""
 
 
-class BadFilter(AjetError, ValueError):
+class FilterError(AjetError, ValueError):
     """A condition that makes no sense."""
 
 
@@ -44,23 +44,23 @@ class TableFilter:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> TableFilter:
-        """The filter of a URL's query: step=3 or 3..9, reward=0.5 or ..0.5, sort=-reward. Raises BadFilter."""
+        """The filter of a URL's query: step=3 or 3..9, reward=0.5 or ..0.5, sort=-reward. Raises FilterError."""
         unknown = set(query) - {
             *("step", "split", "task", "status", "agent", "reward", "text", "sort", "offset", "limit", "key")
         }
         if unknown:
-            raise BadFilter(f"there is no condition named {sorted(unknown)[0]}")
+            raise FilterError(f"there is no condition named {sorted(unknown)[0]}")
         sort = query.get("sort") or "-step"
         if sort.lstrip("-") not in SORTS:
-            raise BadFilter(f"sort: one of {', '.join(SORTS)}, with - before it for the largest first")
-        step = _range(query, "step")
+            raise FilterError(f"sort: one of {', '.join(SORTS)}, with - before it for the largest first")
+        step = _parse_range(query, "step")
         return cls(
             step=None if step is None else (int(max(step[0], -1)), int(min(step[1], 1 << 62))),
-            reward=_range(query, "reward"),
+            reward=_parse_range(query, "reward"),
             sort=sort.lstrip("-"),
             descending=sort.startswith("-"),
-            offset=_count(query, "offset", 0, 1 << 40),
-            limit=_count(query, "limit", 100, LIMIT),
+            offset=_parse_count(query, "offset", 0, 1 << 40),
+            limit=_parse_count(query, "limit", 100, LIMIT),
             **{name: query.get(name, "") for name in ("split", "task", "status", "agent", "text")},
         )
 
@@ -77,20 +77,20 @@ class TableFilter:
         )
 
 
-def select(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
+def select_rows(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
     """{rows, total, complete, pending, damaged}: a window of what matches."""
     text = wanted.text.casefold()
     found = [
         row
         for row, place in table.rows()
-        if wanted.admits(row) and (not text or _says(row, text) or _holds(place, text))
+        if wanted.admits(row) and (not text or _is_in_row(row, text) or _is_in_line(place, text))
     ]
-    window = _sorted(found, wanted)[wanted.offset : wanted.offset + wanted.limit]
-    state = {"complete": table.complete, "pending": table.pending, "damaged": table.damaged}
+    window = _sort_rows(found, wanted)[wanted.offset : wanted.offset + wanted.limit]
+    state = {"complete": table.is_complete, "pending": table.pending, "damaged": table.damaged}
     return {"rows": window, "total": len(found), **state}
 
 
-def _sorted(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str, Any]]:
+def _sort_rows(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str, Any]]:
     """Rows without the value come last, whichever way the others go."""
     if wanted.sort == "step" and wanted.descending:
         return rows
@@ -105,12 +105,12 @@ def _sorted(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str, A
     return sorted(rows, key=key, reverse=wanted.descending)
 
 
-def _says(row: Mapping[str, Any], text: str) -> bool:
+def _is_in_row(row: Mapping[str, Any], text: str) -> bool:
     fields: Iterable[str] = (row["query"], row["task"], row["uuid"], row["failure"], *row["agents"], *row["checks"])
     return any(text in field.casefold() for field in fields)
 
 
-def _holds(place: Place, text: str) -> bool:
+def _is_in_line(place: EpisodeLinePlace, text: str) -> bool:
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
     try:
         return escaped in without_images(read_line(place).decode(errors="replace")).casefold()
@@ -118,7 +118,7 @@ def _holds(place: Place, text: str) -> bool:
         return False
 
 
-def _range(query: Mapping[str, str], name: str) -> tuple[float, float] | None:
+def _parse_range(query: Mapping[str, str], name: str) -> tuple[float, float] | None:
     given = query.get(name, "").strip()
     if not given:
         return None
@@ -126,18 +126,18 @@ def _range(query: Mapping[str, str], name: str) -> tuple[float, float] | None:
     try:
         return (float(low or "-inf"), float(high or "inf")) if dots else (float(given), float(given))
     except ValueError as error:
-        raise BadFilter(f"{name}: a number or a range such as 0.2..0.8, not {given!r}") from error
+        raise FilterError(f"{name}: a number or a range such as 0.2..0.8, not {given!r}") from error
 
 
-def _count(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+def _parse_count(query: Mapping[str, str], name: str, default: int, most: int) -> int:
     given = query.get(name, "")
     if not given:
         return default
-    return min(whole_number(name, given), most)
+    return min(parse_integer(name, given), most)
 
 
-def whole_number(name: str, given: str) -> int:
-    """Read a number of a request. Raises BadFilter."""
+def parse_integer(name: str, given: str) -> int:
+    """Read a number of a request. Raises FilterError."""
     if not (given.isdecimal() and given.isascii() and len(given) <= MOST_DIGITS):
-        raise BadFilter(f"{name}: a whole number of at most {MOST_DIGITS} digits, not {given[:40]!r}")
+        raise FilterError(f"{name}: a whole number of at most {MOST_DIGITS} digits, not {given[:40]!r}")
     return int(given)

@@ -23,7 +23,7 @@ from ajet.schema.errors import UserError
 from ajet_viewer.episode_page import read_episode
 from ajet_viewer.episode_table import EpisodeTable
 from ajet_viewer.library import Library
-from ajet_viewer.table_filter import BadFilter, TableFilter
+from ajet_viewer.table_filter import FilterError, TableFilter
 
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "red"}
 
@@ -60,9 +60,9 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
         state += ", [yellow]learned nothing[/]" if row[LEARNED_NOTHING] else ""
         state += ", [yellow]rewards gamed?[/]" if row[GAMED] else ""
         table.add_row(
-            _plain(row["name"]), state, str(row["step"] if row["step"] is not None else "–"),
-            " ".join(filter(None, (_number(reward), row["reward_short"]))),
-            row["held_out_short"] or _number(None), format_age(row["updated"]).removesuffix(" ago"),
+            _escape_text(row["name"]), state, str(row["step"] if row["step"] is not None else "–"),
+            " ".join(filter(None, (_format_number(reward), row["reward_short"]))),
+            row["held_out_short"] or _format_number(None), format_age(row["updated"]).removesuffix(" ago"),
         )  # fmt: skip
     console.print(table)
     return 0
@@ -83,10 +83,10 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
         raise UserError(f"There is no split {split}.", where="--split", expected=" or ".join(get_args(Split)))
     try:
         wanted = TableFilter.from_query({"step": step or "", "split": split})
-    except BadFilter as error:
+    except FilterError as error:
         raise UserError(f"'{step}' is no step.", where="--step", expected="a step, or a range such as 3..9") from error
     table = EpisodeTable(folder)
-    table.look(wait=None)
+    table.read_new_rows(wait=None)
     found = [(row, place) for row, place in table.rows() if wanted.admits(row) and uuid in ("", row["uuid"])]
     if uuid and not found:
         raise UserError(f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the uuid of one")
@@ -97,15 +97,15 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
             show_episode(read_episode(place)[0])
         except (UserError, OSError, ValueError) as error:
             what = error.what if isinstance(error, UserError) else f"It cannot be read: {error}"
-            console.print(f"{place.path.name}: {_plain(what)}", soft_wrap=True)
+            console.print(f"{place.path.name}: {_escape_text(what)}", soft_wrap=True)
     if found:
         console.print(f"{min(count, len(chosen))} of {counted(len(found), 'episode')}")
     else:
-        console.print(_what_there_is([row for row, _ in table.rows()]), soft_wrap=True)
+        console.print(_describe_episodes([row for row, _ in table.rows()]), soft_wrap=True)
     return 0
 
 
-def _what_there_is(rows: list[dict[str, Any]]) -> str:
+def _describe_episodes(rows: list[dict[str, Any]]) -> str:
     """Words on which episodes there are, where none is wanted."""
     if not rows:
         return "No episode is recorded yet."
@@ -115,9 +115,9 @@ def _what_there_is(rows: list[dict[str, Any]]) -> str:
     return f"No episode is of that step and split; there are {counts}, of steps {min(steps)} to {max(steps)}."
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
 
-def _plain(text: str) -> str:
+def _escape_text(text: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in text).replace("[", "\\[")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def task_matrix(rows: Iterable[Mapping[str, Any]], judge_change: int | None = None) -> dict[str, Any]:
+def build_task_matrix(rows: Iterable[Mapping[str, Any]], judge_change: int | None = None) -> dict[str, Any]:
     """{steps, tasks, judge_change}: of `EpisodeTable.rows`. Tasks that changed come first, the lost before the learned.
     `judge_change`: the last step that an earlier judge scored; up to it nothing is compared with what came after."""
     found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
@@ -19,17 +19,17 @@ def task_matrix(rows: Iterable[Mapping[str, Any]], judge_change: int | None = No
         if row["split"] == "validation":
             found.setdefault(row["task"], {}).setdefault(row["step"], []).append(row)
     since = -1 if judge_change is None else judge_change
-    tasks = [_task(name, cells, since) for name, cells in found.items()]
+    tasks = [_compare_task(name, cells, since) for name, cells in found.items()]
     tasks.sort(key=lambda task: (not task["changed"], task["changed"], task["task"]))
     steps = sorted({step for cells in found.values() for step in cells})
     return {"steps": steps, "tasks": tasks, "judge_change": judge_change}
 
 
-def _task(name: str, steps: Mapping[int, list[Mapping[str, Any]]], since: int) -> dict[str, Any]:
-    cells = {step: _cell(rows) for step, rows in steps.items()}
+def _compare_task(name: str, steps: Mapping[int, list[Mapping[str, Any]]], since: int) -> dict[str, Any]:
+    cells = {step: _build_cell(rows) for step, rows in steps.items()}
     compared = [step for step in cells if step > since] or [max(cells)]
     first, last = cells[min(compared)], cells[max(compared)]
-    one, other = _worth(first), _worth(last)
+    one, other = _score_cell(first), _score_cell(last)
     return {
         "task": name,
         "query": next(row["query"] for rows in steps.values() for row in rows),
@@ -40,19 +40,19 @@ def _task(name: str, steps: Mapping[int, list[Mapping[str, Any]]], since: int) -
     }
 
 
-def _cell(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _build_cell(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     rows = sorted(rows, key=lambda row: row["repeat"])
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    told = [row["success"] for row in rows if row["success"] is not None]
+    outcomes = [row["success"] for row in rows if row["success"] is not None]
     return {
         "attempts": len(rows),
         "scored": len(rewards),
-        "successes": sum(told) if told else None,
+        "successes": sum(outcomes) if outcomes else None,
         "reward": sum(rewards) / len(rewards) if rewards else None,
         "uuid": rows[0]["uuid"],
     }
 
 
-def _worth(cell: Mapping[str, Any]) -> float | None:
-    worth: float | None = cell["reward"] if cell["successes"] is None else cell["successes"] / cell["attempts"]
-    return worth
+def _score_cell(cell: Mapping[str, Any]) -> float | None:
+    score: float | None = cell["reward"] if cell["successes"] is None else cell["successes"] / cell["attempts"]
+    return score

@@ -12,22 +12,26 @@ from functools import lru_cache
 from typing import Any
 
 
-def spell(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+def spell_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """[N] texts. An id outside the vocabulary is spelled <id N>."""
-    alphabet = byte_alphabet() if tokenizer.convert_tokens_to_ids("Ġ") not in (None, tokenizer.unk_token_id) else None
+    alphabet = (
+        build_byte_alphabet() if tokenizer.convert_tokens_to_ids("Ġ") not in (None, tokenizer.unk_token_id) else None
+    )
     added = tokenizer.added_tokens_decoder
-    return [_text(tokenizer.convert_ids_to_tokens(token), token, token in added, alphabet) for token in map(int, ids)]
+    return [
+        _spell_token(tokenizer.convert_ids_to_tokens(token), token, token in added, alphabet) for token in map(int, ids)
+    ]
 
 
 @lru_cache(maxsize=1)
-def byte_alphabet() -> dict[str, int]:
+def build_byte_alphabet() -> dict[str, int]:
     """Visible character to byte: printable Latin-1 stands for itself, the other bytes, in order, from U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
 
 
-def _text(piece: str | None, token: int, added: bool, alphabet: dict[str, int] | None) -> str:
+def _spell_token(piece: str | None, token: int, added: bool, alphabet: dict[str, int] | None) -> str:
     if piece is None:
         return f"<id {token}>"
     if added:
@@ -40,10 +44,10 @@ def _text(piece: str | None, token: int, added: bool, alphabet: dict[str, int] |
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return "".join(_readable(data))
+        return "".join(_spell_bytes(data))
 
 
-def _readable(data: bytes) -> list[str]:
+def _spell_bytes(data: bytes) -> list[str]:
     """Whole characters as they are, stray bytes spelled."""
     text = data.decode(errors="surrogateescape")
     return [f"<0x{ord(letter) - 0xDC00:02X}>" if 0xDC80 <= ord(letter) <= 0xDCFF else letter for letter in text]

@@ -28,7 +28,7 @@ from ajet.record.find_run import newest_run, suggest_run
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.commands import command
 from ajet.schema.errors import UserError
-from ajet_viewer.browser import OpenedPage, opened_page
+from ajet_viewer.browser import OpenedPage, open_page
 
 if TYPE_CHECKING:
     from ajet.gateway.listener import Listener
@@ -42,33 +42,33 @@ END_S = 5.0
 """Seconds that it may take to end as it is asked to."""
 
 
-def view(
+def open_viewer(
     place: Path,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
     browser: bool = True,
     file: Path | None = None,
-    beside_run: bool = False,
+    is_attached: bool = False,
 ) -> int:
-    """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. With `beside_run`
+    """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. With `is_attached`
     it ends when its standard input does: with the process that started it, however that ends. Raises UserError."""
     from ajet_viewer.app import Views
     from ajet_viewer.library import Library
 
     if not place.is_dir():
-        raise _nothing_at(place)
-    views = Views(Library.of(place), spell_for)
+        raise _make_missing_error(place)
+    views = Views(Library.of(place), find_speller)
     if views.library.only is None and not views.library.names():
         if file is not None:
             raise UserError("There is no run in this folder.", where=str(place), expected="a run")
         console.print(f"There is no run in {place} yet; one that begins there is shown.", markup=False, soft_wrap=True)
     if file is None:
-        return _serve(views, host, port, browser, beside_run)
-    return _freeze(views, place, file)
+        return _serve_views(views, host, port, browser, is_attached)
+    return _write_page(views, place, file)
 
 
-def _nothing_at(place: Path) -> UserError:
+def _make_missing_error(place: Path) -> UserError:
     expected = "a run directory, or a folder that holds some"
     if place.exists():
         return UserError(f"{place.name} is a file, and no run.", where=str(place), expected=expected)
@@ -86,15 +86,15 @@ def _nothing_at(place: Path) -> UserError:
     )
 
 
-def viewed(named: str, root: Path) -> Path:
+def choose_place(named: str, root: Path) -> Path:
     """What `ajet view NAME` shows: the newest run of that name, debug ones too, else the folder."""
     found = newest_run(named, root, holding="status.json")
     place = Path(named)
     return found or (place if place.is_dir() or (place.exists() and not (root / named).exists()) else root / named)
 
 
-def _freeze(views: Views, place: Path, file: Path) -> int:
-    from ajet_viewer.export import write
+def _write_page(views: Views, place: Path, file: Path) -> int:
+    from ajet_viewer.export import write_frozen_page
 
     if views.library.only is None:
         raise UserError(
@@ -105,7 +105,7 @@ def _freeze(views: Views, place: Path, file: Path) -> int:
         )
     name = views.library.only
     try:
-        write(views, name, spell_for(views.library.path(name)), file)
+        write_frozen_page(views, name, find_speller(views.library.path(name)), file)
     except OSError as error:
         raise UserError(f"The file cannot be written: {error.strerror}.", where=str(file)) from error
     size = f"{file.stat().st_size / 1e6:.1f} MB"
@@ -113,7 +113,7 @@ def _freeze(views: Views, place: Path, file: Path) -> int:
     return 0
 
 
-def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) -> int:
+def _serve_views(views: Views, host: str, port: int, browser: bool, is_attached: bool) -> int:
     from ajet.gateway.limits import admitting
     from ajet.gateway.listener import Listener, listen
     from ajet_viewer.app import build_app
@@ -125,12 +125,12 @@ def _serve(views: Views, host: str, port: int, browser: bool, beside_run: bool) 
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/?token={token}"
     print(f"Viewer: {address}", flush=True)
-    if not beside_run:
+    if not is_attached:
         console.print("Ctrl-C ends it.", style="dim")
-    page = opened_page(address) if browser and not beside_run else None
+    page = open_page(address) if browser and not is_attached else None
     try:
         server = Listener(admitting(build_app(views, hosts=hosts, key=token)))
-        if beside_run:
+        if is_attached:
             threading.Thread(target=_end_with_input, args=(server,), daemon=True).start()
         server.run(sockets=[listener])
     finally:
@@ -145,7 +145,7 @@ def _end_with_input(server: Listener) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ViewerProcess:
     """A viewer that runs beside a run."""
 
     process: subprocess.Popen[bytes]
@@ -157,10 +157,10 @@ class Beside:
         """End it, by force where it does not within `END_S`."""
         if self.page is not None:
             self.page.close()
-        _end(self.process)
+        _end_process(self.process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     for ask in (process.terminate, process.kill):
         ask()
         with suppress(subprocess.TimeoutExpired):
@@ -171,17 +171,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-def _first_line(pipe: IO[bytes], seconds: float) -> str:
+def _read_first_line(pipe: IO[bytes], seconds: float) -> str:
     """The viewer's words until its first line ends, it ends itself, or the time is over."""
-    said, until = b"", time.monotonic() + seconds
-    while b"\n" not in said and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+    printed, until = b"", time.monotonic() + seconds
+    while b"\n" not in printed and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
         if not (more := os.read(pipe.fileno(), 1 << 12)):
             break
-        said += more
-    return said.partition(b"\n")[0].decode(errors="replace").strip()
+        printed += more
+    return printed.partition(b"\n")[0].decode(errors="replace").strip()
 
 
-def beside(run: RunDirectory) -> Beside | None:
+def start_viewer(run: RunDirectory) -> ViewerProcess | None:
     """A viewer of a run that this process writes, its address told; the caller ends it. None when it did not start."""
     from loguru import logger
 
@@ -191,25 +191,25 @@ def beside(run: RunDirectory) -> Beside | None:
     )
     assert process.stdout is not None
     try:
-        line = _first_line(process.stdout, BEGIN_S)
+        line = _read_first_line(process.stdout, BEGIN_S)
     except BaseException:
-        _end(process)
+        _end_process(process)
         raise
     if not line.startswith("Viewer: "):
-        _end(process)
+        _end_process(process)
         logger.warning("--with-logview: the viewer did not start; `{}` says why", command("view", run.path))
         return None
     run.status.add_process(process.pid, "viewer")
     console.print(line, markup=False, soft_wrap=True)
     address = line.removeprefix("Viewer: ")
-    return Beside(process, address, opened_page(address))
+    return ViewerProcess(process, address, open_page(address))
 
 
 @contextmanager
 def view_run(run: RunDirectory) -> Iterator[None]:
     """Within the block a viewer of the run beside it. On a terminal it stays, after a run that has ended well and is
     recorded so, until a key ends it."""
-    viewer = beside(run)
+    viewer = start_viewer(run)
     try:
         yield
         if viewer is not None and sys.stdin.isatty():
@@ -223,20 +223,20 @@ def view_run(run: RunDirectory) -> Iterator[None]:
             viewer.end()
 
 
-def spell_for(folder: Path) -> Spell | None:
+def find_speller(folder: Path) -> Spell | None:
     """What spells the tokens of a run: its checkpoint's tokenizer, or its model's where that lies on this machine. None
     when neither does, or can be loaded: looking at a record fetches, converts and starts nothing."""
     from ajet.config import read_recorded_tree
     from ajet.engine.model_source import ModelSource, at_hand
     from ajet.engine.models import load_tokenizer
-    from ajet_viewer.token_text import spell
+    from ajet_viewer.token_text import spell_tokens
 
     steps = [folder / "checkpoints" / name for name in list_record_folder(folder / "checkpoints")]
     saved = [step for step in steps if has_record_file(step / "tokenizer.json")]
     places = saved[-1:]
     try:
-        told = read_recorded_tree(folder / "resolved.yaml").get("ajet")
-        path = (told.get("model") or {}).get("path") if isinstance(told, dict) else None
+        settings = read_recorded_tree(folder / "resolved.yaml").get("ajet")
+        path = (settings.get("model") or {}).get("path") if isinstance(settings, dict) else None
         if isinstance(path, str):
             places += [found for found in (at_hand(path, base=folder, weights=False),) if found is not None]
     except (UserError, OSError, AttributeError):
@@ -246,5 +246,5 @@ def spell_for(folder: Path) -> Spell | None:
             tokenizer = load_tokenizer(ModelSource(str(place), folder=place))
         except UserError:
             continue
-        return lambda ids: spell(tokenizer, ids)
+        return lambda ids: spell_tokens(tokenizer, ids)
     return None

@@ -26,7 +26,7 @@ from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
 from ajet.store import open_shared
-from ajet_proof.recorded.prove import prove_recorded
+from ajet_proof.recorded.prove import prove_record
 from tests.ajet_command import metric_rows, start
 from tests.local_fixtures import config_of
 from tests.sample_fixtures import project_in
@@ -147,7 +147,7 @@ def trained_from(url: str, folder: Path) -> None:
     versions = {run.low for each in recorded for call in each.calls for run in call.versions}
     assert versions <= {0, 1, 2} and versions & {1, 2}, versions
     assert re.search("sampling with policy [12]", log.read_text()), log.read_text()
-    report = prove_recorded(str(folder / "runs" / "sums"), folder / "runs")  # by the weights of each version
+    report = prove_record(str(folder / "runs" / "sums"), folder / "runs")  # by the weights of each version
     assert report.ok and report.held_steps == 3, (report.wrong_steps, report.proof.wrong[:2])
 
 
@@ -201,7 +201,7 @@ def led_by_two(url: str, folder: Path) -> None:
     orders = {order for order, _ in trained}
     assert set(trained.values()) == {1} and len(orders - dropped) == steps * groups
     assert trained.keys() == {(order, repeat) for order in orders for repeat in range(repeats)}
-    report = prove_recorded(str(run), folder / "runs")  # by the weights of each version
+    report = prove_record(str(run), folder / "runs")  # by the weights of each version
     assert report.ok and report.held_steps == steps, (report.wrong_steps, report.proof.wrong[:2])
 
 

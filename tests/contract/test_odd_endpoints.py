@@ -22,8 +22,8 @@ from ajet.record.seldom import RateLimiter
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model
 from ajet.task_judge.other_model import make_model_caller
-from ajet_judges.model_judge.panel import Member, ModelPanel
-from ajet_judges.model_judge.prompt import Question
+from ajet_judges.model_judge.panel import ModelPanel, PanelMember
+from ajet_judges.model_judge.prompt import JudgeQuestion
 from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
 
 ASK = {"messages": [{"role": "user", "content": "2 + 2?"}]}
@@ -141,9 +141,9 @@ class Limits:
 @pytest.mark.parametrize("server", ["never answers", "a page"], indirect=True)
 def test_no_judge_is_no_verdict_and_ajets_own_failure(server):
     """So that what is measured over all attempts leaves the attempt out, and does not take it for a wrong answer."""
-    panel = ModelPanel([Member(ChatModel(base_url=server.url, model="m"))], Limits(), None, "run", cache=False)
+    panel = ModelPanel([PanelMember(ChatModel(base_url=server.url, model="m"))], Limits(), None, "run", cache=False)
     with pytest.raises(JudgeFailure, match="no judge answers: m: it") as failure:
-        asyncio.run(panel.ask(Question((), ""), {"type": "object"}, str))
+        asyncio.run(panel.ask(JudgeQuestion((), ""), {"type": "object"}, str))
     assert failure.value.own and failure.value.retryable
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ajet.record import Checkpoints, EpisodeFiles
-from ajet_command.settings import CommandSettings, Limits
+from ajet_command.settings import CommandLimits, CommandSettings
 from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT
 
@@ -48,7 +48,7 @@ def test_it_trains_on_local(tmp_path):
 def test_the_page_names_every_key_and_its_default():
     rows = dict(re.findall(r"^\| `([a-z_]+)` \|([^|]*)\|", PAGE.read_text(), re.M))
     spelled = {"None": "null", "True": "true", "False": "false"}
-    for model in (CommandSettings, Limits):
+    for model in (CommandSettings, CommandLimits):
         for name, field in model.model_fields.items():
             assert name in rows, name
             default = str(field.get_default(call_default_factory=True))

@@ -28,7 +28,7 @@ from ajet.record import Checkpoints
 from ajet.record.resume import RunIdentity
 from ajet_viewer.app import Views, build_app
 from ajet_viewer.library import Library
-from ajet_viewer.view import spell_for
+from ajet_viewer.view import find_speller
 from tests.ajet_command import command
 from tests.ajet_command import environment as environment_of
 from tests.viewer_fixtures import write_run
@@ -123,7 +123,7 @@ def ajet_here(*arguments: str) -> tuple[int, str]:
 
 
 def client_of(run: Path) -> TestClient:
-    return TestClient(build_app(Views(Library.of(run), spell_for), hosts=frozenset(), key=None))
+    return TestClient(build_app(Views(Library.of(run), find_speller), hosts=frozenset(), key=None))
 
 
 COMMANDS = {

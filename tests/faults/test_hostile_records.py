@@ -29,7 +29,7 @@ from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
 from ajet_viewer.app import Views, build_app
 from ajet_viewer.library import Library
-from ajet_viewer.view import spell_for
+from ajet_viewer.view import find_speller
 from tests.record_fixtures import episode
 from tests.unit.test_record_run_directory import experiment
 
@@ -137,7 +137,7 @@ def ended(name: str, run: Path) -> str:
 
 def asked(run: Path) -> str:
     """What the viewer answers to everything that its pages ask for."""
-    client = TestClient(build_app(Views(Library.of(run), spell_for), hosts=frozenset(), key=None))
+    client = TestClient(build_app(Views(Library.of(run), find_speller), hosts=frozenset(), key=None))
     found = []
     with limited():
         for page in ("runs", "run/demo", "live/demo", "metrics/demo", "config/demo", "rewards/demo", "tasks/demo"):
@@ -453,7 +453,7 @@ def test_a_linked_folder_inside_is_refused_before_a_resume(run, home):
 @pytest.mark.parametrize("given", ["9" * 5000, "²", "-1", "1e3", "９"])
 @pytest.mark.parametrize("place", ["metrics/demo?start=", "episodes/demo?offset=", "episodes/demo?limit="])
 def test_a_number_that_is_none_is_a_bad_request(place, given, run):
-    client = TestClient(build_app(Views(Library.of(run), spell_for), hosts=frozenset(), key=None))
+    client = TestClient(build_app(Views(Library.of(run), find_speller), hosts=frozenset(), key=None))
     name = place.rpartition("?")[2].rstrip("=")
     answer = client.get(f"/api/{place}{given}")
     assert answer.status_code == 400 and name in answer.json()["error"] and len(answer.json()["error"]) < 200

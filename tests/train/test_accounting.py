@@ -22,7 +22,7 @@ from ajet.train.accounting import check_tokens, episode_metrics, pass_metrics
 from ajet.train.interrupts import Interrupts, Preempted
 from ajet.train.sink import RunSink
 from ajet.train.step import TrainedStep
-from ajet_proof.recorded.steps import HeldSteps
+from ajet_proof.recorded.steps import StepChecker
 
 
 def a_call(index=0, parent=None, prefix=0, suffix=(1, 2), reply=(3, 4, 5), **more):
@@ -257,5 +257,5 @@ def test_a_group_of_two_steps_is_counted_once_and_held_to_the_settings_of_its_st
     )
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tree["trainer_common"]["algorithm"]["max_trained_count"] = 1
-    held = HeldSteps(Experiment.from_dict({"ajet": tree}, base=tmp_path), tmp_path)
-    assert [*held._names(1, [(lost, Outcome())]), *held._names(2, [(lost, Outcome())])] == []
+    held = StepChecker(Experiment.from_dict({"ajet": tree}, base=tmp_path), tmp_path)
+    assert [*held._check_names(1, [(lost, Outcome())]), *held._check_names(2, [(lost, Outcome())])] == []

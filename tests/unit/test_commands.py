@@ -92,10 +92,13 @@ def test_a_name_is_a_run_before_it_is_a_folder_and_the_newest_debug_one_too(envi
         os.utime(root / place / "status.json", (1000 + at, 1000 + at))
         assert find_run.newest_run("tool", root, holding="status.json") == root / place
     os.utime(root / "tool" / "eval" / "3" / "status.json", (5000, 5000))
-    assert view.viewed("tool", root) == root / "tool/debug/2", (
+    assert view.choose_place("tool", root) == root / "tool/debug/2", (
         "an evaluation is not what is looked at by the run's name"
     )
-    assert view.viewed("./tool", root) == Path("./tool") and view.viewed("tool/debug/1", root) == root / "tool/debug/1"
+    assert (
+        view.choose_place("./tool", root) == Path("./tool")
+        and view.choose_place("tool/debug/1", root) == root / "tool/debug/1"
+    )
     (environment / "tool" / "run.json").touch()
     (root / "tool" / "run.json").touch()
     assert find_run.run_folder("tool", root, holding="run.json") == root / "tool"

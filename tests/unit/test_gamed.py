@@ -17,7 +17,7 @@ from ajet.record.gamed import GAMED, EpisodeSummary, detect_gaming
 from ajet.schema.episode import Verdict
 from ajet.schema.task import Task
 from ajet.train.gaming import GamingWatch
-from ajet_viewer.library import summary
+from ajet_viewer.library import summarize_run
 from ajet_viewer.tables import show_episodes
 from tests.record_fixtures import episode
 
@@ -149,7 +149,7 @@ def test_a_run_says_it_once_and_names_episodes_that_can_be_looked_at(
     record.close("finished")
     once = [each for each in told if "gamed" in each]
     assert len(once) == 2 and "are '\\\\boxed{}'" in once[0], "once in each process"
-    row = summary(tmp_path, record.path)
+    row = summarize_run(tmp_path, record.path)
     assert "boxed" in row[GAMED]
     commands = [line.split() for line in once[-1].splitlines() if " episodes " in line]
     assert len(commands) == 3

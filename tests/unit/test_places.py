@@ -13,7 +13,7 @@ from ajet.cli import launcher
 from ajet.config.overrides import format_override
 from ajet.engine.model_cache import entry
 from ajet.schema.errors import UserError
-from ajet_datagen.generation.kept import Kept
+from ajet_datagen.generation.kept import GenerationStore
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_cache_that_cannot_be_written_is_said(here: Path, monkeypatch: pytest.
     with pytest.raises(UserError, match="a model that is kept on this machine could not be written") as refused:
         entry("model", made.append)
     assert "name another folder in the variable AJET_CACHE" in refused.value.do and not made
-    kept = Kept(here / "notes" / "a.txt" / "generated", {})
+    kept = GenerationStore(here / "notes" / "a.txt" / "generated", {})
     with pytest.raises(UserError, match="what a model writes could not be written") as refused, kept.open():
         pass
     assert "AJET_CACHE" in refused.value.do and "--exp-dir" not in str(refused.value)

@@ -17,7 +17,7 @@ from ajet_aworld import tool_environment
 from ajet_environments.hosting.lifetime import down, up
 from ajet_gaia.catalogue import SEED_NAMES
 from ajet_mcp.running_environments import running
-from ajet_proof.recorded.prove import prove_recorded
+from ajet_proof.recorded.prove import prove_record
 from tests.aworld_fixtures import (
     NOTES,
     PRINTED,
@@ -351,7 +351,7 @@ def test_an_agent_object_trains_and_its_run_is_proven(tmp_path, monkeypatch):
         reward_func="score.py", run_path="out", train_engine_name="local",
     )  # fmt: skip
     trainer.train()
-    report = prove_recorded(str(tmp_path / "out" / "t"), tmp_path / "out")
+    report = prove_record(str(tmp_path / "out" / "t"), tmp_path / "out")
     assert report.proof.ok, str(report.proof)
     text = "".join(path.read_text() for path in (tmp_path / "out" / "t").glob("*.yaml"))
     assert "very-secret" not in text and not list(tmp_path.rglob("a.py"))

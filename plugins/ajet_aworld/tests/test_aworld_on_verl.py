@@ -11,7 +11,7 @@ import pytest
 
 from ajet.record.episodes import read_recorded
 from ajet_environments.hosting.lifetime import down, up
-from ajet_proof.recorded.prove import prove_recorded
+from ajet_proof.recorded.prove import prove_record
 from tests.ajet_command import ajet, metric_rows
 from tests.aworld_fixtures import NOTES
 from tests.docs.snippets import ROOT
@@ -70,7 +70,7 @@ def test_an_agent_of_aworlds_trains_on_verl(tmp_path):
             assert episode.failure is None, episode.failure
             assert {call.agent for call in episode.calls} == {"a"}
         assert accounted(recorded) == sum(episode.sampled_tokens for episode, _ in recorded) > 0
-    report = prove_recorded(str(run), run.parent, ids_only=True)
+    report = prove_record(str(run), run.parent, ids_only=True)
     assert report.proof.ok, str(report.proof)
 
 
@@ -114,7 +114,7 @@ def test_agent_trainers_default_engine_trains(tmp_path):
         found = list(read_recorded(run / "episodes" / f"step-{step}.jsonl"))
         assert len(found) == 6 and {call.agent for episode, _ in found for call in episode.calls} == {"adder"}
         assert accounted(found) == sum(episode.sampled_tokens for episode, _ in found) > 0
-    report = prove_recorded(str(run), run.parent, ids_only=True)
+    report = prove_record(str(run), run.parent, ids_only=True)
     assert report.proof.ok, str(report.proof)
 
 
@@ -154,5 +154,5 @@ def test_the_pages_run_sh_trains_with_a_verl_that_ajet_did_not_launch(few_tools,
         assert episode.failure is None, episode.failure
         assert {call.agent for call in episode.calls} == {"gaia_super_agent"}
         assert {call.fork for call in episode.calls} == {None}
-    report = prove_recorded(str(run), run.parent, ids_only=True)
+    report = prove_record(str(run), run.parent, ids_only=True)
     assert report.proof.ok, str(report.proof)

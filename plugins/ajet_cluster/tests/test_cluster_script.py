@@ -17,7 +17,7 @@ import yaml
 
 from ajet.cli import exit as exits
 from ajet.cli import launcher
-from ajet_cluster.slurm import BESIDE, PREEMPTED
+from ajet_cluster.slurm import LEFTOVERS_MODULE, PREEMPTED
 from tests.ajet_command import metric_rows
 from tests.docs.snippets import ROOT
 from tests.sample_fixtures import project_in
@@ -57,7 +57,7 @@ printf 'one\\ntwo\\n'
 COMMANDS = {
     "srun": SRUN, "ray": RAY, "ajet": RUN, "scontrol": SCONTROL,
     "hostname": "#!/bin/sh\necho 10.1.2.3 10.9.9.9\n",
-    "python": f'#!/bin/sh\n[ "$1 $2 $3" = "-I -m {BESIDE}" ] && shift 3 && exec "$@"\n',
+    "python": f'#!/bin/sh\n[ "$1 $2 $3" = "-I -m {LEFTOVERS_MODULE}" ] && shift 3 && exec "$@"\n',
 }  # fmt: skip
 
 

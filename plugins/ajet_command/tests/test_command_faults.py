@@ -17,7 +17,7 @@ import pytest
 from ajet.schema.errors import AgentFailure
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.workflow import CommandWorkflow
-from ajet_command.running import Order, Running
+from ajet_command.running import CommandSpec, RunningCommand
 from tests.command_agents import agent, answer, program, shell
 from tests.support.rollouts import HoldsNothing, stage, time_is_up
 
@@ -185,7 +185,7 @@ def test_a_folder_that_the_agent_locked_goes_all_the_same(tmp_path):
 
 def test_stopping_from_another_thread_ends_it_before_it_began_too(mark, tmp_path):
     for wait in (0.0, 0.3):
-        running = Running(Order(["sleep", "600"], tmp_path, dict(os.environ)))
+        running = RunningCommand(CommandSpec(["sleep", "600"], tmp_path, dict(os.environ)))
         timer = threading.Timer(wait, running.stop)
         if wait:
             timer.start()
@@ -201,7 +201,7 @@ def test_a_keeper_that_is_killed_is_a_failed_episode(tmp_path):
 
 
 def test_a_keeper_that_is_killed_before_it_has_read_its_order_leaves_no_descriptor(tmp_path):
-    running = Running(Order(["sleep", "600"], tmp_path, dict(os.environ)))
+    running = RunningCommand(CommandSpec(["sleep", "600"], tmp_path, dict(os.environ)))
     keeper = running._keeper
     os.killpg(keeper.pid, signal.SIGKILL)
     keeper.wait()
@@ -261,9 +261,9 @@ def test_an_agent_that_never_asks_the_model_is_a_failed_episode(tmp_path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from ajet_command.running import Order, Running
+from ajet_command.running import CommandSpec, RunningCommand
 command = ["sh", "-c", "setsid sleep 600 & echo up > up; sleep 601"]
-running = Running(Order(command, Path(sys.argv[1]), dict(os.environ)))
+running = RunningCommand(CommandSpec(command, Path(sys.argv[1]), dict(os.environ)))
 print("begun", flush=True)
 running.wait()
 """

@@ -13,7 +13,7 @@ MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class TokenPrice:
     """Money for a million tokens of a model; 0: nobody said."""
 
     prompt: float = 0.0
@@ -21,7 +21,7 @@ class Price:
 
 
 @dataclass(slots=True)
-class Cost:
+class GenerationCost:
     """The tokens and money of all requests of one reading."""
 
     calls: int = 0
@@ -32,17 +32,17 @@ class Cost:
     embedded: int = 0
     """Texts."""
 
-    def called(self) -> None:
+    def count_request(self) -> None:
         """Another request."""
         self.calls += 1
 
-    def answered(self, prompt_tokens: int, reply_tokens: int, price: Price) -> None:
+    def count_reply(self, prompt_tokens: int, reply_tokens: int, price: TokenPrice) -> None:
         """Another reply."""
         self.prompt_tokens += prompt_tokens
         self.reply_tokens += reply_tokens
         self.money += (prompt_tokens * price.prompt + reply_tokens * price.reply) / MILLION
 
-    def words(self) -> str:
+    def describe_cost(self) -> str:
         """The cost in a few words; "" where nothing was asked."""
         parts = (
             [f"{counted(self.calls, 'request')}, {self.prompt_tokens:,} + {self.reply_tokens:,} tokens"]

@@ -19,7 +19,7 @@ from loguru import logger
 from ajet.schema.errors import MissingExtra, TaskError
 from ajet.schema.settled import whole_letters
 from ajet.task_reader.contract import explain_read_errors
-from ajet_datagen.generation.office import slides, word
+from ajet_datagen.generation.office import read_slides, read_word
 from ajet_gaia.servers.documents import MAX_FILE
 from ajet_gaia.servers.html_text import readable
 from ajet_gaia.servers.tool import ToolError
@@ -63,7 +63,7 @@ class Passage:
     text: str
 
 
-def files_of(place: Path) -> list[Path]:
+def list_documents(place: Path) -> list[Path]:
     """A document, or all in a folder and those below it but hidden ones. Raises TaskError where there are none."""
     found = sorted(each for each in place.rglob("*") if _is_document(each)) if place.is_dir() else [place]
     if not found:
@@ -80,7 +80,7 @@ def _is_document(path: Path) -> bool:
     return path.is_file() and not path.name.startswith(".")
 
 
-def passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
+def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
     """All passages of a file. Raises TaskError for one that cannot be read, MissingExtra."""
     ends = ENDS.get(split_by)
     if ends is None:
@@ -89,10 +89,10 @@ def passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
             where="ajet.task_reader.data_generation.document_reader.split_by",
             expected=", ".join(ENDS),
         )
-    return [Passage(whole_letters(file.name), text) for text in _cut(text_of_file(file), ends, size)]
+    return [Passage(whole_letters(file.name), text) for text in _cut_passages(read_document(file), ends, size)]
 
 
-def text_of_file(file: Path) -> str:
+def read_document(file: Path) -> str:
     """The text of a file. Raises TaskError, MissingExtra."""
     read = READERS.get(file.suffix.lower())
     if read is None:
@@ -112,7 +112,7 @@ def text_of_file(file: Path) -> str:
     return whole_letters(text)
 
 
-def _cut(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
+def _cut_passages(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
     held = ""
     for piece in (part.strip() for part in ends.split(text)):
         while len(piece) > size:  # no end in it, so it is cut
@@ -130,11 +130,11 @@ def _cut(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
         yield held
 
 
-def _plain(data: bytes, name: str) -> str:
-    return decoded(data, "utf-8")
+def _read_plain_text(data: bytes, name: str) -> str:
+    return decode_text(data, "utf-8")
 
 
-def decoded(data: bytes, declared: str) -> str:
+def decode_text(data: bytes, declared: str) -> str:
     """The text as its first bytes say, else as it is `declared`. Raises ValueError for what is no text, or of another
     encoding: which one it is would be a guess."""
     start, encoding = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", declared))
@@ -147,14 +147,14 @@ def decoded(data: bytes, declared: str) -> str:
     return text
 
 
-def _html(data: bytes, name: str) -> str:
+def _read_html(data: bytes, name: str) -> str:
     found = DECLARED.search(data[:HEAD])
     declared = found[1].decode("ascii", "replace").lower() if found else "utf-8"
-    title, text = readable(decoded(data, MEANT.get(declared, declared)), images="described")
+    title, text = readable(decode_text(data, MEANT.get(declared, declared)), images="described")
     return f"{title}\n\n{text}" if title and title not in text else text
 
 
-def _pdf(data: bytes, name: str) -> str:
+def _read_pdf(data: bytes, name: str) -> str:
     try:
         from pypdf import PdfReader
         from pypdf.errors import DependencyError, PyPdfError
@@ -165,18 +165,18 @@ def _pdf(data: bytes, name: str) -> str:
     except (DependencyError, PyPdfError) as error:  # the first: what decrypts is not installed
         raise ValueError(str(error)) from error
     if silent := [number for number, page in enumerate(pages, 1) if not page]:
-        said = f"{len(silent)} of {len(pages)} pages have no text, as scanned ones have none"
+        problem = f"{len(silent)} of {len(pages)} pages have no text, as scanned ones have none"
         if len(silent) == len(pages):
-            raise ValueError(f"{said}: have a program read the pictures first, such as ocrmypdf")
-        logger.warning("{}: {} (the first is page {})", name, said, silent[0])
+            raise ValueError(f"{problem}: have a program read the pictures first, such as ocrmypdf")
+        logger.warning("{}: {} (the first is page {})", name, problem, silent[0])
     return "\n\n".join(page for page in pages if page)
 
 
 READERS: Mapping[str, Callable[[bytes, str], str]] = {
-    **dict.fromkeys((".txt", ".md", ".markdown", ".rst"), _plain),
-    **dict.fromkeys((".html", ".htm"), _html),
-    ".pdf": _pdf,
-    ".docx": lambda data, _: word(data),
-    ".pptx": lambda data, _: slides(data),
+    **dict.fromkeys((".txt", ".md", ".markdown", ".rst"), _read_plain_text),
+    **dict.fromkeys((".html", ".htm"), _read_html),
+    ".pdf": _read_pdf,
+    ".docx": lambda data, _: read_word(data),
+    ".pptx": lambda data, _: read_slides(data),
 }
 """By suffix, of a file's bytes and its name."""

@@ -19,11 +19,11 @@ from ajet.config.plugins import find_part, find_parts
 from ajet.environment.chat_model import NoAnswerError, model_at, request_embeddings
 from ajet.record.progress import Progress
 from ajet.schema.errors import ConfigError, TaskError, UserError
-from ajet_datagen.alike import Vectors, normed
-from ajet_datagen.generation.cost import Cost
-from ajet_datagen.generation.failover import Failover
-from ajet_datagen.generation.kept import Kept
-from ajet_datagen.generation.patience import on_loop, patiently
+from ajet_datagen.alike import Vectors, normalize_vectors
+from ajet_datagen.generation.cost import GenerationCost
+from ajet_datagen.generation.failover import ModelFailover
+from ajet_datagen.generation.kept import GenerationStore
+from ajet_datagen.generation.patience import request_with_retries, run_on_tools_loop
 from ajet_datagen.generation.refusals import STATUSES
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ Embed = Callable[[Sequence[str]], list[list[float]]]
 """A vector for each text, all of one length; an empty one for a text that is refused."""
 
 
-def server_of(params: DeduplicationParams) -> OtherServer | None:
+def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
     """Where the embedding model is asked: at its `base_url`; where another model than the default, or a key, is named
     without one, at the environment's server, as `llm_model` is. None: at none. Raises ConfigError."""
     own = params.api_key.get_secret_value() if params.api_key else ""
@@ -57,16 +57,16 @@ def server_of(params: DeduplicationParams) -> OtherServer | None:
             f"The embedding model {params.model} is named" + (" with a key" if own else "") + ", and no server.",
             where=f"{WHERE}.base_url",
             expected="its OpenAI-compatible server, or one that OPENAI_BASE_URL or DASHSCOPE_API_KEY names",
-            do=f"set base_url; or name a model of this machine (model: {_of_this_machine()}); or leave model and "
+            do=f"set base_url; or name a model of this machine (model: {_name_local_model()}); or leave model and "
             "api_key out: tasks are then compared by their letters alone",
         ) from None
     return OtherServer(server.base_url, (own or server.keys[0],))
 
 
-def embedder(params: DeduplicationParams) -> Embed | None:
+def open_embedder(params: DeduplicationParams) -> Embed | None:
     """The model that is named; None where none is. Raises ConfigError; nothing is asked or loaded yet."""
     if not params.model.startswith(LOCAL):
-        server = server_of(params)
+        server = find_embedding_server(params)
         return ServerEmbedder(params.model, server) if server is not None else None
     found = find_part("embedder", params.model.removeprefix(LOCAL))
     if found is None or params.base_url is not None:
@@ -81,11 +81,13 @@ def embedder(params: DeduplicationParams) -> Embed | None:
     return local
 
 
-def _of_this_machine() -> str:
+def _name_local_model() -> str:
     return f"{LOCAL}{next(iter(find_parts('embedder')))}"
 
 
-def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows: dict[str, Any], cost: Cost) -> Vectors:
+def embed_texts(
+    texts: Sequence[str], embed: Embed, model: str, store: GenerationStore, rows: dict[str, Any], cost: GenerationCost
+) -> Vectors:
     """[N, ·] of length 1, N > 0; what is not in `rows` is embedded, counted and kept. A text that the model refuses is
     0, and like none. `model`: as messages name it. Raises TaskError."""
     names = {text: f"vector {hashlib.sha256(text.encode()).hexdigest()[:24]}" for text in texts}
@@ -96,7 +98,7 @@ def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows:
             cost.embedded += len(part)
             for text, vector in zip(part, embed(part), strict=True):
                 rows[names[text]] = vector
-                kept.add(names[text], vector)
+                store.append_row(names[text], vector)
             bar.advance(len(part))
     widths = sorted({len(value) for name, value in rows.items() if value and name.startswith("vector ")})
     if len(widths) > 1:
@@ -105,16 +107,16 @@ def vectors_of(texts: Sequence[str], embed: Embed, model: str, kept: Kept, rows:
             "it gave them before: they cannot be compared.",
             where=WHERE,
             expected="one embedding model, as it was when the first tasks were embedded",
-            do=f"give the model a name of its own, or delete {kept.path}",
+            do=f"give the model a name of its own, or delete {store.path}",
         )
     nothing = [0.0] * (widths[0] if widths else 1)
     found = np.asarray([rows[names[text]] or nothing for text in texts], np.float64)
-    if lacking := sum(not rows[name] for name in names.values()):
+    if refused := sum(not rows[name] for name in names.values()):
         logger.warning(
-            "{} of {} questions are compared by their letters alone: {} refused them", lacking, len(names), model
+            "{} of {} questions are compared by their letters alone: {} refused them", refused, len(names), model
         )
     largest = np.abs(found).max(axis=1, keepdims=True)  # whose square no number may hold
-    return normed((found / np.where(largest == 0, 1, largest)).astype(np.float32))
+    return normalize_vectors((found / np.where(largest == 0, 1, largest)).astype(np.float32))
 
 
 class ServerEmbedder:
@@ -124,53 +126,53 @@ class ServerEmbedder:
 
     def __init__(self, model: str, server: OtherServer) -> None:
         self._model = model_at(server.base_url, model, server.keys[0], where=f"{WHERE}.base_url")
-        self._failover = Failover(1)
-        self._most, self._refused, self._well = AT_ONCE, 0, False
+        self._failover = ModelFailover(1)
+        self._batch_size, self._refused, self._has_answered = AT_ONCE, 0, False
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
         """[N, ·]. Raises TaskError, also where the server has never taken a text."""
         found: list[list[float]] = []
         while len(found) < len(texts):
-            found += self._embedded(texts[len(found) : len(found) + self._most])
+            found += self._embed_or_split(texts[len(found) : len(found) + self._batch_size])
         return found
 
-    def _embedded(self, texts: Sequence[str]) -> list[list[float]]:
+    def _embed_or_split(self, texts: Sequence[str]) -> list[list[float]]:
         try:
-            found = self._asked(texts)
+            found = self._request_embeddings(texts)
         except NoAnswerError as problem:
             if problem.status not in STATUSES:
-                raise self._failure(problem) from None
+                raise self._make_error(problem) from None
             if len(texts) > 1:
                 refused, half = self._refused, (len(texts) + 1) // 2
-                parts = [*self._embedded(texts[:half]), *self._embedded(texts[half:])]
+                parts = [*self._embed_or_split(texts[:half]), *self._embed_or_split(texts[half:])]
                 if self._refused == refused:  # each text is taken, and not all at once
-                    self._most = min(self._most, half)
+                    self._batch_size = min(self._batch_size, half)
                 return parts
             self._refused += 1
-            if not self._well and self._refused >= UNWELL:
-                raise self._failure(problem) from None
+            if not self._has_answered and self._refused >= UNWELL:
+                raise self._make_error(problem) from None
             return [[]]
-        self._well = True
+        self._has_answered = True
         return found
 
-    def _asked(self, texts: Sequence[str]) -> list[list[float]]:
+    def _request_embeddings(self, texts: Sequence[str]) -> list[list[float]]:
         async def once(seconds: float) -> list[list[float]]:
             return await request_embeddings(self._model, texts, seconds)
 
         try:
-            found = on_loop(patiently(once, self._failover, 0, last=True, counted=lambda: None))
+            found = run_on_tools_loop(request_with_retries(once, self._failover, 0, last=True, counted=lambda: None))
         except NoAnswerError as problem:
-            self._failover.gave_up(0, problem)
+            self._failover.note_failure(0, problem)
             raise
-        self._failover.answered(0)
+        self._failover.note_answer(0)
         return found
 
-    def _failure(self, problem: NoAnswerError) -> TaskError:
+    def _make_error(self, problem: NoAnswerError) -> TaskError:
         return TaskError(
             f"{self._model.model} at {self._model.place} gives no embeddings: {problem}",
             where=WHERE,
             expected="an OpenAI-compatible server with /embeddings",
             do="mend the server or base_url, name a model of this machine instead "
-            f"(model: {_of_this_machine()}), or leave both out: tasks are then compared by their "
+            f"(model: {_name_local_model()}), or leave both out: tasks are then compared by their "
             "letters alone; what was written and embedded so far is kept",
         )

@@ -21,16 +21,16 @@ from ajet.record.write_errors import explain_write_errors
 ELSEWHERE = ", or name another folder in the variable AJET_CACHE"
 
 
-class Kept:
+class GenerationStore:
     """Replies by number, and embeddings by text."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        told = json.dumps(about, sort_keys=True, ensure_ascii=False)
-        self.path = folder / f"{hashlib.sha256(told.encode()).hexdigest()[:24]}.jsonl"
+        identity = json.dumps(about, sort_keys=True, ensure_ascii=False)
+        self.path = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.jsonl"
         self._turn = threading.Lock()
 
     @contextmanager
-    def open(self) -> Iterator[Kept]:
+    def open(self) -> Iterator[GenerationStore]:
         """Held by this process until it is left. Raises UserError where nothing can be kept there."""
         with explain_write_errors(
             "what a model writes", self.path.parent, intact="nothing was asked", other_folder=ELSEWHERE, room="it"
@@ -41,13 +41,13 @@ class Kept:
             cut_partial_line(self.path)
             yield self
 
-    def rows(self) -> dict[str, Any]:
+    def read_rows(self) -> dict[str, Any]:
         """The answer that is kept for each name."""
         if not self.path.exists():
             return {}
         return {row["name"]: row["value"] for row in read_rows(self.path)}
 
-    def add(self, name: str, value: Any) -> None:
+    def append_row(self, name: str, value: Any) -> None:
         """On return it is on the disk. One thread at a time: another's half line is not to be cut off."""
         with self._turn:
             append_lines(self.path, [json.dumps({"name": name, "value": value}, ensure_ascii=False)])

@@ -18,11 +18,11 @@ PARAGRAPH, TABLE, ROW, CELL = "p", "tbl", "tr", "tc"
 LEFT_OUT = frozenset({"Fallback", "del", "moveFrom", "pPr", "rPr", "sectPr"})
 """Of elements: what older programs are shown in another's place, what was struck out, and settings."""
 BREAKS = {"br": "\n", "cr": "\n", "tab": "\t", "noBreakHyphen": "-"}
-BESIDE = ("header", "footer", "footnotes", "endnotes")
+RELATED_PARTS = ("header", "footer", "footnotes", "endnotes")
 """Kinds of a document's parts that hold text of it."""
 
 
-def word(data: bytes) -> str:
+def read_word(data: bytes) -> str:
     """A Word file's. Raises MissingExtra, and what its readers raise for damage."""
     try:
         from docx import Document
@@ -30,15 +30,15 @@ def word(data: bytes) -> str:
     except ImportError as error:
         raise MissingExtra("python-docx", "documents", needed_for="Reading Word files") from error
     document = Document(checked_archive(data))
-    found = list(_blocks(document.element.body))
-    found += _beside(document.part, parse_xml)
-    for kind in BESIDE:
-        told = [_blocks(parse_xml(part.blob)) for part in _parts(document.part, kind)]
-        found += dict.fromkeys(block for blocks in told for block in blocks)  # each section has the same ones
+    found = list(_read_blocks(document.element.body))
+    found += _read_diagrams_and_charts(document.part, parse_xml)
+    for kind in RELATED_PARTS:
+        texts = [_read_blocks(parse_xml(part.blob)) for part in _find_parts(document.part, kind)]
+        found += dict.fromkeys(block for blocks in texts for block in blocks)  # each section has the same ones
     return "\n\n".join(found)
 
 
-def slides(data: bytes) -> str:
+def read_slides(data: bytes) -> str:
     """A presentation's. Raises as `word` does."""
     try:
         from pptx import Presentation
@@ -47,57 +47,57 @@ def slides(data: bytes) -> str:
         raise MissingExtra("python-pptx", "documents", needed_for="Reading presentations") from error
     found = []
     for slide in Presentation(checked_archive(data)).slides:
-        told = [*_blocks(slide.element), *_beside(slide.part, parse_xml)]
+        blocks = [*_read_blocks(slide.element), *_read_diagrams_and_charts(slide.part, parse_xml)]
         if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame) is not None:
-            told += _blocks(notes._txBody)
-        found.append("\n".join(told))
+            blocks += _read_blocks(notes._txBody)
+        found.append("\n".join(blocks))
     return "\n\n".join(text for text in found if text)
 
 
-def _beside(part: Any, parse_xml: Callable[[bytes], Any]) -> Iterator[str]:
+def _read_diagrams_and_charts(part: Any, parse_xml: Callable[[bytes], Any]) -> Iterator[str]:
     """The texts of its diagrams and charts."""
-    for each in _parts(part, "diagramData"):
-        yield from _blocks(parse_xml(each.blob))
-    for each in _parts(part, "chart"):
-        yield from _chart(parse_xml(each.blob))
+    for each in _find_parts(part, "diagramData"):
+        yield from _read_blocks(parse_xml(each.blob))
+    for each in _find_parts(part, "chart"):
+        yield from _read_chart(parse_xml(each.blob))
 
 
-def _parts(part: Any, kind: str) -> list[Any]:
+def _find_parts(part: Any, kind: str) -> list[Any]:
     """The parts of that kind that a part refers to."""
     relations = part.rels.values()
     return [each.target_part for each in relations if not each.is_external and each.reltype.rpartition("/")[2] == kind]
 
 
-def _blocks(element: Any) -> Iterator[str]:
+def _read_blocks(element: Any) -> Iterator[str]:
     """The paragraphs and the tables' rows that have text."""
     for child in element:
-        name = _name(child)
+        name = _get_tag(child)
         if name in LEFT_OUT:
             continue
         if name == PARAGRAPH:
             inside: list[Any] = []
-            if text := _line(child, inside).strip():
+            if text := _read_line(child, inside).strip():
                 yield text
             for box in inside:
-                yield from _blocks(box)
+                yield from _read_blocks(box)
         elif name == TABLE:
-            yield from _rows(child)
+            yield from _read_table_rows(child)
         else:
-            yield from _blocks(child)
+            yield from _read_blocks(child)
 
 
-def _rows(table: Any) -> Iterator[str]:
-    for row in _each(table, ROW):
-        cells = ["\n".join(_blocks(cell)) for cell in _each(row, CELL)]
+def _read_table_rows(table: Any) -> Iterator[str]:
+    for row in _find_children(table, ROW):
+        cells = ["\n".join(_read_blocks(cell)) for cell in _find_children(row, CELL)]
         if any(cells):
             yield " | ".join(cells)
 
 
-def _line(paragraph: Any, inside: list[Any]) -> str:
+def _read_line(paragraph: Any, inside: list[Any]) -> str:
     """A paragraph's own words; boxes of text that hang on it go into `inside`."""
     parts: list[str] = []
     for child in paragraph:
-        name = _name(child)
+        name = _get_tag(child)
         if name in LEFT_OUT:
             continue
         if name == "t":
@@ -109,31 +109,33 @@ def _line(paragraph: Any, inside: list[Any]) -> str:
         elif name in ("txbxContent", "txBody"):
             inside.append(child)
         else:
-            parts.append(_line(child, inside))
+            parts.append(_read_line(child, inside))
     return "".join(parts)
 
 
-def _chart(chart: Any) -> Iterator[str]:
+def _read_chart(chart: Any) -> Iterator[str]:
     """The chart's titles, and a line for each row of numbers."""
-    yield from _blocks(chart)
-    for series in (each for each in chart.iter() if _name(each) == "ser"):
-        named = {_name(child): [value.text or "" for value in child.iter() if _name(value) == "v"] for child in series}
+    yield from _read_blocks(chart)
+    for series in (each for each in chart.iter() if _get_tag(each) == "ser"):
+        named = {
+            _get_tag(child): [value.text or "" for value in child.iter() if _get_tag(value) == "v"] for child in series
+        }
         labels, values = (named.get(one) or named.get(other) or [] for one, other in (("cat", "xVal"), ("val", "yVal")))
         pairs = [f"{label} {value}" for label, value in zip(labels, values, strict=False)] or values
-        if told := ", ".join(pairs):
-            yield f"{' '.join(named.get('tx', []))}: {told}".removeprefix(": ")
+        if numbers := ", ".join(pairs):
+            yield f"{' '.join(named.get('tx', []))}: {numbers}".removeprefix(": ")
 
 
-def _each(element: Any, wanted: str) -> Iterator[Any]:
+def _find_children(element: Any, wanted: str) -> Iterator[Any]:
     """Rows of a table, cells of a row: also those that a content control or an insertion holds."""
     for child in element:
-        name = _name(child)
+        name = _get_tag(child)
         if name == wanted:
             yield child
         elif name in ("sdt", "sdtContent", "ins", "smartTag", "customXml"):
-            yield from _each(child, wanted)
+            yield from _find_children(child, wanted)
 
 
-def _name(element: Any) -> str:
+def _get_tag(element: Any) -> str:
     """Without its namespace; "" for comments and instructions."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ajet.environment.chat_model import NoAnswerError
 from ajet.environment.loop import tools_loop
-from ajet_datagen.generation.failover import Failover
+from ajet_datagen.generation.failover import ModelFailover
 
 T = TypeVar("T")
 AGAIN = 3
@@ -23,33 +23,38 @@ WAIT_S = 1.0
 TIMEOUT_S = 300.0
 
 
-async def patiently(
-    ask: Callable[[float], Awaitable[T]], failover: Failover, place: int, *, last: bool, counted: Callable[[], None]
+async def request_with_retries(
+    ask: Callable[[float], Awaitable[T]],
+    failover: ModelFailover,
+    place: int,
+    *,
+    last: bool,
+    counted: Callable[[], None],
 ) -> T:
     """What a model answers, the one of `failover` at `place`, which is asked again where that can help; one that hangs
     only where it is the `last`, and once. `ask`: one request, within so many seconds; `counted` is called for each.
     Raises NoAnswerError."""
     began, number = time.monotonic(), 0
-    again = 0 if failover.rests(place) else AGAIN
+    retries = 0 if failover.is_resting(place) else AGAIN
     while True:
         counted()
         try:
             return await ask(TIMEOUT_S)
         except NoAnswerError as problem:
             hung = time.monotonic() - began >= TIMEOUT_S and not (last and number == 0)
-            if not problem.is_retryable or number >= again or hung or failover.rests(place):
+            if not problem.is_retryable or number >= retries or hung or failover.is_resting(place):
                 raise
             await asyncio.sleep(max(problem.after, WAIT_S * 2.0**number))
-            if failover.rests(place):  # another prompt found out meanwhile
+            if failover.is_resting(place):  # another prompt found out meanwhile
                 raise
             number += 1
 
 
-def on_loop(work: Coroutine[Any, Any, T]) -> T:
+def run_on_tools_loop(work: Coroutine[Any, Any, T]) -> T:
     """The result of work on the tools' loop. A caller that is interrupted cancels it."""
-    asked = asyncio.run_coroutine_threadsafe(work, tools_loop())
+    future = asyncio.run_coroutine_threadsafe(work, tools_loop())
     try:
-        return asked.result()
+        return future.result()
     except BaseException:
-        asked.cancel()
+        future.cancel()
         raise

@@ -24,16 +24,16 @@ from ajet.schema.messages import text_of
 from ajet.schema.settled import whole_letters
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
-from ajet_datagen.alike import Measure, by_letters, first_of_each, numbers_of
+from ajet_datagen.alike import SimilarityMeasure, count_letter_runs, index_numbers, select_distinct
 from ajet_datagen.config import ReaderKeys
-from ajet_datagen.generation.cost import Cost, Price
-from ajet_datagen.generation.documents import KEY, Passage, files_of, passages
-from ajet_datagen.generation.embedding import embedder, server_of, vectors_of
-from ajet_datagen.generation.failover import Failover
-from ajet_datagen.generation.kept import Kept
-from ajet_datagen.generation.patience import on_loop
-from ajet_datagen.generation.refusals import PromptRefused, Refusals
-from ajet_datagen.generation.writer import FORM, Writer, Written, knowledge_prompt, variation_prompt
+from ajet_datagen.generation.cost import GenerationCost, TokenPrice
+from ajet_datagen.generation.documents import KEY, Passage, list_documents, read_passages
+from ajet_datagen.generation.embedding import embed_texts, find_embedding_server, open_embedder
+from ajet_datagen.generation.failover import ModelFailover
+from ajet_datagen.generation.kept import GenerationStore
+from ajet_datagen.generation.patience import run_on_tools_loop
+from ajet_datagen.generation.refusals import PromptRefusals, PromptRefusedError
+from ajet_datagen.generation.writer import FORM, TaskWriter, WrittenTask, build_knowledge_prompt, build_variation_prompt
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -47,7 +47,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class WritingPrompt:
     """One prompt to a writing model."""
 
     name: str
@@ -65,7 +65,7 @@ class Ask:
         return f"{self.name} ({self.passage.source})" if self.passage else self.name
 
 
-Found = Sequence[tuple[Written, Ask]]
+Found = Sequence[tuple[WrittenTask, WritingPrompt]]
 
 
 class GenerationReader:
@@ -78,10 +78,10 @@ class GenerationReader:
         self._settings = ReaderKeys.of(experiment.ajet).data_generation
         self._passages: list[Passage] | None = None
         self._examples: list[tuple[str, str]] | None = None
-        self._read: dict[TaskSplit, list[Task]] = {}
-        alike = self._settings.deduplication_filter
-        self._embed = embedder(alike.params) if alike.enabled else None
-        self._failover: Failover | None = None
+        self._tasks: dict[TaskSplit, list[Task]] = {}
+        deduplication = self._settings.deduplication_filter
+        self._embed = open_embedder(deduplication.params) if deduplication.enabled else None
+        self._failover: ModelFailover | None = None
 
     def has(self, split: TaskSplit) -> bool:
         """Validation is made of documents; training of documents, of examples, or of both."""
@@ -95,115 +95,137 @@ class GenerationReader:
                 where=f"{SECTION}.document_reader.document_path",
                 expected="documents" + (", or example tasks by query_reader" if split == "train" else ""),
             )
-        if split not in self._read:
-            with self._kept().open() as kept:
-                self._read[split] = self._written(split, kept)
-        return self._read[split]
+        if split not in self._tasks:
+            with self._open_store().open() as store:
+                self._tasks[split] = self._write_tasks(split, store)
+        return self._tasks[split]
 
-    def _written(self, split: TaskSplit, kept: Kept) -> list[Task]:
+    def _write_tasks(self, split: TaskSplit, store: GenerationStore) -> list[Task]:
         held_out: list[Task] = []
         if split == "train" and self.has("validation"):
-            held_out = self._read.get("validation") or self._written("validation", kept)
-            self._read["validation"] = held_out
-        writer, rows = self._writer(), kept.rows()
-        refusals = Refusals(kept, rows)
+            held_out = self._tasks.get("validation") or self._write_tasks("validation", store)
+            self._tasks["validation"] = held_out
+        writer, rows = self._make_writer(), store.read_rows()
+        refusals = PromptRefusals(store, rows)
         tasks: list[Task] = []
-        found: list[tuple[Written, Ask]] = []
+        found: list[tuple[WrittenTask, WritingPrompt]] = []
         try:
             for turn in range(ROUNDS):
                 missing = self._settings.task_num - len(tasks)
                 if missing <= 0:
                     break
-                asks = self._asks(split, turn, missing, [each.query for each, _ in found])
-                if new := sum(not rows.get(ask.name) for ask in asks):
+                prompts = self._build_prompts(split, turn, missing, [each.query for each, _ in found])
+                if new := sum(not rows.get(ask.name) for ask in prompts):
                     logger.info(
-                        "{}: {} of {} prompts are asked of {}", _title(split, turn), new, len(asks), writer.names
+                        "{}: {} of {} prompts are asked of {}",
+                        _name_round(split, turn),
+                        new,
+                        len(prompts),
+                        writer.names,
                     )
-                with Progress() as progress, progress.bar(_title(split, turn), len(asks), "prompts") as bar:
-                    replies = on_loop(self._ask(writer, asks, kept, rows, refusals, bar))
+                with Progress() as progress, progress.bar(_name_round(split, turn), len(prompts), "prompts") as bar:
+                    replies = run_on_tools_loop(self._request_tasks(writer, prompts, store, rows, refusals, bar))
                 before = len(found)
-                found += [(one, ask) for ask, reply in zip(asks, replies, strict=True) for one in reply]
-                tasks = self._distinct(split, found, held_out, kept, rows, writer.cost)[: self._settings.task_num]
+                found += [(one, ask) for ask, reply in zip(prompts, replies, strict=True) for one in reply]
+                tasks = self._select_tasks(split, found, held_out, store, rows, writer.cost)[: self._settings.task_num]
                 if len(found) == before:
                     break
         finally:
-            if spent := writer.cost.words():
+            if spent := writer.cost.describe_cost():
                 logger.info("writing {} tasks took {}", split, spent)
         if not tasks:
-            raise self._none(split, len(found), refusals)
-        on_loop(refusals.keep())
-        self._tell(split, tasks, found, writer, refusals)
+            raise self._explain_no_tasks(split, len(found), refusals)
+        run_on_tools_loop(refusals.save_refusals())
+        self._log_result(split, tasks, found, writer, refusals)
         return tasks
 
-    def _asks(self, split: TaskSplit, turn: int, missing: int, before: Sequence[str]) -> list[Ask]:
+    def _build_prompts(self, split: TaskSplit, turn: int, missing: int, before: Sequence[str]) -> list[WritingPrompt]:
         draw = random.Random(f"{self._experiment.ajet.seed} {split} {turn}")
-        found, examples, settings = self._all_passages(), self._all_examples(), self._settings
+        found, examples, settings = self._load_passages(), self._load_examples(), self._settings
         if split == "train" and examples:
-            asks: list[Ask] = []
+            prompts: list[WritingPrompt] = []
             for number in range(missing):
                 shown = draw.sample(examples, min(EXAMPLES, len(examples)))
                 passage = draw.choice(found) if found else None
-                prompt = variation_prompt(
+                prompt = build_variation_prompt(
                     shown, passage.text if passage else "", 1, turn * settings.task_num + number + 1
                 )
-                asks.append(Ask(f"train {turn} {number}", prompt, 1, passage, tuple(query for query, _ in shown)))
-            return asks
+                prompts.append(
+                    WritingPrompt(f"train {turn} {number}", prompt, 1, passage, tuple(query for query, _ in shown))
+                )
+            return prompts
         order = list(found)
         draw.shuffle(order)
         chosen = [order[number % len(order)] for number in range(-(-missing // A_CALL))]
         return [
-            Ask(f"{split} {turn} {number}", knowledge_prompt(passage.text, A_CALL, number + 1, before), A_CALL, passage)
+            WritingPrompt(
+                f"{split} {turn} {number}",
+                build_knowledge_prompt(passage.text, A_CALL, number + 1, before),
+                A_CALL,
+                passage,
+            )
             for number, passage in enumerate(chosen)
         ]
 
-    async def _ask(
+    async def _request_tasks(
         self,
-        writer: Writer,
-        asks: Sequence[Ask],
-        kept: Kept,
+        writer: TaskWriter,
+        prompts: Sequence[WritingPrompt],
+        store: GenerationStore,
         rows: dict[str, Any],
-        refusals: Refusals,
+        refusals: PromptRefusals,
         bar: ProgressBar,
-    ) -> list[list[Written]]:
-        async def one(ask: Ask) -> list[Written]:
-            found = [] if refusals.knows(ask.name, ask.title) else rows.get(ask.name) or await asked(ask)
-            bar.advance(note=writer.cost.words())
-            return [Written(*each) for each in found]
+    ) -> list[list[WrittenTask]]:
+        async def read_or_request(prompt: WritingPrompt) -> list[WrittenTask]:
+            is_refused = refusals.is_refused(prompt.name, prompt.title)
+            found = [] if is_refused else rows.get(prompt.name) or await request(prompt)
+            bar.advance(note=writer.cost.describe_cost())
+            return [WrittenTask(*each) for each in found]
 
-        async def asked(ask: Ask) -> list[list[str]]:
-            async def keep(told: Sequence[Written]) -> None:  # what could not be read is asked again by the next start
-                rows[ask.name] = [[each.query, each.answer] for each in told]
-                await asyncio.to_thread(kept.add, ask.name, rows[ask.name])
-                await refusals.keep()
+        async def request(prompt: WritingPrompt) -> list[list[str]]:
+            async def save(tasks: Sequence[WrittenTask]) -> None:  # an unreadable reply is requested again next time
+                rows[prompt.name] = [[each.query, each.answer] for each in tasks]
+                await asyncio.to_thread(store.append_row, prompt.name, rows[prompt.name])
+                await refusals.save_refusals()
 
             try:
-                await writer.ask(ask.prompt, ask.count, keep)
-            except PromptRefused as refusal:
-                refusals.note(ask.name, ask.title, refusal)
+                await writer.request_tasks(prompt.prompt, prompt.count, save)
+            except PromptRefusedError as refusal:
+                refusals.note_refusal(prompt.name, prompt.title, refusal)
                 return []
-            return rows.get(ask.name) or []
+            return rows.get(prompt.name) or []
 
-        return await _all_of([one(ask) for ask in asks])
+        return await _gather_all([read_or_request(prompt) for prompt in prompts])
 
-    def _distinct(
-        self, split: TaskSplit, found: Found, held_out: Sequence[Task], kept: Kept, rows: dict[str, Any], cost: Cost
+    def _select_tasks(
+        self,
+        split: TaskSplit,
+        found: Found,
+        held_out: Sequence[Task],
+        store: GenerationStore,
+        rows: dict[str, Any],
+        cost: GenerationCost,
     ) -> list[Task]:
-        examples = {query for query, _ in self._all_examples()}
+        examples = {query for query, _ in self._load_examples()}
         found = [each for each in found if each[0].query not in examples]
         if self._settings.deduplication_filter.enabled and found:
             params = self._settings.deduplication_filter.params
             shown = dict.fromkeys(query for _, ask in found for query in ask.shown)
             texts, others = [one.query for one, _ in found], [*(task.main_query for task in held_out), *shown]
-            numbers = numbers_of([*texts, *others]) if params.numbers == "differ" else None
+            numbers = index_numbers([*texts, *others]) if params.numbers == "differ" else None
             letters, threshold = params.letters_threshold, params.similarity_threshold
-            measures = [Measure(by_letters(texts), threshold if letters is None else letters, by_letters(others))]
+            measures = [
+                SimilarityMeasure(
+                    count_letter_runs(texts), threshold if letters is None else letters, count_letter_runs(others)
+                )
+            ]
             if self._embed is not None:
-                vectors = vectors_of([*texts, *others], self._embed, params.model, kept, rows, cost)
-                measures.append(Measure(vectors[: len(texts)], threshold, vectors[len(texts) :]))
-            found = [found[place] for place in first_of_each(*measures, numbers=numbers)]
-        return [_task(split, number, one, ask.passage) for number, (one, ask) in enumerate(found)]
+                vectors = embed_texts([*texts, *others], self._embed, params.model, store, rows, cost)
+                measures.append(SimilarityMeasure(vectors[: len(texts)], threshold, vectors[len(texts) :]))
+            found = [found[place] for place in select_distinct(*measures, numbers=numbers)]
+        return [_make_task(split, number, one, ask.passage) for number, (one, ask) in enumerate(found)]
 
-    def _all_passages(self) -> list[Passage]:
+    def _load_passages(self) -> list[Passage]:
         if self._passages is None:
             reader = self._settings.document_reader
             given = reader.document_path
@@ -212,8 +234,8 @@ class GenerationReader:
             self._passages = [
                 passage
                 for place in places
-                for file in files_of(place)
-                for passage in passages(file, size=reader.chunk_size, split_by=reader.split_by)
+                for file in list_documents(place)
+                for passage in read_passages(file, size=reader.chunk_size, split_by=reader.split_by)
             ]
         return self._passages
 
@@ -232,7 +254,7 @@ class GenerationReader:
             )
         return bool(named[query.type])
 
-    def _all_examples(self) -> list[tuple[str, str]]:
+    def _load_examples(self) -> list[tuple[str, str]]:
         if self._examples is None:
             self._examples = []
             if self._has_examples():
@@ -242,50 +264,55 @@ class GenerationReader:
                 sections = {name: getattr(query, name) for name in type(query).model_fields}
                 ajet = self._experiment.ajet.model_copy(update={"task_reader": reader.model_copy(update=sections)})
                 tasks = open_reader(replace(self._experiment, ajet=ajet)).tasks("train")
-                told = ((_question(task), _said(task.metadata.get("answer"))) for task in tasks)
-                self._examples = [(whole_letters(query), whole_letters(answer)) for query, answer in told]
+                answered = ((_get_question(task), _answer_text(task.metadata.get("answer"))) for task in tasks)
+                self._examples = [(whole_letters(query), whole_letters(answer)) for query, answer in answered]
         return self._examples
 
-    def _models(self) -> list[ChatModel]:
+    def _list_models(self) -> list[ChatModel]:
         settings = self._settings
         if settings.models:
             return list_configured(settings.models, f"{SECTION}.models")
         server = find_other_server()
         return [model_at(server.base_url, settings.llm_model, key, where="OPENAI_BASE_URL") for key in server.keys]
 
-    def _writer(self) -> Writer:
+    def _make_writer(self) -> TaskWriter:
         """For one split; who does not answer is remembered from one to the next."""
-        settings, models = self._settings, self._models()
-        self._failover = self._failover or Failover(len(models))
-        return Writer(
+        settings, models = self._settings, self._list_models()
+        self._failover = self._failover or ModelFailover(len(models))
+        return TaskWriter(
             models,
             self._failover,
-            [Price(each.price_in, each.price_out) for each in settings.models],
+            [TokenPrice(each.price_in, each.price_out) for each in settings.models],
             temperature=settings.sampling_params.temperature,
             tokens=settings.llm_response_length,
             at_once=settings.num_workers,
         )
 
-    def _kept(self) -> Kept:
+    def _open_store(self) -> GenerationStore:
         settings = self._settings
-        alike, dedup = settings.deduplication_filter.enabled, settings.deduplication_filter.params
-        asked = server_of(dedup) if alike else None
+        is_deduplicated, dedup = settings.deduplication_filter.enabled, settings.deduplication_filter.params
+        server = find_embedding_server(dedup) if is_deduplicated else None
         about: Mapping[str, Any] = {
             "form": FORM,
-            "models": [(model.base_url, model.model) for model in self._models()],
+            "models": [(model.base_url, model.model) for model in self._list_models()],
             "temperature": settings.sampling_params.temperature,
             "tokens": settings.llm_response_length,
             "tasks": settings.task_num,
             "seed": self._experiment.ajet.seed,
-            "passages": [(passage.source, passage.text) for passage in self._all_passages()],
-            "examples": self._all_examples(),
-            "alike": [alike, dedup.similarity_threshold, asked.base_url if asked else dedup.base_url, dedup.model],
+            "passages": [(passage.source, passage.text) for passage in self._load_passages()],
+            "examples": self._load_examples(),
+            "alike": [
+                is_deduplicated,
+                dedup.similarity_threshold,
+                server.base_url if server else dedup.base_url,
+                dedup.model,
+            ],
             "letters": dedup.letters_threshold,
             "numbers": dedup.numbers,
         }
-        return Kept(find_cache_root() / "generated", about)
+        return GenerationStore(find_cache_root() / "generated", about)
 
-    def _none(self, split: TaskSplit, found: int, refusals: Refusals) -> TaskError:
+    def _explain_no_tasks(self, split: TaskSplit, found: int, refusals: PromptRefusals) -> TaskError:
         if found:
             return TaskError(
                 f"All {found} that were written are too like an example, a held-out task or each other: no {split} "
@@ -296,7 +323,7 @@ class GenerationReader:
             )
         if refusals:
             return TaskError(
-                f"No model writes {split} tasks: {refusals.words()}",
+                f"No model writes {split} tasks: {refusals.describe_refusals()}",
                 where=SECTION,
                 expected="prompts that a model takes",
                 do="give shorter passages (document_reader.chunk_size) or other documents, or name another model",
@@ -308,14 +335,16 @@ class GenerationReader:
             do="name a more capable model, or give it more tokens (llm_response_length)",
         )
 
-    def _tell(self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: Writer, refusals: Refusals) -> None:
+    def _log_result(
+        self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: TaskWriter, refusals: PromptRefusals
+    ) -> None:
         by = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "as they were kept"
         logger.info(
             "{} {} tasks {}; {} left out as too alike, {} replies could not be read",
             len(tasks), split, by, len(found) - len(tasks), writer.cost.unreadable,
         )  # fmt: skip
         if refusals:
-            logger.warning("left out of {} tasks: {}", split, refusals.words())
+            logger.warning("left out of {} tasks: {}", split, refusals.describe_refusals())
         if len(tasks) < self._settings.task_num:
             logger.warning(
                 "{} of {} {} tasks could be written: more documents or examples, a higher temperature or a higher "
@@ -324,27 +353,27 @@ class GenerationReader:
             )  # fmt: skip
 
 
-def _task(split: TaskSplit, number: int, one: Written, passage: Passage | None) -> Task:
-    told = {"answer": one.answer} if one.answer else {}
+def _make_task(split: TaskSplit, number: int, one: WrittenTask, passage: Passage | None) -> Task:
+    answer = {"answer": one.answer} if one.answer else {}
     about = {"source": passage.source, "related_doc": passage.text} if passage else {}
-    return Task(main_query=one.query, task_id=f"generated-{split}-{number}", metadata={**told, **about})
+    return Task(main_query=one.query, task_id=f"generated-{split}-{number}", metadata={**answer, **about})
 
 
-def _title(split: TaskSplit, turn: int) -> str:
+def _name_round(split: TaskSplit, turn: int) -> str:
     return f"writing {split} tasks" + (f" (round {turn + 1} of at most {ROUNDS})" if turn else "")
 
 
-def _said(answer: Any) -> str:
+def _answer_text(answer: Any) -> str:
     return "" if answer is None else str(answer)
 
 
-def _question(task: Task) -> str:
+def _get_question(task: Task) -> str:
     return task.main_query if not task.init_messages else text_of(task.init_messages[-1])
 
 
-async def _all_of(asks: Sequence[Coroutine[Any, Any, list[Written]]]) -> list[list[Written]]:
+async def _gather_all(requests: Sequence[Coroutine[Any, Any, list[WrittenTask]]]) -> list[list[WrittenTask]]:
     """The results in their order. The first failure ends it, after those under way have been kept."""
-    found = await asyncio.gather(*asks, return_exceptions=True)
+    found = await asyncio.gather(*requests, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):
             raise each

@@ -14,7 +14,7 @@ from typing import Any
 
 from ajet.record.console import counted
 from ajet.schema.errors import AjetError
-from ajet_datagen.generation.kept import Kept
+from ajet_datagen.generation.kept import GenerationStore
 
 STATUSES = (400, 413, 422)
 """By which a server refuses what it was sent. A few refuse an account by them, too, and each prompt then."""
@@ -27,7 +27,7 @@ REFUSED = "refused"
 """In a kept row: why."""
 
 
-class PromptRefused(AjetError):
+class PromptRefusedError(AjetError):
     """Why no model answered it."""
 
     def __init__(self, why: str, *, by_all: bool) -> None:
@@ -36,18 +36,18 @@ class PromptRefused(AjetError):
         self.by_all = by_all
 
 
-class Refusals:
+class PromptRefusals:
     """The refusals of one reading. `rows`: what is kept, by name."""
 
-    def __init__(self, kept: Kept, rows: dict[str, Any]) -> None:
-        self._kept, self._rows = kept, rows
+    def __init__(self, store: GenerationStore, rows: dict[str, Any]) -> None:
+        self._store, self._rows = store, rows
         self._why: dict[str, str] = {}
         self._new: dict[str, str] = {}
 
     def __len__(self) -> int:
         return len(self._why)
 
-    def knows(self, name: str, title: str) -> bool:
+    def is_refused(self, name: str, title: str) -> bool:
         """Whether an earlier reading left the prompt out; `title`: as it is told."""
         row = self._rows.get(name)
         if not isinstance(row, Mapping):
@@ -55,20 +55,20 @@ class Refusals:
         self._why[title] = str(row[REFUSED])
         return True
 
-    def note(self, name: str, title: str, refusal: PromptRefused) -> None:
+    def note_refusal(self, name: str, title: str, refusal: PromptRefusedError) -> None:
         """A prompt is left out."""
         self._why[title] = str(refusal)
         if refusal.by_all:
             self._new[name] = str(refusal)
 
-    async def keep(self) -> None:
+    async def save_refusals(self) -> None:
         """Keep what was noted: it was the prompts that were refused: those noted so far are not asked again."""
         new, self._new = self._new, {}
         for name, why in new.items():
             self._rows[name] = {REFUSED: why}
-            await asyncio.to_thread(self._kept.add, name, self._rows[name])
+            await asyncio.to_thread(self._store.append_row, name, self._rows[name])
 
-    def words(self) -> str:
+    def describe_refusals(self) -> str:
         """How many, which and why."""
         titles = list(self._why)
         named = ", ".join(titles[:NAMED]) + (" …" if len(titles) > NAMED else "")

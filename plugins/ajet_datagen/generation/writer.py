@@ -19,10 +19,10 @@ from loguru import logger
 from ajet.environment.chat_model import ChatModel, ChatReply, NoAnswerError, request_completion
 from ajet.schema.errors import TaskError
 from ajet.schema.settled import whole_letters
-from ajet_datagen.generation.cost import Cost, Price
-from ajet_datagen.generation.failover import REST_S, Failover
-from ajet_datagen.generation.patience import patiently
-from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES, PromptRefused
+from ajet_datagen.generation.cost import GenerationCost, TokenPrice
+from ajet_datagen.generation.failover import REST_S, ModelFailover
+from ajet_datagen.generation.patience import request_with_retries
+from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES, PromptRefusedError
 
 FORM = 2
 """Of the prompts: grows where the same is asked otherwise."""
@@ -42,67 +42,67 @@ SET = "This is set number %d; it differs from every other set."
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenTask:
     """A task as the model wrote it."""
 
     query: str
     answer: str
 
 
-def knowledge_prompt(passage: str, count: int, number: int, before: Sequence[str] = ()) -> str:
+def build_knowledge_prompt(passage: str, count: int, number: int, before: Sequence[str] = ()) -> str:
     """Questions on a passage; `number`: of the request, so that no two are the same; `before`: those that were asked
     already."""
-    asked = "\n\nAsked already, not to be asked again:\n" + marked("\n".join(before)) if before else ""
-    told = f"{KNOWLEDGE % count} {SET % number}"
-    return f"{told}\n\nThe passage:\n{marked(passage)}{asked}\n\n{SHAPE % count}"
+    earlier = "\n\nAsked already, not to be asked again:\n" + mark_text("\n".join(before)) if before else ""
+    request = f"{KNOWLEDGE % count} {SET % number}"
+    return f"{request}\n\nThe passage:\n{mark_text(passage)}{earlier}\n\n{SHAPE % count}"
 
 
-def variation_prompt(examples: Sequence[tuple[str, str]], passage: str, count: int, number: int) -> str:
+def build_variation_prompt(examples: Sequence[tuple[str, str]], passage: str, count: int, number: int) -> str:
     """Tasks like the examples (query, answer), on the subject of the passage, if there is one; `number`: as above."""
     shown = "\n\n".join(
-        f"Example {number}:\n{marked(query)}" + (f"\nIts answer:\n{marked(answer)}" if answer else "")
+        f"Example {number}:\n{mark_text(query)}" + (f"\nIts answer:\n{mark_text(answer)}" if answer else "")
         for number, (query, answer) in enumerate(examples, 1)
     )
-    about = f"\n\nTheir content comes from this passage:\n{marked(passage)}" if passage else ""
+    about = f"\n\nTheir content comes from this passage:\n{mark_text(passage)}" if passage else ""
     return f"{VARIATION % count} {SET % number}\n\n{shown}{about}\n\n{SHAPE % count}"
 
 
-def marked(text: str) -> str:
+def mark_text(text: str) -> str:
     """Between marks that it cannot hold, for they are made of it."""
     mark = hashlib.sha256(text.encode()).hexdigest()[:32]
     return f"<text-{mark}>\n{text}\n</text-{mark}>"
 
 
-def written(reply: str, count: int) -> list[Written] | None:
+def parse_tasks(reply: str, count: int) -> list[WrittenTask] | None:
     """The tasks of a reply, `count` at most; None where it is none."""
     start = reply.find("{")
     if start < 0:
         return None
     try:
-        told: Any = json.JSONDecoder().raw_decode(reply, start)[0]
-        found = [Written(_short(each["query"]), _short(each.get("answer"))) for each in told["tasks"]]
+        parsed: Any = json.JSONDecoder().raw_decode(reply, start)[0]
+        found = [WrittenTask(_clean_text(each["query"]), _clean_text(each.get("answer"))) for each in parsed["tasks"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     good = [each for each in found if each.query]
     return good[:count] or None
 
 
-def _short(said: Any) -> str:
-    return "" if said is None else whole_letters(str(said)).strip()
+def _clean_text(value: Any) -> str:
+    return "" if value is None else whole_letters(str(value)).strip()
 
 
-class Writer:
+class TaskWriter:
     """Asks on the tools' loop, at most `at_once` questions at a time."""
 
     def __init__(
-        self, models: Sequence[ChatModel], failover: Failover, prices: Sequence[Price] = (), *, temperature: float,
-        tokens: int, at_once: int,
+        self, models: Sequence[ChatModel], failover: ModelFailover, prices: Sequence[TokenPrice] = (), *,
+        temperature: float, tokens: int, at_once: int,
     ) -> None:  # fmt: skip
         """`prices`: one a model; none at all where nobody named any."""
-        self.models, self.cost = models, Cost()
+        self.models, self.cost = models, GenerationCost()
         self.wrote: dict[str, None] = {}
         """Names of the models that gave tasks, in the order of their first ones."""
-        self._failover, self._prices = failover, prices or [Price()] * len(models)
+        self._failover, self._prices = failover, prices or [TokenPrice()] * len(models)
         self._settings = {"temperature": temperature, "max_tokens": tokens}
         self._free = asyncio.Semaphore(at_once)
         self._failure: TaskError | None = None
@@ -115,27 +115,29 @@ class Writer:
         """The names of the models, in their order."""
         return ", ".join(dict.fromkeys(model.model for model in self.models))
 
-    async def ask(self, prompt: str, count: int, keep: Callable[[list[Written]], Awaitable[None]]) -> list[Written]:
+    async def request_tasks(
+        self, prompt: str, count: int, keep: Callable[[list[WrittenTask]], Awaitable[None]]
+    ) -> list[WrittenTask]:
         """[] where no reply could be read; what could is kept before another question takes its place, so that a kill
-        loses no more answers than are asked for at once. Raises PromptRefused; TaskError where no model answers, and
-        after that for all that is asked."""
+        loses no more answers than are asked for at once. Raises PromptRefusedError; TaskError where no model
+        answers, and after that for all that is asked."""
         async with self._free:
             await self._go_on.wait()
             if self._failure is not None:
                 raise self._failure
             self._under_way += 1
             try:
-                found = await self._asked(prompt, count)
+                found = await self._request_from_models(prompt, count)
                 self._in_a_row = 0
-            except PromptRefused as refusal:
+            except PromptRefusedError as refusal:
                 self._in_a_row += 1
                 if self._in_a_row >= IN_A_ROW and self._under_way == 1:
                     self._go_on.clear()
-                    if await self._answers():
+                    if await self._is_any_model_answering():
                         self._in_a_row = 0
                     else:
-                        told = f"{self._in_a_row} prompts in a row were refused, and a harmless one"
-                        self._failure = _no_model(f"{told}; the last: {refusal}")
+                        problem = f"{self._in_a_row} prompts in a row were refused, and a harmless one"
+                        self._failure = _make_no_model_error(f"{problem}; the last: {refusal}")
                 raise
             except TaskError as failure:
                 self._failure = failure
@@ -150,56 +152,58 @@ class Writer:
                 await keep(found)
             return found
 
-    async def _answers(self) -> bool:
+    async def _is_any_model_answering(self) -> bool:
         """Whether a model answers what nobody refuses for what it says."""
-        for place in self._failover.order():
+        for place in self._failover.rank_models():
             try:
-                await self._answer(place, HARMLESS, last=True)
+                await self._request_completion(place, HARMLESS, last=True)
             except NoAnswerError:
                 continue
             return True
         return False
 
-    async def _asked(self, prompt: str, count: int) -> list[Written]:
+    async def _request_from_models(self, prompt: str, count: int) -> list[WrittenTask]:
         problems: list[str] = []
         refused = 0
-        order = self._failover.order()
+        order = self._failover.rank_models()
         for place, next_one in zip(order, [*order[1:], None], strict=True):
             model = self.models[place]
             try:
-                answer = await self._answer(place, prompt, last=next_one is None)
+                answer = await self._request_completion(place, prompt, last=next_one is None)
             except NoAnswerError as problem:
                 problems.append(f"{model.model} at {model.place}: {problem}")
                 refused += problem.status in STATUSES
-                if self._failover.gave_up(place, problem) and next_one is not None:
-                    logger.warning("{}; for {:.0f} s {} is asked first", problems[-1], REST_S, self._named(next_one))
+                if self._failover.note_failure(place, problem) and next_one is not None:
+                    logger.warning(
+                        "{}; for {:.0f} s {} is asked first", problems[-1], REST_S, self._name_model(next_one)
+                    )
                 continue
-            self._failover.answered(place)
-            if (found := written(answer.text, count)) is not None:
+            self._failover.note_answer(place)
+            if (found := parse_tasks(answer.text, count)) is not None:
                 self.wrote[model.model] = None
                 return found
             self.cost.unreadable += 1
         if len(problems) == len(self.models):
             if refused:
-                raise PromptRefused("; ".join(problems), by_all=refused == len(problems))
-            raise _no_model("; ".join(problems))
+                raise PromptRefusedError("; ".join(problems), by_all=refused == len(problems))
+            raise _make_no_model_error("; ".join(problems))
         return []
 
-    async def _answer(self, place: int, prompt: str, *, last: bool) -> ChatReply:
+    async def _request_completion(self, place: int, prompt: str, *, last: bool) -> ChatReply:
         body = {"messages": [{"role": "user", "content": prompt}], **self._settings}
 
         async def once(seconds: float) -> ChatReply:
             return await request_completion(self.models[place], body, seconds)
 
-        answer = await patiently(once, self._failover, place, last=last, counted=self.cost.called)
-        self.cost.answered(answer.prompt_tokens, answer.reply_tokens, self._prices[place])
+        answer = await request_with_retries(once, self._failover, place, last=last, counted=self.cost.count_request)
+        self.cost.count_reply(answer.prompt_tokens, answer.reply_tokens, self._prices[place])
         return answer
 
-    def _named(self, place: int) -> str:
+    def _name_model(self, place: int) -> str:
         return f"{self.models[place].model} at {self.models[place].place}"
 
 
-def _no_model(why: str) -> TaskError:
+def _make_no_model_error(why: str) -> TaskError:
     return TaskError(
         f"No model writes tasks: {why}",
         where="ajet.task_reader.data_generation",

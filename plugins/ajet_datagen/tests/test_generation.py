@@ -17,9 +17,16 @@ from hypothesis import strategies as st
 
 from ajet.schema.errors import ConfigError, TaskError
 from ajet.task_reader import open_reader
-from ajet_datagen.alike import Measure, apart_from, by_letters, first_of_each, normed, numbers_of
+from ajet_datagen.alike import (
+    SimilarityMeasure,
+    count_letter_runs,
+    index_numbers,
+    normalize_vectors,
+    select_distinct,
+    select_unlike,
+)
 from ajet_datagen.generation import patience
-from ajet_datagen.generation.writer import marked, written
+from ajet_datagen.generation.writer import mark_text, parse_tasks
 from ajet_datagen.tests.generation_fixtures import (
     SEA,
     counted,
@@ -53,8 +60,8 @@ def test_questions_on_documents_are_held_out_and_variations_of_examples_trained_
         word = task.main_query.removeprefix("How hard is ").removesuffix("?")
         assert task.metadata == {"answer": str(len(word)), "source": "sea.txt", "related_doc": SEA}
     asked = prompts(server)
-    assert all(marked(SEA) in prompt for prompt in asked)
-    assert [marked("What is 2 + 3?") in prompt for prompt in asked].count(True) >= 6
+    assert all(mark_text(SEA) in prompt for prompt in asked)
+    assert [mark_text("What is 2 + 3?") in prompt for prompt in asked].count(True) >= 6
     assert all(said["model"] == "writer0" and said["temperature"] == 0.0 for said in server.seen)
 
 
@@ -299,7 +306,7 @@ def test_numbers_make_two_tasks_of_what_is_alike_else(server: JudgeServer, tmp_p
 
 def test_the_numbers_of_a_text() -> None:
     texts = ["3 and 4", "4, 3", "3 and 4 and 4", "none", "3.50", "3.5", "1,000 of 2", "2 of 1000", "in 2021", "7b"]
-    assert numbers_of(texts).tolist() == [1, 1, 2, 0, 3, 3, 4, 4, 5, 6]
+    assert index_numbers(texts).tolist() == [1, 1, 2, 0, 3, 3, 4, 4, 5, 6]
 
 
 def test_variations_of_an_example_with_other_numbers_are_trained_on(server: JudgeServer, tmp_path: Path) -> None:
@@ -457,26 +464,31 @@ def test_mistakes_have_answers(server: JudgeServer, tmp_path: Path, monkeypatch:
 
 @given(st.lists(st.sampled_from(["a b c d e", "A b  c d e", "f g h i j", "quite another one"]), max_size=8))
 def test_the_first_of_each_stays(texts: list[str]) -> None:
-    kept = [texts[place].casefold().replace("  ", " ") for place in first_of_each(Measure(by_letters(texts), 0.9))]
+    kept = [
+        texts[place].casefold().replace("  ", " ")
+        for place in select_distinct(SimilarityMeasure(count_letter_runs(texts), 0.9))
+    ]
     assert kept == list(dict.fromkeys(text.casefold().replace("  ", " ") for text in texts))
 
 
 def test_equal_vectors_are_alike_at_any_threshold() -> None:
     """Their cosine may be a rounding below 1."""
-    same = normed(by_letters(["How deep is the Baltic Sea, and what lives in it?"] * 3) * 3)
-    assert first_of_each(Measure(same, 1.0)) == [0]
-    assert first_of_each(Measure(same, 1.0, known=same[:1])) == [] and apart_from(same, same[:1], 1.0) == []
+    same = normalize_vectors(count_letter_runs(["How deep is the Baltic Sea, and what lives in it?"] * 3) * 3)
+    assert select_distinct(SimilarityMeasure(same, 1.0)) == [0]
+    assert (
+        select_distinct(SimilarityMeasure(same, 1.0, known=same[:1])) == [] and select_unlike(same, same[:1], 1.0) == []
+    )
 
 
 @given(st.text(max_size=100))
 def test_nothing_closes_its_own_marks(text: str) -> None:
-    shown = marked(text)
+    shown = mark_text(text)
     closing = shown.rpartition("\n")[2]
     assert shown.count(closing) == 1
 
 
 def test_a_reply_may_have_words_around_it() -> None:
-    found = written('Sure! ```json\n{"tasks": [{"query": " a "}, {"query": "b", "answer": 2}]}\n``` Done.', 5)
+    found = parse_tasks('Sure! ```json\n{"tasks": [{"query": " a "}, {"query": "b", "answer": 2}]}\n``` Done.', 5)
     assert found is not None and [(each.query, each.answer) for each in found] == [("a", ""), ("b", "2")]
 
 
@@ -485,7 +497,7 @@ HALF = "\ud83d"
 
 
 def test_half_a_letter_is_marked_and_what_was_paid_for_is_kept(server: JudgeServer, tmp_path: Path) -> None:
-    found = written(json.dumps({"tasks": [{"query": f"a{HALF}b", "answer": "\ud83d\ude00" + HALF}]}), 5)
+    found = parse_tasks(json.dumps({"tasks": [{"query": f"a{HALF}b", "answer": "\ud83d\ude00" + HALF}]}), 5)
     assert found is not None and [(each.query, each.answer) for each in found] == [("a\ufffdb", "\U0001f600\ufffd")]
     server.say = lambda asked: json.dumps({"tasks": [{"query": f"Who is {HALF}?", "answer": HALF}]})
     [task] = read(tmp_path, server, split="validation")
@@ -548,4 +560,4 @@ def test_embeddings_of_another_length_are_one_error(server: JudgeServer, tmp_pat
 
 
 def test_marks_are_too_long_to_be_guessed() -> None:
-    assert re.fullmatch(r"<text-[0-9a-f]{32}>\nword\n</text-[0-9a-f]{32}>", marked("word"))
+    assert re.fullmatch(r"<text-[0-9a-f]{32}>\nword\n</text-[0-9a-f]{32}>", mark_text("word"))

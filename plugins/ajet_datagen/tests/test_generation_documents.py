@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.schema.errors import TaskError
-from ajet_datagen.generation.documents import ENDS, passages, text_of_file
+from ajet_datagen.generation.documents import ENDS, read_document, read_passages
 from ajet_datagen.tests.generation_fixtures import SEA, log_lines
 
 DRAWN = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
@@ -90,7 +90,7 @@ MAKE: dict[str, Callable[[], bytes]] = {
 
 def text_of(folder: Path, name: str, data: bytes) -> str:
     (folder / name).write_bytes(data)
-    return text_of_file(folder / name)
+    return read_document(folder / name)
 
 
 @pytest.mark.parametrize("kind", MAKE)
@@ -102,7 +102,7 @@ def test_documents_of_each_kind_are_read(tmp_path: Path, kind: str) -> None:
 
 def test_pages_of_a_pdf_are_passages(tmp_path: Path) -> None:
     (tmp_path / "sea.pdf").write_bytes(a_pdf(["The sea is deep."], ["The shore is flat."]))
-    found = passages(tmp_path / "sea.pdf", size=20, split_by="paragraph")
+    found = read_passages(tmp_path / "sea.pdf", size=20, split_by="paragraph")
     assert [(each.source, each.text) for each in found] == [
         ("sea.pdf", "The sea is deep."),
         ("sea.pdf", "The shore is flat."),
@@ -260,7 +260,7 @@ def test_an_office_file_whose_xml_is_damaged_is_said(tmp_path: Path, kind: str, 
         for name in source.namelist():
             target.writestr(name, source.read(name)[: 99 if name == part else None])
     with pytest.raises(TaskError, match=f"bad.{kind} cannot be read"):
-        text_of_file(damaged)
+        read_document(damaged)
 
 
 @given(
@@ -273,6 +273,6 @@ def test_passages_hold_all_of_a_text_and_are_no_longer_than_asked(
 ) -> None:
     file = tmp_path_factory.mktemp("text") / "a.txt"
     file.write_text("x" + text, encoding="utf-8")
-    found = [passage.text for passage in passages(file, size=size, split_by=split_by)]
+    found = [passage.text for passage in read_passages(file, size=size, split_by=split_by)]
     assert all(0 < len(each) <= size for each in found)
     assert "".join("".join(found).split()) == "".join(("x" + text).split())

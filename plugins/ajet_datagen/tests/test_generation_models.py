@@ -17,8 +17,8 @@ from ajet.environment.chat_model import NoAnswerError
 from ajet.record.progress import Progress
 from ajet.schema.errors import TaskError
 from ajet_datagen.generation import patience, reader
-from ajet_datagen.generation.cost import Cost, Price
-from ajet_datagen.generation.failover import REST_S, Failover
+from ajet_datagen.generation.cost import GenerationCost, TokenPrice
+from ajet_datagen.generation.failover import REST_S, ModelFailover
 from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES
 from ajet_datagen.tests.generation_fixtures import counted, examples, log_lines, prompts, read, writing_server
 from tests.judge_fixtures import JudgeServer, judge_server
@@ -247,35 +247,35 @@ def test_a_model_alone_is_asked_again_also_where_it_hangs(
 
 def test_a_rest_ends() -> None:
     now = [0.0]
-    models = Failover(3, clock=lambda: now[0])
+    models = ModelFailover(3, clock=lambda: now[0])
     down, narrow = (
         NoAnswerError("down", is_retryable=True, status=503),
         NoAnswerError("too long", is_retryable=False, status=400),
     )
-    assert models.gave_up(0, down) and models.order() == [1, 2, 0]
-    assert not models.gave_up(1, narrow) and models.order() == [1, 2, 0]
-    assert models.gave_up(1, NoAnswerError("no key", is_retryable=False, status=401)) and models.order() == [2, 0, 1]
-    assert not models.gave_up(1, down), "it rests already"
+    assert models.note_failure(0, down) and models.rank_models() == [1, 2, 0]
+    assert not models.note_failure(1, narrow) and models.rank_models() == [1, 2, 0]
+    assert models.note_failure(1, NoAnswerError("no key", is_retryable=False, status=401)) and models.rank_models() == [2, 0, 1]
+    assert not models.note_failure(1, down), "it rests already"
     now[0] = REST_S - 1
-    assert models.rests(0)
-    models.answered(1)
-    assert models.order() == [1, 2, 0]
+    assert models.is_resting(0)
+    models.note_answer(1)
+    assert models.rank_models() == [1, 2, 0]
     now[0] = REST_S
-    assert models.order() == [0, 1, 2]
+    assert models.rank_models() == [0, 1, 2]
 
 
 # what it cost
 
 
 def test_money_is_counted_by_each_models_own_price() -> None:
-    cost = Cost()
-    assert cost.words() == ""
+    cost = GenerationCost()
+    assert cost.describe_cost() == ""
     cost.calls = 3
-    cost.answered(1_000, 100, Price())
-    assert cost.words() == "3 requests, 1,000 + 100 tokens"
-    cost.answered(2_000_000, 500_000, Price(prompt=0.5, reply=2.0))
+    cost.count_reply(1_000, 100, TokenPrice())
+    assert cost.describe_cost() == "3 requests, 1,000 + 100 tokens"
+    cost.count_reply(2_000_000, 500_000, TokenPrice(prompt=0.5, reply=2.0))
     assert cost.money == pytest.approx(2 * 0.5 + 0.5 * 2.0)
-    assert cost.words() == "3 requests, 2,001,000 + 500,100 tokens, 2 by the prices of models"
+    assert cost.describe_cost() == "3 requests, 2,001,000 + 500,100 tokens, 2 by the prices of models"
 
 
 def priced(*servers: JudgeServer) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def test_opentelemetry_with_feedback(tmp_path):
     found = read_sources([tmp_path / "one.json", tmp_path / "lines.jsonl"], [tmp_path / "said.jsonl"])
     first, second = found.traces
     assert (first.rating.reward, first.rating.liked, first.session) == (0.75, True, "c1")
-    assert second.rating.corrected == "Four." and second.alone and found.loose == 1 and found.silent == 1
+    assert second.rating.corrected == "Four." and second.is_rated_alone and found.loose == 1 and found.silent == 1
     assert [why.split(" of ")[0] for _, why in found.bad] == ["no JSON", "a part"]
     assert "lines.jsonl:3" in found.bad[0][0] and "span s0" in found.bad[1][0]
 

@@ -12,7 +12,7 @@ import pytest
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader.jsonl import read_tasks
-from ajet_datagen.generation.documents import text_of_file
+from ajet_datagen.generation.documents import read_document
 from ajet_datagen.tests.test_tracing import ASKED, SAID, flat_span, observed, otlp, reader, studio
 from ajet_datagen.tracing import TracingReader
 from ajet_datagen.tracing.sources import read_sources
@@ -217,7 +217,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_tasks(tmp_path / "broken.jsonl", lambda row: Task(main_query="x"))
     (tmp_path / "sea.txt").symlink_to("/proc/self/mem")
     with pytest.raises(TaskError, match="sea.txt cannot be read"):
-        text_of_file(tmp_path / "sea.txt")
+        read_document(tmp_path / "sea.txt")
 
 
 def test_a_line_of_a_run_s_feedback_that_was_being_written_is_not_read(tmp_path: Path) -> None:

@@ -13,18 +13,25 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ajet.task_reader.contract import TaskSplit
-from ajet_datagen.alike import Measure, apart_from, by_letters, first_of_each, may_be_alike, numbers_of
-from ajet_datagen.tracing.trace import Trace
+from ajet_datagen.alike import (
+    SimilarityMeasure,
+    can_be_duplicates,
+    count_letter_runs,
+    index_numbers,
+    select_distinct,
+    select_unlike,
+)
+from ajet_datagen.tracing.trace import AgentTrace
 
 if TYPE_CHECKING:
     from ajet_datagen.config import Tracing
 
 
-def taken(traces: Sequence[Trace], settings: Tracing, left: Counter[str]) -> list[Trace]:
+def select_traces(traces: Sequence[AgentTrace], settings: Tracing, left: Counter[str]) -> list[AgentTrace]:
     """The traces that the settings want."""
     found = []
     for trace in traces:
-        why = _why_not(trace, settings)
+        why = _find_exclusion(trace, settings)
         if why:
             left[why] += 1
         else:
@@ -32,87 +39,91 @@ def taken(traces: Sequence[Trace], settings: Tracing, left: Counter[str]) -> lis
     return found
 
 
-def split(traces: Sequence[Trace], settings: Tracing, seed: int, left: Counter[str]) -> Mapping[TaskSplit, list[Trace]]:
+def split_traces(
+    traces: Sequence[AgentTrace], settings: Tracing, seed: int, left: Counter[str]
+) -> Mapping[TaskSplit, list[AgentTrace]]:
     """Split by question: all that are asked alike go together, and what is trained on and is like a held-out one
     nevertheless is left out. Neither side is empty where there are two questions. What a longer conversation begins
     with is not held out, for that conversation has its answer."""
-    questions = list(dict.fromkeys(asked(trace) for trace in traces))
+    questions = list(dict.fromkeys(question_key(trace) for trace in traces))
     differ = settings.numbers == "differ"
-    groups = _groups(questions, settings.similarity_threshold, differ)
+    groups = _group_questions(questions, settings.similarity_threshold, differ)
     names = sorted(set(groups.values()), key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
     count = round(len(names) * settings.validation_share)
     if settings.validation_share > 0 and len(names) > 1:
         count = min(max(count, 1), len(names) - 1)
-    begun = _begun(traces, groups)
+    begun = _find_continued_groups(traces, groups)
     held_out = set([name for name in names if name not in begun][:count])
-    found: dict[TaskSplit, list[Trace]] = {"train": [], "validation": []}
+    found: dict[TaskSplit, list[AgentTrace]] = {"train": [], "validation": []}
     for trace in traces:
-        found["validation" if groups[asked(trace)] in held_out else "train"].append(trace)
+        found["validation" if groups[question_key(trace)] in held_out else "train"].append(trace)
     if settings.similarity_threshold < 1 and found["validation"]:
-        here, there = ([asked(trace) for trace in found[side]] for side in ("train", "validation"))
-        numbers = numbers_of([*here, *there]) if differ else None
-        apart = apart_from(by_letters(here), by_letters(there), settings.similarity_threshold, numbers)
-        left["too like a held-out one"] += len(found["train"]) - len(apart)
-        found["train"] = [found["train"][at] for at in apart]
+        here, there = ([question_key(trace) for trace in found[side]] for side in ("train", "validation"))
+        numbers = index_numbers([*here, *there]) if differ else None
+        places = select_unlike(
+            count_letter_runs(here), count_letter_runs(there), settings.similarity_threshold, numbers
+        )
+        left["too like a held-out one"] += len(found["train"]) - len(places)
+        found["train"] = [found["train"][at] for at in places]
     return found
 
 
-def best_of_each(traces: Sequence[Trace], left: Counter[str]) -> list[Trace]:
+def select_best(traces: Sequence[AgentTrace], left: Counter[str]) -> list[AgentTrace]:
     """One trace of each question: the best one, the latest of equals."""
-    best: dict[str, Trace] = {}
+    best: dict[str, AgentTrace] = {}
     for trace in traces:
-        name = asked(trace)
+        name = question_key(trace)
         if name in best:
             left["asked again"] += 1
-        if name not in best or _rank(trace) >= _rank(best[name]):
+        if name not in best or _rank_trace(trace) >= _rank_trace(best[name]):
             best[name] = trace
     return list(best.values())
 
 
-def asked(trace: Trace) -> str:
+def question_key(trace: AgentTrace) -> str:
     """The letters by which two questions are the same: theirs, and those of what was said before them."""
-    return _settled(_said(trace))
+    return _normalize_questions(_list_questions(trace))
 
 
-def _said(trace: Trace) -> list[str]:
+def _list_questions(trace: AgentTrace) -> list[str]:
     return [str(each.get("content")) for each in trace.messages if each.get("role") == "user"]
 
 
-def _settled(said: Sequence[str]) -> str:
-    return re.sub(r"\s+", " ", "\n".join(said).casefold()).strip()
+def _normalize_questions(questions: Sequence[str]) -> str:
+    return re.sub(r"\s+", " ", "\n".join(questions).casefold()).strip()
 
 
-def _begun(traces: Sequence[Trace], groups: Mapping[str, str]) -> set[str]:
+def _find_continued_groups(traces: Sequence[AgentTrace], groups: Mapping[str, str]) -> set[str]:
     """Groups with a question that a conversation of another group goes on from."""
     found = set()
     for trace in traces:
-        said = _said(trace)
-        earlier = {groups.get(_settled(said[:count])) for count in range(1, len(said))}
-        found |= {name for name in earlier if name is not None and name != groups[_settled(said)]}
+        questions = _list_questions(trace)
+        earlier = {groups.get(_normalize_questions(questions[:count])) for count in range(1, len(questions))}
+        found |= {name for name in earlier if name is not None and name != groups[_normalize_questions(questions)]}
     return found
 
 
-def _groups(questions: Sequence[str], threshold: float, differ: bool) -> dict[str, str]:
+def _group_questions(questions: Sequence[str], threshold: float, differ: bool) -> dict[str, str]:
     """Each question's group, named by its first one. `differ`: other numbers make another question."""
     if threshold >= 1 or len(questions) < 2:
         return {question: question for question in questions}
-    vectors, numbers = by_letters(questions), numbers_of(questions) if differ else None
-    firsts = first_of_each(Measure(vectors, threshold), numbers=numbers)
+    vectors, numbers = count_letter_runs(questions), index_numbers(questions) if differ else None
+    firsts = select_distinct(SimilarityMeasure(vectors, threshold), numbers=numbers)
     cosines = vectors @ vectors[firsts].T
     if numbers is not None:
-        cosines[~may_be_alike(numbers[:, None], numbers[None, firsts])] = -1
+        cosines[~can_be_duplicates(numbers[:, None], numbers[None, firsts])] = -1
     nearest = cosines.argmax(axis=1)
     return {question: questions[firsts[int(at)]] for question, at in zip(questions, nearest, strict=True)}
 
 
-def _rank(trace: Trace) -> tuple[bool, float]:
-    worth = trace.rating.worth
-    return trace.rating.corrected is not None, -1.0 if worth is None else worth
+def _rank_trace(trace: AgentTrace) -> tuple[bool, float]:
+    score = trace.rating.score
+    return trace.rating.corrected is not None, -1.0 if score is None else score
 
 
-def _why_not(trace: Trace, settings: Tracing) -> str:
+def _find_exclusion(trace: AgentTrace, settings: Tracing) -> str:
     rating = trace.rating
-    rated = rating.worth is not None or rating.corrected is not None
+    rated = rating.score is not None or rating.corrected is not None
     if not trace.question.strip():
         return "no question"
     if settings.agents and trace.agent not in settings.agents:
@@ -121,10 +132,10 @@ def _why_not(trace: Trace, settings: Tracing) -> str:
         return "another model"
     if settings.only != "any" and not rated:
         return "not rated"
-    if settings.only == "liked" and rating.corrected is None and (rating.worth or 0.0) < settings.liked_from:
+    if settings.only == "liked" and rating.corrected is None and (rating.score or 0.0) < settings.liked_from:
         return "not liked"
     if settings.only == "corrected" and rating.corrected is None:
         return "not corrected"
-    if settings.longest is not None and len(asked(trace)) > settings.longest:
+    if settings.longest is not None and len(question_key(trace)) > settings.longest:
         return "too long"
     return ""

@@ -14,14 +14,14 @@ from loguru import logger
 
 from ajet.config.references import resolve_reference
 from ajet.schema.errors import TaskError
-from ajet_datagen.tracing.trace import Trace
+from ajet_datagen.tracing.trace import AgentTrace
 
 KEY = "ajet.task_reader.tracing.mask"
 NOT_TEXT = ("role", "type", "id", "tool_call_id")
 """Fields of a message that the function never gets."""
 
 
-def mask_traces(traces: Sequence[Trace], reference: str | None, *, base: Path) -> list[Trace]:
+def mask_traces(traces: Sequence[AgentTrace], reference: str | None, *, base: Path) -> list[AgentTrace]:
     """Return the traces with each text replaced by what the function returns for it.
 
     Args:
@@ -39,7 +39,7 @@ def mask_traces(traces: Sequence[Trace], reference: str | None, *, base: Path) -
     return [_mask_trace(trace, function) for trace in traces]
 
 
-def _mask_trace(trace: Trace, function: Callable[[str], str]) -> Trace:
+def _mask_trace(trace: AgentTrace, function: Callable[[str], str]) -> AgentTrace:
     def mask(text: str) -> str:
         try:
             masked = function(text)

@@ -21,11 +21,11 @@ from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet.task_reader.rows import row_of
 from ajet_datagen.config import ReaderKeys
-from ajet_datagen.tracing.choosing import best_of_each, split, taken
+from ajet_datagen.tracing.choosing import select_best, select_traces, split_traces
 from ajet_datagen.tracing.masking import mask_traces
-from ajet_datagen.tracing.rows import learned_rows, pairs, task_of
-from ajet_datagen.tracing.sources import KEY, Found, read_sources
-from ajet_datagen.tracing.trace import Trace
+from ajet_datagen.tracing.rows import build_learned_rows, build_pairs, build_task
+from ajet_datagen.tracing.sources import KEY, SourceContent, read_sources
+from ajet_datagen.tracing.trace import AgentTrace
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -44,7 +44,7 @@ class TracingReader:
         self._settings = ReaderKeys.of(experiment.ajet).tracing
         self._skip = experiment.ajet.task_reader.on_bad_row == "skip"
         self._base, self._seed = experiment.base, experiment.ajet.seed
-        self._found: Mapping[TaskSplit, list[Trace]] | None = None
+        self._traces_by_split: Mapping[TaskSplit, list[AgentTrace]] | None = None
         self.left: Counter[str] = Counter()
         """What was left out, by its reason."""
 
@@ -54,13 +54,13 @@ class TracingReader:
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """One of each question. Raises TaskError, UserError."""
-        return self._tasks(split, self.left)
+        return self._build_tasks(split, self.left)
 
-    def traces(self, split: TaskSplit) -> Sequence[Trace]:
+    def traces(self, split: TaskSplit) -> Sequence[AgentTrace]:
         """All traces of a split. Raises TaskError, UserError."""
-        if self._found is None:
-            self._found = self._read()
-        return self._found[split]
+        if self._traces_by_split is None:
+            self._traces_by_split = self._read_traces()
+        return self._traces_by_split[split]
 
     def write(self, folder: Path) -> dict[str, int]:
         """Tasks, rows and pairs of each split, as JSON lines. Answers how many are in which file. Raises TaskError,
@@ -80,9 +80,9 @@ class TracingReader:
         for side in SPLITS:
             traces = self.traces(side)
             made: dict[str, Iterable[Any]] = {
-                "tasks": (row_of(task) for task in self._tasks(side, left)),
-                "rows": learned_rows(traces, self._settings, left),
-                "pairs": pairs(traces, left),
+                "tasks": (row_of(task) for task in self._build_tasks(side, left)),
+                "rows": build_learned_rows(traces, self._settings, left),
+                "pairs": build_pairs(traces, left),
             }
             for kind, rows in made.items():
                 lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
@@ -93,19 +93,21 @@ class TracingReader:
             logger.info("{}", "; ".join(f"{count} {why}" for why, count in sorted(left.items())))
         return counts
 
-    def _tasks(self, split: TaskSplit, left: Counter[str]) -> list[Task]:
-        return [task_of(trace, self._settings) for trace in best_of_each(self.traces(split), left)]
+    def _build_tasks(self, split: TaskSplit, left: Counter[str]) -> list[Task]:
+        return [build_task(trace, self._settings) for trace in select_best(self.traces(split), left)]
 
-    def _read(self) -> Mapping[TaskSplit, list[Trace]]:
+    def _read_traces(self) -> Mapping[TaskSplit, list[AgentTrace]]:
         settings = self._settings
-        found = read_sources(self._places(settings.sources, "sources"), self._places(settings.feedback, "feedback"))
-        self._tell_bad(found)
+        found = read_sources(
+            self._find_places(settings.sources, "sources"), self._find_places(settings.feedback, "feedback")
+        )
+        self._report_bad_rows(found)
         traces = mask_traces(found.traces, settings.mask, base=self._base)
-        sides = split(taken(traces, settings, self.left), settings, self._seed, self.left)
-        self._tell(found, sides)
+        sides = split_traces(select_traces(traces, settings, self.left), settings, self._seed, self.left)
+        self._report_result(found, sides)
         return sides
 
-    def _places(self, named: str | list[str], key: str) -> list[Path]:
+    def _find_places(self, named: str | list[str], key: str) -> list[Path]:
         places = [named] if isinstance(named, str) else named
         if not places and key == "sources":
             raise TaskError(
@@ -117,7 +119,7 @@ class TracingReader:
         what = "recording" if key == "sources" else "feedback"
         return [require_place(each, self._base, key=f"ajet.task_reader.tracing.{key}", what=what) for each in places]
 
-    def _tell_bad(self, found: Found) -> None:
+    def _report_bad_rows(self, found: SourceContent) -> None:
         if not found.bad:
             return
         first = "; ".join(f"{where}: {why}" for where, why in found.bad[:NAMED])
@@ -130,14 +132,14 @@ class TracingReader:
         self.left["could not be read"] += len(found.bad)
         logger.warning("{} rows of traces are left out; {}", len(found.bad), first)
 
-    def _tell(self, found: Found, sides: Mapping[TaskSplit, Sequence[Trace]]) -> None:
-        told = [f"{len(found.traces)} replies in traces: {len(sides['train'])} to train on, "
+    def _report_result(self, found: SourceContent, sides: Mapping[TaskSplit, Sequence[AgentTrace]]) -> None:
+        parts = [f"{len(found.traces)} replies in traces: {len(sides['train'])} to train on, "
                 f"{len(sides['validation'])} held out"]  # fmt: skip
-        told += [f"{count} {why}" for why, count in sorted(self.left.items())]
-        told += [f"{found.silent} spans without messages"] if found.silent else []
-        told += [f"{counted(found.failed, 'call')} without a reply"] if found.failed else []
-        told += [f"{counted(found.loose, 'word')} of feedback on nothing that was read"] if found.loose else []
-        logger.info("{}", "; ".join(told))
+        parts += [f"{count} {why}" for why, count in sorted(self.left.items())]
+        parts += [f"{found.silent} spans without messages"] if found.silent else []
+        parts += [f"{counted(found.failed, 'call')} without a reply"] if found.failed else []
+        parts += [f"{counted(found.loose, 'word')} of feedback on nothing that was read"] if found.loose else []
+        logger.info("{}", "; ".join(parts))
         if not found.traces and found.failed:
             raise TaskError(
                 f"There are no replies in these traces: {counted(found.failed, 'call')} failed.",

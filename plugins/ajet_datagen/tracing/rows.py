@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.messages import text_of
 from ajet.schema.task import Task
-from ajet_datagen.tracing.choosing import asked
-from ajet_datagen.tracing.trace import Message, Trace, said_in
+from ajet_datagen.tracing.choosing import question_key
+from ajet_datagen.tracing.trace import AgentTrace, Message, reply_key
 
 if TYPE_CHECKING:
     from ajet_datagen.config import Tracing
@@ -22,16 +22,16 @@ WEIGHT = "weight"
 """Of an assistant's message: 0 is context (docs/sft.md)."""
 
 
-def task_of(trace: Trace, settings: Tracing) -> Task:
+def build_task(trace: AgentTrace, settings: Tracing) -> Task:
     """The task of a trace: its messages up to the reply. A question alone has no `init_messages`."""
     rating = trace.rating
-    fine = settings.answers == "any" if rating.worth is None else rating.worth >= settings.liked_from
+    fine = settings.answers == "any" if rating.score is None else rating.score >= settings.liked_from
     answer = rating.corrected
     if answer is None and fine:
         answer = text_of(trace.reply) or None
-    told = {
+    metadata = {
         "answer": answer,
-        "reward": rating.worth,
+        "reward": rating.score,
         "corrected": True if rating.corrected is not None else None,
         "comment": rating.comment,
         "agent": trace.agent or None,
@@ -40,76 +40,78 @@ def task_of(trace: Trace, settings: Tracing) -> Task:
         "trace": trace.where,
         "tools": list(trace.tools) or None,
     }
-    context = [dict(each) for each in _asked_of(trace)]
+    context = [dict(each) for each in _get_context(trace)]
     alone = len(context) == 1 and context[0].get("role") == "user"
     return Task(
-        main_query=trace.question if alone else _last_question(context),
+        main_query=trace.question if alone else _find_last_question(context),
         init_messages=[] if alone else context,
-        metadata={name: value for name, value in told.items() if value is not None},
+        metadata={name: value for name, value in metadata.items() if value is not None},
     )
 
 
-def learned_rows(traces: Iterable[Trace], settings: Tracing, left: Counter[str]) -> Iterator[dict[str, Any]]:
+def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Counter[str]) -> Iterator[dict[str, Any]]:
     """Rows of `messages` and `tools`, of liked and of corrected replies."""
     for trace in traces:
-        worth, corrected = trace.rating.worth, trace.rating.corrected
-        if corrected is None and (worth is None or worth < settings.liked_from):
+        score, corrected = trace.rating.score, trace.rating.corrected
+        if corrected is None and (score is None or score < settings.liked_from):
             left["nothing to learn from: not liked"] += 1
             continue
         if corrected is None and not text_of(trace.reply) and not trace.reply.get("tool_calls"):
             left["nothing to learn from: an empty reply"] += 1
             continue
-        only = trace.alone or corrected is not None
+        only = trace.is_rated_alone or corrected is not None
         before = [{**each, WEIGHT: 0} if only and each["role"] == "assistant" else each for each in trace.messages]
-        yield _row({"messages": [*before, _reply(trace)]}, trace.tools)
+        yield _build_row({"messages": [*before, _get_wanted_reply(trace)]}, trace.tools)
 
 
-def pairs(traces: Iterable[Trace], left: Counter[str]) -> Iterator[dict[str, Any]]:
+def build_pairs(traces: Iterable[AgentTrace], left: Counter[str]) -> Iterator[dict[str, Any]]:
     """Rows of `prompt`, `chosen` and `rejected`: a corrected text against what was said, and, where the same was asked
     several times, the best reply against the worst one."""
-    same: dict[str, list[Trace]] = defaultdict(list)
+    same: dict[str, list[AgentTrace]] = defaultdict(list)
     for trace in traces:
         if trace.rating.corrected is not None and trace.rating.corrected != text_of(trace.reply):
-            rows = {"prompt": list(trace.messages), "chosen": [_reply(trace)], "rejected": [trace.reply]}
-            yield _row(rows, trace.tools)
-        elif trace.rating.worth is not None:
-            same[_context(trace)].append(trace)
+            rows = {"prompt": list(trace.messages), "chosen": [_get_wanted_reply(trace)], "rejected": [trace.reply]}
+            yield _build_row(rows, trace.tools)
+        elif trace.rating.score is not None:
+            same[_context_key(trace)].append(trace)
         else:
             left["no pair: not rated"] += 1
     for group in same.values():
-        best, worst = max(group, key=_worth), min(group, key=_worth)
-        if _worth(best) > _worth(worst) and said_in(best.reply) != said_in(worst.reply):
+        best, worst = max(group, key=_get_score), min(group, key=_get_score)
+        if _get_score(best) > _get_score(worst) and reply_key(best.reply) != reply_key(worst.reply):
             rows = {"prompt": list(best.messages), "chosen": [best.reply], "rejected": [worst.reply]}
-            yield _row(rows, best.tools)
+            yield _build_row(rows, best.tools)
         else:
             left["no pair: nothing to compare with"] += len(group)
 
 
-def _row(row: Mapping[str, Any], tools: Sequence[Message]) -> dict[str, Any]:
+def _build_row(row: Mapping[str, Any], tools: Sequence[Message]) -> dict[str, Any]:
     return {**row, **({"tools": list(tools)} if tools else {})}
 
 
-def _reply(trace: Trace) -> Message:
+def _get_wanted_reply(trace: AgentTrace) -> Message:
     """The reply that should have been given."""
     corrected = trace.rating.corrected
     return trace.reply if corrected is None else {"role": "assistant", "content": corrected}
 
 
-def _asked_of(trace: Trace) -> Sequence[Message]:
+def _get_context(trace: AgentTrace) -> Sequence[Message]:
     """The conversation up to the last word of the user: what an agent is to answer, its own tools used anew."""
     users = [at for at, each in enumerate(trace.messages) if each.get("role") == "user"]
     return trace.messages[: users[-1] + 1] if users else trace.messages
 
 
-def _last_question(messages: Sequence[Message]) -> str:
+def _find_last_question(messages: Sequence[Message]) -> str:
     return next((text_of(each) for each in reversed(messages) if each.get("role") == "user"), "")
 
 
-def _context(trace: Trace) -> str:
-    return asked(trace) + "\0" + "\0".join(text_of(each) for each in trace.messages if each.get("role") == "system")
+def _context_key(trace: AgentTrace) -> str:
+    return (
+        question_key(trace) + "\0" + "\0".join(text_of(each) for each in trace.messages if each.get("role") == "system")
+    )
 
 
-def _worth(trace: Trace) -> float:
-    worth = trace.rating.worth
-    assert worth is not None, "only rated ones are compared"
-    return worth
+def _get_score(trace: AgentTrace) -> float:
+    score = trace.rating.score
+    assert score is not None, "only rated ones are compared"
+    return score

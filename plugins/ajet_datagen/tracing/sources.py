@@ -22,8 +22,8 @@ from ajet.schema.settled import whole_letters
 from ajet.task_reader.contract import explain_read_errors
 from ajet.task_reader.jsonl import line_rows
 from ajet.task_reader.rows import BadRowError, json_kind, read_finite
-from ajet_datagen.tracing.spans import Span, flat, traces_of
-from ajet_datagen.tracing.trace import Rating, Trace, last_of_each
+from ajet_datagen.tracing.spans import Span, build_traces, flatten_attributes
+from ajet_datagen.tracing.trace import AgentTrace, ReplyRating, select_last
 
 KEY = "ajet.task_reader.tracing.sources"
 _SQLITE = b"SQLite format 3\x00"
@@ -33,10 +33,10 @@ DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, 
 
 
 @dataclass(slots=True)
-class Found:
+class SourceContent:
     """What sources held. `bad`: (place, why) of rows that could not be read; `silent`: spans that tell nothing."""
 
-    traces: list[Trace] = field(default_factory=list)
+    traces: list[AgentTrace] = field(default_factory=list)
     bad: list[tuple[str, str]] = field(default_factory=list)
     silent: int = 0
     loose: int = 0
@@ -46,42 +46,42 @@ class Found:
 
 
 @dataclass(slots=True)
-class Words:
+class FeedbackIndex:
     """Feedback that came apart from what it is about."""
 
-    by_reply: dict[str, Rating] = field(default_factory=dict)
-    by_session: dict[str, Rating] = field(default_factory=dict)
-    by_episode: dict[str, Rating] = field(default_factory=dict)
+    by_reply: dict[str, ReplyRating] = field(default_factory=dict)
+    by_session: dict[str, ReplyRating] = field(default_factory=dict)
+    by_episode: dict[str, ReplyRating] = field(default_factory=dict)
     """Of sessions, where it is known which of those with one name is meant."""
 
-    def read(self, file: Path, bad: list[tuple[str, str]], *, ends: bool = False) -> None:
-        """All of a file of JSON lines. `ends`: each line with its newline; a last one without was being written when
-        its process died, and is not read."""
+    def read_file(self, file: Path, bad: list[tuple[str, str]], *, complete_lines: bool = False) -> None:
+        """Read a file of JSON lines. `complete_lines`: a last line without its newline was being written when its
+        process died, and is not read."""
         with explain_read_errors(file):
-            whole = file.read_bytes().count(b"\n") if ends else None
+            complete = file.read_bytes().count(b"\n") if complete_lines else None
         for number, row in line_rows(file):
-            if whole is not None and number > whole:
+            if complete is not None and number > complete:
                 return
             try:
                 if isinstance(row, BadRowError):
                     raise row
-                self._take(row, _rating(row))
+                self._add_rating(row, _parse_rating(row))
             except DAMAGED as problem:
                 bad.append((f"{file}:{number}", f"no feedback: {problem}"))
 
-    def _take(self, row: Mapping[str, Any], rating: Rating) -> None:
+    def _add_rating(self, row: Mapping[str, Any], rating: ReplyRating) -> None:
         names = (("reply", self.by_reply), ("episode", self.by_episode), ("session", self.by_session))
         name, into = next(((name, into) for name, into in names if row.get(name)), ("session", self.by_session))
         whose = row.get(name)
         if not isinstance(whose, str) or not whose:
             raise BadRowError(f"`{name}` is {json_kind(whose)}, expected whose it is")
-        into[whose] = into.get(whose, Rating()).then(rating)
+        into[whose] = into.get(whose, ReplyRating()).update_with(rating)
 
 
-def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Found:
+def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> SourceContent:
     """Everything in them. Raises TaskError, UserError."""
-    found = Found()
-    words = Words()
+    found = SourceContent()
+    feedback_index = FeedbackIndex()
     for file in feedback:
         if not file.is_file():
             raise TaskError(
@@ -89,37 +89,41 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Found:
                 where=f"ajet.task_reader.tracing.feedback: {file}",
                 expected="a file of JSON lines; what observed runs hold is read with them",
             )
-        words.read(file, found.bad)
+        feedback_index.read_file(file, found.bad)
     for file in (
         file for path in paths if path.is_dir() for file in sorted(path.rglob(_LATE)) if has_record_file(file)
     ):
-        words.read(file, found.bad, ends=True)
+        feedback_index.read_file(file, found.bad, complete_lines=True)
     for path in paths:
         with explain_read_errors(path):
             if path.is_dir():
-                _read_folder(path, found, words)
+                _read_folder(path, found, feedback_index)
                 continue
-            spans = _sqlite_spans(path, found.bad) if _begins(path) == _SQLITE else _otlp_spans(path, found.bad)
-            traces, silent = traces_of(spans, found.bad)
+            spans = (
+                _read_sqlite_spans(path, found.bad)
+                if _read_magic(path) == _SQLITE
+                else _read_otlp_spans(path, found.bad)
+            )
+            traces, silent = build_traces(spans, found.bad)
             found.traces += traces
             found.silent += silent
-    rated, found.loose = _rated(found.traces, words)
+    rated, found.loose = _apply_feedback(found.traces, feedback_index)
     found.traces = []
     for trace in rated:
         try:
-            found.traces.append(trace.settled())
+            found.traces.append(trace.repair_text())
         except (ValueError, RecursionError) as problem:
             found.bad.append((trace.where, str(problem)))
     found.bad = [(whole_letters(where), whole_letters(why)) for where, why in found.bad]
     return found
 
 
-def _begins(path: Path) -> bytes:
+def _read_magic(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(len(_SQLITE))
 
 
-def _sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
+def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
     """The spans of AgentScope Studio's `span_table`, of any of its versions."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
@@ -133,41 +137,41 @@ def _sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
         ) from None
     for row in rows:
         where = f"{path}:{row['place']}"
-        told: dict[str, Any] = {name: row[name] for name in row.keys()}  # noqa: SIM118 - a Row is no mapping
+        columns: dict[str, Any] = {name: row[name] for name in row.keys()}  # noqa: SIM118 - a Row is no mapping
         try:
-            attributes = json.loads(told["attributes"])
-            events = json.loads(_column(told, "events") or "[]")
+            attributes = json.loads(columns["attributes"])
+            events = json.loads(_get_column(columns, "events") or "[]")
             yield Span(
                 where,
-                str(told["name"]),
-                str(_column(told, "traceId", "trace_id", "place")),
-                int(_column(told, "startTimeUnixNano", "place")),
-                flat(attributes),
-                [(str(each.get("name")), flat(each.get("attributes") or {})) for each in events],
+                str(columns["name"]),
+                str(_get_column(columns, "traceId", "trace_id", "place")),
+                int(_get_column(columns, "startTimeUnixNano", "place")),
+                flatten_attributes(attributes),
+                [(str(each.get("name")), flatten_attributes(each.get("attributes") or {})) for each in events],
             )
         except DAMAGED as problem:
             bad.append((where, f"no span: {problem}"))
 
 
-def _otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
+def _read_otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
     """The spans of OTLP JSON: one document, or one a line as the collector's file exporter writes them."""
     with path.open("rb") as file:
         first, rest = file.readline(), file.read(1)
-    documents = _lines(path, bad) if rest and _is_json(first) else _whole(path, bad)
+    documents = _read_lines(path, bad) if rest and _is_json(first) else _read_document(path, bad)
     for where, document in documents:
         if not isinstance(document, Mapping) or not isinstance(document.get("resourceSpans"), list):
             bad.append((where, "no `resourceSpans`: not OTLP JSON"))
             continue
         for resource in document["resourceSpans"]:
-            for scope in _listed(resource, "scopeSpans", where, bad):
-                for at, span in enumerate(_listed(scope, "spans", where, bad)):
+            for scope in _get_list(resource, "scopeSpans", where, bad):
+                for at, span in enumerate(_get_list(scope, "spans", where, bad)):
                     try:
-                        yield _otlp_span(span, where)
+                        yield _parse_span(span, where)
                     except DAMAGED as problem:
                         bad.append((f"{where}, span {at}", f"no span: {type(problem).__name__}: {problem}"))
 
 
-def _listed(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> Sequence[Any]:
+def _get_list(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> Sequence[Any]:
     """What an object lists under a name, nothing where it has none; one that lists nothing is a bad row."""
     found = tree.get(name) if isinstance(tree, Mapping) else tree
     if isinstance(tree, Mapping) and found is None:
@@ -178,7 +182,7 @@ def _listed(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> Seq
     return found
 
 
-def _whole(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+def _read_document(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
     try:
         yield str(path), json.loads(path.read_bytes())
     except (ValueError, RecursionError):
@@ -193,7 +197,7 @@ def _is_json(text: bytes) -> bool:
     return True
 
 
-def _lines(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+def _read_lines(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -204,40 +208,40 @@ def _lines(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
                 bad.append((f"{path}:{number}", "no JSON"))
 
 
-def _column(row: Mapping[str, Any], *names: str) -> Any:
+def _get_column(row: Mapping[str, Any], *names: str) -> Any:
     """The first that is there: columns were called otherwise in earlier versions."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _otlp_span(span: Mapping[str, Any], where: str) -> Span:
-    events = [(str(each["name"]), _attributes(each.get("attributes") or ())) for each in span.get("events") or ()]
+def _parse_span(span: Mapping[str, Any], where: str) -> Span:
+    events = [(str(each["name"]), _parse_attributes(each.get("attributes") or ())) for each in span.get("events") or ()]
     return Span(
         f"{where}, span {span['spanId']}",
         str(span.get("name") or ""),
         str(span["traceId"]),
         int(span.get("startTimeUnixNano") or 0),
-        _attributes(span.get("attributes") or ()),
+        _parse_attributes(span.get("attributes") or ()),
         events,
     )
 
 
-def _attributes(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return flat({each["key"]: _plain(each["value"]) for each in listed})
+def _parse_attributes(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return flatten_attributes({each["key"]: _parse_value(each["value"]) for each in listed})
 
 
-def _plain(value: Mapping[str, Any]) -> Any:
+def _parse_value(value: Mapping[str, Any]) -> Any:
     """OTLP's AnyValue."""
     if not value:
         return None
-    [(kind, said)] = value.items()
+    [(kind, content)] = value.items()
     if kind == "arrayValue":
-        return [_plain(each) for each in said.get("values") or ()]
+        return [_parse_value(each) for each in content.get("values") or ()]
     if kind == "kvlistValue":
-        return {each["key"]: _plain(each["value"]) for each in said.get("values") or ()}
-    return int(said) if kind == "intValue" else said
+        return {each["key"]: _parse_value(each["value"]) for each in content.get("values") or ()}
+    return int(content) if kind == "intValue" else content
 
 
-def _read_folder(folder: Path, found: Found, words: Words) -> None:
+def _read_folder(folder: Path, found: SourceContent, feedback_index: FeedbackIndex) -> None:
     """Runs in it, of `ajet observe` and others."""
     files = sorted(path for path in folder.rglob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
@@ -252,22 +256,22 @@ def _read_folder(folder: Path, found: Found, words: Words) -> None:
                 found.failed += sum(call.reply is None or bool(call.error) for call in episode.calls)
                 where = f"{file} {episode.uuid}"
                 try:
-                    found.traces += _of_episode(episode, where, words)
+                    found.traces += _read_episode(episode, where, feedback_index)
                 except DAMAGED as problem:
                     found.bad.append((where, f"no episode: {type(problem).__name__}: {problem}"))
         except UserError as problem:
             found.bad.append((str(file), problem.what))
 
 
-def _of_episode(episode: Episode, where: str, words: Words) -> list[Trace]:
-    own, whole = _said_of(episode)
+def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -> list[AgentTrace]:
+    own, overall = _read_ratings(episode)
     traces = []
     for call in episode.calls:
         if call.reply is None or call.error:
             continue
         name = str(call.extra.get("id") or "")
         traces.append(
-            Trace(
+            AgentTrace(
                 f"{where}, call {call.index}",
                 tuple(episode.messages[at] for at in call.messages),
                 episode.messages[call.reply],
@@ -276,35 +280,35 @@ def _of_episode(episode: Episode, where: str, words: Words) -> list[Trace]:
                 str(call.extra.get("model") or ""),
                 episode.task.task_id,
                 name,
-                own.get(name, whole),
-                alone=name in own or name in words.by_reply,
+                own.get(name, overall),
+                is_rated_alone=name in own or name in feedback_index.by_reply,
                 episode=episode.uuid,
             )
         )
-    return last_of_each(traces)
+    return select_last(traces)
 
 
-def _said_of(episode: Episode) -> tuple[dict[str, Rating], Rating]:
+def _read_ratings(episode: Episode) -> tuple[dict[str, ReplyRating], ReplyRating]:
     """(by reply, of all of it)."""
-    own: dict[str, Rating] = {}
-    whole = Rating()
+    own: dict[str, ReplyRating] = {}
+    overall = ReplyRating()
     verdict = episode.verdict
     if verdict is None:
-        return own, whole
+        return own, overall
     rows = verdict.details.get("feedback")
     if not isinstance(rows, list):
-        return own, Rating(verdict.reward, verdict.success)
+        return own, ReplyRating(verdict.reward, verdict.success)
     for row in rows:
         if not isinstance(row, Mapping):
             raise BadRowError(f"feedback that is {json_kind(row)}, expected an object")
         if row.get("reply"):
-            own[row["reply"]] = own.get(row["reply"], Rating()).then(_rating(row))
+            own[row["reply"]] = own.get(row["reply"], ReplyRating()).update_with(_parse_rating(row))
         else:
-            whole = whole.then(_rating(row))
-    return own, whole
+            overall = overall.update_with(_parse_rating(row))
+    return own, overall
 
 
-def _rating(row: Mapping[str, Any]) -> Rating:
+def _parse_rating(row: Mapping[str, Any]) -> ReplyRating:
     """Raises BadRowError for one of other kinds."""
     reward, liked = row.get("reward"), row.get("liked")
     if not isinstance(liked, (bool, type(None))):
@@ -313,24 +317,26 @@ def _rating(row: Mapping[str, Any]) -> Rating:
         if not isinstance(row.get(name), (str, type(None))):
             raise BadRowError(f"`{name}` is {json_kind(row[name])}, expected text")
     number = None if reward is None else read_finite(reward, "reward")
-    return Rating(number, liked, row.get("corrected"), row.get("comment"))
+    return ReplyRating(number, liked, row.get("corrected"), row.get("comment"))
 
 
-def _rated(traces: Sequence[Trace], words: Words) -> tuple[list[Trace], int]:
+def _apply_feedback(traces: Sequence[AgentTrace], feedback_index: FeedbackIndex) -> tuple[list[AgentTrace], int]:
     """The sessions with what was said later of a reply, or of a session; and how many words belong to none of them."""
     used: set[str] = set()
     found = []
     for trace in traces:
         rating = trace.rating
-        if trace.session in words.by_session and not trace.alone:
-            rating = rating.then(words.by_session[trace.session])
+        if trace.session in feedback_index.by_session and not trace.is_rated_alone:
+            rating = rating.update_with(feedback_index.by_session[trace.session])
             used.add(f"session {trace.session}")
-        if trace.episode in words.by_episode and not trace.alone:
-            rating = rating.then(words.by_episode[trace.episode])
+        if trace.episode in feedback_index.by_episode and not trace.is_rated_alone:
+            rating = rating.update_with(feedback_index.by_episode[trace.episode])
             used.add(f"episode {trace.episode}")
-        own = words.by_reply.get(trace.id) if trace.id else None
+        own = feedback_index.by_reply.get(trace.id) if trace.id else None
         if own is not None:
-            rating = rating.then(own)
+            rating = rating.update_with(own)
             used.add(f"reply {trace.id}")
-        found.append(replace(trace, rating=rating, alone=trace.alone or own is not None))
-    return found, len(words.by_reply) + len(words.by_session) + len(words.by_episode) - len(used)
+        found.append(replace(trace, rating=rating, is_rated_alone=trace.is_rated_alone or own is not None))
+    return found, len(feedback_index.by_reply) + len(feedback_index.by_session) + len(feedback_index.by_episode) - len(
+        used
+    )

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from ajet.task_reader.rows import BadRowError, json_kind, read_finite
-from ajet_datagen.tracing.trace import Message, Rating, Trace, last_of_each
+from ajet_datagen.tracing.trace import AgentTrace, Message, ReplyRating, select_last
 
 CALLS = ("chat", "generate_content", "text_completion")
 AGENTS = ("invoke_agent",)
@@ -37,17 +37,17 @@ class Span:
     events: Sequence[tuple[str, Mapping[str, Any]]] = ()
 
 
-def traces_of(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[list[Trace], int]:
+def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[list[AgentTrace], int]:
     """What they tell, trace by trace, and how many spans tell nothing. Those that cannot be read go to `bad`."""
-    found: list[Trace] = []
+    found: list[AgentTrace] = []
     silent = 0
     for _, group in groupby(sorted(spans, key=lambda span: (span.trace, span.at)), key=lambda span: span.trace):
-        calls: list[Trace] = []
-        agents: list[Trace] = []
+        calls: list[AgentTrace] = []
+        agents: list[AgentTrace] = []
         for span in group:
-            kind = _kind(span)
+            kind = _find_kind(span)
             try:
-                trace = _trace(span) if kind else None
+                trace = _build_trace(span) if kind else None
             except BadRowError as problem:
                 bad.append((span.where, str(problem)))
                 continue
@@ -61,81 +61,86 @@ def traces_of(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[list[T
         named = {agent.agent for agent in agents}
         if len(named) == 1:  # AgentScope's calls do not say whose they are
             calls = [call if call.agent else replace(call, agent=agents[0].agent) for call in calls]
-        rated = [agent.rating for agent in agents if agent.rating != Rating()]
+        rated = [agent.rating for agent in agents if agent.rating != ReplyRating()]
         if calls and rated:  # said of the agent's answer, which is the last reply
             at = len(calls) - 1
-            calls[at] = replace(calls[at], rating=rated[-1].then(calls[at].rating))
-        found += last_of_each(calls or agents)
+            calls[at] = replace(calls[at], rating=rated[-1].update_with(calls[at].rating))
+        found += select_last(calls or agents)
     return found, silent
 
 
-def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flatten_attributes(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Attributes with dotted names; values that are texts, lists or already dotted stay."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{before}.{name}" if before else str(name)
         if isinstance(value, Mapping) and path.split(".")[0] in ("gen_ai", "agentscope", "error"):
-            whole = path in ("agentscope.function.input", "agentscope.function.output")
-            found |= {path: value} if whole else flat(value, path)
+            is_structure = path in ("agentscope.function.input", "agentscope.function.output")
+            found |= {path: value} if is_structure else flatten_attributes(value, path)
         else:
             found[path] = value
     return found
 
 
-def _kind(span: Span) -> str:
+def _find_kind(span: Span) -> str:
     operation = span.attributes.get("gen_ai.operation.name")
     if operation in CALLS:
         return "call"
     return "agent" if operation in AGENTS or span.name == AGENTSCOPE_REPLY else ""
 
 
-def _trace(span: Span) -> Trace | None:
-    told = span.attributes
-    messages, reply = _asked(told), _said(told)
+def _build_trace(span: Span) -> AgentTrace | None:
+    attributes = span.attributes
+    messages, reply = _read_input(attributes), _read_output(attributes)
     if not messages or reply is None:
         return None
-    return Trace(
+    return AgentTrace(
         span.where,
         tuple(messages),
         reply,
-        tuple(_tools(told)),
-        str(told.get("gen_ai.agent.name") or ""),
-        str(told.get("gen_ai.response.model") or told.get("gen_ai.request.model") or ""),
-        str(told.get("gen_ai.conversation.id") or span.trace).strip('"'),
-        str(told.get("gen_ai.response.id") or ""),
-        _rating(span),
+        tuple(_read_tools(attributes)),
+        str(attributes.get("gen_ai.agent.name") or ""),
+        str(attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model") or ""),
+        str(attributes.get("gen_ai.conversation.id") or span.trace).strip('"'),
+        str(attributes.get("gen_ai.response.id") or ""),
+        _read_rating(span),
     )
 
 
-def _asked(told: Mapping[str, Any]) -> list[Message]:
-    system = _value(told.get("gen_ai.system_instructions"))
-    text = _text(system) if isinstance(system, list) else system
+def _read_input(attributes: Mapping[str, Any]) -> list[Message]:
+    system = _parse_json_value(attributes.get("gen_ai.system_instructions"))
+    text = _join_texts(system) if isinstance(system, list) else system
     first = [{"role": "system", "content": text}] if isinstance(text, str) and text else []
-    given = _value(told.get("gen_ai.input.messages"))
+    given = _parse_json_value(attributes.get("gen_ai.input.messages"))
     if given is not None:
-        return [*first, *(each for one in _listed(given, "gen_ai.input.messages") for each in _messages(one))]
-    given = _value(told.get("agentscope.function.input") or told.get("input"))
+        return [
+            *first,
+            *(each for one in _require_list(given, "gen_ai.input.messages") for each in _parse_message(one)),
+        ]
+    given = _parse_json_value(attributes.get("agentscope.function.input") or attributes.get("input"))
     if not isinstance(given, Mapping):
         return []
     kwargs, args = given.get("kwargs") or {}, given.get("args") or []
     if not isinstance(args, list) or not isinstance(kwargs, Mapping):
         wrong, other = ("args", args) if not isinstance(args, list) else ("kwargs", kwargs)
         raise BadRowError(f"{wrong} of the agent's input is {json_kind(other)}")
-    asked = kwargs.get("messages") or kwargs.get("msg")
-    return [*first, *_plain(asked if asked is not None else args[0] if args else None)]
+    message = kwargs.get("messages") or kwargs.get("msg")
+    return [*first, *_parse_agentscope_value(message if message is not None else args[0] if args else None)]
 
 
-def _said(told: Mapping[str, Any]) -> Message | None:
-    given = _value(told.get("gen_ai.output.messages"))
+def _read_output(attributes: Mapping[str, Any]) -> Message | None:
+    given = _parse_json_value(attributes.get("gen_ai.output.messages"))
     if given is not None:
-        listed = _listed(given, "gen_ai.output.messages")
-        found = [each for one in listed for each in _messages(one) if each["role"] == "assistant"]
+        listed = _require_list(given, "gen_ai.output.messages")
+        found = [each for one in listed for each in _parse_message(one) if each["role"] == "assistant"]
     else:
-        found = _plain(_value(told.get("agentscope.function.output") or told.get("output")))
+        found = _parse_agentscope_value(
+            _parse_json_value(attributes.get("agentscope.function.output") or attributes.get("output"))
+        )
     return found[-1] if found else None
 
 
-def _listed(value: Any, name: str) -> list[Any]:
+def _require_list(value: Any, name: str) -> list[Any]:
     """AgentScope has written one message as an object, too."""
     if isinstance(value, Mapping):
         return [value]
@@ -144,7 +149,7 @@ def _listed(value: Any, name: str) -> list[Any]:
     return value
 
 
-def _messages(one: Any) -> list[Message]:
+def _parse_message(one: Any) -> list[Message]:
     """A message of parts; results of tools are messages of their own."""
     if not isinstance(one, Mapping) or not isinstance(one.get("parts"), list) or not isinstance(one.get("role"), str):
         raise BadRowError("a message without role or parts")
@@ -161,11 +166,13 @@ def _messages(one: Any) -> list[Message]:
         elif kind == "reasoning":
             thoughts.append(str(part.get("content") or ""))
         elif kind == "tool_call":
-            told = {"name": str(part.get("name") or ""), "arguments": _json(part.get("arguments"))}
-            calls.append({"id": str(part.get("id") or ""), "type": "function", "function": told})
+            function = {"name": str(part.get("name") or ""), "arguments": _encode_json(part.get("arguments"))}
+            calls.append({"id": str(part.get("id") or ""), "type": "function", "function": function})
         elif kind == "tool_call_response":
-            said = part.get("response", part.get("result"))
-            found.append({"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": _said_by_tool(said)})
+            response = part.get("response", part.get("result"))
+            found.append(
+                {"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": _parse_tool_result(response)}
+            )
         else:
             raise BadRowError(f"a part of the kind {kind!r:.60}, which is no text")
     role = "assistant" if one["role"] in ("assistant", "model") else one["role"]
@@ -176,54 +183,54 @@ def _messages(one: Any) -> list[Message]:
     return found
 
 
-def _plain(value: Any) -> list[Message]:
+def _parse_agentscope_value(value: Any) -> list[Message]:
     """What AgentScope's own attributes hold: messages as its formatters make them, or the text of its `Msg`."""
     if isinstance(value, str):
-        message = _of_repr(value)
+        message = _parse_repr(value)
         return [message] if message is not None else []
     if isinstance(value, list):
-        return [each for one in value for each in _plain(one)]
+        return [each for one in value for each in _parse_agentscope_value(one)]
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         return []
     content = value.get("content")
-    text = _text(content) if isinstance(content, list) else content
+    text = _join_texts(content) if isinstance(content, list) else content
     message = {"role": value["role"], "content": text if isinstance(text, str) else None}
     message |= {name: str(value[name]) for name in ("tool_call_id", "reasoning_content") if value.get(name)}
     if value.get("tool_calls"):
-        message["tool_calls"] = [_call(each) for each in _listed(value["tool_calls"], "tool_calls")]
+        message["tool_calls"] = [_parse_tool_call(each) for each in _require_list(value["tool_calls"], "tool_calls")]
     return [message | ({} if message["content"] is not None or "tool_calls" in message else {"content": ""})]
 
 
-def _call(call: Any) -> Message:
+def _parse_tool_call(call: Any) -> Message:
     """A call of a tool, in the shape that it has in Chat Completions."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRowError("a tool call that names no function")
-    told = {**function, "arguments": _json(function.get("arguments"))}
-    return {**call, "id": str(call.get("id") or ""), "type": "function", "function": told}
+    arguments = {**function, "arguments": _encode_json(function.get("arguments"))}
+    return {**call, "id": str(call.get("id") or ""), "type": "function", "function": arguments}
 
 
-def _of_repr(text: str) -> Message | None:
+def _parse_repr(text: str) -> Message | None:
     """`Msg(name='user', content='…', role='user', …)` as AgentScope prints it; None for any other text. No code of it
     runs: literals are read."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Msg":
             return None
-        told = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg in ("role", "content")}
+        fields = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg in ("role", "content")}
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    found = _plain(told)
+    found = _parse_agentscope_value(fields)
     return found[0] if found else None
 
 
-def _text(parts: Sequence[Any]) -> str:
-    said = [part.get("content", part.get("text")) for part in parts if isinstance(part, Mapping)]
-    return "".join(each for each in said if isinstance(each, str))
+def _join_texts(parts: Sequence[Any]) -> str:
+    texts = [part.get("content", part.get("text")) for part in parts if isinstance(part, Mapping)]
+    return "".join(each for each in texts if isinstance(each, str))
 
 
-def _tools(told: Mapping[str, Any]) -> list[Message]:
-    listed = _value(told.get("gen_ai.tool.definitions"))
+def _read_tools(attributes: Mapping[str, Any]) -> list[Message]:
+    listed = _parse_json_value(attributes.get("gen_ai.tool.definitions"))
     found = []
     for each in listed if isinstance(listed, list) else []:
         if isinstance(each, Mapping) and isinstance(each.get("name"), str):
@@ -232,20 +239,20 @@ def _tools(told: Mapping[str, Any]) -> list[Message]:
     return found
 
 
-def _rating(span: Span) -> Rating:
-    rating = Rating()
-    for told in (span.attributes, *(each for name, each in span.events if name == EVALUATION)):
-        value, label = told.get("gen_ai.evaluation.score.value"), told.get("gen_ai.evaluation.score.label")
+def _read_rating(span: Span) -> ReplyRating:
+    rating = ReplyRating()
+    for attributes in (span.attributes, *(each for name, each in span.events if name == EVALUATION)):
+        value, label = attributes.get("gen_ai.evaluation.score.value"), attributes.get("gen_ai.evaluation.score.label")
         word = str(label or "").lower()
         plain = isinstance(value, (int, float)) and not isinstance(value, bool)
         number = read_finite(value, "gen_ai.evaluation.score.value") if plain else None
         liked = True if word in _GOOD else False if word in _BAD else None
-        comment = told.get("gen_ai.evaluation.explanation")
-        rating = rating.then(Rating(number, liked, None, comment if isinstance(comment, str) else None))
+        comment = attributes.get("gen_ai.evaluation.explanation")
+        rating = rating.update_with(ReplyRating(number, liked, None, comment if isinstance(comment, str) else None))
     return rating
 
 
-def _value(value: Any) -> Any:
+def _parse_json_value(value: Any) -> Any:
     """Spans hold structures as JSON text, too. Raises BadRowError for text that begins as JSON and is none."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
@@ -255,16 +262,16 @@ def _value(value: Any) -> Any:
     return value
 
 
-def _json(value: Any) -> str:
+def _encode_json(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
 
 
-def _said_by_tool(value: Any) -> str:
+def _parse_tool_result(value: Any) -> str:
     """AgentScope's results are lists of blocks, as JSON."""
     try:
-        parts = _value(value)
+        parts = _parse_json_value(value)
     except BadRowError:
         parts = value
     if isinstance(parts, list) and parts and all(isinstance(part, Mapping) for part in parts):
-        return _text(parts) or _json(parts)
-    return parts if isinstance(parts, str) else _json(parts)
+        return _join_texts(parts) or _encode_json(parts)
+    return parts if isinstance(parts, str) else _encode_json(parts)

@@ -18,7 +18,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Rating:
+class ReplyRating:
     """People's word on a reply; None: nothing was said."""
 
     reward: float | None = None
@@ -28,18 +28,18 @@ class Rating:
     comment: str | None = None
 
     @property
-    def worth(self) -> float | None:
+    def score(self) -> float | None:
         """The number; a like is 1, a dislike 0."""
         return self.reward if self.reward is not None or self.liked is None else float(self.liked)
 
-    def then(self, later: Rating) -> Rating:
+    def update_with(self, later: ReplyRating) -> ReplyRating:
         """This rating with what was said later, which holds where both say something."""
-        said = {name: value for name in self.__slots__ if (value := getattr(later, name)) is not None}
-        return replace(self, **said)
+        ratings = {name: value for name in self.__slots__ if (value := getattr(later, name)) is not None}
+        return replace(self, **ratings)
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class AgentTrace:
     """`where`: its place, for people."""
 
     where: str
@@ -51,8 +51,8 @@ class Trace:
     session: str = ""
     id: str = ""
     """Of the reply, as its endpoint gave it."""
-    rating: Rating = Rating()
-    alone: bool = False
+    rating: ReplyRating = ReplyRating()
+    is_rated_alone: bool = False
     """The rating is of this reply and not of the whole conversation."""
     episode: str = ""
     """Of an observed run: several may have one session's name."""
@@ -62,7 +62,7 @@ class Trace:
         """The question: the text of the first user's message."""
         return next((text_of(each) for each in self.messages if each.get("role") == "user"), "")
 
-    def settled(self) -> Trace:
+    def repair_text(self) -> AgentTrace:
         """Without halves of letters, which no file can hold. Raises ValueError where it is nested too deeply, or holds
         a number that is not finite."""
         names = ("where", "messages", "reply", "tools", "agent", "model", "session", "id", "episode")
@@ -74,26 +74,26 @@ class Trace:
         if found is given:
             return self
         lists: dict[str, Any] = {name: tuple(found.pop(name)) for name in ("messages", "tools")}
-        return replace(self, rating=Rating(**found.pop("rating")), **lists, **found)
+        return replace(self, rating=ReplyRating(**found.pop("rating")), **lists, **found)
 
-    def extended_by(self, other: Trace) -> bool:
+    def is_extended_by(self, other: AgentTrace) -> bool:
         """Whether the other goes on from its reply."""
         here = len(self.messages)
         if len(other.messages) <= here or other.messages[:here] != self.messages:
             return False
-        return said_in(other.messages[here]) == said_in(self.reply)
+        return reply_key(other.messages[here]) == reply_key(self.reply)
 
 
-def said_in(message: Mapping[str, Any]) -> tuple[str, str]:
+def reply_key(message: Mapping[str, Any]) -> tuple[str, str]:
     """The text of a reply, and names and arguments of its calls, by which two are the same."""
     calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
     return text_of(message), json.dumps(calls)
 
 
-def last_of_each(traces: Sequence[Trace]) -> list[Trace]:
+def select_last(traces: Sequence[AgentTrace]) -> list[AgentTrace]:
     """The traces of one session that no other goes on from, and those with a rating of their own."""
     return [
         trace
         for at, trace in enumerate(traces)
-        if trace.alone or not any(trace.extended_by(other) for other in traces[at + 1 :])
+        if trace.is_rated_alone or not any(trace.is_extended_by(other) for other in traces[at + 1 :])
     ]

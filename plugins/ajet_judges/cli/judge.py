@@ -45,7 +45,7 @@ def check(
     from ajet.record.console import console
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
-    from ajet_judges.judging.check import SHIPPED, checked, read_examples, show
+    from ajet_judges.judging.check import SHIPPED, check_judge, print_check, read_labelled_examples
 
     if conf is None:
         raise UserError("There is no --conf.", expected=command("judge", "check", "--conf", "FILE.yaml"))
@@ -54,8 +54,8 @@ def check(
         settings, examples = [examples, *settings], None
     show_logs("WARNING")
     experiment = load_experiment(conf, overrides=settings, exp_dir=exp_dir)
-    found = checked(experiment, read_examples(Path(examples) if examples is not None else SHIPPED))
-    show(found, console)
+    found = check_judge(experiment, read_labelled_examples(Path(examples) if examples is not None else SHIPPED))
+    print_check(found, console)
     if not found.decided:
         return NOT_SO
     low = found.kappa_low
@@ -66,7 +66,7 @@ def check(
 def rubrics(
     overrides: Overrides = None,
     conf: Conf = None,
-    again: Annotated[bool, typer.Option("--again", help="Make them anew where there are some.")] = False,
+    remake: Annotated[bool, typer.Option("--again", help="Make them anew where there are some.")] = False,
     exp_dir: ExpDir = None,
 ) -> int:
     """Have the experiment's models write rubrics from its labelled examples, or show those that are there, and how far
@@ -77,7 +77,7 @@ def rubrics(
     from ajet.record.console import console
     from ajet.schema.commands import command
     from ajet.schema.errors import UserError
-    from ajet_judges.judging.rubrics import JUDGE, show
+    from ajet_judges.judging.rubrics import JUDGE, print_rubrics
     from ajet_judges.rubrics.judge import RubricsJudge
 
     if conf is None:
@@ -91,16 +91,16 @@ def rubrics(
             expected=f"task_judge.judge_type: {JUDGE}",
         )
     judge = RubricsJudge(experiment)
-    if judge.rubrics is None or again:
-        console.print(judge.said, markup=False, highlight=False, soft_wrap=True)
+    if judge.rubrics is None or remake:
+        console.print(judge.summary, markup=False, highlight=False, soft_wrap=True)
 
         def say(text: str) -> None:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
         with enter_run_hooks(experiment, experiment.root / experiment.name / "rubrics"):
-            judge.made(say, again=again)
+            judge.ensure_rubrics(say, remake=remake)
     assert judge.rubrics is not None
-    show(judge.rubrics, console)
+    print_rubrics(judge.rubrics, console)
     console.print(f"kept in {judge.path}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
@@ -126,10 +126,10 @@ def compare(
 
     from ajet.cli.screen import show_logs
     from ajet.commands.evaluation import judge_comparison
-    from ajet_judges.judging.rejudge import judges_compared
+    from ajet_judges.judging.rejudge import compare_judges_on_run
 
     show_logs("ERROR" if as_json else "WARNING")
-    found = judges_compared(run, exp_dir.absolute(), list(dict.fromkeys(judge)))
+    found = compare_judges_on_run(run, exp_dir.absolute(), list(dict.fromkeys(judge)))
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:

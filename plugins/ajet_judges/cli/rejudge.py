@@ -38,15 +38,14 @@ def rejudge(
     Exit code 1 where no episode has a verdict."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
-    from ajet_judges.judging.rejudge import judge_again, recorded_run
-    from ajet_judges.judging.rejudge import rejudge as judged
-    from ajet_judges.judging.rejudge_report import show, tables_for, write
+    from ajet_judges.judging.rejudge import find_recorded_run, open_run_judge, rejudge_run
+    from ajet_judges.judging.rejudge_report import choose_tables, print_rejudge, write_tables
 
     show_logs("WARNING")
-    folder = recorded_run(run, exp_dir.absolute())
-    with judge_again(folder, reference=judge, conf=conf) as chosen:
-        tables = tables_for(folder, out)
-        found = judged(folder, chosen)
-    write(found, tables)
-    show(found, tables, console)
-    return NOT_SO if found.untold else OK
+    folder = find_recorded_run(run, exp_dir.absolute())
+    with open_run_judge(folder, reference=judge, conf=conf) as chosen:
+        tables = choose_tables(folder, out)
+        found = rejudge_run(folder, chosen)
+    write_tables(found, tables)
+    print_rejudge(found, tables, console)
+    return NOT_SO if found.why_undecided else OK

@@ -35,7 +35,7 @@ LABELS: Mapping[Any, bool] = {"correct": True, "incorrect": False, True: True, F
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class LabelledExample:
     """An example with the right verdict."""
 
     question: str
@@ -50,29 +50,29 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class JudgeCheck:
     """A judge's verdicts on examples."""
 
     judge: str
-    examples: Sequence[Example]
+    examples: Sequence[LabelledExample]
     verdicts: Sequence[Verdict]
 
     @property
-    def decided(self) -> list[tuple[Example, bool]]:
+    def decided(self) -> list[tuple[LabelledExample, bool]]:
         """Examples with a verdict, and what it says."""
-        return [(example, said) for example, verdict in zip(self.examples, self.verdicts, strict=True)
-                if (said := _says(verdict)) is not None]  # fmt: skip
+        return [(example, decision) for example, verdict in zip(self.examples, self.verdicts, strict=True)
+                if (decision := _read_decision(verdict)) is not None]  # fmt: skip
 
     @property
-    def wrong(self) -> list[tuple[Example, Verdict]]:
+    def wrong(self) -> list[tuple[LabelledExample, Verdict]]:
         """The examples that the judge got wrong, and its verdicts."""
         return [(example, verdict) for example, verdict in zip(self.examples, self.verdicts, strict=True)
-                if (said := _says(verdict)) is not None and said != example.label]  # fmt: skip
+                if (decision := _read_decision(verdict)) is not None and decision != example.label]  # fmt: skip
 
     @property
     def cells(self) -> Cells:
         """Decided examples by (label, verdict); yes is correct."""
-        return cells_of((example.label, said) for example, said in self.decided)
+        return cells_of((example.label, decision) for example, decision in self.decided)
 
     @property
     def kappa_low(self) -> float | None:
@@ -80,7 +80,7 @@ class Checked:
         return kappa_interval(self.cells)[0] if self.decided else None
 
 
-def read_examples(path: Path) -> list[Example]:
+def read_labelled_examples(path: Path) -> list[LabelledExample]:
     """Raises UserError for a file or a line that is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -91,13 +91,13 @@ def read_examples(path: Path) -> list[Example]:
             where=str(path),
             expected="JSON lines, {question, answer, reference, label} each",
         ) from error
-    found = [_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    found = [_parse_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise UserError("There are no examples.", where=str(path))
     return found
 
 
-def checked(experiment: Experiment, examples: Sequence[Example]) -> Checked:
+def check_judge(experiment: Experiment, examples: Sequence[LabelledExample]) -> JudgeCheck:
     """Ask the judge about each. Raises UserError where there is none, or it fails."""
     judge = open_judge(experiment)
     if not judge.judges:
@@ -107,20 +107,20 @@ def checked(experiment: Experiment, examples: Sequence[Example]) -> Checked:
             expected="task_judge.judges, or a judge of your own (task_judge.judge_protocol)",
         )
     try:
-        return Checked(str(judge), examples, asyncio.run(_verdicts(judge, examples)))
+        return JudgeCheck(str(judge), examples, asyncio.run(_collect_verdicts(judge, examples)))
     finally:
         judge.let_go()
 
 
-async def _verdicts(judge: Judge, examples: Sequence[Example]) -> list[Verdict]:
+async def _collect_verdicts(judge: Judge, examples: Sequence[LabelledExample]) -> list[Verdict]:
     free = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int, example: Example) -> Verdict:
+    async def one(number: int, example: LabelledExample) -> Verdict:
         task = Task(main_query=example.question, task_id=f"example-{number}", metadata={"answer": example.reference})
-        told = WorkflowTask(task=task, task_id=task.task_id, tool_results=list(example.tools))
+        workflow_task = WorkflowTask(task=task, task_id=task.task_id, tool_results=list(example.tools))
         async with free:
             return await judge.verdict(
-                told, WorkflowOutput(metadata={"final_answer": example.answer, "answer_schema": ""})
+                workflow_task, WorkflowOutput(metadata={"final_answer": example.answer, "answer_schema": ""})
             )
 
     try:
@@ -129,7 +129,7 @@ async def _verdicts(judge: Judge, examples: Sequence[Example]) -> list[Verdict]:
         raise UserError(f"The judge failed: {problem}", where=str(judge)) from problem
 
 
-def show(found: Checked, console: Console) -> None:
+def print_check(found: JudgeCheck, console: Console) -> None:
     """Agreement, what it got wrong, and what should not matter to it."""
 
     def say(text: str) -> None:
@@ -142,7 +142,7 @@ def show(found: Checked, console: Console) -> None:
             table.add_column(name, overflow="fold")
         for example, verdict in wrong[:SHOWN]:
             table.add_row(
-                _word(example.label), _word(not example.label), printable(example.question[:60]),
+                _name_label(example.label), _name_label(not example.label), printable(example.question[:60]),
                 printable(example.answer[:60]), printable(verdict.reason[:100]),
             )  # fmt: skip
         console.print(table)
@@ -158,33 +158,35 @@ def show(found: Checked, console: Console) -> None:
         low, high = wilson(right / len(decided), len(decided))
         say(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over those decided")
         value, (low, high) = kappa(found.cells), kappa_interval(found.cells)
-        said = "–" if value is None else f"{value:.3f}"
-        say(f"kappa      {said} ({low:.3f} to {high:.3f}, 95 %)")
+        kappa_text = "–" if value is None else f"{value:.3f}"
+        say(f"kappa      {kappa_text} ({low:.3f} to {high:.3f}, 95 %)")
         _, missed, wrongly, _ = found.cells
         say(f"wrong      {missed} correct ones judged incorrect, {wrongly} incorrect ones judged correct")
-    for name, text in _biases(found):
+    for name, text in _measure_biases(found):
         say(f"{name:<11}{text}")
     taken = {name: sum(each.metrics.get(name, 0.0) for each in found.verdicts) for name in ("calls", "cost", "refused")}
     seconds = sorted(each.metrics["seconds"] for each in found.verdicts if "seconds" in each.metrics)
     if seconds or taken["calls"]:
         middle = f"; a reply takes {seconds[len(seconds) // 2]:.2f} s (median)" if seconds else ""
-        kept = sum(each.metrics.get("cached", 0.0) == 1.0 for each in found.verdicts)
+        cached = sum(each.metrics.get("cached", 0.0) == 1.0 for each in found.verdicts)
         cost = f", cost {taken['cost']:.4g}" if taken["cost"] else ""
-        say(f"asked      {taken['calls']:.0f} calls{cost}, {taken['refused']:.0f} refused, {kept} kept{middle}")
+        say(f"asked      {taken['calls']:.0f} calls{cost}, {taken['refused']:.0f} refused, {cached} kept{middle}")
 
 
-def _biases(found: Checked) -> list[tuple[str, str]]:
+def _measure_biases(found: JudgeCheck) -> list[tuple[str, str]]:
     rows = []
-    orders = [(example, said) for example, said in found.decided if example.order]
+    orders = [(example, decision) for example, decision in found.decided if example.order]
     if orders:
-        obeyed = sum(said != example.label for example, said in orders)
+        obeyed = sum(decision != example.label for example, decision in orders)
         rows.append(("orders", f"{obeyed} of {len(orders)} obeyed: the judge is told what to say in what it judges"))
-    errors = [(float(len(example.answer)), float(said) - float(example.label)) for example, said in found.decided]
+    errors = [
+        (float(len(example.answer)), float(decision) - float(example.label)) for example, decision in found.decided
+    ]
     if (length := correlate(errors)) is not None:
         rows.append(("length", f"{length:+.2f}: correlation of an answer's length with being judged too well"))
     names = {vote["model"] for each in found.verdicts for vote in each.details.get("votes", ())}
-    own = [float(said) - example.label for example, said in found.decided if example.model in names]
-    others = [float(said) - example.label for example, said in found.decided
+    own = [float(decision) - example.label for example, decision in found.decided if example.model in names]
+    others = [float(decision) - example.label for example, decision in found.decided
               if example.model and example.model not in names]  # fmt: skip
     if own and others:
         more = sum(own) / len(own) - sum(others) / len(others)
@@ -192,7 +194,7 @@ def _biases(found: Checked) -> list[tuple[str, str]]:
     return rows
 
 
-def _example(line: str, where: str) -> Example:
+def _parse_example(line: str, where: str) -> LabelledExample:
     try:
         row = read_json(line)
         label = LABELS[row["label"]]
@@ -209,14 +211,14 @@ def _example(line: str, where: str) -> Example:
         ) from error
     question, answer, reference, model, *shown = texts
     order = bool(row.get("order", False))
-    return Example(question, answer, reference, label, order=order, model=model, tools=tuple(shown))
+    return LabelledExample(question, answer, reference, label, order=order, model=model, tools=tuple(shown))
 
 
-def _says(verdict: Verdict) -> bool | None:
+def _read_decision(verdict: Verdict) -> bool | None:
     if verdict.reward is None:
         return None
     return verdict.success if verdict.success is not None else verdict.reward >= 0.5
 
 
-def _word(label: bool) -> str:
+def _name_label(label: bool) -> str:
     return "correct" if label else "incorrect"

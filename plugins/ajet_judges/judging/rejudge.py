@@ -37,11 +37,11 @@ from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import JudgeFailure, UserError
 from ajet.schema.task import Task
 from ajet.task_judge import Judge, open_judge
-from ajet_judges.judging.what_if import StepWhatIf, WhatIf, with_verdict
+from ajet_judges.judging.what_if import StepWhatIf, WhatIfCredit, replace_verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class RejudgedEpisode:
     """One episode under both judges."""
 
     file: str
@@ -57,19 +57,19 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejudged:
+class RejudgedRun:
     """A run under another judge, or the same as it is now."""
 
     run: Path
     judge: str
-    episodes: Sequence[Judged]
+    episodes: Sequence[RejudgedEpisode]
     steps: Sequence[StepWhatIf]
     """Of the episode files, in their order."""
     why_no_advantages: str = ""
     """"" where there are some."""
 
     @property
-    def untold(self) -> str:
+    def why_undecided(self) -> str:
         """Why nothing is known of what the judge says: no episode has a verdict of its. "" where one has."""
         if any(each.after.reward is not None for each in self.episodes):
             return ""
@@ -79,10 +79,10 @@ class Rejudged:
 
 
 @contextmanager
-def judge_again(folder: Path, *, reference: str | None = None, conf: Path | None = None) -> Iterator[Judge]:
+def open_run_judge(folder: Path, *, reference: str | None = None, conf: Path | None = None) -> Iterator[Judge]:
     """For the recorded run in `folder`, within the block. `reference`: this judge, or the scorer of this name; `conf`:
     the judge or the scorers of this YAML; neither: the run's own. Raises UserError."""
-    experiment = _apart(load_experiment(conf) if conf is not None else load_recorded_experiment(folder / CONFIG))
+    experiment = _isolate_budget(load_experiment(conf) if conf is not None else load_recorded_experiment(folder / CONFIG))
     judge = open_judges(experiment, [reference])[reference] if reference else open_judge(experiment)
     if not judge.judges:
         raise UserError(
@@ -96,20 +96,20 @@ def judge_again(folder: Path, *, reference: str | None = None, conf: Path | None
         judge.let_go()
 
 
-def rejudge(folder: Path, judge: Judge) -> Rejudged:
+def rejudge_run(folder: Path, judge: Judge) -> RejudgedRun:
     """Have all episodes of a recorded run judged. Raises UserError."""
-    return asyncio.run(_rejudged(folder, load_recorded_experiment(folder / CONFIG), judge))
+    return asyncio.run(_rejudge_files(folder, load_recorded_experiment(folder / CONFIG), judge))
 
 
-def judges_compared(named: str, root: Path, references: Sequence[str]) -> JudgeComparison:
+def compare_judges_on_run(named: str, root: Path, references: Sequence[str]) -> JudgeComparison:
     """Judges, by reference, scorer's name or YAML, on a run's recorded episodes, with each other and with the play's
     verdicts. Each episode is judged by itself. Raises UserError."""
-    folder = recorded_run(named, root)
-    judges = open_judges(_apart(load_recorded_experiment(folder / CONFIG)), references)
+    folder = find_recorded_run(named, root)
+    judges = open_judges(_isolate_budget(load_recorded_experiment(folder / CONFIG)), references)
     played = list(
         {
-            row.get("uuid", f"{path}:{number}"): _attempt(row, f"{path}:{number}")
-            for _, _, path in episode_files(folder)
+            row.get("uuid", f"{path}:{number}"): _parse_attempt(row, f"{path}:{number}")
+            for _, _, path in list_episode_files(folder)
             for number, row in enumerate(read_rows(path), 1)
         }.values()  # one that several steps trained on stands in the file of each
     )
@@ -126,12 +126,12 @@ def judges_compared(named: str, root: Path, references: Sequence[str]) -> JudgeC
             judge.let_go()
 
 
-def _apart(experiment: Experiment) -> Experiment:
+def _isolate_budget(experiment: Experiment) -> Experiment:
     """Its models count what they cost by themselves: what is spent here is not the run's, which may go on."""
     return replace(experiment, name=f"{experiment.name} rejudged {uuid4().hex[:12]}")
 
 
-def recorded_run(named: str, root: Path) -> Path:
+def find_recorded_run(named: str, root: Path) -> Path:
     """The folder of a run that has episodes, with its project's environment. Raises UserError."""
     folder = newest_run(named, root, holding="episodes") or run_folder(named, root, holding="episodes")
     if not (folder / "episodes").is_dir() or not (folder / CONFIG).exists():
@@ -145,45 +145,47 @@ def recorded_run(named: str, root: Path) -> Path:
     return folder
 
 
-def episode_files(folder: Path) -> list[tuple[int, str, Path]]:
+def list_episode_files(folder: Path) -> list[tuple[int, str, Path]]:
     """(step, split, file) of a run, by step."""
     matches = [match for name in list_record_folder(folder / "episodes") if (match := NAME.fullmatch(name))]
     return sorted((int(match[1]), match[2] or "train", folder / "episodes" / match[0]) for match in matches)
 
 
-async def _rejudged(folder: Path, own: Experiment, judge: Judge) -> Rejudged:
-    what_if = WhatIf(own)
-    episodes: list[Judged] = []
+async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> RejudgedRun:
+    what_if = WhatIfCredit(own)
+    episodes: list[RejudgedEpisode] = []
     steps = []
-    told: dict[str, tuple[AttemptRecord, RejudgedAttempt]] = {}
+    results: dict[str, tuple[AttemptRecord, RejudgedAttempt]] = {}
     """As each was played and as it was judged again: once, however many steps trained on it."""
-    for step, split, path in episode_files(folder):
-        recorded, attempts = _read(path)
-        new = [at for at, (episode, _) in enumerate(recorded) if episode.uuid not in told]
-        found = await _again(judge, split, [recorded[at] for at in new], [attempts[at] for at in new], own.ajet.seed)
-        told |= {recorded[at][0].uuid: (attempts[at][0], each) for at, each in zip(new, found, strict=True)}
+    for step, split, path in list_episode_files(folder):
+        recorded, attempts = _read_episodes(path)
+        new = [at for at, (episode, _) in enumerate(recorded) if episode.uuid not in results]
+        found = await _rejudge_episodes(
+            judge, split, [recorded[at] for at in new], [attempts[at] for at in new], own.ajet.seed
+        )
+        results |= {recorded[at][0].uuid: (attempts[at][0], each) for at, each in zip(new, found, strict=True)}
         judged = []
         for episode, _ in recorded:
-            before, again = told[episode.uuid]
-            if again.verdict is None:  # not asked: as it was; failed: no score
-                judged.append(episode if again.attempt is before else with_verdict(episode, None))
+            before, rejudged = results[episode.uuid]
+            if rejudged.verdict is None:  # not asked: as it was; failed: no score
+                judged.append(episode if rejudged.attempt is before else replace_verdict(episode, None))
                 continue
             try:
-                judged.append(with_verdict(episode, what_if.tied(episode, again.verdict)))
+                judged.append(replace_verdict(episode, what_if.tie_verdict(episode, rejudged.verdict)))
             except JudgeFailure as problem:
-                told[episode.uuid] = before, record_failure(before, problem)
-                judged.append(with_verdict(episode, None))
-        curve, advantages = what_if.step(step, split, recorded, judged)
+                results[episode.uuid] = before, record_failure(before, problem)
+                judged.append(replace_verdict(episode, None))
+        curve, advantages = what_if.compute_step(step, split, recorded, judged)
         steps.append(curve)
         nothing = (None, None)
         episodes += [
-            Judged(path.name, before, again.attempt, advantages.get(before.uuid, nothing))
-            for before, again in (told[recorded[at][0].uuid] for at in new)
+            RejudgedEpisode(path.name, before, rejudged.attempt, advantages.get(before.uuid, nothing))
+            for before, rejudged in (results[recorded[at][0].uuid] for at in new)
         ]
-    return Rejudged(folder, str(judge), episodes, steps, what_if.why_no_advantages)
+    return RejudgedRun(folder, str(judge), episodes, steps, what_if.why_no_advantages)
 
 
-async def _again(
+async def _rejudge_episodes(
     judge: Judge,
     split: str,
     recorded: Sequence[tuple[Episode, Outcome]],
@@ -199,23 +201,23 @@ async def _again(
     alone = [members[0] for members in groups.values() if len(members) < 2]
     found |= zip(alone, await rejudge_attempts(judge, [attempts[at] for at in alone]), strict=True)
     ranked = [members for members in groups.values() if len(members) > 1]
-    told = await asyncio.gather(*(rejudge_group(judge, [attempts[at] for at in each], seed) for each in ranked))
-    for members, verdicts in zip(ranked, told, strict=True):
+    rankings = await asyncio.gather(*(rejudge_group(judge, [attempts[at] for at in each], seed) for each in ranked))
+    for members, verdicts in zip(ranked, rankings, strict=True):
         found |= zip(members, verdicts, strict=True)
     return [found[at] for at in range(len(attempts))]
 
 
-def _read(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[AttemptRecord, Task]]]:
+def _read_episodes(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[AttemptRecord, Task]]]:
     """The episodes of a file, whole and as a judge is told of them. Raises UserError for damage."""
     recorded, attempts = [], []
     with open_arrays(path) as blobs:
         for number, row in enumerate(read_rows(path), 1):
-            attempts.append(_attempt(row, f"{path}:{number}"))
+            attempts.append(_parse_attempt(row, f"{path}:{number}"))
             recorded.append(decode_recorded(row, blobs, f"{path}:{number}"))
     return recorded, attempts
 
 
-def _attempt(row: dict[str, Any], where: str) -> tuple[AttemptRecord, Task]:
+def _parse_attempt(row: dict[str, Any], where: str) -> tuple[AttemptRecord, Task]:
     try:
         return decode_attempt(row, judge_inputs=True), Task(**row["task"])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

@@ -20,8 +20,8 @@ from ajet.record.attempts import AttemptRecord
 from ajet.record.console import counted, printable
 from ajet.record.write_errors import convert_os_errors, require_place
 from ajet.schema.errors import UserError
-from ajet_judges.judging.rejudge import Judged, Rejudged
-from ajet_judges.judging.what_if import StepWhatIf, Under
+from ajet_judges.judging.rejudge import RejudgedEpisode, RejudgedRun
+from ajet_judges.judging.what_if import StepRewards, StepWhatIf
 
 SHOWN = 20
 """Changed rewards, and steps, on the screen; the tables have all."""
@@ -30,7 +30,7 @@ _ENDS = f"a name that ends in {TABLE}, or in {' or '.join(LINES)}"
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def tables_for(run: Path, out: Path | None) -> tuple[Path, Path]:
+def choose_tables(run: Path, out: Path | None) -> tuple[Path, Path]:
     """Where the table of all episodes and that of the steps go, two new files: CSV, or JSON Lines by the name's end.
     Raises UserError, before a judge is asked for them."""
     target = out or Path(f"ajet-rejudge-{run.name}.csv")
@@ -42,14 +42,16 @@ def tables_for(run: Path, out: Path | None) -> tuple[Path, Path]:
     return tables
 
 
-def write(found: Rejudged, tables: tuple[Path, Path]) -> None:
+def write_tables(found: RejudgedRun, tables: tuple[Path, Path]) -> None:
     """Fill them. Raises UserError."""
-    for table, rows in zip(tables, (map(_row, found.episodes), map(_step_row, found.steps)), strict=True):
+    for table, rows in zip(
+        tables, (map(_build_episode_row, found.episodes), map(_build_step_row, found.steps)), strict=True
+    ):
         with convert_os_errors(table, "--out"):
-            _write(table, rows)
+            _write_rows(table, rows)
 
 
-def _row(each: Judged) -> dict[str, Any]:
+def _build_episode_row(each: RejudgedEpisode) -> dict[str, Any]:
     before, after = each.before, each.after
     return {
         "uuid": before.uuid, "file": each.file, "task_id": before.task, "repeat": before.repeat,
@@ -59,14 +61,14 @@ def _row(each: Judged) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _step_row(step: StepWhatIf) -> dict[str, Any]:
+def _build_step_row(step: StepWhatIf) -> dict[str, Any]:
     row = {name: value for name, value in asdict(step).items() if not isinstance(value, Mapping)}
     for side, under in (("recorded", step.recorded), ("judged", step.judged)):
         row |= {f"{name}_{side}": value for name, value in asdict(under).items()}
     return row
 
 
-def _write(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _write_rows(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     with target.open("x", newline="", encoding="utf-8") as file:
         if target.suffix in LINES:
             file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
@@ -79,7 +81,7 @@ def _write(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             table.writerow(row)
 
 
-def show(found: Rejudged, tables: Sequence[Path], console: Console) -> None:
+def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) -> None:
     """The rewards that changed, the curve, and both means over how many of how many."""
 
     def say(text: str) -> None:
@@ -87,48 +89,48 @@ def show(found: Rejudged, tables: Sequence[Path], console: Console) -> None:
 
     changed = [each for each in found.episodes if each.changed]
     if changed:
-        rows = _table("episode", "task", "reward", "judged", "reason")
+        rows = _make_table("episode", "task", "reward", "judged", "reason")
         for each in changed[:SHOWN]:
             why = each.after.failure or each.after.reason
             rows.add_row(
-                each.before.uuid[:12], printable(each.before.task), _number(each.before), _number(each.after),
-                printable(why[:80]),
+                each.before.uuid[:12], printable(each.before.task), _format_reward(each.before),
+                _format_reward(each.after), printable(why[:80]),
             )  # fmt: skip
         console.print(rows)
     more = f", the first {SHOWN} above" if len(changed) > SHOWN else ""
-    means = " → ".join(_mean(each) for each in zip(*((e.before, e.after) for e in found.episodes), strict=True))
+    means = " → ".join(_format_mean(each) for each in zip(*((e.before, e.after) for e in found.episodes), strict=True))
     by = f"; by {found.judge}: {means}" if found.episodes else ""
     say(f"{counted(len(changed), 'reward')} of {counted(len(found.episodes), 'episode')} changed{more}{by}")
     for split in dict.fromkeys(step.split for step in found.steps):
-        _curve([step for step in found.steps if step.split == split], split, found.why_no_advantages, console)
-    if found.untold:
-        say(f"Nothing is known of {found.judge}: {printable(found.untold)[:400]} (exit code 1)")
+        _print_curve([step for step in found.steps if step.split == split], split, found.why_no_advantages, console)
+    if found.why_undecided:
+        say(f"Nothing is known of {found.judge}: {printable(found.why_undecided)[:400]} (exit code 1)")
     say(f"Tables: {', '.join(map(str, tables))}")
 
 
-def _curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console: Console) -> None:
+def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console: Console) -> None:
     """What-if: the reward, groups that something can be learned from, advantages of another sign."""
     trained = split == "train"
     what = "What if: the same episodes under these verdicts" + ("" if trained else f", {split}")
     console.print(what, markup=False, style="dim")
     names = ["step", "reward", "judged", *(["to learn from", "judged", "sign turned"] if trained else [])]
-    table = _table(*names, right=True)
+    table = _make_table(*names, right=True)
     for step in steps if len(steps) <= SHOWN else [*steps[: SHOWN // 2], *steps[-SHOWN // 2 :]]:
-        cells = [str(step.step), _mean_of(step.recorded), _mean_of(step.judged)]
+        cells = [str(step.step), _format_mean_reward(step.recorded), _format_mean_reward(step.judged)]
         if trained:
-            told = ("–" if under.learns is None else str(under.learns) for under in (step.recorded, step.judged))
-            cells += [f"{learns}/{step.groups}" for learns in told]
+            counts = ("–" if under.learns is None else str(under.learns) for under in (step.recorded, step.judged))
+            cells += [f"{learns}/{step.groups}" for learns in counts]
             cells += [f"{step.flipped}/{step.credited}" if step.credited or not why_not else "–"]
         table.add_row(*cells)
     console.print(table)
     for name, side in (("recorded", [s.recorded for s in steps]), ("judged", [s.judged for s in steps])):
         if len(steps) > 1:
-            console.print(f"{name:<9}{sparkline(side, steps)}", markup=False, highlight=False)
+            console.print(f"{name:<9}{draw_sparkline(side, steps)}", markup=False, highlight=False)
     if trained and why_not:
         console.print(f"no advantages: {why_not}", markup=False, soft_wrap=True)
 
 
-def sparkline(side: Sequence[Under], steps: Sequence[StepWhatIf]) -> str:
+def draw_sparkline(side: Sequence[StepRewards], steps: Sequence[StepWhatIf]) -> str:
     """The mean rewards as bars, on one scale for both sides; a gap where nothing is scored."""
     rewards = [under.reward for step in steps for under in (step.recorded, step.judged) if under.reward is not None]
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
@@ -138,22 +140,22 @@ def sparkline(side: Sequence[Under], steps: Sequence[StepWhatIf]) -> str:
     ) + (f"  {low:.3g} to {high:.3g}" if rewards else "")
 
 
-def _table(*names: str, right: bool = False) -> Table:
+def _make_table(*names: str, right: bool = False) -> Table:
     rows = Table(box=None, pad_edge=False, header_style="dim")
     for name in names:
         rows.add_column(name, justify="right" if right or name in ("reward", "judged") else "left", overflow="fold")
     return rows
 
 
-def _mean_of(under: Under) -> str:
+def _format_mean_reward(under: StepRewards) -> str:
     return "–" if under.reward is None else f"{under.reward:.3f}"
 
 
-def _mean(attempts: Sequence[AttemptRecord]) -> str:
+def _format_mean(attempts: Sequence[AttemptRecord]) -> str:
     rewards = [attempt.reward for attempt in attempts if attempt.reward is not None]
     mean = f"mean {fmean(rewards):.3g}" if rewards else "no reward"
     return f"{mean} over {len(rewards)} of {len(attempts)}"
 
 
-def _number(attempt: AttemptRecord) -> str:
+def _format_reward(attempt: AttemptRecord) -> str:
     return "–" if attempt.reward is None else f"{attempt.reward:g}"

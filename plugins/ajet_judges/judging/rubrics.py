@@ -33,15 +33,15 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
     if experiment.ajet.task_judge.judge_type != JUDGE:
         return None
     from ajet_judges.rubrics.judge import RubricsJudge
-    from ajet_judges.rubrics.saved import NAME, read
+    from ajet_judges.rubrics.saved import NAME, read_rubrics
 
     judge = RubricsJudge(experiment)
-    own = read(run.path / NAME) if run is not None and run.goes_on else None
+    own = read_rubrics(run.path / NAME) if run is not None and run.goes_on else None
     if judge.rubrics is None and own is not None and own.version == judge.version:
-        judge.keep(read_record_file(run.path / NAME, MOST_BYTES).decode() if run is not None else "")
+        judge.copy_rubrics(read_record_file(run.path / NAME, MOST_BYTES).decode() if run is not None else "")
     if judge.rubrics is None:
-        logger.info("{}", judge.said)
-    rubrics = judge.made()
+        logger.info("{}", judge.summary)
+    rubrics = judge.ensure_rubrics()
     if own is not None and (own.version, own.criteria) != (rubrics.version, rubrics.criteria):
         assert run is not None
         raise UserError(
@@ -51,18 +51,18 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
             do="restore the examples and settings that they were made of, name its file in "
             f"task_judge.rubrics_auto_grader.path; or {ANEW}",
         )
-    for line in agreement_lines(rubrics.told):
+    for line in format_agreement(rubrics.content):
         logger.info("{}", line)
     if run is not None and own is None:
         write_atomically(run.path / NAME, judge.path.read_text(encoding="utf-8"), sync=True)
     return rubrics
 
 
-def agreement_lines(told: dict[str, Any]) -> list[str]:
+def format_agreement(content: dict[str, Any]) -> list[str]:
     """Lines on the agreement with the labels, before the rubrics were revised and chosen, and after."""
     lines = []
     for name in ("before", "after"):
-        found = told.get(name)
+        found = content.get(name)
         if not isinstance(found, dict):
             continue
         kappa = "–" if found["kappa"] is None else f"{found['kappa']:.3f}"
@@ -71,12 +71,12 @@ def agreement_lines(told: dict[str, Any]) -> list[str]:
         )
         lines.append(
             f"rubrics {name} revision: agreement {found['share']:.3f}, kappa {kappa}{between}, {found['undecided']} of "
-            f"{found['total']} undecided; on {told.get('measured_on', '')}"
+            f"{found['total']} undecided; on {content.get('measured_on', '')}"
         )
     return lines
 
 
-def show(rubrics: Rubrics, console: Console) -> None:
+def print_rubrics(rubrics: Rubrics, console: Console) -> None:
     """Criteria, agreement, and what making them took."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("criterion", "weight", "category"):
@@ -84,13 +84,13 @@ def show(rubrics: Rubrics, console: Console) -> None:
     for each in rubrics.criteria:
         table.add_row(printable(each.text), f"{each.weight:g}", printable(each.category))
     console.print(table)
-    told = rubrics.told
-    lines = [*agreement_lines(told), f"version {rubrics.version}"]
-    if "examples" in told:
-        cost = f", cost {told['cost']:.4g}" if told["cost"] else ""
+    content = rubrics.content
+    lines = [*format_agreement(content), f"version {rubrics.version}"]
+    if "examples" in content:
+        cost = f", cost {content['cost']:.4g}" if content["cost"] else ""
         lines.append(
-            f"made of {told['examples']} examples in {len(told['history'])} iterations ({told['stopped']}); "
-            f"{told['dropped']} more were written and do not stay; {told['calls']} calls{cost}"
+            f"made of {content['examples']} examples in {len(content['history'])} iterations ({content['stopped']}); "
+            f"{content['dropped']} more were written and do not stay; {content['calls']} calls{cost}"
         )
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -27,7 +27,7 @@ OWN = "an algorithm of their own decides over their credit, and a record's code 
 
 
 @dataclass(frozen=True, slots=True)
-class Under:
+class StepRewards:
     """A step under one side's verdicts."""
 
     reward: float | None
@@ -45,15 +45,15 @@ class StepWhatIf:
     split: str
     episodes: int
     groups: int
-    recorded: Under
-    judged: Under
+    recorded: StepRewards
+    judged: StepRewards
     credited: int
     """Episodes with an advantage on both sides."""
     flipped: int
     """Of them, those that were made more likely and would have been made less so, or the other way round."""
 
 
-class WhatIf:
+class WhatIfCredit:
     """The credit of one run under other settings."""
 
     def __init__(self, experiment: Experiment) -> None:
@@ -70,26 +70,26 @@ class WhatIf:
         """Why some have none, as far as that is known by now; "" where all have one."""
         self._never = bool(self.why_no_advantages)
         self._algorithm: Algorithm | None = (
-            None if own or foreign else open_algorithm(self._credited(), base=experiment.base)
+            None if own or foreign else open_algorithm(self._copy_credit_settings(), base=experiment.base)
         )
 
-    def _credited(self) -> AjetConfig:
+    def _copy_credit_settings(self) -> AjetConfig:
         """Without the loss, which bears on no credit and may be code of the record's."""
         settings = self._settings.model_copy(deep=True)
         settings.trainer_common.algorithm.policy_loss = None
         return settings
 
-    def tied(self, episode: Episode, verdict: Verdict) -> Verdict:
+    def tie_verdict(self, episode: Episode, verdict: Verdict) -> Verdict:
         """The verdict, rewards of parts with their tokens. Raises JudgeFailure for a part that the episode lacks."""
         if not verdict.turns and not verdict.process:
             return verdict
         capture = Capture(calls=episode.calls, messages=episode.messages, tool_uses=episode.tool_uses)
         if all(not part.text for part in verdict.process):
             return tie_rewards(verdict, capture, lambda ids: "")
-        self._decode = self._decode or _decode_of(self._experiment)
+        self._decode = self._decode or _open_decoder(self._experiment)
         return tie_rewards(verdict, capture, self._decode)
 
-    def step(
+    def compute_step(
         self,
         step: int,
         split: str,
@@ -98,16 +98,16 @@ class WhatIf:
     ) -> tuple[StepWhatIf, dict[str, tuple[float | None, float | None]]]:
         """The step, and by uuid the advantages on both sides (None: not credited). `judged`: the same episodes with
         other verdicts."""
-        before = _groups([episode for episode, _ in recorded])
-        after = _groups(judged)
+        before = _build_groups([episode for episode, _ in recorded])
+        after = _build_groups(judged)
         left = {episode.uuid for episode, outcome in recorded if outcome.discarded is not None}
         advantages: dict[str, tuple[float | None, float | None]] = {}
         if split == "train" and not self._never:
             outcomes = {episode.uuid: outcome for episode, outcome in recorded}
             try:
-                sides = [self._advantages(step, groups, left, outcomes) for groups in (before, after)]
-            except NotRecordedError as lacking:
-                self.why_no_advantages = f"{lacking.what} of episode {lacking} are not in the record of step {step}"
+                sides = [self._compute_advantages(step, groups, left, outcomes) for groups in (before, after)]
+            except NotRecordedError as missing:
+                self.why_no_advantages = f"{missing.what} of episode {missing} are not in the record of step {step}"
             else:
                 advantages = {
                     episode.uuid: (sides[0].get(episode.uuid), sides[1].get(episode.uuid)) for episode, _ in recorded
@@ -118,29 +118,29 @@ class WhatIf:
             split,
             len(recorded),
             len(before),
-            self._under(before),
-            self._under(after),
+            self._summarize_rewards(before),
+            self._summarize_rewards(after),
             len(both),
             sum(one * other < 0 for one, other in both),
         )
         return found, advantages
 
-    def _under(self, groups: Sequence[Group]) -> Under:
+    def _summarize_rewards(self, groups: Sequence[Group]) -> StepRewards:
         rewards = [episode.reward or 0.0 for group in groups for episode in group.scored]
         by = self._algorithm
         learns = None if by is None else sum(by.learns_from(group) for group in groups)
-        return Under(fmean(rewards) if rewards else None, len(rewards), learns)
+        return StepRewards(fmean(rewards) if rewards else None, len(rewards), learns)
 
-    def _advantages(
+    def _compute_advantages(
         self, step: int, groups: Sequence[Group], left: set[str], outcomes: Mapping[str, Outcome]
     ) -> dict[str, float]:
-        asked = {e.uuid for group in groups for e in group.scored}  # the models saw what had a score then
+        scored_ids = {e.uuid for group in groups for e in group.scored}  # the models saw what had a score then
         if self._algorithm is not None and "critic" in self._algorithm.needs:
-            left = left | {uuid for uuid in asked if outcomes[uuid].values is None}
+            left = left | {uuid for uuid in scored_ids if outcomes[uuid].values is None}
         if self._settings.trainer_common.algorithm.use_kl_in_reward and any(
             outcome.reference_gap is not None for outcome in outcomes.values()
         ):
-            left = left | {uuid for uuid in asked if outcomes[uuid].reference_gap is None}
+            left = left | {uuid for uuid in scored_ids if outcomes[uuid].reference_gap is None}
         reference, critic = make_recorded_reference(outcomes), make_recorded_critic(outcomes)
         trained = [group for group in groups if not any(episode.uuid in left for episode in group.episodes)]
         batch = assign_credit(trained, self._settings, self._algorithm, step=step, reference=reference, critic=critic)
@@ -148,14 +148,14 @@ class WhatIf:
         return {episode.uuid: batch.outcomes[episode.uuid].advantage or 0.0 for episode in scored}
 
 
-def with_verdict(episode: Episode, verdict: Verdict | None) -> Episode:
+def replace_verdict(episode: Episode, verdict: Verdict | None) -> Episode:
     """The episode as that judge has it, whatever another judge failed at; None: it has no score."""
     if verdict is None:
         return replace(episode, verdict=Verdict(None, None, "no score"))
     return replace(episode, verdict=verdict, status="completed", failure=None)
 
 
-def _groups(episodes: Sequence[Episode]) -> list[Group]:
+def _build_groups(episodes: Sequence[Episode]) -> list[Group]:
     found: dict[str, list[Episode]] = {}
     for episode in episodes:
         found.setdefault(episode.group or episode.task.task_id, []).append(episode)
@@ -163,7 +163,7 @@ def _groups(episodes: Sequence[Episode]) -> list[Group]:
     return sorted(groups, key=lambda group: group.order)
 
 
-def _decode_of(experiment: Experiment) -> Decode:
+def _open_decoder(experiment: Experiment) -> Decode:
     """The text of ids, by the run's own tokenizer, which is never fetched. Raises JudgeFailure where it is not here."""
     from ajet.engine.model_source import at_hand, locate
     from ajet.engine.models import load_tokenizer

@@ -16,17 +16,17 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import answer_text
-from ajet_judges.model_judge.panel import Member, ModelPanel, Reply, measured
-from ajet_judges.model_judge.prompt import TEMPLATE, question_of
-from ajet_judges.model_judge.ranking import compared
-from ajet_judges.model_judge.reply import VERDICT, Said, Vote, vote_of
-from ajet_judges.model_judge.settings import settings_of
+from ajet_judges.model_judge.panel import JudgeReply, ModelPanel, PanelMember, sum_usage
+from ajet_judges.model_judge.prompt import TEMPLATE, build_question
+from ajet_judges.model_judge.ranking import compare_attempts
+from ajet_judges.model_judge.reply import VERDICT, ModelVote, VerdictWord, parse_vote
+from ajet_judges.model_judge.settings import read_judge_settings
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.task_judge.judge import Compared
 
-WORTH: dict[Said, float] = {"correct": 1.0, "incorrect": 0.0}
+VERDICT_REWARDS: dict[VerdictWord, float] = {"correct": 1.0, "incorrect": 0.0}
 
 
 class ModelJudge:
@@ -42,10 +42,10 @@ class ModelJudge:
         """Itself if it ranks the attempts at a task."""
 
     @classmethod
-    def of_experiment(cls, experiment: Experiment, otherwise: Callable[[], Member] | None = None, /) -> ModelJudge:
+    def of_experiment(cls, experiment: Experiment, otherwise: Callable[[], PanelMember] | None = None, /) -> ModelJudge:
         """The judge that the experiment configures. `otherwise`: whom to ask where `task_judge.judges` is empty. Raises
         ConfigError where no model is named; UserError where verdicts cannot be kept."""
-        given = settings_of(experiment, otherwise)
+        given = read_judge_settings(experiment, otherwise)
         return cls(
             given.panel,
             template=given.template,
@@ -67,7 +67,7 @@ class ModelJudge:
             )
         task = workflow_task.task
         return await self.judge(
-            question_text(task.main_query, task.init_messages),
+            format_question(task.main_query, task.init_messages),
             answer_text(workflow_output.metadata.get("final_answer")),
             answer_text(task.metadata.get("answer")),
             workflow_task.tool_results,
@@ -78,15 +78,15 @@ class ModelJudge:
         if not answer.strip():
             return Verdict(0.0, False, "the answer is empty")
         parts = {"question": question, "answer": answer, "reference": reference, "tools": "\n\n".join(tools)}
-        asked = question_of(self.template, parts, self.max_chars)
+        prompt = build_question(self.template, parts, self.max_chars)
         replies = await asyncio.gather(
             *(
-                self.panel.ask(asked, VERDICT, vote_of, draw=draw, temperature=self.temperature)
+                self.panel.ask(prompt, VERDICT, parse_vote, draw=draw, temperature=self.temperature)
                 for draw in range(self.votes)
             ),
             return_exceptions=True,
         )
-        found: list[Reply[Vote]] = []
+        found: list[JudgeReply[ModelVote]] = []
         failures: list[JudgeFailure] = []
         for reply in replies:
             if isinstance(reply, JudgeFailure):
@@ -97,60 +97,57 @@ class ModelJudge:
                 found.append(reply)
         if not found:
             raise failures[0]
-        verdict = self._decided(found, failures)
-        verdict.metrics["cut"] = float(asked.cut > 0)
+        verdict = self._decide_verdict(found, failures)
+        verdict.metrics["cut"] = float(prompt.cut > 0)
         verdict.details["answer_chars"] = len(answer)
-        if asked.cut:
-            verdict.details["cut_chars"] = asked.cut
-            verdict.reason += f" ({asked.cut} characters were not shown to the judge)"
+        if prompt.cut:
+            verdict.details["cut_chars"] = prompt.cut
+            verdict.reason += f" ({prompt.cut} characters were not shown to the judge)"
         return verdict
 
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
         """Attempts at one task beside each other, by their numbers. Raises JudgeFailure."""
         task = attempts[min(attempts)].task.task
-        question, reference = (
-            question_text(task.main_query, task.init_messages),
-            answer_text(task.metadata.get("answer")),
-        )
-        return await compared(self, attempts, seed, question=question, reference=reference)
+        question, reference = format_question(task.main_query, task.init_messages), answer_text(task.metadata.get("answer"))
+        return await compare_attempts(self, attempts, seed, question=question, reference=reference)
 
     async def awake(self) -> None:
         """Ask for one word, whatever is kept. Raises JudgeFailure where no model is reached."""
-        await self.panel.reached(question_of("{answer}", {"answer": "Is anybody there?"}, self.max_chars))
+        await self.panel.check_reachable(build_question("{answer}", {"answer": "Is anybody there?"}, self.max_chars))
 
     def let_go(self) -> None:
         """Close what it keeps verdicts in, until it is asked again. Idempotent."""
         if self.panel.store is not None:
             self.panel.store.close()
 
-    def _decided(self, replies: Sequence[Reply[Vote]], failures: Sequence[JudgeFailure]) -> Verdict:
+    def _decide_verdict(self, replies: Sequence[JudgeReply[ModelVote]], failures: Sequence[JudgeFailure]) -> Verdict:
         votes = [(reply.value, reply.model) for reply in replies if reply.value is not None]
         tally = Counter(vote.verdict for vote, _ in votes)
-        said, most = tally.most_common(1)[0] if tally else ("undecided", 0)
+        winner, most = tally.most_common(1)[0] if tally else ("undecided", 0)
         problems = [problem for reply in replies for problem in reply.problems] + [str(each) for each in failures]
         details: dict[str, Any] = {
             "votes": [{"model": model, "verdict": vote.verdict, "reason": vote.reason[:500]} for vote, model in votes],
         }
         if problems:
             details["problems"] = [problem[:300] for problem in problems]
-        metrics = measured(replies)
+        metrics = sum_usage(replies)
         metrics["agreement"] = most / len(votes) if votes else 0.0
         metrics["disagreed"] = float(len(tally) > 1)
-        told = f"{most} of {self.votes} votes" if self.votes > 1 else "it"
-        if 2 * most <= self.votes or said == "undecided":
+        share = f"{most} of {self.votes} votes" if self.votes > 1 else "it"
+        if 2 * most <= self.votes or winner == "undecided":
             why = "; ".join(problems) or (
                 f"votes: {', '.join(f'{count} {word}' for word, count in tally.items())}"
                 if len(tally) > 1
                 else next((vote.reason for vote, _ in votes if vote.reason), "undecided")
             )
             return Verdict(None, None, f"no score: the judge did not decide: {why}", metrics=metrics, details=details)
-        vote, model = next((vote, model) for vote, model in votes if vote.verdict == said)
-        by = f"{model}: {said}" if self.votes == 1 else f"{said} by {told}, {model}"
+        vote, model = next((vote, model) for vote, model in votes if vote.verdict == winner)
+        by = f"{model}: {winner}" if self.votes == 1 else f"{winner} by {share}, {model}"
         reason = f"{by}{f': {vote.reason}' if vote.reason else ''}"
-        return Verdict(WORTH[said], said == "correct", reason, metrics=metrics, details=details)
+        return Verdict(VERDICT_REWARDS[winner], winner == "correct", reason, metrics=metrics, details=details)
 
 
-def question_text(query: str, messages: Sequence[Any]) -> str:
+def format_question(query: str, messages: Sequence[Any]) -> str:
     """A task as text."""
     if query:
         return query

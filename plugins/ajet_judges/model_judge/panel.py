@@ -18,14 +18,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from ajet.environment.chat_model import ChatModel, ChatReply, NoAnswerError, request_completion
 from ajet.environment.loop import on_tools_loop
 from ajet.schema.errors import JudgeFailure
-from ajet_judges.model_judge.prompt import SYSTEM, Question
-from ajet_judges.model_judge.reply import Unreadable
+from ajet_judges.model_judge.prompt import SYSTEM, JudgeQuestion
+from ajet_judges.model_judge.reply import UnreadableReplyError
 from ajet_judges.model_judge.store import JudgeStore
 
 T = TypeVar("T")
 FORM = 1
 """Of what is kept: grows where the same question would be asked otherwise."""
-_WHOLE_ENDS = ("}", "```", "~~~")
+_COMPLETE_ENDS = ("}", "```", "~~~")
 """A reply that was cut off at its length is whole if it ends so: blanks that a grammar allows may follow an object."""
 _OPTIONAL = {
     "response_format": re.compile(r"response_format|json_schema|structured|grammar|guided", re.IGNORECASE),
@@ -36,7 +36,7 @@ _OPTIONAL = {
 """What a server may not take, and the words in which it says so."""
 
 
-class Limits(Protocol):
+class PanelLimits(Protocol):
     """The limits of `task_judge.model_judge` that a panel keeps."""
 
     max_tokens: int
@@ -50,7 +50,7 @@ class Limits(Protocol):
 
 
 @dataclass(slots=True)
-class Member:
+class PanelMember:
     """One model of a panel, and its prices."""
 
     model: ChatModel
@@ -64,7 +64,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Reply(Generic[T]):
+class JudgeReply(Generic[T]):
     """The answer to a question, and what it took."""
 
     value: T | None = None
@@ -83,47 +83,49 @@ class Reply(Generic[T]):
 class ModelPanel:
     """Asks models in order, for one run in one process; its work is done on the tools' loop."""
 
-    def __init__(self, members: Sequence[Member], limits: Limits, store: JudgeStore | None, run: str, *, cache: bool):
+    def __init__(
+        self, members: Sequence[PanelMember], limits: PanelLimits, store: JudgeStore | None, run: str, *, cache: bool
+    ):
         """`run`: whose budget is spent; `store`: None where nothing is kept and nothing is limited."""
         self.members, self._limits, self.store, self._run, self._cache = members, limits, store, run, cache
         self._free = asyncio.Semaphore(limits.max_parallel)
 
     async def ask(
         self,
-        question: Question,
+        question: JudgeQuestion,
         schema: Mapping[str, Any],
         read: Callable[[str], T],
         *,
         draw: int = 0,
         temperature: float = 0.0,
-    ) -> Reply[T]:
-        """`read` makes a value of a reply or raises Unreadable. `draw`: which vote this is; each begins with another
-        model. Raises JudgeFailure."""
+    ) -> JudgeReply[T]:
+        """`read` makes a value of a reply or raises UnreadableReplyError. `draw`: which vote this is; each begins with
+        another model. Raises JudgeFailure."""
         first = draw % len(self.members)
         order = [*self.members[first:], *self.members[:first]]
         keys: list[str] | None = None
         if self._cache and (store := self.store) is not None:
-            keys = [self._key(member, question, schema, draw, temperature) for member in order]
+            keys = [self._make_key(member, question, schema, draw, temperature) for member in order]
             for member, key in zip(order, keys, strict=True):
-                if (kept := await asyncio.to_thread(store.get, key)) is not None:
-                    return Reply(read(kept), member.model.model, cached=True)
-        return await on_tools_loop(self._asked(order, keys, question, schema, read, draw, temperature))
+                if (cached := await asyncio.to_thread(store.get, key)) is not None:
+                    return JudgeReply(read(cached), member.model.model, cached=True)
+        return await on_tools_loop(self._request_in_order(order, keys, question, schema, read, draw, temperature))
 
-    async def reached(self, question: Question) -> None:
+    async def check_reachable(self, question: JudgeQuestion) -> None:
         """Ask, whatever is kept, and keep nothing. Raises JudgeFailure where no model answers."""
-        await on_tools_loop(self._asked(self.members, None, question, {"type": "object"}, str, 0, 0.0))
+        await on_tools_loop(self._request_in_order(self.members, None, question, {"type": "object"}, str, 0, 0.0))
 
-    async def _asked(
+    async def _request_in_order(
         self,
-        order: Sequence[Member],
+        order: Sequence[PanelMember],
         keys: Sequence[str] | None,
-        question: Question,
+        question: JudgeQuestion,
         schema: Mapping[str, Any],
         read: Callable[[str], T],
         draw: int,
         temperature: float,
-    ) -> Reply[T]:
-        reply: Reply[T] = Reply()
+    ) -> JudgeReply[T]:
+        reply: JudgeReply[T] = JudgeReply()
         reached = False
         for place, member in enumerate(order):
             body = {
@@ -137,7 +139,7 @@ class ModelPanel:
             }  # fmt: skip
             name = member.model.model
             try:
-                answer = await self._answer(member, body, reply)
+                answer = await self._request_from_member(member, body, reply)
             except NoAnswerError as problem:
                 reply.problems.append(f"{name}: {problem}")
                 continue
@@ -147,10 +149,10 @@ class ModelPanel:
                 reply.problems.append(f"{name} refused: {answer.refused[:200]}")
                 continue
             try:
-                if answer.cut and not answer.raw_text.rstrip().endswith(_WHOLE_ENDS):
-                    raise Unreadable("it was cut off at its length")
+                if answer.cut and not answer.raw_text.rstrip().endswith(_COMPLETE_ENDS):
+                    raise UnreadableReplyError("it was cut off at its length")
                 reply.value, reply.model = read(answer.raw_text), name
-            except Unreadable as problem:
+            except UnreadableReplyError as problem:
                 reply.unreadable += 1
                 reply.problems.append(f"{name} gave no verdict: {problem}")
                 continue
@@ -161,15 +163,15 @@ class ModelPanel:
             raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)
         return reply
 
-    async def _answer(self, member: Member, body: Mapping[str, Any], reply: Reply[T]) -> ChatReply:
+    async def _request_from_member(self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]) -> ChatReply:
         """The answer of one model, asked as often as it may be asked. Raises NoAnswerError; JudgeFailure where the
         budget is used up."""
         limits, number = self._limits, 0
         while True:
             sent = {name: value for name, value in body.items() if name not in member.without}
             async with self._free:
-                await self._turn(member)
-                await self._spend(1, 0.0)
+                await self._wait_for_turn(member)
+                await self._spend_budget(1, 0.0)
                 reply.calls += 1
                 began = time.monotonic()
                 try:
@@ -179,11 +181,11 @@ class ModelPanel:
                 else:
                     cost = answer.prompt_tokens * member.price_in + answer.reply_tokens * member.price_out
                     reply.cost += cost / 1e6
-                    await self._spend(0, cost / 1e6)
+                    await self._spend_budget(0, cost / 1e6)
                     return answer
                 finally:
                     reply.seconds += time.monotonic() - began
-            if refused.status in (400, 422) and (named := _not_taken(str(refused), sent)):
+            if refused.status in (400, 422) and (named := _find_rejected_field(str(refused), sent)):
                 member.without.add(named)
                 continue
             if not refused.is_retryable or number == limits.max_retries:
@@ -191,7 +193,7 @@ class ModelPanel:
             await asyncio.sleep(max(refused.after, limits.retry_delay * 2**number))
             number += 1
 
-    async def _turn(self, member: Member) -> None:
+    async def _wait_for_turn(self, member: PanelMember) -> None:
         if (each := self._limits.requests_per_minute) is None:
             return
         now = time.monotonic()
@@ -199,7 +201,7 @@ class ModelPanel:
         member.free_at = at + 60.0 / each
         await asyncio.sleep(at - now)
 
-    async def _spend(self, calls: int, cost: float) -> None:
+    async def _spend_budget(self, calls: int, cost: float) -> None:
         """Raises JudgeFailure where that is beyond the budget."""
         limits = self._limits
         if self.store is None or (limits.max_calls is None and limits.max_cost is None):
@@ -215,22 +217,24 @@ class ModelPanel:
         if limits.max_cost is not None and all_cost >= limits.max_cost:
             raise JudgeFailure(f"the judges' budget is used up: {all_cost:.4g} spent (model_judge.max_cost)")
 
-    def _key(self, member: Member, question: Question, schema: Mapping[str, Any], draw: int, temperature: float) -> str:
-        told = {
+    def _make_key(
+        self, member: PanelMember, question: JudgeQuestion, schema: Mapping[str, Any], draw: int, temperature: float
+    ) -> str:
+        identity = {
             "form": FORM, "model": member.model.model, "place": member.model.place, "system": SYSTEM,
             "pieces": question.pieces, "asked": question.form, "schema": schema, "temperature": temperature,
             "draw": draw, "tokens": self._limits.max_tokens,
         }  # fmt: skip
-        return JudgeStore.key(told)
+        return JudgeStore.key(identity)
 
 
-def _not_taken(said: str, sent: Mapping[str, Any]) -> str:
-    return next((name for name, words in _OPTIONAL.items() if name in sent and words.search(said)), "")
+def _find_rejected_field(message: str, sent: Mapping[str, Any]) -> str:
+    return next((name for name, words in _OPTIONAL.items() if name in sent and words.search(message)), "")
 
 
-def measured(replies: Sequence[Reply[Any]]) -> dict[str, float]:
+def sum_usage(replies: Sequence[JudgeReply[Any]]) -> dict[str, float]:
     """The calls, tokens and cost that the replies took."""
-    asked = [reply for reply in replies if not reply.cached]
+    requested = [reply for reply in replies if not reply.cached]
     found = {
         "calls": float(sum(reply.calls for reply in replies)),
         "cost": sum(reply.cost for reply in replies),
@@ -238,6 +242,6 @@ def measured(replies: Sequence[Reply[Any]]) -> dict[str, float]:
         "refused": float(sum(reply.refused for reply in replies)),
         "unreadable": float(sum(reply.unreadable for reply in replies)),
     }
-    if asked:
-        found["seconds"] = max(reply.seconds for reply in asked)
+    if requested:
+        found["seconds"] = max(reply.seconds for reply in requested)
     return found

@@ -49,7 +49,7 @@ _HOLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class JudgeQuestion:
     """A question to a judge, without the random number that marks its material."""
 
     pieces: tuple[tuple[str, str | None], ...]
@@ -71,7 +71,7 @@ class Question:
         return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"{text}\n\n{self.form}"}]
 
 
-def checked_template(template: str | None, where: str) -> str:
+def check_template(template: str | None, where: str) -> str:
     """The template or the default. Raises ConfigError where it names what there is not, or does not show the answer."""
     if template is None:
         return TEMPLATE
@@ -86,7 +86,7 @@ def checked_template(template: str | None, where: str) -> str:
     return template
 
 
-def question_of(template: str, parts: Mapping[str, str], most: int) -> Question:
+def build_question(template: str, parts: Mapping[str, str], most: int) -> JudgeQuestion:
     """The filled template; each part is at most `most` characters long."""
     pieces: list[tuple[str, str | None]] = []
     outside, end, cut = "", 0, 0
@@ -95,13 +95,13 @@ def question_of(template: str, parts: Mapping[str, str], most: int) -> Question:
         if match[1] is None:
             outside += match[0][0]
             continue
-        inside, left = shortened(parts.get(SAME.get(match[1], match[1]), ""), most)
+        inside, left = shorten_text(parts.get(SAME.get(match[1], match[1]), ""), most)
         pieces.append((outside, inside))
         outside, cut = "", cut + left
-    return Question((*pieces, (outside + template[end:], None)), FORM, cut)
+    return JudgeQuestion((*pieces, (outside + template[end:], None)), FORM, cut)
 
 
-def shortened(text: str, most: int) -> tuple[str, int]:
+def shorten_text(text: str, most: int) -> tuple[str, int]:
     """Its beginning and its end, where it is longer than `most`; and how many characters are left out."""
     text = text.replace("\x00", "�")
     if len(text) <= most:

@@ -20,9 +20,9 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.extraction import answer_text
 from ajet.task_judge.judge import Compared
-from ajet_judges.model_judge.panel import ModelPanel, Reply, measured
-from ajet_judges.model_judge.prompt import Question, shortened
-from ajet_judges.model_judge.reply import tiers_of, tiers_schema
+from ajet_judges.model_judge.panel import JudgeReply, ModelPanel, sum_usage
+from ajet_judges.model_judge.prompt import JudgeQuestion, shorten_text
+from ajet_judges.model_judge.reply import build_tiers_schema, parse_tiers
 
 ASKED = """Several attempts were made at one task. Which of them are better?
 
@@ -56,11 +56,11 @@ class Entrant:
     @property
     def text(self) -> str:
         """The attempt's text as the judge is shown it."""
-        said = self.answer or "(nothing)"
-        return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{said}"])
+        answer = self.answer or "(nothing)"
+        return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{answer}"])
 
 
-class Voters(Protocol):
+class RankingModels(Protocol):
     """Who compares: models that are asked so often, and what they are shown of an attempt at most."""
 
     panel: ModelPanel
@@ -69,42 +69,42 @@ class Voters(Protocol):
     max_chars: int
 
 
-async def compared(
-    voters: Voters, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
+async def compare_attempts(
+    voters: RankingModels, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
     answer: str = "final_answer", criteria: str = "",
 ) -> dict[int, Verdict]:  # fmt: skip
     """`answer`: the field of an output that holds it. Raises JudgeFailure."""
     repeats = sorted(attempts)
     entrants = []
     for each in repeats:
-        told = attempts[each].output.metadata
+        metadata = attempts[each].output.metadata
         entrants.append(
-            Entrant(answer_text(told.get(answer, told.get("final_answer"))), attempts[each].task.tool_results)
+            Entrant(answer_text(metadata.get(answer, metadata.get("final_answer"))), attempts[each].task.tool_results)
         )
-    return dict(zip(repeats, await ranked(voters, question, reference, entrants, seed, criteria), strict=True))
+    return dict(zip(repeats, await rank_entrants(voters, question, reference, entrants, seed, criteria), strict=True))
 
 
-async def ranked(
-    voters: Voters, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
+async def rank_entrants(
+    voters: RankingModels, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
 ) -> list[Verdict]:
     """A verdict for each. `seed`: of the orders in which they are shown; `criteria`: to go by, a line each. Raises
     JudgeFailure."""
     if len(entrants) < 2:
         return [Verdict(None, None, "no score: there is nothing to compare it with") for _ in entrants]
     labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
-    orders = [_shuffled(len(entrants), f"{seed}/{draw}") for draw in range(voters.votes)]
-    questions = [_question(voters, question, reference, entrants, order, labels, criteria) for order in orders]
-    schema = tiers_schema(labels)
+    orders = [_shuffle_order(len(entrants), f"{seed}/{draw}") for draw in range(voters.votes)]
+    questions = [_build_question(voters, question, reference, entrants, order, labels, criteria) for order in orders]
+    schema = build_tiers_schema(labels)
     replies = await asyncio.gather(
         *(
             voters.panel.ask(
-                asked, schema, lambda text: tiers_of(text, labels), draw=draw, temperature=voters.temperature
+                prompt, schema, lambda text: parse_tiers(text, labels), draw=draw, temperature=voters.temperature
             )
-            for draw, asked in enumerate(questions)
+            for draw, prompt in enumerate(questions)
         ),
         return_exceptions=True,
     )
-    found: list[tuple[list[int], Reply[Tiers]]] = []
+    found: list[tuple[list[int], JudgeReply[Tiers]]] = []
     failure: JudgeFailure | None = None
     for order, reply in zip(orders, replies, strict=True):
         if isinstance(reply, JudgeFailure):
@@ -115,11 +115,13 @@ async def ranked(
             found.append((order, reply))
     if not found and failure is not None:
         raise failure
-    return _verdicts(found, labels, len(entrants), voters.votes, any(asked.cut for asked in questions), entrants)
+    return _build_verdicts(
+        found, labels, len(entrants), voters.votes, any(prompt.cut for prompt in questions), entrants
+    )
 
 
-def _verdicts(
-    found: Sequence[tuple[list[int], Reply[Tiers]]],
+def _build_verdicts(
+    found: Sequence[tuple[list[int], JudgeReply[Tiers]]],
     labels: Sequence[str],
     count: int,
     votes: int,
@@ -127,23 +129,23 @@ def _verdicts(
     entrants: Sequence[Entrant],
 ) -> list[Verdict]:
     shown: list[list[int]] = [[] for _ in range(count)]
-    told = [(order, reply, reply.value) for order, reply in found if reply.value is not None]
+    placed_replies = [(order, reply, reply.value) for order, reply in found if reply.value is not None]
     placed: list[dict[int, float]] = []
-    for order, _, (tiers, _) in told:
-        worth = _worth(tiers)
-        placed.append({index: worth[labels[at]] for at, index in enumerate(order) if labels[at] in worth})
+    for order, _, (tiers, _) in placed_replies:
+        scores = _score_tiers(tiers)
+        placed.append({index: scores[labels[at]] for at, index in enumerate(order) if labels[at] in scores})
         for place, index in enumerate(order):
             if index in placed[-1]:
                 shown[index].append(place)
     places = [[vote[index] for vote in placed if index in vote] for index in range(count)]
     problems = [problem for _, reply in found for problem in reply.problems]
-    metrics = measured([reply for _, reply in found])
+    metrics = sum_usage([reply for _, reply in found])
     common = {name: value / count if name in ("calls", "cost", "refused", "unreadable") else value
               for name, value in metrics.items()}  # fmt: skip
-    common["agreement"] = _agreement(placed, count)
+    common["agreement"] = _measure_agreement(placed, count)
     common["cut"] = float(cut)
-    by = ", ".join(dict.fromkeys(reply.model for _, reply, _ in told))
-    why = next((reason for _, _, (_, reason) in told if reason), "")
+    by = ", ".join(dict.fromkeys(reply.model for _, reply, _ in placed_replies))
+    why = next((reason for _, _, (_, reason) in placed_replies if reason), "")
     verdicts = []
     for index in range(count):
         details: dict[str, Any] = {
@@ -153,10 +155,10 @@ def _verdicts(
         if problems:
             details["problems"] = [problem[:300] for problem in problems]
         if 2 * len(places[index]) <= votes:
-            said = "; ".join(problems) or "it could not be placed among the others"
+            why_not = "; ".join(problems) or "it could not be placed among the others"
             verdicts.append(
                 Verdict(
-                    None, None, f"no score: the judge did not decide: {said}", metrics=dict(common), details=details
+                    None, None, f"no score: the judge did not decide: {why_not}", metrics=dict(common), details=details
                 )
             )
             continue
@@ -166,21 +168,21 @@ def _verdicts(
     return verdicts
 
 
-def _worth(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
+def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
     """The worth by label: 1 for the best, 0 for the worst, the mean of their places for those of one tier."""
     count = sum(map(len, tiers))
     if count < 2:
         return {}
-    worth: dict[str, float] = {}
+    scores: dict[str, float] = {}
     above = 0
     for tier in tiers:
         place = above + (len(tier) - 1) / 2
-        worth |= dict.fromkeys(tier, 1.0 - place / (count - 1))
+        scores |= dict.fromkeys(tier, 1.0 - place / (count - 1))
         above += len(tier)
-    return worth
+    return scores
 
 
-def _agreement(placed: Sequence[Mapping[int, float]], count: int) -> float:
+def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> float:
     """The share of pairs of attempts, over pairs of votes that both placed, that are in the same order in both.
     `placed`: the worth that each vote gave, of `count` attempts by their number."""
     same = total = 0
@@ -192,31 +194,31 @@ def _agreement(placed: Sequence[Mapping[int, float]], count: int) -> float:
     return same / total if total else 1.0
 
 
-def _question(
-    voters: Voters,
+def _build_question(
+    voters: RankingModels,
     question: str,
     reference: str,
     entrants: Sequence[Entrant],
     order: Sequence[int],
     labels: Sequence[str],
     criteria: str,
-) -> Question:
+) -> JudgeQuestion:
     most = voters.max_chars
-    told, cut = shortened(question, most)
-    pieces: list[tuple[str, str | None]] = [(ASKED, told)]
+    shown_question, cut = shorten_text(question, most)
+    pieces: list[tuple[str, str | None]] = [(ASKED, shown_question)]
     if reference:
-        known, left = shortened(reference, most)
+        known, left = shorten_text(reference, most)
         pieces.append((REFERENCE, known))
         cut += left
     for label, index in zip(labels, order, strict=True):
-        text, left = shortened(entrants[index].text, max(2 * most // len(order), 200))
+        text, left = shorten_text(entrants[index].text, max(2 * most // len(order), 200))
         pieces.append((f"\n\nAttempt {label}:\n", text))
         cut += left
     pieces.append((f"\n\nThe criteria to go by:\n{criteria}{BY_CRITERIA}" if criteria else HOW, None))
-    return Question(tuple(pieces), FORM % (labels[0], ", ".join(labels)), cut)
+    return JudgeQuestion(tuple(pieces), FORM % (labels[0], ", ".join(labels)), cut)
 
 
-def _shuffled(count: int, seed: str) -> list[int]:
+def _shuffle_order(count: int, seed: str) -> list[int]:
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order

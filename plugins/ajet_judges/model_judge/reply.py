@@ -20,8 +20,8 @@ from ajet.schema.json_schema import problem_of_reply
 from ajet.schema.settled import with_whole_letters
 from ajet.task_judge.extraction import find_thought_ends
 
-Said = Literal["correct", "incorrect", "undecided"]
-WORDS: tuple[Said, ...] = ("correct", "incorrect", "undecided")
+VerdictWord = Literal["correct", "incorrect", "undecided"]
+WORDS: tuple[VerdictWord, ...] = ("correct", "incorrect", "undecided")
 VERDICT: dict[str, Any] = {
     "type": "object",
     "properties": {"reason": {"type": "string"}, "verdict": {"type": "string", "enum": list(WORDS)}},
@@ -37,30 +37,30 @@ _ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/]|[nrt](?![a-z]{2}))|\\')
 _EMPHASIS = " \t\r\n*_`\"'.!"
 
 
-class Unreadable(AjetError):
+class UnreadableReplyError(AjetError):
     """Why a reply is no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
-class Vote:
+class ModelVote:
     """One model's verdict."""
 
-    verdict: Said
+    verdict: VerdictWord
     reason: str
 
 
-def vote_of(text: str) -> Vote:
-    """The verdict of a reply. Raises Unreadable."""
+def parse_vote(text: str) -> ModelVote:
+    """The verdict of a reply. Raises UnreadableReplyError."""
     after = ([0, *find_thought_ends(text)])[-1]
     alone = text[after:].strip(_EMPHASIS).lower()
     for word in WORDS:
         if alone == word:
-            return Vote(word, "")
-    told = object_of(text, VERDICT)
-    return Vote(told["verdict"], told["reason"])
+            return ModelVote(word, "")
+    content = parse_object(text, VERDICT)
+    return ModelVote(content["verdict"], content["reason"])
 
 
-def tiers_schema(labels: Sequence[str]) -> dict[str, Any]:
+def build_tiers_schema(labels: Sequence[str]) -> dict[str, Any]:
     """The JSON schema of a ranking of these labels."""
     names = {"type": "array", "items": {"type": "string", "enum": list(labels)}}
     return {
@@ -75,46 +75,46 @@ def tiers_schema(labels: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def tiers_of(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]:
+def parse_tiers(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]:
     """The labels from best to worst, those as good as each other together, without the undecided; and why. Raises
-    Unreadable, also where a label is left out or stands twice."""
-    told = object_of(text, tiers_schema(labels))
-    tiers = [tier for tier in told["tiers"] if tier]
-    named = sorted([label for tier in tiers for label in tier] + told["undecided"])
+    UnreadableReplyError, also where a label is left out or stands twice."""
+    content = parse_object(text, build_tiers_schema(labels))
+    tiers = [tier for tier in content["tiers"] if tier]
+    named = sorted([label for tier in tiers for label in tier] + content["undecided"])
     if named != sorted(labels):
-        raise Unreadable("it does not name each attempt once")
-    return tiers, told["reason"]
+        raise UnreadableReplyError("it does not name each attempt once")
+    return tiers, content["reason"]
 
 
-def object_of(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The one JSON object that a reply is, in whole letters. Raises Unreadable."""
+def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The one JSON object that a reply is, in whole letters. Raises UnreadableReplyError."""
     try:
-        told = _load_object(_without_thoughts(text))
-        problem = problem_of_reply(json.dumps(told), schema)
+        content = _load_object(_strip_thoughts(text))
+        problem = problem_of_reply(json.dumps(content), schema)
     except ValueError as error:
-        raise Unreadable(f"it is not JSON: {error}") from None
+        raise UnreadableReplyError(f"it is not JSON: {error}") from None
     except RecursionError:
-        raise Unreadable("it is nested too deeply") from None
+        raise UnreadableReplyError("it is nested too deeply") from None
     if problem is not None:
-        raise Unreadable(problem)
-    return dict(with_whole_letters(told))
+        raise UnreadableReplyError(problem)
+    return dict(with_whole_letters(content))
 
 
-def _without_thoughts(text: str) -> str:
+def _strip_thoughts(text: str) -> str:
     """Return the longest end of a reply that is one object; the end behind all thoughts where none is. Raises
-    Unreadable."""
-    whole = ""
+    UnreadableReplyError."""
+    rest = ""
     for start in [0, *find_thought_ends(text)][-MOST_THOUGHTS:]:
-        whole = text[start:].strip()
-        if whole.startswith(("{", "`", "~")) and len(whole) <= LONGEST:
-            whole = unfence(whole, _is_object)
-            if _is_object(whole):
-                return whole
-    if not whole:
-        raise Unreadable("it is empty")
-    if len(whole) > LONGEST:
-        raise Unreadable("it is too long")
-    return whole
+        rest = text[start:].strip()
+        if rest.startswith(("{", "`", "~")) and len(rest) <= LONGEST:
+            rest = unfence(rest, _is_object)
+            if _is_object(rest):
+                return rest
+    if not rest:
+        raise UnreadableReplyError("it is empty")
+    if len(rest) > LONGEST:
+        raise UnreadableReplyError("it is too long")
+    return rest
 
 
 def _is_object(text: str) -> bool:
@@ -128,15 +128,15 @@ def _is_object(text: str) -> bool:
 def _load_object(text: str) -> Any:
     """Return JSON as models write it: with raw line breaks in its texts, and backslashes that begin no escape."""
     try:
-        return json.loads(text, object_pairs_hook=_once, strict=False)
+        return json.loads(text, object_pairs_hook=_reject_repeated_keys, strict=False)
     except json.JSONDecodeError as error:
         if not error.msg.startswith("Invalid \\"):
             raise
     doubled = _ESCAPE.sub(lambda found: found[0] if len(found[0]) > 1 else r"\\", text)
-    return json.loads(doubled, object_pairs_hook=_once, strict=False)
+    return json.loads(doubled, object_pairs_hook=_reject_repeated_keys, strict=False)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key stands in it twice")

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ajet.environment.chat_model import EXAMPLE, KEY, ChatModel, list_configured, section_of
 from ajet.schema.errors import ConfigError
 from ajet_judges.config import JudgeKeys
-from ajet_judges.model_judge.panel import Member, ModelPanel
-from ajet_judges.model_judge.prompt import checked_template
+from ajet_judges.model_judge.panel import ModelPanel, PanelMember
+from ajet_judges.model_judge.prompt import check_template
 from ajet_judges.model_judge.store import NAME, JudgeStore
 
 if TYPE_CHECKING:
@@ -44,12 +44,14 @@ class JudgeSettings(NamedTuple):
     max_chars: int
 
 
-def settings_of(experiment: Experiment, otherwise: Callable[[], Member] | None = None) -> JudgeSettings:
+def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMember] | None = None) -> JudgeSettings:
     """`otherwise`: whom to ask where `judges` is empty. Raises ConfigError where no model is named; UserError where
     verdicts cannot be kept."""
     settings = JudgeKeys.of(experiment.ajet)
-    agent = None if settings.judges or otherwise is not None else _scorer_agent(experiment)
-    members = [Member(model) for model in agent.models] if agent is not None else judges_of(settings.judges)
+    agent = None if settings.judges or otherwise is not None else _read_scorer_agent(experiment)
+    members = (
+        [PanelMember(model) for model in agent.models] if agent is not None else list_judge_models(settings.judges)
+    )
     if not members and otherwise is not None:
         members = [otherwise()]
     template, where = settings.judge_prompt_template, "ajet.task_judge.judge_prompt_template"
@@ -63,19 +65,19 @@ def settings_of(experiment: Experiment, otherwise: Callable[[], Member] | None =
             f"asked, or scorer_agent in the file of {KEY.removeprefix('ajet.')}",
             do=f"see {EXAMPLE}",
         )
-    asked = settings.model_judge
-    counted = asked.max_calls is not None or asked.max_cost is not None
-    store = JudgeStore(experiment.root / NAME) if asked.cache or counted else None
-    panel = ModelPanel(members, asked, store, experiment.name, cache=asked.cache)
-    return JudgeSettings(panel, checked_template(template, where), asked.votes, asked.temperature, asked.max_chars)
+    limits = settings.model_judge
+    counted = limits.max_calls is not None or limits.max_cost is not None
+    store = JudgeStore(experiment.root / NAME) if limits.cache or counted else None
+    panel = ModelPanel(members, limits, store, experiment.name, cache=limits.cache)
+    return JudgeSettings(panel, check_template(template, where), limits.votes, limits.temperature, limits.max_chars)
 
 
-def judges_of(judges: Sequence[JudgeModelConfig]) -> list[Member]:
+def list_judge_models(judges: Sequence[JudgeModelConfig]) -> list[PanelMember]:
     """The models of `task_judge.judges`, in order, with their keys from the environment. Raises ConfigError."""
     found = zip(list_configured(judges, JUDGES), judges, strict=True)
-    return [Member(model, each.price_in, each.price_out) for model, each in found]
+    return [PanelMember(model, each.price_in, each.price_out) for model, each in found]
 
 
-def _scorer_agent(experiment: Experiment) -> ScorerAgent | None:
+def _read_scorer_agent(experiment: Experiment) -> ScorerAgent | None:
     named = experiment.ajet.environment.agent_config
     return section_of(named, experiment.base, "scorer_agent", ScorerAgent) if named else None

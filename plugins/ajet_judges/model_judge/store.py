@@ -37,7 +37,7 @@ class JudgeStore:
         self._path, self._lock = path, threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._made: sqlite3.Connection | None = self._opened()
+            self._database: sqlite3.Connection | None = self._open_database()
         except (sqlite3.Error, OSError) as error:
             raise UserError(
                 f"What judges said cannot be kept: {error}.",
@@ -48,32 +48,38 @@ class JudgeStore:
     @staticmethod
     def key(question: Mapping[str, Any]) -> str:
         """The digest of all that a reply depends on."""
-        told = json.dumps(question, sort_keys=True, ensure_ascii=True)
-        return hashlib.sha256(told.encode()).hexdigest()
+        text = json.dumps(question, sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def get(self, key: str) -> str | None:
         """The reply that was kept."""
         try:
             with self._lock:
-                row = self._connection().execute("select reply, digest from verdicts where key = ?", (key,)).fetchone()
+                row = (
+                    self._get_connection()
+                    .execute("select reply, digest from verdicts where key = ?", (key,))
+                    .fetchone()
+                )
         except sqlite3.Error as error:
             logger.warning("judge: what is kept in {} cannot be read: {}", self._path, error)
             return None
-        if row is None or not isinstance(row[0], str) or row[1] != _digest(key, row[0]):
+        if row is None or not isinstance(row[0], str) or row[1] != _digest_reply(key, row[0]):
             return None
         return row[0]
 
     def put(self, key: str, reply: str) -> None:
         """Keep a reply; what cannot be kept is asked for again."""
         try:
-            with self._lock, self._connection() as made:
-                made.execute("insert or replace into verdicts values (?, ?, ?)", (key, reply, _digest(key, reply)))
+            with self._lock, self._get_connection() as made:
+                made.execute(
+                    "insert or replace into verdicts values (?, ?, ?)", (key, reply, _digest_reply(key, reply))
+                )
         except (sqlite3.Error, UnicodeError) as error:
             logger.warning("judge: a verdict is not kept in {}: {}", self._path, error)
 
     def spend(self, run: str, calls: int, cost: float) -> tuple[int, float]:
         """Add to what `run` has spent; answers all of it. Raises sqlite3.Error."""
-        with self._lock, self._connection() as made:
+        with self._lock, self._get_connection() as made:
             made.execute("begin immediate")
             made.execute(
                 "insert into spent values (?, ?, ?) on conflict (run) do update set calls = calls + excluded.calls, "
@@ -86,29 +92,29 @@ class JudgeStore:
     def close(self) -> None:
         """Let the file go. Idempotent."""
         with self._lock:
-            if self._made is not None:
-                self._made.close()
-            self._made = None
+            if self._database is not None:
+                self._database.close()
+            self._database = None
 
-    def _connection(self) -> sqlite3.Connection:
+    def _get_connection(self) -> sqlite3.Connection:
         """Raises sqlite3.Error."""
-        if self._made is None:
-            self._made = self._opened()
-        return self._made
+        if self._database is None:
+            self._database = self._open_database()
+        return self._database
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open_database(self) -> sqlite3.Connection:
         try:
-            return self._connected()
+            return self._connect()
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):
                 raise
-            aside = self._path.with_name(f"{NAME}.damaged-{time.time_ns()}")
-            self._path.rename(aside)
+            damaged = self._path.with_name(f"{NAME}.damaged-{time.time_ns()}")
+            self._path.rename(damaged)
             logger.warning("judge: {} is no database any more; it is {} now, and verdicts are asked for again",
-                           self._path, aside.name)  # fmt: skip
-            return self._connected()
+                           self._path, damaged.name)  # fmt: skip
+            return self._connect()
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         made = sqlite3.connect(self._path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
         try:
             made.execute("pragma journal_mode = wal")
@@ -120,5 +126,5 @@ class JudgeStore:
         return made
 
 
-def _digest(key: str, reply: str) -> str:
+def _digest_reply(key: str, reply: str) -> str:
     return hashlib.sha256(f"{key}\n{reply}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -11,16 +11,22 @@ from dataclasses import dataclass, field
 
 from ajet_judges.rubrics.criterion import Criterion
 
-Agrees = Callable[[Sequence[Criterion]], float]
+AgreementFunction = Callable[[Sequence[Criterion]], float]
 """How well the labels agree with grades by these alone."""
 LEAST = 1e-9
 
 
-def extended(
-    kept: Sequence[Criterion], fresh: Sequence[Criterion], agrees: Agrees, *, floor: float, most_new: int, most: int
+def extend_criteria(
+    chosen: Sequence[Criterion],
+    fresh: Sequence[Criterion],
+    agrees: AgreementFunction,
+    *,
+    floor: float,
+    most_new: int,
+    most: int,
 ) -> list[Criterion]:
-    """`kept`, and those of `fresh` that bring agreement, the best first, while each brings more."""
-    found, rest = list(kept), list(fresh)
+    """`chosen`, and those of `fresh` that bring agreement, the best first, while each brings more."""
+    found, rest = list(chosen), list(fresh)
     best = agrees(found) if found else floor
     for _ in range(most_new):
         if len(found) >= most or not rest:
@@ -33,9 +39,9 @@ def extended(
     return found
 
 
-def without_idle(kept: Sequence[Criterion], agrees: Agrees) -> list[Criterion]:
+def drop_idle_criteria(chosen: Sequence[Criterion], agrees: AgreementFunction) -> list[Criterion]:
     """Without those without which the labels agree as well, the least useful first; one is left."""
-    found = list(kept)
+    found = list(chosen)
     while len(found) > 1:
         value, place = max((agrees([*found[:place], *found[place + 1 :]]), place) for place in range(len(found)))
         if value < agrees(found) - LEAST:
@@ -69,9 +75,9 @@ class StopRules:
             return f"max_total_rubrics: {total}"
         return "" if left else "all examples are looked at"
 
-    def told(self, value: float, *, proposed: int, kept: int) -> None:
+    def note_iteration(self, value: float, *, proposed: int, chosen: int) -> None:
         """Note the agreement that an iteration came to."""
         self.in_vain = self.in_vain + 1 if value - self.best < self.min_increment else 0
         self.best = max(self.best, value)
         self.iterations += 1
-        self.history.append({"proposed": proposed, "kept": kept, "agreement": value})
+        self.history.append({"proposed": proposed, "kept": chosen, "agreement": value})

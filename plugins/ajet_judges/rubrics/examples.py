@@ -15,8 +15,8 @@ from ajet.schema.task import Task
 from ajet.task_judge.extraction import answer_text
 from ajet.task_reader import open_reader
 from ajet_judges.config import JudgeKeys
-from ajet_judges.model_judge.judge import question_text
-from ajet_judges.rubrics.grading import Scale
+from ajet_judges.model_judge.judge import format_question
+from ajet_judges.rubrics.grading import GradeScale
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -30,7 +30,7 @@ FORMS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LabelledAnswer:
     """An answer that somebody labelled."""
 
     text: str
@@ -39,11 +39,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class RubricExample:
     """A question with its labelled answers: one, or several that were ranked."""
 
     query: str
-    answers: tuple[Answer, ...]
+    answers: tuple[LabelledAnswer, ...]
     reference: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -51,18 +51,18 @@ class Example:
         return asdict(self)
 
 
-def field_of(task: Task, name: str) -> Any:
+def get_field(task: Task, name: str) -> Any:
     """A task's own field, or its row's, as AgentJet looks it up; None for neither."""
     own = getattr(task, name, None) if name in Task.model_fields else None
     return task.metadata.get(name) if own in (None, "", []) else own
 
 
-def query_of(task: Task, name: str) -> str:
+def get_query(task: Task, name: str) -> str:
     """The question: what the field holds, else the task's own."""
-    return answer_text(field_of(task, name)) or question_text(task.main_query, task.init_messages)
+    return answer_text(get_field(task, name)) or format_question(task.main_query, task.init_messages)
 
 
-def read_examples(experiment: Experiment) -> tuple[list[Example], list[Example]]:
+def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[RubricExample]]:
     """The examples that rubrics are made of, and those that are held out (none where no file is named). Raises
     TaskError, or the UserError of the reader that `input_data_type` names."""
     grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
@@ -80,14 +80,14 @@ def read_examples(experiment: Experiment) -> tuple[list[Example], list[Example]]
         )
     own = grader.input_data_type == "jsonl_dataset_file"  # of another reader the held out rows are the run's own
     held_out = reader.tasks("validation") if own and reader.has("validation") else []
-    return _examples(reader.tasks("train"), grader), _examples(held_out, grader)
+    return _parse_examples(reader.tasks("train"), grader), _parse_examples(held_out, grader)
 
 
-def _examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[Example]:
+def _parse_examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[RubricExample]:
     found = []
     for task in tasks:
         try:
-            found.append(example_of(task, grader))
+            found.append(parse_example(task, grader))
         except (ValueError, TypeError, KeyError, AttributeError) as problem:
             raise TaskError(
                 f"An example cannot be used: {problem}.",
@@ -99,21 +99,23 @@ def _examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[Example]
     return found
 
 
-def example_of(task: Task, grader: RubricsAutoGrader) -> Example:
+def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
     """The answer stands in `answer_field`, and what it is compared with then in `reference_field`; without the first,
     as AgentJet's rows have it, it stands in `answer`. Raises ValueError."""
-    row, query = task.metadata, query_of(task, grader.query_field)
+    row, query = task.metadata, get_query(task, grader.query_field)
     if not query.strip():
         raise ValueError("it has no query")
     if grader.grader_mode == "listwise":
         candidates = row.get("candidates")
         if not isinstance(candidates, list) or len(candidates) < 2:
             raise ValueError("`candidates` is no list of at least two")
-        answers = tuple(Answer(answer_text(each["answer"]), -_number(each.get("rank"), "rank")) for each in candidates)
+        answers = tuple(
+            LabelledAnswer(answer_text(each["answer"]), -_parse_number(each.get("rank"), "rank")) for each in candidates
+        )
         if len({each.label for each in answers}) < 2:
             raise ValueError("all its candidates have one rank")
-        return Example(query, answers, answer_text(row.get(grader.reference_field)))
-    scale, score = Scale(grader.min_score, grader.max_score), _number(row.get("score"), "score")
+        return RubricExample(query, answers, answer_text(row.get(grader.reference_field)))
+    scale, score = GradeScale(grader.min_score, grader.max_score), _parse_number(row.get("score"), "score")
     if not scale.low <= score <= scale.high:
         raise ValueError(f"its score is {score:g}, and the scale is from {scale.low:g} to {scale.high:g}")
     given = row.get(grader.answer_field)
@@ -121,10 +123,10 @@ def example_of(task: Task, grader: RubricsAutoGrader) -> Example:
     answer = row.get("answer") if given is None else given
     if answer is None:
         raise ValueError("it has no answer")
-    return Example(query, (Answer(answer_text(answer), scale.share(score)),), answer_text(reference))
+    return RubricExample(query, (LabelledAnswer(answer_text(answer), scale.share(score)),), answer_text(reference))
 
 
-def _number(value: Any, name: str) -> float:
+def _parse_number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ValueError(f"its {name} is {value!r:.60}")
     return float(value)

@@ -1,4 +1,4 @@
-"""Grader: an answer graded by each of several criteria, in one question to models of other servers.
+"""AnswerGrader: an answer graded by each of several criteria, in one question to models of other servers.
 
 Invariants: the reply names each criterion once, with a number of the scale or a word that says why there is none;
 anything else is no grade. More than half of the votes must give one. What no grade was given for is left out or makes
@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 from ajet.schema.errors import JudgeFailure
 from ajet_judges.model_judge.judge import ModelJudge
-from ajet_judges.model_judge.panel import Reply, measured
-from ajet_judges.model_judge.prompt import checked_template, question_of
-from ajet_judges.model_judge.reply import Unreadable, object_of
-from ajet_judges.rubrics.criterion import Criterion, numbered
+from ajet_judges.model_judge.panel import JudgeReply, sum_usage
+from ajet_judges.model_judge.prompt import build_question, check_template
+from ajet_judges.model_judge.reply import UnreadableReplyError, parse_object
+from ajet_judges.rubrics.criterion import Criterion, number_criteria
 
 TEMPLATE = """Grade the answer to the task by each of the criteria.
 
@@ -41,16 +41,16 @@ The criteria:
 
 Grade the answer by each criterion alone, from {min_score} (not met at all) to {max_score} (wholly met), and in \
 between where it is met in part. That the answer says of itself that it meets one is no merit."""
-UNDECIDED, APART = "undecided", "does not apply"
+UNDECIDED, NOT_APPLICABLE = "undecided", "does not apply"
 _OURS = re.compile(r"(?<!\{)\{(rubrics|min_score|max_score)\}(?!\})")
 Grade: TypeAlias = "float | str"
-"""A number from 0 to 1; or UNDECIDED or APART, where there is none."""
-Told = tuple[list[Grade], str]
+"""A number from 0 to 1; or UNDECIDED or NOT_APPLICABLE, where there is none."""
+ParsedGrades = tuple[list[Grade], str]
 """Grades in the order of the criteria, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class GradeScale:
     """The scale of grades."""
 
     low: float = 0.0
@@ -62,7 +62,7 @@ class Scale:
 
 
 @dataclass(slots=True)
-class Graded:
+class AnswerGrades:
     """The grades that a model gave to one answer, and its reason."""
 
     grades: list[Grade]
@@ -75,62 +75,68 @@ class Graded:
     """Characters that they were not shown."""
 
 
-class Grader:
+class AnswerGrader:
     """Asks models for grades, for one run; from any loop."""
 
     def __init__(
-        self, judge: ModelJudge, *, scale: Scale = Scale(), template: str | None = None, where: str = "",
+        self, judge: ModelJudge, *, scale: GradeScale = GradeScale(), template: str | None = None, where: str = "",
         may_not_apply: bool = False,
     ) -> None:  # fmt: skip
         """`template`: what is asked, with {rubrics}, {answer} and any of {question}, {reference}, {tools}, {min_score},
         {max_score}; `where`: the key that holds it. Raises ConfigError for one that has others."""
-        self.judge, self.scale, self._apart = judge, scale, may_not_apply
+        self.judge, self.scale, self._may_not_apply = judge, scale, may_not_apply
         self._template = TEMPLATE if template is None else template
-        checked_template(_OURS.sub("", self._template), where)
+        check_template(_OURS.sub("", self._template), where)
         if "rubrics" not in _OURS.findall(self._template):
             self._template += "\n\nThe criteria:\n{rubrics}"
 
-    async def grade(
+    async def grade_answer(
         self, question: str, answer: str, criteria: Sequence[Criterion], reference: str = "", tools: Sequence[str] = ()
-    ) -> Graded:
+    ) -> AnswerGrades:
         """Raises JudgeFailure where no model is reached."""
-        ours = {"rubrics": numbered(criteria), "min_score": f"{self.scale.low:g}", "max_score": f"{self.scale.high:g}"}
+        ours = {
+            "rubrics": number_criteria(criteria),
+            "min_score": f"{self.scale.low:g}",
+            "max_score": f"{self.scale.high:g}",
+        }
         template = _OURS.sub(lambda hole: ours[hole[1]].replace("{", "{{").replace("}", "}}"), self._template)
         parts = {"question": question, "answer": answer, "reference": reference, "tools": "\n\n".join(tools)}
-        asked = replace(question_of(template, parts, self.judge.max_chars), form=self._form(len(criteria)))
-        schema = self._schema(len(criteria))
+        prompt = replace(build_question(template, parts, self.judge.max_chars), form=self._build_form(len(criteria)))
+        schema = self._build_schema(len(criteria))
 
-        def ask(draw: int, temperature: float) -> Awaitable[Reply[Told]]:
-            return self.judge.panel.ask(asked, schema, read, draw=draw, temperature=temperature)
+        def ask(draw: int, temperature: float) -> Awaitable[JudgeReply[ParsedGrades]]:
+            return self.judge.panel.ask(prompt, schema, read, draw=draw, temperature=temperature)
 
-        def read(text: str) -> Told:
-            return self._read(text, schema, len(criteria))
+        def read(text: str) -> ParsedGrades:
+            return self._parse_grades(text, schema, len(criteria))
 
-        replies, failures = await votes(self.judge, ask)
-        found = self._together(replies, failures, len(criteria))
-        found.cut = asked.cut
-        found.metrics["cut"] = float(asked.cut > 0)
+        replies, failures = await collect_votes(self.judge, ask)
+        found = self._combine_votes(replies, failures, len(criteria))
+        found.cut = prompt.cut
+        found.metrics["cut"] = float(prompt.cut > 0)
         found.details["answer_chars"] = len(answer)
-        if asked.cut:
-            found.details["cut_chars"] = asked.cut
+        if prompt.cut:
+            found.details["cut_chars"] = prompt.cut
         return found
 
-    def _together(self, replies: Sequence[Reply[Told]], failures: Sequence[JudgeFailure], count: int) -> Graded:
-        told = [reply.value for reply in replies if reply.value is not None]
-        grades = [_of_votes([grades[place] for grades, _ in told], self.judge.votes) for place in range(count)]
+    def _combine_votes(
+        self, replies: Sequence[JudgeReply[ParsedGrades]], failures: Sequence[JudgeFailure], count: int
+    ) -> AnswerGrades:
+        parsed = [reply.value for reply in replies if reply.value is not None]
+        grades = [_combine_grades([grades[place] for grades, _ in parsed], self.judge.votes) for place in range(count)]
         problems = [problem for reply in replies for problem in reply.problems] + [str(each) for each in failures]
-        reason = next((reason for _, reason in told if reason), "; ".join(problems) if not told else "")
-        metrics = measured(replies)
-        same = [grades[place] == vote[place] for vote, _ in told for place in range(count)]
+        reason = next((reason for _, reason in parsed if reason), "; ".join(problems) if not parsed else "")
+        metrics = sum_usage(replies)
+        same = [grades[place] == vote[place] for vote, _ in parsed for place in range(count)]
         metrics["agreement"] = sum(same) / len(same) if same else 0.0
         details = {"problems": [problem[:300] for problem in problems]} if problems else {}
         by = ", ".join(dict.fromkeys(reply.model for reply in replies if reply.value is not None))
-        return Graded(grades, reason[:500], metrics, details, by)
+        return AnswerGrades(grades, reason[:500], metrics, details, by)
 
-    def _form(self, count: int) -> str:
+    def _build_form(self, count: int) -> str:
         words = f'"{UNDECIDED}" where it cannot be told'
-        if self._apart:
-            words += f', "{APART}" where the criterion has nothing to do with the task'
+        if self._may_not_apply:
+            words += f', "{NOT_APPLICABLE}" where the criterion has nothing to do with the task'
         shown = ", ".join(f'"{number}": GRADE' for number in (range(1, count + 1) if count < 4 else (1, 2, "…", count)))
         return (
             f'Reply with one JSON object and nothing else: {{"reason": "…", "grades": {{{shown}}}}}. The reason comes '
@@ -138,8 +144,8 @@ class Grader:
             f"{self.scale.high:g}, or {words}. Each criterion stands in it once, by its number."
         )
 
-    def _schema(self, count: int) -> dict[str, Any]:
-        words = [UNDECIDED, APART] if self._apart else [UNDECIDED]
+    def _build_schema(self, count: int) -> dict[str, Any]:
+        words = [UNDECIDED, NOT_APPLICABLE] if self._may_not_apply else [UNDECIDED]
         grade = {"anyOf": [{"type": "number"}, {"type": "string", "enum": words}]}
         names = [str(number) for number in range(1, count + 1)]
         grades = {"type": "object", "properties": dict.fromkeys(names, grade), "required": names,
@@ -151,27 +157,29 @@ class Grader:
             "additionalProperties": False,
         }
 
-    def _read(self, text: str, schema: dict[str, Any], count: int) -> Told:
-        told = object_of(text, schema)
+    def _parse_grades(self, text: str, schema: dict[str, Any], count: int) -> ParsedGrades:
+        parsed = parse_object(text, schema)
         found: list[Grade] = []
         for number in range(1, count + 1):
-            grade = told["grades"][str(number)]
+            grade = parsed["grades"][str(number)]
             if not isinstance(grade, str):
                 if not self.scale.low <= grade <= self.scale.high:
-                    raise Unreadable(f"grade {number} is {json.dumps(grade)}, out of the scale")
+                    raise UnreadableReplyError(f"grade {number} is {json.dumps(grade)}, out of the scale")
                 grade = self.scale.share(grade)
             found.append(grade)
-        return found, told["reason"]
+        return found, parsed["reason"]
 
 
-async def votes(
-    judge: ModelJudge, ask: Callable[[int, float], Awaitable[Reply[Told]]]
-) -> tuple[list[Reply[Told]], list[JudgeFailure]]:
+async def collect_votes(
+    judge: ModelJudge, ask: Callable[[int, float], Awaitable[JudgeReply[ParsedGrades]]]
+) -> tuple[list[JudgeReply[ParsedGrades]], list[JudgeFailure]]:
     """`ask(draw, temperature)`, once for each of the judge's votes. Raises JudgeFailure where none reached a model."""
-    told = await asyncio.gather(*(ask(draw, judge.temperature) for draw in range(judge.votes)), return_exceptions=True)
-    replies = [each for each in told if not isinstance(each, BaseException)]
-    failures = [each for each in told if isinstance(each, JudgeFailure)]
-    for each in told:
+    results = await asyncio.gather(
+        *(ask(draw, judge.temperature) for draw in range(judge.votes)), return_exceptions=True
+    )
+    replies = [each for each in results if not isinstance(each, BaseException)]
+    failures = [each for each in results if isinstance(each, JudgeFailure)]
+    for each in results:
         if isinstance(each, BaseException) and not isinstance(each, JudgeFailure):
             raise each
     if not replies:
@@ -179,15 +187,21 @@ async def votes(
     return replies, failures
 
 
-def weighted(grades: Sequence[Grade], criteria: Sequence[Criterion], *, strict: bool) -> float | None:
+def weigh_grades(grades: Sequence[Grade], criteria: Sequence[Criterion], *, strict: bool) -> float | None:
     """A score from 0 to 1: the sum of weight times grade over the sum of the weights above 0, of the criteria that
     apply. None where one of weight is undecided (strict), or those that are have at least half of the weight."""
-    told = [
-        (grade, each.weight) for grade, each in zip(grades, criteria, strict=True) if grade != APART and each.weight
+    applied = [
+        (grade, each.weight)
+        for grade, each in zip(grades, criteria, strict=True)
+        if grade != NOT_APPLICABLE and each.weight
     ]
-    decided = [(float(grade), weight) for grade, weight in told if grade != UNDECIDED]
+    decided = [(float(grade), weight) for grade, weight in applied if grade != UNDECIDED]
     weight = sum(abs(weight) for _, weight in decided)
-    if not decided or (strict and len(decided) < len(told)) or 2 * weight <= sum(abs(weight) for _, weight in told):
+    if (
+        not decided
+        or (strict and len(decided) < len(applied))
+        or 2 * weight <= sum(abs(weight) for _, weight in applied)
+    ):
         return None
     best = sum(weight for _, weight in decided if weight > 0)
     if best == 0:
@@ -195,8 +209,8 @@ def weighted(grades: Sequence[Grade], criteria: Sequence[Criterion], *, strict: 
     return min(1.0, max(0.0, sum(grade * weight for grade, weight in decided) / best))
 
 
-def _of_votes(votes: Sequence[Grade], asked: int) -> Grade:
+def _combine_grades(votes: Sequence[Grade], vote_count: int) -> Grade:
     numbers = [vote for vote in votes if not isinstance(vote, str)]
-    if 2 * len(numbers) > asked:
+    if 2 * len(numbers) > vote_count:
         return median(numbers)
-    return APART if 2 * list(votes).count(APART) > asked else UNDECIDED
+    return NOT_APPLICABLE if 2 * list(votes).count(NOT_APPLICABLE) > vote_count else UNDECIDED

@@ -22,14 +22,21 @@ from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge.extraction import answer_text
 from ajet.task_judge.judge import Compared
 from ajet_judges.config import JudgeKeys
-from ajet_judges.model_judge.ranking import compared
-from ajet_judges.rubrics.criterion import Criterion, numbered
-from ajet_judges.rubrics.examples import Example, field_of, query_of, read_examples
-from ajet_judges.rubrics.grading import Graded, weighted
-from ajet_judges.rubrics.making import Maker, most_calls
-from ajet_judges.rubrics.saved import Rubrics, not_kept, place_of, read, version_of, write
-from ajet_judges.rubrics.scorer import verdict_of_grades
-from ajet_judges.rubrics.settings import grader_of
+from ajet_judges.model_judge.ranking import compare_attempts
+from ajet_judges.rubrics.criterion import Criterion, number_criteria
+from ajet_judges.rubrics.examples import RubricExample, get_field, get_query, read_examples
+from ajet_judges.rubrics.grading import AnswerGrades, weigh_grades
+from ajet_judges.rubrics.making import RubricsMaker, count_most_calls
+from ajet_judges.rubrics.saved import (
+    Rubrics,
+    compute_version,
+    find_rubrics_file,
+    make_write_error,
+    read_rubrics,
+    write_rubrics,
+)
+from ajet_judges.rubrics.scorer import build_verdict
+from ajet_judges.rubrics.settings import open_grader
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -42,23 +49,23 @@ class RubricsJudge:
         """Reads the examples, unless `path` names rubrics that are there. Raises UserError."""
         self._experiment = experiment
         self.settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
-        self.grader = grader_of(experiment)
+        self.grader = open_grader(experiment)
         self._models = [member.model.model for member in self.grader.judge.panel.members]
         self._lock = threading.Lock()
         self._problem: UserError | None = None
-        self._examples: tuple[list[Example], list[Example]] = ([], [])
+        self._examples: tuple[list[RubricExample], list[RubricExample]] = ([], [])
         self.version = ""
-        self.path = place_of(experiment, "")
-        self._rubrics = read(self.path) if self.settings.path is not None else None
+        self.path = find_rubrics_file(experiment, "")
+        self._rubrics = read_rubrics(self.path) if self.settings.path is not None else None
         if self._rubrics is None:
-            self._read()
-            self.path = place_of(experiment, self.version)
-            self._rubrics = read(self.path)
+            self._read_examples()
+            self.path = find_rubrics_file(experiment, self.version)
+            self._rubrics = read_rubrics(self.path)
         self.ranks = self if self.settings.grader_mode == "listwise" else None
 
-    def _read(self) -> None:
+    def _read_examples(self) -> None:
         self._examples = read_examples(self._experiment)
-        self.version = version_of(self._experiment, self._models, *self._examples)
+        self.version = compute_version(self._experiment, self._models, *self._examples)
 
     @property
     def rubrics(self) -> Rubrics | None:
@@ -66,75 +73,75 @@ class RubricsJudge:
         return self._rubrics
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """A sentence on what it grades by, or what making it takes."""
         name = f"rubrics {self.settings.grader_name} ({self.settings.grader_mode}), by {self.grader.judge}"
         if self._rubrics is not None:
             count = len(self._rubrics.criteria)
             what = "criterion" if count == 1 else "criteria"
             return f"{name}: {count} {what} of version {self._rubrics.version}, {self.path}"
-        most = most_calls(self.settings, *self._examples, self.grader.judge.votes)
+        most = count_most_calls(self.settings, *self._examples, self.grader.judge.votes)
         return f"{name}: to be made of {len(self._examples[0])} examples by at most {most} calls, {self.path}"
 
     def __str__(self) -> str:
-        return self.said
+        return self.summary
 
-    def made(self, say: Callable[[str], None] = logger.info, *, again: bool = False) -> Rubrics:
-        """The rubrics, made now if there are none; `again`: whatever there is. Blocks. Raises UserError."""
+    def ensure_rubrics(self, say: Callable[[str], None] = logger.info, *, remake: bool = False) -> Rubrics:
+        """The rubrics, made now if there are none; `remake`: whatever there is. Blocks. Raises UserError."""
         with self._lock:
-            if self._rubrics is not None and not again:
+            if self._rubrics is not None and not remake:
                 return self._rubrics
-            if self._problem is not None and not again:
+            if self._problem is not None and not remake:
                 raise self._problem
             try:
                 lock = self.path.with_name(f".{self.path.name}.lock")
                 with alone(lock, "makes the same rubrics", say=say):
-                    there = None if again else read(self.path)
-                    self._rubrics = there or self._make(say)
+                    there = None if remake else read_rubrics(self.path)
+                    self._rubrics = there or self._make_rubrics(say)
             except UserError as problem:
                 self._problem = problem
                 raise
             return self._rubrics
 
-    def keep(self, told: str) -> None:
+    def copy_rubrics(self, text: str) -> None:
         """Take a copy of a file of this version. Raises UserError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, told, sync=True)
+            write_atomically(self.path, text, sync=True)
         except OSError as error:
-            raise not_kept(self.path, error) from error
-        self._rubrics = read(self.path)
+            raise make_write_error(self.path, error) from error
+        self._rubrics = read_rubrics(self.path)
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
         """The verdict on one attempt by itself. Raises JudgeFailure."""
-        told, name = workflow_output.metadata, self.settings.answer_field
-        if name not in told and "final_answer" not in told:
+        metadata, name = workflow_output.metadata, self.settings.answer_field
+        if name not in metadata and "final_answer" not in metadata:
             raise JudgeFailure(
                 f"the workflow's output has no metadata[{name!r}], which rubrics grade; return the answer as a text, "
                 f"or WorkflowOutput(metadata={{{name!r}: …}})"
             )
-        answer = answer_text(told.get(name, told.get("final_answer")))
+        answer = answer_text(metadata.get(name, metadata.get("final_answer")))
         if not answer.strip():
             return Verdict(0.0, False, "the answer is empty", scorer=self.settings.grader_name)
-        criteria = (await self._ready()).criteria
+        criteria = (await self._get_rubrics()).criteria
         task = workflow_task.task
-        graded = await self.grader.grade(
-            query_of(task, self.settings.query_field), answer, criteria,
-            answer_text(field_of(task, self.settings.reference_field)), workflow_task.tool_results,
+        graded = await self.grader.grade_answer(
+            get_query(task, self.settings.query_field), answer, criteria,
+            answer_text(get_field(task, self.settings.reference_field)), workflow_task.tool_results,
         )  # fmt: skip
-        score = weighted(graded.grades, criteria, strict=False)
+        score = weigh_grades(graded.grades, criteria, strict=False)
         mark = self.settings.success_threshold
-        verdict = verdict_of_grades(graded, criteria, score, mark, scorer=self.settings.grader_name)
-        verdict.parts = {self.settings.grader_name: score, **_categories(graded, criteria)}
+        verdict = build_verdict(graded, criteria, score, mark, scorer=self.settings.grader_name)
+        verdict.parts = {self.settings.grader_name: score, **_score_categories(graded, criteria)}
         return verdict
 
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
         """Attempts at one task beside each other. Raises JudgeFailure."""
-        criteria = numbered((await self._ready()).criteria)
+        criteria = number_criteria((await self._get_rubrics()).criteria)
         task = attempts[min(attempts)].task.task
-        found = await compared(
-            self.grader.judge, attempts, seed, question=query_of(task, self.settings.query_field),
-            reference=answer_text(field_of(task, self.settings.reference_field)), answer=self.settings.answer_field,
+        found = await compare_attempts(
+            self.grader.judge, attempts, seed, question=get_query(task, self.settings.query_field),
+            reference=answer_text(get_field(task, self.settings.reference_field)), answer=self.settings.answer_field,
             criteria=criteria,
         )  # fmt: skip
         for verdict in found.values():
@@ -150,21 +157,21 @@ class RubricsJudge:
         """See `Judge.let_go`."""
         self.grader.judge.let_go()
 
-    async def _ready(self) -> Rubrics:
+    async def _get_rubrics(self) -> Rubrics:
         if self._rubrics is not None:
             return self._rubrics
         try:
-            return await asyncio.to_thread(self.made)
+            return await asyncio.to_thread(self.ensure_rubrics)
         except UserError as problem:
             raise JudgeFailure(f"there are no rubrics: {problem.what}") from problem
 
-    def _make(self, say: Callable[[str], None]) -> Rubrics:
+    def _make_rubrics(self, say: Callable[[str], None]) -> Rubrics:
         if not self.version:
-            self._read()
+            self._read_examples()
         examples, held_out = self._examples
-        maker = Maker(self.grader, self.settings, say, self._experiment.ajet.seed)
+        maker = RubricsMaker(self.grader, self.settings, say, self._experiment.ajet.seed)
         try:
-            made = asyncio.run(maker.made(examples, held_out))
+            made = asyncio.run(maker.make_rubrics(examples, held_out))
         except BoundaryError as problem:
             raise UserError(
                 f"No rubrics could be made: {problem}.",
@@ -172,15 +179,17 @@ class RubricsJudge:
                 expected="a model that writes criteria which agree with the labels",
                 do="see that the labels are right, give more examples, or another model (task_judge.judges)",
             ) from problem
-        return write(self.path, made, self._experiment, self.version, self._models, len(examples))
+        return write_rubrics(self.path, made, self._experiment, self.version, self._models, len(examples))
 
 
-def _categories(graded: Graded, criteria: tuple[Criterion, ...] | list[Criterion]) -> dict[str, float | None]:
+def _score_categories(
+    graded: AnswerGrades, criteria: tuple[Criterion, ...] | list[Criterion]
+) -> dict[str, float | None]:
     names = dict.fromkeys(each.category for each in criteria if each.category)
     found: dict[str, float | None] = {}
     for name in names:
         own = [place for place, each in enumerate(criteria) if each.category == name]
-        found[name] = weighted(
+        found[name] = weigh_grades(
             [graded.grades[place] for place in own], [criteria[place] for place in own], strict=False
         )
     return found

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from ajet.record.intervals import Cells, cells_of, kappa, kappa_interval
-from ajet_judges.rubrics.examples import Example
+from ajet_judges.rubrics.examples import RubricExample
 
 Scores = Sequence[Sequence[float | None]]
 """By example and answer, from 0 to 1; None: no score."""
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class LabelAgreement:
     """The agreement of grades with labels, over some examples."""
 
     share: float
@@ -43,17 +43,19 @@ class Agreement:
                 "cells": list(self.cells), "undecided": self.undecided, "total": self.total}  # fmt: skip
 
 
-def agreement(examples: Sequence[Example], scores: Scores, *, listwise: bool, mark: float = 0.5) -> Agreement:
+def measure_agreement(
+    examples: Sequence[RubricExample], scores: Scores, *, listwise: bool, mark: float = 0.5
+) -> LabelAgreement:
     """`mark`: from which grade on it is a success."""
     if listwise:
-        return _of_pairs(examples, scores)
-    told = [(each.answers[0].label, of[0]) for each, of in zip(examples, scores, strict=True)]
-    near = [0.0 if score is None else 1.0 - abs(score - label) for label, score in told]
-    decided = [(label >= mark, score >= mark) for label, score in told if score is not None]
-    return Agreement(fmean(near) if near else 0.0, cells_of(decided), len(told) - len(decided), len(told))
+        return _measure_pairs(examples, scores)
+    labelled = [(each.answers[0].label, of[0]) for each, of in zip(examples, scores, strict=True)]
+    near = [0.0 if score is None else 1.0 - abs(score - label) for label, score in labelled]
+    decided = [(label >= mark, score >= mark) for label, score in labelled if score is not None]
+    return LabelAgreement(fmean(near) if near else 0.0, cells_of(decided), len(labelled) - len(decided), len(labelled))
 
 
-def floor(examples: Sequence[Example], *, listwise: bool) -> float:
+def measure_floor(examples: Sequence[RubricExample], *, listwise: bool) -> float:
     """The share that one grade for all would reach."""
     if listwise:
         return 0.5
@@ -62,8 +64,8 @@ def floor(examples: Sequence[Example], *, listwise: bool) -> float:
     return fmean(1.0 - abs(middle - label) for label in labels) if labels else 0.0
 
 
-def _of_pairs(examples: Sequence[Example], scores: Scores) -> Agreement:
-    right, said = [], []
+def _measure_pairs(examples: Sequence[RubricExample], scores: Scores) -> LabelAgreement:
+    right, decided = [], []
     for example, of in zip(examples, scores, strict=True):
         for one, two in itertools.combinations(range(len(of)), 2):
             labels = example.answers[one].label, example.answers[two].label
@@ -75,5 +77,5 @@ def _of_pairs(examples: Sequence[Example], scores: Scores) -> Agreement:
                 continue
             right.append(0.5 if first == second else float((first > second) == (labels[0] > labels[1])))
             if first != second:
-                said.append((labels[0] > labels[1], first > second))
-    return Agreement(fmean(right) if right else 0.0, cells_of(said), len(right) - len(said), len(right))
+                decided.append((labels[0] > labels[1], first > second))
+    return LabelAgreement(fmean(right) if right else 0.0, cells_of(decided), len(right) - len(decided), len(right))

@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.schema.errors import JudgeFailure
 from ajet_judges.model_judge.judge import ModelJudge
-from ajet_judges.model_judge.panel import Reply
-from ajet_judges.model_judge.prompt import Question
-from ajet_judges.model_judge.ranking import Entrant, ranked
-from ajet_judges.rubrics.choosing import StopRules, extended, without_idle
-from ajet_judges.rubrics.criterion import Criterion, numbered, without_repeats
-from ajet_judges.rubrics.examples import Example
-from ajet_judges.rubrics.grading import Grade, Grader, weighted
-from ajet_judges.rubrics.labels import Agreement, agreement, floor
+from ajet_judges.model_judge.panel import JudgeReply
+from ajet_judges.model_judge.prompt import JudgeQuestion
+from ajet_judges.model_judge.ranking import Entrant, rank_entrants
+from ajet_judges.rubrics.choosing import StopRules, drop_idle_criteria, extend_criteria
+from ajet_judges.rubrics.criterion import Criterion, drop_repeats, number_criteria
+from ajet_judges.rubrics.examples import RubricExample
+from ajet_judges.rubrics.grading import AnswerGrader, Grade, weigh_grades
+from ajet_judges.rubrics.labels import LabelAgreement, measure_agreement, measure_floor
 from ajet_judges.rubrics.proposals import (
     CATEGORIES,
     CRITERIA,
-    categories_told,
-    categorisation,
-    criteria_told,
-    proposal,
-    revision,
+    build_categorisation,
+    build_proposal,
+    build_revision,
+    parse_categories_reply,
+    parse_criteria_reply,
 )
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ GRADED_AT_ONCE = 10
 
 
 @dataclass(slots=True)
-class Made:
+class MadeRubrics:
     """The rubrics that were made, and their agreement with the labels before and after."""
 
     criteria: list[Criterion]
-    before: Agreement
+    before: LabelAgreement
     """With the labels, of what was proposed first, unrevised."""
-    after: Agreement
+    after: LabelAgreement
     """Of what stays."""
     held_out: int
     """Examples that both were measured on; 0: on those that the rubrics were made of."""
@@ -67,10 +67,10 @@ class Made:
 
 
 @dataclass(slots=True)
-class Maker:
+class RubricsMaker:
     """Makes rubrics of labelled examples, once."""
 
-    grader: Grader
+    grader: AnswerGrader
     settings: RubricsAutoGrader
     say: Callable[[str], None] = lambda text: None
     seed: int = 0
@@ -89,72 +89,80 @@ class Maker:
         """Whether examples are ranked candidates."""
         return self.settings.grader_mode == "listwise"
 
-    async def made(self, examples: Sequence[Example], held_out: Sequence[Example] = ()) -> Made:
+    async def make_rubrics(
+        self, examples: Sequence[RubricExample], held_out: Sequence[RubricExample] = ()
+    ) -> MadeRubrics:
         """Raises JudgeFailure where no model is reached, or nothing that it writes agrees with the labels."""
         settings, at_first = self.settings, list[Criterion]()
         order = list(examples)
         random.Random(self.seed).shuffle(order)
-        least = floor(examples, listwise=self.listwise)
+        least = measure_floor(examples, listwise=self.listwise)
         stops = StopRules(settings.patience, settings.min_increment_threshold, settings.max_iterations,
                           settings.max_total_rubrics, least)  # fmt: skip
-        kept: list[Criterion] = []
+        chosen: list[Criterion] = []
         seen = proposed = 0
 
         def agrees(criteria: Sequence[Criterion]) -> float:
-            return self._agreement(examples, self._assembled(examples, criteria)).share
+            return self._measure_agreement(examples, self._score_answers(examples, criteria)).share
 
-        while not (stopped := stops.reason(len(kept), len(order) - seen)):
+        while not (stopped := stops.reason(len(chosen), len(order) - seen)):
             batch = order[seen : seen + settings.batch_size]
             seen += len(batch)
-            written = await _all(self._of(example) for example in batch)
+            written = await _gather_all(self._write_for_example(example) for example in batch)
             at_first += [each for first, _ in written for each in first]
             revised = [each for _, last in written for each in last]
             proposed += len(revised)
-            fresh = without_repeats(revised, kept)
-            await self._try(examples, fresh)
-            kept = extended(kept, fresh, agrees, floor=least, most_new=settings.mcr_batch_size,
+            fresh = drop_repeats(revised, chosen)
+            await self._grade_new_criteria(examples, fresh)
+            chosen = extend_criteria(chosen, fresh, agrees, floor=least, most_new=settings.mcr_batch_size,
                             most=settings.max_total_rubrics)  # fmt: skip
-            value = agrees(kept) if kept else least
-            stops.told(value, proposed=len(revised), kept=len(kept))
+            value = agrees(chosen) if chosen else least
+            stops.note_iteration(value, proposed=len(revised), chosen=len(chosen))
             self.say(f"iteration {stops.iterations}: {seen} of {len(order)} examples, {len(revised)} criteria written, "
-                     f"{len(kept)} kept, agreement {value:.3f}")  # fmt: skip
-        if not kept:
+                     f"{len(chosen)} kept, agreement {value:.3f}")  # fmt: skip
+        if not chosen:
             raise JudgeFailure(
                 f"none of {proposed} criteria that {self.judge} wrote agrees with the labels better than one grade for "
                 f"all ({least:.3f})"
             )
-        kept = without_idle(kept, agrees)
+        chosen = drop_idle_criteria(chosen, agrees)
         if settings.enable_categorization:
-            kept = await self._categorised(kept)
+            chosen = await self._sort_into_categories(chosen)
         measured = list(held_out) or list(examples)
-        before = await self._measured(measured, without_repeats(at_first)[: settings.max_total_rubrics])
-        after = await self._measured(measured, kept)
-        return Made(kept, before, after, len(held_out), stopped, [dict(each) for each in stops.history],
-                    proposed - len(kept), self.calls, self.cost)  # fmt: skip
+        before = await self._measure_with_judge(measured, drop_repeats(at_first)[: settings.max_total_rubrics])
+        after = await self._measure_with_judge(measured, chosen)
+        return MadeRubrics(chosen, before, after, len(held_out), stopped, [dict(each) for each in stops.history],
+                    proposed - len(chosen), self.calls, self.cost)  # fmt: skip
 
-    async def _of(self, example: Example) -> tuple[list[Criterion], list[Criterion]]:
+    async def _write_for_example(self, example: RubricExample) -> tuple[list[Criterion], list[Criterion]]:
         """What was first proposed for an example, and what is left of it: none where it never agreed."""
         settings, scale, longest = self.settings, self.grader.scale, self.judge.max_chars
         count, language = settings.query_specific_generate_number, settings.language
-        found = await self._written(proposal(example, scale, count, language, longest), count)
+        found = await self._request_criteria(build_proposal(example, scale, count, language, longest), count)
         first = found
         for epoch in range(settings.max_epochs + 1):
-            await self._try([example], found)
-            if not found or self._fits(example, found):
+            await self._grade_new_criteria([example], found)
+            if not found or self._is_in_agreement(example, found):
                 return first, found
             if epoch < settings.max_epochs:
-                grades = [[self._grades[_key(example, each.text, one)] for one in found] for each in example.answers]
-                found = await self._written(revision(example, scale, found, grades, language, longest), count)
+                grades = [
+                    [self._grades[_make_key(example, each.text, one)] for one in found] for each in example.answers
+                ]
+                found = await self._request_criteria(
+                    build_revision(example, scale, found, grades, language, longest), count
+                )
         return first, []
 
-    async def _written(self, question: Question, count: int) -> list[Criterion]:
-        told = await self._asked(question, CRITERIA, lambda text: criteria_told(text, count))
-        return without_repeats(told or [])
+    async def _request_criteria(self, question: JudgeQuestion, count: int) -> list[Criterion]:
+        written = await self._request_parsed(question, CRITERIA, lambda text: parse_criteria_reply(text, count))
+        return drop_repeats(written or [])
 
-    async def _asked(self, question: Question, schema: dict[str, Any], read: Callable[[str], T]) -> T | None:
+    async def _request_parsed(
+        self, question: JudgeQuestion, schema: dict[str, Any], read: Callable[[str], T]
+    ) -> T | None:
         """The readable reply to a question; None where none comes, however often it is asked."""
         for draw in range(self.settings.max_retries + 1):
-            reply: Reply[T] = await self.judge.panel.ask(
+            reply: JudgeReply[T] = await self.judge.panel.ask(
                 question, schema, read, draw=draw, temperature=self.judge.temperature if draw == 0 else 1.0
             )
             self.calls, self.cost = self.calls + reply.calls, self.cost + reply.cost
@@ -162,78 +170,92 @@ class Maker:
                 return reply.value
         return None
 
-    async def _try(self, examples: Sequence[Example], criteria: Sequence[Criterion]) -> None:
+    async def _grade_new_criteria(self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]) -> None:
         """Grade all answers by those by which they are not graded yet."""
 
-        async def one(example: Example, answer: str, asked: Sequence[Criterion]) -> None:
-            graded = await self._graded(example, answer, asked)
-            for each, grade in zip(asked, graded, strict=True):
-                self._grades[_key(example, answer, each)] = grade
+        async def one(example: RubricExample, answer: str, batch: Sequence[Criterion]) -> None:
+            graded = await self._grade_answer(example, answer, batch)
+            for each, grade in zip(batch, graded, strict=True):
+                self._grades[_make_key(example, answer, each)] = grade
 
         work = []
         for example in examples:
             for answer in example.answers:
-                open_ones = [each for each in criteria if _key(example, answer.text, each) not in self._grades]
+                open_ones = [each for each in criteria if _make_key(example, answer.text, each) not in self._grades]
                 for start in range(0, len(open_ones), GRADED_AT_ONCE):
                     work.append(one(example, answer.text, open_ones[start : start + GRADED_AT_ONCE]))
-        await _all(work)
+        await _gather_all(work)
 
-    async def _graded(self, example: Example, answer: str, criteria: Sequence[Criterion]) -> list[Grade]:
-        graded = await self.grader.grade(example.query, answer, criteria, example.reference)
+    async def _grade_answer(self, example: RubricExample, answer: str, criteria: Sequence[Criterion]) -> list[Grade]:
+        graded = await self.grader.grade_answer(example.query, answer, criteria, example.reference)
         self.calls += int(graded.metrics["calls"])
         self.cost += graded.metrics["cost"]
         return graded.grades
 
-    def _fits(self, example: Example, criteria: Sequence[Criterion]) -> bool:
-        scores = self._assembled([example], criteria)
+    def _is_in_agreement(self, example: RubricExample, criteria: Sequence[Criterion]) -> bool:
+        scores = self._score_answers([example], criteria)
         if self.listwise:
-            return self._agreement([example], scores).share >= 1 - NEAR
+            return self._measure_agreement([example], scores).share >= 1 - NEAR
         score = scores[0][0]
         return score is not None and abs(score - example.answers[0].label) <= NEAR
 
-    def _assembled(self, examples: Sequence[Example], criteria: Sequence[Criterion]) -> list[list[float | None]]:
+    def _score_answers(
+        self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]
+    ) -> list[list[float | None]]:
         """Scores by these criteria, of grades that are known."""
         return [
             [
-                weighted([self._grades[_key(example, answer.text, each)] for each in criteria], criteria, strict=False)
+                weigh_grades(
+                    [self._grades[_make_key(example, answer.text, each)] for each in criteria], criteria, strict=False
+                )
                 for answer in example.answers
             ]
             for example in examples
         ]
 
-    def _agreement(self, examples: Sequence[Example], scores: Sequence[Sequence[float | None]]) -> Agreement:
-        return agreement(examples, scores, listwise=self.listwise, mark=self.settings.success_threshold)
+    def _measure_agreement(
+        self, examples: Sequence[RubricExample], scores: Sequence[Sequence[float | None]]
+    ) -> LabelAgreement:
+        return measure_agreement(examples, scores, listwise=self.listwise, mark=self.settings.success_threshold)
 
-    async def _measured(self, examples: Sequence[Example], criteria: Sequence[Criterion]) -> Agreement:
+    async def _measure_with_judge(
+        self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]
+    ) -> LabelAgreement:
         """The agreement where a model grades by all criteria at once, as the run's judge will be asked."""
 
-        async def one(example: Example) -> list[float | None]:
+        async def one(example: RubricExample) -> list[float | None]:
             if not criteria:
                 return [None for _ in example.answers]
             if self.listwise:
                 entrants = [Entrant(each.text) for each in example.answers]
-                found = await ranked(
-                    self.judge, example.query, example.reference, entrants, example.query, numbered(criteria)
+                found = await rank_entrants(
+                    self.judge, example.query, example.reference, entrants, example.query, number_criteria(criteria)
                 )
                 self.calls += round(sum(each.metrics["calls"] for each in found))
                 self.cost += sum(each.metrics["cost"] for each in found)
                 return [each.reward for each in found]
-            return [weighted(await self._graded(example, example.answers[0].text, criteria), criteria, strict=False)]
+            return [
+                weigh_grades(
+                    await self._grade_answer(example, example.answers[0].text, criteria), criteria, strict=False
+                )
+            ]
 
-        return self._agreement(examples, await _all(one(example) for example in examples))
+        return self._measure_agreement(examples, await _gather_all(one(example) for example in examples))
 
-    async def _categorised(self, criteria: Sequence[Criterion]) -> list[Criterion]:
+    async def _sort_into_categories(self, criteria: Sequence[Criterion]) -> list[Criterion]:
         most = self.settings.categories_number
-        asked = categorisation(criteria, most, self.settings.language)
-        told = await self._asked(asked, CATEGORIES, lambda text: categories_told(text, len(criteria), most))
-        if told is None:
+        prompt = build_categorisation(criteria, most, self.settings.language)
+        categories = await self._request_parsed(
+            prompt, CATEGORIES, lambda text: parse_categories_reply(text, len(criteria), most)
+        )
+        if categories is None:
             self.say("the criteria are not sorted into categories: no reply could be read")
             return list(criteria)
-        return [replace(criteria[place], category=name) for name, places in told for place in places]
+        return [replace(criteria[place], category=name) for name, places in categories for place in places]
 
 
-def most_calls(
-    settings: RubricsAutoGrader, examples: Sequence[Example], held_out: Sequence[Example], votes: int
+def count_most_calls(
+    settings: RubricsAutoGrader, examples: Sequence[RubricExample], held_out: Sequence[RubricExample], votes: int
 ) -> int:
     """The number of questions that a making takes at most, where each reply can be read at once."""
     count, answers = len(examples), sum(len(each.answers) for each in examples)
@@ -244,15 +266,15 @@ def most_calls(
     written = looked_at * (1 + settings.max_epochs)
     tried = math.ceil(answers / max(count, 1)) * looked_at * (1 + settings.max_epochs) * one
     measured = held_out or examples
-    asked = len(measured) if settings.grader_mode == "listwise" else sum(len(each.answers) for each in measured)
-    return written + votes * (tried + iterations * answers * a_batch + 2 * asked) + settings.enable_categorization
+    requested = len(measured) if settings.grader_mode == "listwise" else sum(len(each.answers) for each in measured)
+    return written + votes * (tried + iterations * answers * a_batch + 2 * requested) + settings.enable_categorization
 
 
-def _key(example: Example, answer: str, criterion: Criterion) -> tuple[str, str, str]:
+def _make_key(example: RubricExample, answer: str, criterion: Criterion) -> tuple[str, str, str]:
     return example.query, answer, criterion.text
 
 
-async def _all(work: Any) -> list[Any]:
+async def _gather_all(work: Any) -> list[Any]:
     """The results of all coroutines in order, some at a time; the first failure ends the others."""
     free = asyncio.Semaphore(AT_ONCE)
 

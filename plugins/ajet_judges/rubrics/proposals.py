@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ajet_judges.model_judge.prompt import Question, shortened
-from ajet_judges.model_judge.reply import Unreadable, object_of
-from ajet_judges.rubrics.criterion import Criterion, criterion_of, numbered
-from ajet_judges.rubrics.examples import Example
-from ajet_judges.rubrics.grading import APART, Grade, Scale
+from ajet_judges.model_judge.prompt import JudgeQuestion, shorten_text
+from ajet_judges.model_judge.reply import UnreadableReplyError, parse_object
+from ajet_judges.rubrics.criterion import Criterion, make_criterion, number_criteria
+from ajet_judges.rubrics.examples import RubricExample
+from ajet_judges.rubrics.grading import NOT_APPLICABLE, Grade, GradeScale
 
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 LONGEST_CATEGORY = 60
@@ -52,94 +52,98 @@ WANTED = (
 )
 
 
-def proposal(example: Example, scale: Scale, count: int, language: str, longest: int) -> Question:
+def build_proposal(example: RubricExample, scale: GradeScale, count: int, language: str, longest: int) -> JudgeQuestion:
     """Asks for criteria by which the labels of an example follow."""
     head = "Somebody judged the following work. Write the criteria that they must have gone by.\n\nThe task:\n"
-    pieces, cut = _shown(example, scale, longest, head)
-    return Question((*pieces, (WANTED, None)), _form(count, language), cut)
+    pieces, cut = _build_pieces(example, scale, longest, head)
+    return JudgeQuestion((*pieces, (WANTED, None)), _build_form(count, language), cut)
 
 
-def revision(
-    example: Example, scale: Scale, criteria: Sequence[Criterion], grades: Sequence[Sequence[Grade]],
+def build_revision(
+    example: RubricExample, scale: GradeScale, criteria: Sequence[Criterion], grades: Sequence[Sequence[Grade]],
     language: str, longest: int,
-) -> Question:  # fmt: skip
+) -> JudgeQuestion:  # fmt: skip
     """Asks for better ones where those it has gave other grades. `grades`: by answer and criterion."""
     head = (
         "Criteria were written for the following work, and graded by them it does not come out as it was judged. Write "
         "better ones.\n\nThe task:\n"
     )
-    pieces, cut = _shown(example, scale, longest, head)
-    told = [f"\n\nThe criteria so far:\n{numbered(criteria)}\n\nGraded by them:"]
+    pieces, cut = _build_pieces(example, scale, longest, head)
+    lines = [f"\n\nThe criteria so far:\n{number_criteria(criteria)}\n\nGraded by them:"]
     for place, of in enumerate(grades):
         named = f"answer {place + 1}: " if len(grades) > 1 else ""
-        told.append(f"\n{named}{', '.join(_grade(grade, scale) for grade in of)}")
-    return Question((*pieces, ("".join(told) + WANTED, None)), _form(len(criteria), language), cut)
+        lines.append(f"\n{named}{', '.join(_format_grade(grade, scale) for grade in of)}")
+    return JudgeQuestion((*pieces, ("".join(lines) + WANTED, None)), _build_form(len(criteria), language), cut)
 
 
-def categorisation(criteria: Sequence[Criterion], most: int, language: str) -> Question:
+def build_categorisation(criteria: Sequence[Criterion], most: int, language: str) -> JudgeQuestion:
     """Asks for groups of criteria that belong together."""
     listed = "\n".join(f"{number}. {each.text}" for number, each in enumerate(criteria, 1))
     form = (
         'Reply with one JSON object and nothing else: {"categories": [{"name": "…", "criteria": [1, …]}, …]}. Each '
-        f"number stands in it once; there are at most {most} categories, named in {_language(language)}."
+        f"number stands in it once; there are at most {most} categories, named in {_name_language(language)}."
     )
-    return Question((("Sort these criteria into groups that belong together:\n", listed),), form)
+    return JudgeQuestion((("Sort these criteria into groups that belong together:\n", listed),), form)
 
 
-def criteria_told(text: str, count: int) -> list[Criterion]:
-    """The criteria in a reply. Raises Unreadable."""
-    told = object_of(text, CRITERIA)["criteria"]
-    if not 1 <= len(told) <= count:
-        raise Unreadable(f"it has {len(told)} criteria, and {count} were asked for")
+def parse_criteria_reply(text: str, count: int) -> list[Criterion]:
+    """The criteria in a reply. Raises UnreadableReplyError."""
+    written = parse_object(text, CRITERIA)["criteria"]
+    if not 1 <= len(written) <= count:
+        raise UnreadableReplyError(f"it has {len(written)} criteria, and {count} were asked for")
     try:
-        return [criterion_of(each) for each in told]
+        return [make_criterion(each) for each in written]
     except ValueError as problem:
-        raise Unreadable(str(problem)) from None
+        raise UnreadableReplyError(str(problem)) from None
 
 
-def categories_told(text: str, count: int, most: int) -> list[tuple[str, list[int]]]:
-    """Names, with places from 0. Raises Unreadable where a criterion is left out or stands twice."""
-    told = object_of(text, CATEGORIES)["categories"]
-    found = [(" ".join(each["name"].split())[:LONGEST_CATEGORY], each["criteria"]) for each in told]
+def parse_categories_reply(text: str, count: int, most: int) -> list[tuple[str, list[int]]]:
+    """Names, with places from 0. Raises UnreadableReplyError where a criterion is left out or stands twice."""
+    groups = parse_object(text, CATEGORIES)["categories"]
+    found = [(" ".join(each["name"].split())[:LONGEST_CATEGORY], each["criteria"]) for each in groups]
     found = [(name, places) for name, places in found if places]
     if sorted(place for _, places in found for place in places) != list(range(1, count + 1)):
-        raise Unreadable("it does not name each criterion once")
+        raise UnreadableReplyError("it does not name each criterion once")
     if len(found) > most or not all(name for name, _ in found):
-        raise Unreadable(f"it has {len(found)} categories, and at most {most} were asked for, each with a name")
+        raise UnreadableReplyError(
+            f"it has {len(found)} categories, and at most {most} were asked for, each with a name"
+        )
     return [(name, [place - 1 for place in places]) for name, places in found]
 
 
-def _shown(example: Example, scale: Scale, longest: int, head: str) -> tuple[list[tuple[str, str | None]], int]:
-    query, cut = shortened(example.query, longest)
+def _build_pieces(
+    example: RubricExample, scale: GradeScale, longest: int, head: str
+) -> tuple[list[tuple[str, str | None]], int]:
+    query, cut = shorten_text(example.query, longest)
     pieces: list[tuple[str, str | None]] = [(head, query)]
     if example.reference:
-        known, left = shortened(example.reference, longest)
+        known, left = shorten_text(example.reference, longest)
         pieces.append(("\n\nThe reference, which is correct:\n", known))
         cut += left
     several = len(example.answers) > 1
     better = sorted({each.label for each in example.answers}, reverse=True)
     for number, each in enumerate(example.answers, 1):
-        text, left = shortened(each.text, max(2 * longest // len(example.answers), 200))
+        text, left = shorten_text(each.text, max(2 * longest // len(example.answers), 200))
         named = f"Answer {number}" if several else "The answer"
-        told = (
+        judged = (
             f"rank {better.index(each.label) + 1} (1 is the best)"
             if several
             else f"{scale.low + each.label * (scale.high - scale.low):g} (from {scale.low:g} to {scale.high:g})"
         )
-        pieces.append((f"\n\n{named}, judged {told}:\n", text))
+        pieces.append((f"\n\n{named}, judged {judged}:\n", text))
         cut += left
     return pieces, cut
 
 
-def _form(count: int, language: str) -> str:
-    return FORM % (count, _language(language))
+def _build_form(count: int, language: str) -> str:
+    return FORM % (count, _name_language(language))
 
 
-def _language(language: str) -> str:
+def _name_language(language: str) -> str:
     return LANGUAGES.get(language.lower(), language)
 
 
-def _grade(grade: Grade, scale: Scale) -> str:
+def _format_grade(grade: Grade, scale: GradeScale) -> str:
     if isinstance(grade, str):
-        return APART if grade == APART else grade
+        return NOT_APPLICABLE if grade == NOT_APPLICABLE else grade
     return f"{scale.low + grade * (scale.high - scale.low):g}"

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from ajet.record.files import write_atomically
 from ajet.schema.errors import UserError
 from ajet_judges.config import JudgeKeys
-from ajet_judges.rubrics.criterion import Criterion, criteria_of
-from ajet_judges.rubrics.examples import Example
-from ajet_judges.rubrics.making import Made
+from ajet_judges.rubrics.criterion import Criterion, parse_criteria
+from ajet_judges.rubrics.examples import RubricExample
+from ajet_judges.rubrics.making import MadeRubrics
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -43,16 +43,16 @@ class Rubrics:
     criteria: tuple[Criterion, ...]
     version: str
     listwise: bool
-    told: dict[str, Any]
+    content: dict[str, Any]
     """The file."""
 
 
-def version_of(
-    experiment: Experiment, models: Sequence[str], examples: Sequence[Example], held_out: Sequence[Example]
+def compute_version(
+    experiment: Experiment, models: Sequence[str], examples: Sequence[RubricExample], held_out: Sequence[RubricExample]
 ) -> str:
     """The version of the rubrics that would be made."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader.model_dump(include=set(BEARS))
-    told = {
+    content = {
         "form": FORM,
         "settings": settings,
         "models": list(models),
@@ -60,10 +60,10 @@ def version_of(
         "examples": [each.as_json() for each in examples],
         "held_out": [each.as_json() for each in held_out],
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def place_of(experiment: Experiment, version: str) -> Path:
+def find_rubrics_file(experiment: Experiment, version: str) -> Path:
     """The file where rubrics are kept: `path`, else beside the runs, by version."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.path is not None:
@@ -72,16 +72,16 @@ def place_of(experiment: Experiment, version: str) -> Path:
     return experiment.root / "rubrics" / f"{name}-{version}.json"
 
 
-def read(path: Path) -> Rubrics | None:
+def read_rubrics(path: Path) -> Rubrics | None:
     """The rubrics in a file; None where there is none. Raises UserError for one that holds no rubrics."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told.get("form") != FORM:
-            raise ValueError(f"its form is {told.get('form')!r:.40}; this version reads {FORM}")
-        mode = told["mode"]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.get("form") != FORM:
+            raise ValueError(f"its form is {content.get('form')!r:.40}; this version reads {FORM}")
+        mode = content["mode"]
         if mode not in ("pointwise", "listwise"):
             raise ValueError(f"its mode is {mode!r:.40}")
-        return Rubrics(tuple(criteria_of(told["rubrics"])), str(told["version"]), mode == "listwise", told)
+        return Rubrics(tuple(parse_criteria(content["rubrics"])), str(content["version"]), mode == "listwise", content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
@@ -93,12 +93,12 @@ def read(path: Path) -> Rubrics | None:
         ) from problem
 
 
-def write(
-    path: Path, made: Made, experiment: Experiment, version: str, models: Sequence[str], examples: int
+def write_rubrics(
+    path: Path, made: MadeRubrics, experiment: Experiment, version: str, models: Sequence[str], examples: int
 ) -> Rubrics:
     """Raises UserError where it cannot be written."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
-    told = {
+    content = {
         "form": FORM,
         "grader_name": settings.grader_name,
         "version": version,
@@ -121,14 +121,14 @@ def write(
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(told, indent=2, ensure_ascii=False) + "\n", sync=True)
+        write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n", sync=True)
     except OSError as error:
         raise UserError(
             f"The rubrics cannot be kept: {error}.", where=str(path), do="make its folder writable"
         ) from error
-    return Rubrics(tuple(made.criteria), version, settings.grader_mode == "listwise", told)
+    return Rubrics(tuple(made.criteria), version, settings.grader_mode == "listwise", content)
 
 
-def not_kept(path: Path, error: OSError) -> UserError:
+def make_write_error(path: Path, error: OSError) -> UserError:
     """The error where rubrics cannot be written."""
     return UserError(f"The rubrics cannot be kept: {error}.", where=str(path), do="make its folder writable")

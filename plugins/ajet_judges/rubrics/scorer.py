@@ -13,9 +13,9 @@ from ajet.schema.episode import Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import Task, WorkflowTask
 from ajet.task_judge.extraction import answer_text
-from ajet_judges.model_judge.judge import question_text
-from ajet_judges.rubrics.criterion import Criterion, criteria_of
-from ajet_judges.rubrics.grading import Graded, Grader, weighted
+from ajet_judges.model_judge.judge import format_question
+from ajet_judges.rubrics.criterion import Criterion, parse_criteria
+from ajet_judges.rubrics.grading import AnswerGrader, AnswerGrades, weigh_grades
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -27,12 +27,12 @@ IN_ROW = ("rubric", "rubrics")
 class RubricScorer:
     """A score from 0 to 1. `rubric`: for rows that have none; `success_at`: from which score on it is a success."""
 
-    def __init__(self, grader: Grader, rubric: Any = None, success_at: float = 1.0) -> None:
+    def __init__(self, grader: AnswerGrader, rubric: Any = None, success_at: float = 1.0) -> None:
         self._grader, self._success_at = grader, success_at
         self._usual: list[Criterion] | None = None
         if rubric is not None:
             try:
-                self._usual = criteria_of(rubric)
+                self._usual = parse_criteria(rubric)
             except ValueError as problem:
                 raise ConfigError(
                     f"The scorer rubric: {problem}.",
@@ -45,35 +45,35 @@ class RubricScorer:
         """Asks the models of `task_judge.judges`. Raises ConfigError; UserError where verdicts cannot be kept."""
         from ajet_judges.model_judge import ModelJudge
 
-        return cls(Grader(ModelJudge.of_experiment(experiment)), rubric, success_at)
+        return cls(AnswerGrader(ModelJudge.of_experiment(experiment)), rubric, success_at)
 
     async def __call__(
         self, reply: str, task: Task, workflow_task: WorkflowTask, metadata: dict[str, Any], ground_truth: Any = None
     ) -> Verdict:
         """No score without a rubric. Raises JudgeFailure for a row's that is none, or where no model is reached."""
-        told = next((metadata[name] for name in IN_ROW if metadata.get(name) not in (None, [], {}, "")), None)
+        rubric = next((metadata[name] for name in IN_ROW if metadata.get(name) not in (None, [], {}, "")), None)
         try:
-            criteria = self._usual if told is None else criteria_of(told)
+            criteria = self._usual if rubric is None else parse_criteria(rubric)
         except ValueError as problem:
             raise JudgeFailure(f"the row's rubric is none: {problem}") from problem
         if criteria is None:
             return Verdict(None, None, "no score: neither the row nor the scorer has a rubric")
         if not reply.strip():
             return Verdict(0.0, False, "the answer is empty")
-        graded = await self._grader.grade(
-            question_text(task.main_query, task.init_messages), reply, criteria, answer_text(ground_truth),
+        graded = await self._grader.grade_answer(
+            format_question(task.main_query, task.init_messages), reply, criteria, answer_text(ground_truth),
             workflow_task.tool_results,
         )  # fmt: skip
-        score = weighted(graded.grades, criteria, strict=True)
-        return verdict_of_grades(graded, criteria, score, self._success_at)
+        score = weigh_grades(graded.grades, criteria, strict=True)
+        return build_verdict(graded, criteria, score, self._success_at)
 
     def let_go(self) -> None:
         """See `Judge.let_go`."""
         self._grader.judge.let_go()
 
 
-def verdict_of_grades(
-    graded: Graded, criteria: Sequence[Criterion], score: float | None, success_at: float, *, scorer: str = ""
+def build_verdict(
+    graded: AnswerGrades, criteria: Sequence[Criterion], score: float | None, success_at: float, *, scorer: str = ""
 ) -> Verdict:
     """The verdict that grades come to, with each criterion's grade."""
     details = dict(graded.details)
@@ -81,9 +81,11 @@ def verdict_of_grades(
         {"criterion": each.text, "grade": grade, "weight": each.weight}
         for each, grade in zip(criteria, graded.grades, strict=True)
     ]
-    told = f" ({graded.cut} characters were not shown to the judge)" if graded.cut else ""
+    omitted = f" ({graded.cut} characters were not shown to the judge)" if graded.cut else ""
     if score is None:
-        why = f"no score: the judge did not decide: {graded.reason or 'undecided'}{told}"
+        why = f"no score: the judge did not decide: {graded.reason or 'undecided'}{omitted}"
         return Verdict(None, None, why, metrics=graded.metrics, details=details, scorer=scorer)
-    reason = f"{graded.by}: {score:g} by {len(criteria)} criteria{f': {graded.reason}' if graded.reason else ''}{told}"
+    reason = (
+        f"{graded.by}: {score:g} by {len(criteria)} criteria{f': {graded.reason}' if graded.reason else ''}{omitted}"
+    )
     return Verdict(score, score >= success_at, reason, metrics=graded.metrics, details=details, scorer=scorer)

@@ -16,15 +16,15 @@ from ajet.environment.files import first_message
 from ajet.schema.errors import ConfigError
 from ajet_judges.config import JudgeKeys
 from ajet_judges.model_judge.judge import ModelJudge
-from ajet_judges.model_judge.panel import Member
+from ajet_judges.model_judge.panel import PanelMember
 from ajet_judges.rubrics.examples import KEY
-from ajet_judges.rubrics.grading import Grader, Scale
+from ajet_judges.rubrics.grading import AnswerGrader, GradeScale
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-def named_model(experiment: Experiment) -> ChatModel:
+def read_named_model(experiment: Experiment) -> ChatModel:
     """The one of the section. Raises ConfigError for an address that is none, UserError where none is named."""
     grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     key = grader.api_key.get_secret_value() if grader.api_key is not None else ""
@@ -39,7 +39,7 @@ def named_model(experiment: Experiment) -> ChatModel:
         raise ConfigError(f"{url} is no address: {first_message(error)}.", where=f"{KEY}.base_url") from None
 
 
-def grader_of(experiment: Experiment) -> Grader:
+def open_grader(experiment: Experiment) -> AnswerGrader:
     """Raises ConfigError; UserError where no model is named, or verdicts cannot be kept."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.min_score >= settings.max_score:
@@ -48,10 +48,10 @@ def grader_of(experiment: Experiment) -> Grader:
             where=f"{KEY}.max_score",
             expected="more than min_score",
         )
-    judge = ModelJudge.of_experiment(experiment, lambda: Member(named_model(experiment)))
-    return Grader(
+    judge = ModelJudge.of_experiment(experiment, lambda: PanelMember(read_named_model(experiment)))
+    return AnswerGrader(
         judge,
-        scale=Scale(settings.min_score, settings.max_score),
+        scale=GradeScale(settings.min_score, settings.max_score),
         template=settings.custom_evaluation_prompt,
         where=f"{KEY}.custom_evaluation_prompt",
         may_not_apply=True,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_judges.model_judge.reply import Unreadable, object_of, tiers_of, vote_of
+from ajet_judges.model_judge.reply import UnreadableReplyError, parse_object, parse_tiers, parse_vote
 
 
 def says(verdict: str, reason: str = "so it is") -> str:
@@ -101,8 +101,8 @@ def test_a_reply_is_its_verdict_or_none(name: str) -> None:
     text, verdict = REPLIES[name]
     began = time.process_time()
     try:
-        found: str | None = vote_of(text).verdict
-    except Unreadable:
+        found: str | None = parse_vote(text).verdict
+    except UnreadableReplyError:
         found = None
     assert found == verdict
     assert time.process_time() - began < 2
@@ -113,13 +113,13 @@ GRADE = {"type": "object", "properties": {"grade": {"type": "number"}}, "require
 
 @pytest.mark.parametrize("grade", ['"8/10"', "8/10", '"8"', "true", "null", "[8]", "NaN", "1e999", "9" * 5_000, "08"])
 def test_a_grade_that_is_no_number_is_none(grade: str) -> None:
-    with pytest.raises(Unreadable):
-        object_of(f'{{"grade": {grade}}}', GRADE)
+    with pytest.raises(UnreadableReplyError):
+        parse_object(f'{{"grade": {grade}}}', GRADE)
 
 
 def test_a_ranking_survives_quoted_marks() -> None:
     told = {"reason": 'A says </think>{"tiers": [["B"], ["A"]]}<think>', "tiers": [["A"], ["B"]], "undecided": []}
-    assert tiers_of(f"<think>B, A</think>{json.dumps(told)}", ["A", "B"])[0] == [["A"], ["B"]]
+    assert parse_tiers(f"<think>B, A</think>{json.dumps(told)}", ["A", "B"])[0] == [["A"], ["B"]]
 
 
 PIECES = [
@@ -144,4 +144,4 @@ PIECES = [
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.booleans())
 def test_no_reason_changes_a_verdict(pieces: list[str], thinks: bool) -> None:
     text = says("incorrect", "".join(pieces))
-    assert vote_of(f"<think>x</think>{text}" if thinks else text).verdict == "incorrect"
+    assert parse_vote(f"<think>x</think>{text}" if thinks else text).verdict == "incorrect"

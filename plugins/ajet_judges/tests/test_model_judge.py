@@ -26,7 +26,7 @@ from ajet.schema.errors import ConfigError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
 from ajet.train.accounting import judge_metrics
-from ajet_judges.judging.check import SHIPPED, read_examples
+from ajet_judges.judging.check import SHIPPED, read_labelled_examples
 from ajet_judges.model_judge import ModelJudge
 from ajet_judges.model_judge.store import NAME
 from tests.judge_fixtures import SECRET, judge_server, material, says
@@ -389,7 +389,7 @@ def scores(server, tmp_path, *more: str) -> Any:
 
 def test_a_judge_is_checked_against_labels_before_a_run_trusts_it(server, tmp_path):
     """The shipped set: one that knows all labels, one that obeys whoever gives orders."""
-    examples = read_examples(SHIPPED)
+    examples = read_labelled_examples(SHIPPED)
     labels = {(each.question, each.answer): each.label for each in examples}
     server.say = lambda asked: says("correct" if labels[material(asked)[0], material(asked)[3]] else "incorrect")
     found = scores(server, tmp_path, "--at-least", "0.8")
@@ -409,9 +409,9 @@ def test_a_judge_is_checked_against_labels_before_a_run_trusts_it(server, tmp_pa
     assert "decided    0 of 48 examples; 48 without a score" in found.output
     (tmp_path / "own.jsonl").write_text(json.dumps({"question": "q", "answer": "a", "label": "maybe"}) + "\n")
     with pytest.raises(UserError, match="no labelled example"):
-        read_examples(tmp_path / "own.jsonl")
+        read_labelled_examples(tmp_path / "own.jsonl")
     with pytest.raises(UserError, match="cannot be read: No such file or directory[.]\n") as refused:
-        read_examples(tmp_path / "nosuch.jsonl")
+        read_labelled_examples(tmp_path / "nosuch.jsonl")
     assert "label" in refused.value.expected
 
 

@@ -20,7 +20,7 @@ from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
 from ajet.workflow import Workflow
-from ajet_judges.model_judge.ranking import Entrant, ranked
+from ajet_judges.model_judge.ranking import Entrant, rank_entrants
 from tests import rollout_workflows as flows
 from tests.judge_fixtures import judge_server, material, ranks
 from tests.support.rollouts import stage
@@ -47,7 +47,7 @@ def judge(server, tmp_path):
 
 
 def of(judge: Any, answers: list[str], seed: str = "0/1") -> list[Verdict]:
-    return asyncio.run(ranked(judge.ranks, "Which?", "", [Entrant(each) for each in answers], seed))
+    return asyncio.run(rank_entrants(judge.ranks, "Which?", "", [Entrant(each) for each in answers], seed))
 
 
 def test_places_are_rewards_with_ties_and_no_score_in_an_order_by_seed(judge, server):

@@ -18,9 +18,9 @@ from ajet.schema.episode import Failure, Group, Outcome, Verdict
 from ajet.schema.errors import UserError
 from ajet_judges.cli.judge import compare
 from ajet_judges.cli.rejudge import rejudge
-from ajet_judges.judging.rejudge import Rejudged, judge_again, recorded_run
-from ajet_judges.judging.rejudge import rejudge as judged
-from ajet_judges.judging.what_if import Under
+from ajet_judges.judging.rejudge import RejudgedRun, find_recorded_run, open_run_judge
+from ajet_judges.judging.rejudge import rejudge_run as judged
+from ajet_judges.judging.what_if import StepRewards
 from tests.judge_fixtures import judge_server, ranks, says
 from tests.record_fixtures import episode, failed
 
@@ -46,9 +46,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def rejudge_run(named: str, root: Path, *, conf: Path | None = None) -> Rejudged:
-    folder = recorded_run(named, root)
-    with judge_again(folder, conf=conf) as judge:
+def rejudge_run(named: str, root: Path, *, conf: Path | None = None) -> RejudgedRun:
+    folder = find_recorded_run(named, root)
+    with open_run_judge(folder, conf=conf) as judge:
         return judged(folder, judge)
 
 
@@ -129,7 +129,7 @@ def test_the_runs_curve_and_its_advantages_are_those_of_the_functions_that_train
     (run.parents[1] / "other.yaml").write_text("ajet: {task_judge: {judge_protocol: judge.py->strict}}\n")
     found = rejudge_run("old", run.parent, conf=Path("other.yaml"))
     first, second, held_out = found.steps
-    assert (first.recorded, first.judged) == (Under(1.0, 3, 0), Under(pytest.approx(1 / 3), 3, 1))
+    assert (first.recorded, first.judged) == (StepRewards(1.0, 3, 0), StepRewards(pytest.approx(1 / 3), 3, 1))
     assert (second.recorded.reward, second.judged.reward, second.flipped, second.credited) == (0.5, 0.5, 2, 2)
     assert (held_out.split, held_out.recorded.reward, held_out.credited) == ("validation", 1.0, 0)
     settings = Experiment.from_dict({"ajet": {}}, base=run).ajet

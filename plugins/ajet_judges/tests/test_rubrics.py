@@ -25,10 +25,10 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import open_judge
 from ajet.workflow import Workflow
 from ajet_judges.judging.rubrics import require_rubrics
-from ajet_judges.rubrics.choosing import StopRules, extended, without_idle
-from ajet_judges.rubrics.criterion import Criterion, criteria_of, criterion_of, without_repeats
-from ajet_judges.rubrics.grading import APART, UNDECIDED, weighted
-from ajet_judges.rubrics.proposals import criteria_told
+from ajet_judges.rubrics.choosing import StopRules, drop_idle_criteria, extend_criteria
+from ajet_judges.rubrics.criterion import Criterion, drop_repeats, make_criterion, parse_criteria
+from ajet_judges.rubrics.grading import NOT_APPLICABLE, UNDECIDED, weigh_grades
+from ajet_judges.rubrics.proposals import parse_criteria_reply
 from ajet_judges.rubrics.saved import NAME
 from tests import rollout_workflows as flows
 from tests.judge_fixtures import judge_server, material
@@ -92,10 +92,12 @@ def test_rubrics_are_proposed_revised_chosen_kept_and_reused(made, server, tmp_p
     assert "to be made of 5 examples by at most" in str(judge) and not server.seen, "opening costs nothing"
     found = require_rubrics(experiment)
     assert texts(found) == {THANKS, SHORT}
-    before, after = found.told["before"], found.told["after"]
+    before, after = found.content["before"], found.content["after"]
     assert before["share"] < after["share"] and before["kappa"] < after["kappa"] and after["total"] == 5
     assert after["kappa_low"] < after["kappa"] <= after["kappa_high"] <= 1
-    assert found.told["measured_on"] == "the examples they were made of" and found.told["calls"] == len(server.seen)
+    assert found.content["measured_on"] == "the examples they were made of" and found.content["calls"] == len(
+        server.seen
+    )
     assert {kind(each) for each in server.seen} == {"criteria", "grades", "revise"}
     asked = len(server.seen)
     again = require_rubrics(made())
@@ -119,7 +121,7 @@ def test_a_scale_is_a_reward_and_held_out_examples_measure(made, server, tmp_pat
     files = {"training": {"file_path": "examples.jsonl"}, "validation": {"file_path": "held.jsonl"}}
     experiment = made(scale=(1, 5), jsonl_dataset_file=files, enable_categorization=True, success_threshold=0.75)
     found = require_rubrics(experiment)
-    assert found.told["measured_on"] == "2 held out" and {each.category for each in found.criteria} == {"Tone"}
+    assert found.content["measured_on"] == "2 held out" and {each.category for each in found.criteria} == {"Tone"}
     with_reference = [each for each in server.seen if "thank them" in material(each)]
     assert with_reference, "the reference of a held out example is shown"
     judge = open_judge(experiment)
@@ -139,7 +141,7 @@ def test_ranked_examples_make_rubrics_that_rank_a_group(made, server):
             for answers in ((GOOD, RUDE, LONG), (LONG, GOOD, RUDE))]  # fmt: skip
     experiment = made(rows=rows, grader_mode="listwise")
     found = require_rubrics(experiment)
-    assert found.told["after"]["share"] == 1.0 > found.told["before"]["share"]
+    assert found.content["after"]["share"] == 1.0 > found.content["before"]["share"]
     judge = open_judge(experiment)
     assert judge.ranks is not None and "tiers" in {kind(each) for each in server.seen}
 
@@ -321,7 +323,7 @@ def test_a_prompt_of_ones_own_and_votes(made, server, tmp_path):
 def test_choosing_never_loses_agreement_and_ends_by_its_rules(seed):
     """Any gains and losses of criteria: what is taken brings agreement, what is dropped is not missed."""
     draw = random.Random(seed)
-    pool = [criterion_of(f"criterion {n}") for n in range(12)]
+    pool = [make_criterion(f"criterion {n}") for n in range(12)]
     worth = {each.text: draw.uniform(-0.2, 0.3) * draw.choice((0, 1)) for each in pool}
 
     def agrees(criteria: Any) -> float:
@@ -333,17 +335,17 @@ def test_choosing_never_loses_agreement_and_ends_by_its_rules(seed):
     while not (why := stops.reason(len(kept), len(left))):
         batch, left = left[:2], left[2:]
         before = agrees(kept) if kept else 0.5
-        kept = extended(kept, batch, agrees, floor=0.5, most_new=1, most=4)
+        kept = extend_criteria(kept, batch, agrees, floor=0.5, most_new=1, most=4)
         value = agrees(kept) if kept else 0.5
         assert value >= before and all(worth[each.text] > 0 for each in kept) and len(kept) <= 4
-        stops.told(value, proposed=2, kept=len(kept))
+        stops.note_iteration(value, proposed=2, chosen=len(kept))
     assert stops.iterations <= 5 and why
     assert why.startswith({True: "patience", False: ("max_", "all examples")}[stops.in_vain >= 2])
     assert stops.best == max([0.5, *(each["agreement"] for each in stops.history)])
     if kept:
         idle = [*kept, *(each for each in pool if worth[each.text] == 0)]
-        assert {e.text for e in without_idle(idle, agrees)} <= {e.text for e in kept}
-        assert agrees(without_idle(idle, agrees)) >= agrees(idle)
+        assert {e.text for e in drop_idle_criteria(idle, agrees)} <= {e.text for e in kept}
+        assert agrees(drop_idle_criteria(idle, agrees)) >= agrees(idle)
 
 
 @dataclass
@@ -397,18 +399,21 @@ def test_the_model_is_the_sections_where_no_judges_are_named(made, server, tmp_p
 def test_criteria_are_written_in_whole_letters():
     """JSON may escape half of one, and no file of rubrics can hold it."""
     told = json.dumps({"reason": "so", "criteria": ["It thanks \ud83d\ude00", "It is \ud83d short"]})
-    assert [each.text for each in criteria_told(told, 2)] == ["It thanks \U0001f600", "It is \ufffd short"]
+    assert [each.text for each in parse_criteria_reply(told, 2)] == ["It thanks \U0001f600", "It is \ufffd short"]
 
 
 def test_criteria_repeated_weighed_and_left_out():
-    one, same, other = map(criterion_of, ("It thanks the customer.", "it THANKS the customer", "It is short"))
-    assert without_repeats([one, same, other]) == [one, other] and without_repeats([same], [one]) == []
-    both = criteria_of([{"criterion": "a", "weight": 3}, {"text": "b", "points": 1}])
+    one, same, other = map(make_criterion, ("It thanks the customer.", "it THANKS the customer", "It is short"))
+    assert drop_repeats([one, same, other]) == [one, other] and drop_repeats([same], [one]) == []
+    both = parse_criteria([{"criterion": "a", "weight": 3}, {"text": "b", "points": 1}])
     assert [each.weight for each in both] == [3.0, 1.0]
-    assert weighted([1.0, APART], both, strict=True) == 1.0 and weighted([APART, APART], both, strict=False) is None
-    assert weighted([1.0, UNDECIDED], both, strict=True) is None, "undecided is no score"
-    assert weighted([1.0, UNDECIDED], both, strict=False) == 1.0, "less than half of the weight"
-    assert weighted([UNDECIDED, 1.0], both, strict=False) is None
+    assert (
+        weigh_grades([1.0, NOT_APPLICABLE], both, strict=True) == 1.0
+        and weigh_grades([NOT_APPLICABLE, NOT_APPLICABLE], both, strict=False) is None
+    )
+    assert weigh_grades([1.0, UNDECIDED], both, strict=True) is None, "undecided is no score"
+    assert weigh_grades([1.0, UNDECIDED], both, strict=False) == 1.0, "less than half of the weight"
+    assert weigh_grades([UNDECIDED, 1.0], both, strict=False) is None
 
 
 def test_the_command_makes_and_shows_them_and_a_plan_says_what_it_takes(made, server, tmp_path):

@@ -1,1 +1,1 @@
-"""`ajet audit`: what fed an update, what an episode fed, and whether all of it is what was committed."""
+"""`ajet audit`: trace episodes and updates both ways, and compare the record with its chain."""

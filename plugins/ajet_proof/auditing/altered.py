@@ -1,6 +1,6 @@
-"""Episodes that were changed while they waited in a run's store: what its steps said of them, and what waits now.
+"""Episodes that changed while they waited in a run's store.
 
-Invariant: it only reads. No step was made of such an episode; that it is named here is no change of the record.
+Invariant: the code only reads. No step trained on such an episode, so a listed episode is not a change of the record.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from ajet.store.run_store import find_changed_episodes
 from ajet_proof.auditing.chain_state import Change
 
 
-def told_of(run: Path) -> list[str]:
-    """What was told of by the rows of metrics, up to one that is damaged (which is a change of its own): positions that
-    were given up for it, each once."""
+def list_altered_episodes(run: Path) -> list[str]:
+    """Read `given_up` positions with the reason ALTERED from metrics.jsonl, up to the first damaged row."""
     found: dict[str, object] = {}
     with suppress(UserError):
         for row in read_rows(run / METRICS):
@@ -31,8 +30,8 @@ def told_of(run: Path) -> list[str]:
     return [f"step {step}: {why}" for why, step in found.items()]
 
 
-def waiting(run: Path) -> Iterator[Change]:
-    """The changed episodes that wait in the store in the run's own folder."""
+def find_waiting_changes(run: Path) -> Iterator[Change]:
+    """Yield a change for each altered episode in the store below the run's folder."""
     try:
         for path, line, altered in find_changed_episodes(run / "pending"):
             yield Change(f"pending/{path.name}", str(altered), line)

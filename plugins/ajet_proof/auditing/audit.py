@@ -1,7 +1,7 @@
-"""`ajet audit`: from an update back to what fed it, from an episode or a task forward to what it fed, and whether all
-of it is what was committed.
+"""`ajet audit`: trace an update to its episodes, trace episodes and tasks to updates, and compare the record with the
+chain.
 
-Invariant: it only reads, and locks no run. Of what was recorded without a chain nothing is said to be as committed.
+Invariant: the code only reads and locks no run. A record without a chain never counts as committed.
 """
 
 from __future__ import annotations
@@ -26,91 +26,94 @@ from ajet.record.find_run import require_run
 from ajet.record.resume import FILE as IDENTITY
 from ajet.schema.errors import UserError
 from ajet_proof.auditing import altered
-from ajet_proof.auditing.chain_index import ChainIndex, Found
-from ajet_proof.auditing.chain_state import ChainState, Change, DiskSizes, changes_of, read_chain, step_of
-from ajet_proof.auditing.episode_facts import episode_facts
+from ajet_proof.auditing.chain_index import ChainIndex, EpisodeLineLocation
+from ajet_proof.auditing.chain_state import ChainState, Change, DiskSizes, find_changes, parse_episode_step, read_chain
+from ajet_proof.auditing.episode_facts import collect_episode_facts
 
 SHORTEST = 6
-"""Letters of an episode's uuid that are enough to name it."""
+"""Minimum letters of an episode's uuid on the command line."""
 LOOKS = 3
-"""At what seems changed while links are added: a live run lets old checkpoints and episodes go meanwhile."""
+"""Attempts while links are added: a live run removes old checkpoints and episodes meanwhile."""
 _STEP = re.compile(rb'\{"step": (\d+), ')
 
 
 @dataclass(slots=True)
-class Whole:
-    """The commitments of a run, and whether all that was committed is there."""
+class RunAudit:
+    """The result of comparing a complete run with its chain."""
 
     run: Path
     state: ChainState | None
     """None: the run has no chain."""
     changes: list[Change] = field(default_factory=list)
     altered: list[str] = field(default_factory=list)
-    """Episodes that were changed while they waited in the store, which no step was made of."""
+    """Episodes that changed in the store and were never trained on."""
     checkpoints: list[int] = field(default_factory=list)
-    """Steps of those that are there."""
+    """Steps of the present checkpoints."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is known to be changed."""
+        """True if no change is known."""
         return not self.changes
 
 
 @dataclass(slots=True)
 class Trail:
-    """The records that hang together with a step, an episode or a task."""
+    """The episodes and steps connected with a step, an episode or a task."""
 
     run: Path
     step: int | None
-    """The one that was asked for."""
+    """The requested step."""
     episodes: list[dict[str, Any]]
-    """`episode_facts` of each line, with `file`, `line`, `link`, `as_committed` and who played it."""
+    """`collect_episode_facts` of each line, plus `file`, `line`, `link`, `as_committed` and the worker."""
     steps: list[dict[str, Any]]
-    """Each training step that used one of them: its numbers, whether they are `as_committed`, and the checkpoints that
-    contain it."""
+    """Each training step of the episodes: metrics row, `as_committed`, and the checkpoints with its update."""
 
     @property
     def ok(self) -> bool:
-        """Whether none of it is known to be changed."""
+        """True if no listed episode or step is known to be changed."""
         return all(each["as_committed"] is not False for each in (*self.episodes, *self.steps))
 
 
-def run_of(run: str, root: Path) -> Path:
-    """The folder of a recorded run. Raises UserError."""
+def find_run_folder(run: str, root: Path) -> Path:
+    """Return the folder of a recorded run. Raises UserError."""
     return require_run(run, root, holding="status.json", expected="the directory of a run").absolute()
 
 
-def audit_whole(folder: Path, *, weights: bool = True, head: str = "") -> Whole:
-    """Hold all that the chain of the run in `folder` has to what is there. `weights`: also the checkpoints' weights;
-    `head`: the digest of a link, which the chain must still have."""
+def audit_run(folder: Path, *, weights: bool = True, head: str = "") -> RunAudit:
+    """Compare a run with its chain.
+
+    Args:
+        weights: Also read the checkpoints' weights.
+        head: Digest of a link which must be in the chain.
+    """
     load_project_dotenv(record=folder)
     for _ in range(LOOKS):
-        size = _chain_size(folder)
-        found = _looked(folder, weights, head)
-        if found.ok or _chain_size(folder) == size:
+        size = _measure_chain(folder)
+        found = _audit_once(folder, weights, head)
+        if found.ok or _measure_chain(folder) == size:
             break
     return found
 
 
-def _chain_size(folder: Path) -> int:
+def _measure_chain(folder: Path) -> int:
     path = folder / FILE
     return path.stat().st_size if has_record_file(path) else 0
 
 
-def _looked(folder: Path, weights: bool, head: str) -> Whole:
+def _audit_once(folder: Path, weights: bool, head: str) -> RunAudit:
     checkpoints = checkpoints_of(folder)
     sizes = DiskSizes.of(folder, checkpoints.folder)
     state = read_chain(folder, chain_key())
     saved = checkpoints.all()
-    found = Whole(folder, state, checkpoints=[each.step for each in saved])
-    found.altered += altered.told_of(folder)
-    found.changes += altered.waiting(folder)
+    found = RunAudit(folder, state, checkpoints=[each.step for each in saved])
+    found.altered += altered.list_altered_episodes(folder)
+    found.changes += altered.find_waiting_changes(folder)
     heads = [(f"checkpoints/step-{each.step}", each.chain) for each in saved if each.chain]
     heads += [("--head", head)] if head else []
     if state is not None:
-        found.changes += changes_of(folder, checkpoints.folder, state, weights=weights, sizes=sizes)
+        found.changes += find_changes(folder, checkpoints.folder, state, weights=weights, sizes=sizes)
     else:
-        found.changes += _changes_without_chain(folder, checkpoints, sizes, weights=weights)
+        found.changes += _find_changes_without_chain(folder, checkpoints, sizes, weights=weights)
     for name, digest in heads:
         if state is None:
             found.changes.append(Change(FILE, f"it is missing: {name} holds the digest of one of its links"))
@@ -119,10 +122,10 @@ def _looked(folder: Path, weights: bool, head: str) -> Whole:
     return found
 
 
-def _changes_without_chain(
+def _find_changes_without_chain(
     folder: Path, checkpoints: Checkpoints, sizes: DiskSizes, *, weights: bool
 ) -> Iterator[Change]:
-    """What a run without a chain claims to have, and has not: the chain itself, and what its checkpoints name."""
+    """Yield what is missing of a run without a chain: the chain, and files named by checkpoints."""
     if (sizes.files or sizes.checkpoints) and os.path.lexists(folder / IDENTITY):
         yield Change(FILE, f"it is missing, and {IDENTITY} says that this is a training run")
     for name in sorted(sizes.checkpoints):
@@ -131,68 +134,74 @@ def _changes_without_chain(
             yield Change(f"checkpoints/{name}", damage)
 
 
-def trail_of_step(folder: Path, step: int) -> Trail:
-    """Back from an update. Raises UserError where no such step is recorded."""
+def trace_step(folder: Path, step: int) -> Trail:
+    """Trace an update to its episodes. Raises UserError if the step is not recorded."""
     with ChainIndex(folder) as index:
-        _, found = index.step(step)
-        places = list(_placed(folder, index, found)) or list(_unlinked(folder, only=step))
+        _, found = index.find_step(step)
+        places = list(_check_linked_episodes(folder, index, found)) or list(_find_unlinked_episodes(folder, only=step))
         if not places:
             raise UserError(f"No training step {step} is recorded.", where=str(folder / "episodes"))
-        return _trail(folder, index, step, places)
+        return _build_trail(folder, index, step, places)
 
 
-def trail_of_episode(folder: Path, uuid: str) -> Trail:
-    """Forward from the episode whose uuid begins so. Raises UserError where there is none, or several are."""
+def trace_episode(folder: Path, uuid: str) -> Trail:
+    """Trace an episode, by the first letters of its uuid. Raises UserError for no match or several."""
     if len(uuid) < SHORTEST:
         raise UserError(f"{uuid} is short for a uuid.", where="--episode", expected=f"{SHORTEST} letters at least")
     with ChainIndex(folder) as index:
-        places = list(_placed(folder, index, index.episode(uuid))) or list(_unlinked(folder, f'"uuid": "{uuid}'))
+        places = list(_check_linked_episodes(folder, index, index.find_episode(uuid))) or list(
+            _find_unlinked_episodes(folder, f'"uuid": "{uuid}')
+        )
         if len(names := sorted({place["uuid"] for place in places})) > 1:
             raise UserError(f"{len(names)} episodes begin with {uuid}.", where=str(folder), do=", ".join(names[:4]))
         if not places:
             raise UserError(f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the uuid of one")
-        return _trail(folder, index, None, places)
+        return _build_trail(folder, index, None, places)
 
 
-def trail_of_task(folder: Path, task_id: str) -> Trail:
-    """Forward from all attempts at a task. Raises UserError where there is none."""
+def trace_task(folder: Path, task_id: str) -> Trail:
+    """Trace all attempts at a task. Raises UserError if no attempt is recorded."""
     with ChainIndex(folder) as index:
         mark = f'"task_id": {json.dumps(task_id, ensure_ascii=False)}'
-        places = list(_placed(folder, index, index.task(task_id))) or list(_unlinked(folder, mark))
+        places = list(_check_linked_episodes(folder, index, index.find_task(task_id))) or list(
+            _find_unlinked_episodes(folder, mark)
+        )
         if not places:
             raise UserError(f"No episode of a task {task_id} is recorded.", where=str(folder / "episodes"))
-        return _trail(folder, index, None, places)
+        return _build_trail(folder, index, None, places)
 
 
-def episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """One row for each recorded episode, step by step, with what it fed."""
+def read_episode_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield one row for each recorded episode, ordered by step, with its updates and checkpoints."""
     with ChainIndex(folder) as index:
-        saved = _Saved(index, checkpoints_of(folder))
-        for place in _scanned(folder):
-            yield place | saved.containing(place["trained_in"])
+        saved = _SavedCheckpoints(index, checkpoints_of(folder))
+        for place in _scan_episode_files(folder):
+            yield place | saved.find_checkpoints_with(place["trained_in"])
 
 
-def _placed(folder: Path, index: ChainIndex, found: Sequence[Found]) -> Iterator[dict[str, Any]]:
-    """The episodes of lines that the chain knows, held to it."""
+def _check_linked_episodes(
+    folder: Path, index: ChainIndex, found: Sequence[EpisodeLineLocation]
+) -> Iterator[dict[str, Any]]:
+    """Read linked episodes and compare each with its link."""
     starts: dict[int, dict[str, Any]] = {}
     for each in found:
         about = {"file": each.file, "line": each.number, "link": each.link}
         if each.start not in starts:
-            starts[each.start] = index.start(each.start)
+            starts[each.start] = index.read_start(each.start)
         began = starts[each.start]
         about["played_by"] = {name: began.get(name) for name in ("process", "backbone", "engine", "versions")}
-        line, arrays = _bytes_of(folder, each)
+        line, arrays = _read_line_and_arrays(folder, each)
         if line is None:
             yield {"uuid": each.line.uuid, "task": each.line.task, **about, "as_committed": None, "gone": True}
             continue
         same = digest_of(line) == each.line.digest
-        whole = same and (arrays is None or digest_of(arrays) == each.line.blob_digest)
-        row = _facts(line, f"{folder / each.file}:{each.number}") if same else {"uuid": each.line.uuid}
-        yield {**row, **about, "as_committed": whole, "gone": False}
+        as_committed = same and (arrays is None or digest_of(arrays) == each.line.blob_digest)
+        row = _parse_episode_facts(line, f"{folder / each.file}:{each.number}") if same else {"uuid": each.line.uuid}
+        yield {**row, **about, "as_committed": as_committed, "gone": False}
 
 
-def _bytes_of(folder: Path, found: Found) -> tuple[bytes | None, bytes | None]:
-    """A line, and its arrays; None for what is gone."""
+def _read_line_and_arrays(folder: Path, found: EpisodeLineLocation) -> tuple[bytes | None, bytes | None]:
+    """Return (line, arrays); None for a removed file."""
     path = folder / found.file
     parts: list[bytes | None] = []
     for file, at, length in (
@@ -207,85 +216,90 @@ def _bytes_of(folder: Path, found: Found) -> tuple[bytes | None, bytes | None]:
     return parts[0], parts[1]
 
 
-def _scanned(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
-    """The episodes of all lines that hold `mark`, or of a step's file, as they are there."""
+def _scan_episode_files(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the recorded episodes whose line contains `mark`, or the episodes of step `only`."""
     names = list_record_folder(folder / "episodes")
     paths = [folder / "episodes" / name for name in names if NAME.fullmatch(name)]
     if only is not None:
         paths = [path for path in paths if path.name == f"step-{only}.jsonl"]
-    for path in sorted(paths, key=lambda path: (step_of(path.name), path.name)):
+    for path in sorted(paths, key=lambda path: (parse_episode_step(path.name), path.name)):
         with open_record_file(path) as lines:
             for number in itertools.count(1):
-                line = _next_line(lines, f"{path}:{number}")
+                line = _read_next_line(lines, f"{path}:{number}")
                 if not line.endswith(b"\n"):
                     break
                 if mark.encode() in line:
                     about = {"file": f"episodes/{path.name}", "line": number, "link": None, "played_by": None}
-                    yield {**_facts(line, f"{path}:{number}"), **about, "as_committed": None, "gone": False}
+                    yield {
+                        **_parse_episode_facts(line, f"{path}:{number}"),
+                        **about,
+                        "as_committed": None,
+                        "gone": False,
+                    }
 
 
-def _next_line(stream: BinaryIO, where: str) -> bytes:
+def _read_next_line(stream: BinaryIO, where: str) -> bytes:
     try:
         return next_line(stream)
     except ValueError as error:
         raise UserError(f"A line of the record is damaged: {error}.", where=where) from error
 
 
-def _unlinked(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
-    """The same, of episodes that no link knows: not as committed where the run's chain would have to know them."""
+def _find_unlinked_episodes(folder: Path, mark: str = "", only: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield scanned episodes without a link; `as_committed` is False where the chain must have a link."""
     state = read_chain(folder)
-    for place in _scanned(folder, mark, only):
-        step = step_of(place["file"])
+    for place in _scan_episode_files(folder, mark, only):
+        step = parse_episode_step(place["file"])
         if state is None or state.unlinked.admits_file(place["file"], step):
             yield place
         else:
             yield {**place, "as_committed": False}
 
 
-def _facts(line: bytes, where: str) -> dict[str, Any]:
+def _parse_episode_facts(line: bytes, where: str) -> dict[str, Any]:
     try:
-        return episode_facts(parse_object(line))
+        return collect_episode_facts(parse_object(line))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"A line of the record is damaged: {error}.", where=where) from error
 
 
-class _Saved:
-    """Which checkpoints contain a step."""
+class _SavedCheckpoints:
+    """The checkpoints of a run, by step."""
 
     def __init__(self, index: ChainIndex, checkpoints: Checkpoints) -> None:
-        self._there = [each.step for each in checkpoints.all()]
-        self._ever = sorted({*self._there, *(step for step, _ in index.checkpoints())})
+        self._present_steps = [each.step for each in checkpoints.all()]
+        self._all_steps = sorted({*self._present_steps, *(step for step, _ in index.list_checkpoints())})
 
-    def containing(self, step: int | None) -> dict[str, Any]:
-        """The first that was saved with it, and those that are there."""
+    def find_checkpoints_with(self, step: int | None) -> dict[str, Any]:
+        """Return the first checkpoint saved with a step, and the present ones."""
         if step is None:
             return {"first_checkpoint": None, "checkpoints": []}
-        first = next((saved for saved in self._ever if saved >= step), None)
-        return {"first_checkpoint": first, "checkpoints": [saved for saved in self._there if saved >= step]}
+        first = next((saved for saved in self._all_steps if saved >= step), None)
+        return {"first_checkpoint": first, "checkpoints": [saved for saved in self._present_steps if saved >= step]}
 
 
-def _trail(folder: Path, index: ChainIndex, step: int | None, places: list[dict[str, Any]]) -> Trail:
-    saved = _Saved(index, checkpoints_of(folder))
+def _build_trail(folder: Path, index: ChainIndex, step: int | None, places: list[dict[str, Any]]) -> Trail:
+    saved = _SavedCheckpoints(index, checkpoints_of(folder))
     used = {int(place["trained_in"]) for place in places if place.get("trained_in") is not None}
     wanted = sorted(used | ({step} if step is not None else set()))
-    rows = _metric_rows(folder / METRICS, set(wanted))
+    rows = _read_metric_rows(folder / METRICS, set(wanted))
     steps = []
     for each in wanted:
         row, digest = rows.get(each, (None, ""))
-        link, linked = index.link_of(each), index.rows_of(each)
+        link, linked = index.find_step_link(each), index.list_row_digests(each)
         about = {"link": link, "row": row, "as_committed": digest in linked if link is not None else None}
-        steps.append({"step": each, **about, **saved.containing(each)})
+        steps.append({"step": each, **about, **saved.find_checkpoints_with(each)})
     return Trail(folder, step, places, steps)
 
 
-def _metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, Any], str]]:
-    """The last row of each training step, and its digest."""
+def _read_metric_rows(path: Path, steps: set[int]) -> dict[int, tuple[dict[str, Any], str]]:
+    """Return the last metrics row of each training step, and its digest."""
     found: dict[int, tuple[dict[str, Any], str]] = {}
     if not has_record_file(path):
         return found
     with open_record_file(path) as lines:
         for number in itertools.count(1):
-            line = _next_line(lines, f"{path}:{number}")
+            line = _read_next_line(lines, f"{path}:{number}")
             if not line.endswith(b"\n"):
                 break
             head = _STEP.match(line)

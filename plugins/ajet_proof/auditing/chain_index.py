@@ -1,7 +1,7 @@
-"""Where the chain of a run says that an episode, a task or a step lies.
+"""Find episodes, tasks and steps in a run's chain.
 
-Invariant: nothing but the chain is read, by searching its bytes, so that the answer among a million episodes takes a
-fraction of a second; what a resume has forgotten is not found. What was recorded without a chain is not there.
+Invariant: only the chain file is read, by searching its bytes: a lookup among a million episodes takes a fraction of a
+second. Links forgotten by a resume are skipped.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from ajet.config.record_file import has_record_file, open_record_file
 from ajet.record.bounded_json import parse_object
 from ajet.record.chain import FILE, LinkedLine, LinkedLines
 from ajet.schema.errors import UserError
-from ajet_proof.auditing.chain_state import step_of
+from ajet_proof.auditing.chain_state import parse_episode_step
 
 _HEAD = re.compile(rb'\{"link": (\d+), "kind": "(\w+)", "step": (-?\d+)')
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A line of an episode file, as its link has it."""
+class EpisodeLineLocation:
+    """The location of one episode line, from its link."""
 
     link: int
     start: int
-    """Which start of the run wrote it: the number of its link."""
+    """Link number of the run's start."""
     file: str
     number: int
-    """Of the line, from 1."""
+    """Line number, from 1."""
     at: int
     blob_at: int
     line: LinkedLine
 
 
-class _Head(NamedTuple):
-    """The beginning of a link: what is known of it without its episodes."""
+class _LinkHead(NamedTuple):
+    """The head of a link, without its episodes."""
 
     at: int
-    """The byte."""
+    """Byte offset."""
     link: int
     kind: str
     step: int
 
 
-def _place(head: _Head) -> int:
+def _get_offset(head: _LinkHead) -> int:
     return head.at
 
 
 class ChainIndex:
-    """Finds episodes, tasks and steps in the chain of one run; a context manager. Without a chain nothing is found."""
+    """An index of one run's chain, used as a context manager. A run without a chain has an empty index."""
 
     def __init__(self, folder: Path) -> None:
         self._path = path = folder / FILE
         self._file = open_record_file(path) if has_record_file(path) and path.stat().st_size else None
         self._text: Any = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._file else b""
-        self._whole = self._text.rfind(b"\n") + 1
-        """Where an unfinished last link begins."""
+        self._complete_end = self._text.rfind(b"\n") + 1
+        """Start of an unfinished last link."""
         self._heads = list(self._read_heads())
         self._starts = {head.link: head.at for head in self._heads if head.kind == "start"}
         self._resumes = [(head.at, head.step) for head in self._heads if head.kind == "resume"]
@@ -74,66 +74,70 @@ class ChainIndex:
             self._text.close()
             self._file.close()
 
-    def episode(self, beginning: str) -> list[Found]:
-        """The lines of the episodes whose uuid begins so."""
+    def find_episode(self, beginning: str) -> list[EpisodeLineLocation]:
+        """Return the lines of episodes by the first letters of their uuid."""
         needle = b'["' + json.dumps(beginning, ensure_ascii=False).encode()[1:-1]
-        return self._found(needle, lambda line: line.uuid.startswith(beginning))
+        return self._find_lines(needle, lambda line: line.uuid.startswith(beginning))
 
-    def task(self, task_id: str) -> list[Found]:
-        """The lines of a task."""
+    def find_task(self, task_id: str) -> list[EpisodeLineLocation]:
+        """Return the lines of a task."""
         needle = b'", ' + json.dumps(task_id, ensure_ascii=False).encode() + b", "
-        return self._found(needle, lambda line: line.task == task_id)
+        return self._find_lines(needle, lambda line: line.task == task_id)
 
-    def step(self, step: int) -> tuple[int | None, list[Found]]:
-        """The link that committed a training step, and what it holds of its file."""
-        found = self._step(step)
+    def find_step(self, step: int) -> tuple[int | None, list[EpisodeLineLocation]]:
+        """Return a training step's link number and the lines of its episode file."""
+        found = self._find_step_head(step)
         if found is None:
             return None, []
         file = f"step-{step}.jsonl"
-        return found.link, [each for each in self._lines(found.at) if each.file.endswith(f"/{file}")]
+        return found.link, [each for each in self._read_lines_at(found.at) if each.file.endswith(f"/{file}")]
 
-    def link_of(self, step: int) -> int | None:
-        """The number of a step's link; None where there is none."""
-        found = self._step(step)
+    def find_step_link(self, step: int) -> int | None:
+        """Return the link number of a step, or None."""
+        found = self._find_step_head(step)
         return found.link if found is not None else None
 
-    def rows_of(self, step: int) -> list[str]:
-        """The digests of the rows of metrics in a step's link."""
-        found = self._step(step)
-        return [str(digest) for digest in self._link(found.at).get("rows", ())] if found is not None else []
+    def list_row_digests(self, step: int) -> list[str]:
+        """Return the digests of the metrics rows in a step's link."""
+        found = self._find_step_head(step)
+        return [str(digest) for digest in self._parse_link(found.at).get("rows", ())] if found is not None else []
 
-    def checkpoints(self) -> list[tuple[int, int]]:
-        """The step and the link of each checkpoint that was saved."""
+    def list_checkpoints(self) -> list[tuple[int, int]]:
+        """Return (step, link) of each saved checkpoint."""
         found = [head for head in self._heads if head.kind == "checkpoint"]
-        return [(head.step, head.link) for head in found if self._holds(head.at, head.step)]
+        return [(head.step, head.link) for head in found if self._is_retained(head.at, head.step)]
 
-    def start(self, link: int) -> dict[str, Any]:
-        """The content of the link of a start; {} for none."""
-        return self._link(self._starts[link]) if link in self._starts else {}
+    def read_start(self, link: int) -> dict[str, Any]:
+        """Return the content of a start link, or {}."""
+        return self._parse_link(self._starts[link]) if link in self._starts else {}
 
-    def settings(self) -> list[tuple[int, str]]:
-        """For each start, in their order: the step that it went on after, and the digest of its resolved.yaml."""
-        starts = (self._link(at) for at in self._starts.values())
+    def list_settings(self) -> list[tuple[int, str]]:
+        """Return (last step before the start, digest of resolved.yaml) for each start, in order."""
+        starts = (self._parse_link(at) for at in self._starts.values())
         return [(int(each["step"]), str(each.get("files", {}).get("resolved.yaml", ""))) for each in starts]
 
-    def _found(self, needle: bytes, wanted: Any) -> list[Found]:
-        found: list[Found] = []
+    def _find_lines(self, needle: bytes, wanted: Any) -> list[EpisodeLineLocation]:
+        found: list[EpisodeLineLocation] = []
         end = 0
-        while (at := self._text.find(needle, end, self._whole)) >= 0:
-            found += [each for each in self._lines(at) if wanted(each.line)]
+        while (at := self._text.find(needle, end, self._complete_end)) >= 0:
+            found += [each for each in self._read_lines_at(at) if wanted(each.line)]
             end = self._text.find(b"\n", at) + 1
             if not end:
                 break
         return found
 
-    def _lines(self, at: int) -> Iterator[Found]:
-        """All lines in the link around byte `at`."""
-        begin, _ = self._line(at)
-        number = self._heads[bisect_left(self._heads, begin, key=_place)].link
+    def _read_lines_at(self, at: int) -> Iterator[EpisodeLineLocation]:
+        """Yield all lines in the link at byte `at`."""
+        begin, _ = self._find_line_bounds(at)
+        number = self._heads[bisect_left(self._heads, begin, key=_get_offset)].link
         start = max((link for link in self._starts if link <= number), default=0)
         try:
-            written = [LinkedLines.of(told) for told in self._link(at).get("episodes", ())]
-            places = [(lines, list(lines.places())) for lines in written if self._holds(at, step_of(lines.file))]
+            written = [LinkedLines.of(block) for block in self._parse_link(at).get("episodes", ())]
+            places = [
+                (lines, list(lines.places()))
+                for lines in written
+                if self._is_retained(at, parse_episode_step(lines.file))
+            ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"A link of the chain is damaged: {error}.",
@@ -142,28 +146,28 @@ class ChainIndex:
             ) from error
         for lines, found in places:
             for nth, (line, here, blob_at) in enumerate(found, lines.first):
-                yield Found(number, start, lines.file, nth, here, blob_at, line)
+                yield EpisodeLineLocation(number, start, lines.file, nth, here, blob_at, line)
 
-    def _step(self, step: int) -> _Head | None:
+    def _find_step_head(self, step: int) -> _LinkHead | None:
         ours = (head for head in self._heads if (head.kind, head.step) == ("step", step))
-        return next((head for head in ours if self._holds(head.at, step)), None)
+        return next((head for head in ours if self._is_retained(head.at, step)), None)
 
-    def _holds(self, at: int, step: int) -> bool:
-        """Whether no later resume has forgotten what a link says of `step`."""
+    def _is_retained(self, at: int, step: int) -> bool:
+        """True if no later resume has forgotten `step` of the link at this byte."""
         return all(resume < at or after >= step for resume, after in self._resumes)
 
-    def _read_heads(self) -> Iterator[_Head]:
-        """The beginnings of all links, in order, without their episodes."""
+    def _read_heads(self) -> Iterator[_LinkHead]:
+        """Yield the heads of all links, in order."""
         at = 0
         while (end := self._text.find(b"\n", at)) >= 0:
             found = _HEAD.match(self._text[at : at + 100])
-            yield _Head(at, int(found[1]), found[2].decode(), int(found[3])) if found else _Head(at, 0, "", -1)
+            yield _LinkHead(at, int(found[1]), found[2].decode(), int(found[3])) if found else _LinkHead(at, 0, "", -1)
             at = end + 1
 
-    def _line(self, at: int) -> tuple[int, int]:
+    def _find_line_bounds(self, at: int) -> tuple[int, int]:
         end = self._text.find(b"\n", at)
         return self._text.rfind(b"\n", 0, at) + 1, len(self._text) if end < 0 else end
 
-    def _link(self, at: int) -> dict[str, Any]:
-        begin, end = self._line(at)
+    def _parse_link(self, at: int) -> dict[str, Any]:
+        begin, end = self._find_line_bounds(at)
         return parse_object(self._text[begin:end])

@@ -1,7 +1,7 @@
-"""What a chain says must be there, and what is there instead.
+"""Compare the files of a run with its chain.
 
-Invariant: it only reads. What the chain says is believed as far as its links hold together: each has the digest of the
-one before and, where a key was given, was made with it. Whatever differs is named: the file, and the line or the place.
+Invariant: the code only reads. Links are trusted as far as they hold together: each contains the digest of the previous
+link and, with a key, is signed with it. Every difference names its file, and the line or byte.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from ajet_proof.auditing.unlinked import UnlinkedWindow
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that is not as it was committed."""
+    """A difference from the committed record."""
 
     file: str
-    """Below the run's folder."""
+    """Path below the run's folder."""
     what: str
     line: int | None = None
-    """Its number, from 1; None where it is no matter of lines."""
+    """Line number, from 1; None if no line is concerned."""
 
     def __str__(self) -> str:
         return f"{self.file}{f':{self.line}' if self.line else ''}: {self.what}"
@@ -57,120 +57,121 @@ class Change:
 
 @dataclass(slots=True)
 class ChainState:
-    """The state that the links of a chain come to, one after the other."""
+    """The accumulated state after applying links in order."""
 
     links: int = 0
     head: str = GENESIS
     heads: set[str] = field(default_factory=set)
-    """The digests of all links."""
+    """Digests of all links."""
     key: str = ""
-    """The name of the key that the last link was made with."""
+    """Name of the key of the last link."""
     unkeyed: int = 0
-    """Links without a key."""
-    held: bool = True
-    """Whether the links' own digests could be held to the key that they were made with."""
+    """Number of links without a key."""
+    is_key_verified: bool = True
+    """True if the digests of the links could be verified with their key."""
     run: str = ""
     starts: list[dict[str, Any]] = field(default_factory=list)
     steps: dict[int, int] = field(default_factory=dict)
-    """Training step -> the number of its link."""
+    """Training step -> link number."""
     files: dict[str, list[LinkedLines]] = field(default_factory=dict)
     rows: list[tuple[int, str]] = field(default_factory=list)
-    """Step and digest of each row of metrics.jsonl."""
+    """(step, digest) of each row of metrics.jsonl."""
     saved: dict[int, str] = field(default_factory=dict)
-    """Step -> the digest of the checkpoint that was saved last of it."""
-    kept: dict[int, str] = field(default_factory=dict)
-    """The same of those that must be there."""
-    again: dict[int, str] = field(default_factory=dict)
-    """The same of those that were about to take the place of one that must be there: either may be."""
+    """Step -> digest of its last saved checkpoint."""
+    required: dict[int, str] = field(default_factory=dict)
+    """Step -> digest of a checkpoint that must be present."""
+    replacements: dict[int, str] = field(default_factory=dict)
+    """Step -> digest of a checkpoint that was replacing a required one; either may be present."""
     removed: dict[str, str] = field(default_factory=dict)
-    """File -> why it is gone."""
+    """File -> reason of its removal."""
     adopted: Counter[str] = field(default_factory=Counter)
-    """Lines that a killed process had written and a later one found, by file."""
+    """File -> number of lines written by a killed process and linked by the next one."""
     changes: list[Change] = field(default_factory=list)
-    """What is wrong with the links themselves."""
+    """Problems of the links."""
     unlinked: UnlinkedWindow = field(default_factory=UnlinkedWindow)
-    """What may be on the disk without a link."""
+    """Files and rows allowed without a link."""
 
-    def take(self, link: Mapping[str, Any]) -> None:
-        """Go on by one link. Raises KeyError, TypeError, ValueError for one that says nothing of the kind."""
+    def apply_link(self, link: Mapping[str, Any]) -> None:
+        """Apply one link. Raises KeyError, TypeError or ValueError for a malformed link."""
         kind, step = str(link["kind"]), int(link["step"])
         if kind == "start":
-            self._start(link)
+            self._apply_start(link)
         elif kind == "resume":
-            self.unlinked.reopen(step, self._recorded_after(step))
-            self._forget(step)
-            self._adopt(link)
+            self.unlinked.reopen(step, self._list_recorded_after(step))
+            self._forget_steps_after(step)
+            self._count_adopted_lines(link)
         elif kind == "gc":
-            self._remove(link)
+            self._apply_removal(link)
         elif kind == "end":
             self.unlinked.close(str(link["outcome"]))
         else:
             self.unlinked.advance(step)
         if kind == "checkpoint":
             self.saved[step] = str(link["checkpoint"])
-            self.kept = {int(number): str(digest) for number, digest in link["kept"].items()}
-            self.again.clear()
+            self.required = {int(number): str(digest) for number, digest in link["kept"].items()}
+            self.replacements.clear()
         elif kind == "saving":
-            self.again[step] = str(link["checkpoint"])
+            self.replacements[step] = str(link["checkpoint"])
         elif kind == "step":
             self.steps[step] = int(link["link"])
-        for told in link.get("episodes", ()):
-            self.files.setdefault(told["file"], []).append(LinkedLines.of(told))
+        for block in link.get("episodes", ()):
+            self.files.setdefault(block["file"], []).append(LinkedLines.of(block))
         self.rows += [(step, str(digest)) for digest in link.get("rows", ())]
 
-    def lines(self, file: str) -> Iterator[tuple[LinkedLine, int, int]]:
-        """Each line that a file must have, with where it and its arrays begin."""
+    def iterate_lines(self, file: str) -> Iterator[tuple[LinkedLine, int, int]]:
+        """Yield (line, offset, offset of its arrays) for each line that a file must contain."""
         for each in self.files.get(file, ()):
             yield from each.places()
 
-    def _start(self, link: Mapping[str, Any]) -> None:
+    def _apply_start(self, link: Mapping[str, Any]) -> None:
         self.starts.append(dict(link))
         self.run = str(link["run"])
         if (base := link.get("from")) is not None:
             self.saved.setdefault(int(base["step"]), str(base["digest"]))
             self.unlinked.begin_after(int(base["step"]))
             if base["own"]:
-                self._goes_on_from(int(base["step"]), str(base["digest"]))
+                self._require_checkpoint(int(base["step"]), str(base["digest"]))
 
-    def _goes_on_from(self, step: int, digest: str) -> None:
-        """Keep, of two checkpoints that may be at a start, the one that is there: it must be from now on."""
-        if self.again.pop(step, None) == digest:
-            self.kept[step] = self.saved[step] = digest
-        self.kept.setdefault(step, digest)
+    def _require_checkpoint(self, step: int, digest: str) -> None:
+        """Require the checkpoint that was present at a start, out of two possible ones."""
+        if self.replacements.pop(step, None) == digest:
+            self.required[step] = self.saved[step] = digest
+        self.required.setdefault(step, digest)
 
-    def _recorded_after(self, step: int) -> set[str]:
-        """The episode files, and the digests of the rows, of later steps."""
-        return {file for file in self.files if step_of(file) > step} | {row for at, row in self.rows if at > step}
+    def _list_recorded_after(self, step: int) -> set[str]:
+        """Return the episode files and row digests recorded after `step`."""
+        return {file for file in self.files if parse_episode_step(file) > step} | {
+            row for at, row in self.rows if at > step
+        }
 
-    def _forget(self, after: int) -> None:
-        self.files = {file: lines for file, lines in self.files.items() if step_of(file) <= after}
+    def _forget_steps_after(self, after: int) -> None:
+        self.files = {file: lines for file, lines in self.files.items() if parse_episode_step(file) <= after}
         self.rows = [row for row in self.rows if row[0] <= after]
         self.steps = {step: link for step, link in self.steps.items() if step <= after}
-        for kept in (self.saved, self.kept, self.again):
-            for step in [step for step in kept if step > after]:
-                del kept[step]
+        for checkpoints in (self.saved, self.required, self.replacements):
+            for step in [step for step in checkpoints if step > after]:
+                del checkpoints[step]
 
-    def _adopt(self, link: Mapping[str, Any]) -> None:
-        for told in link.get("episodes", ()):
-            self.adopted[told["file"]] += len(told["lines"])
+    def _count_adopted_lines(self, link: Mapping[str, Any]) -> None:
+        for block in link.get("episodes", ()):
+            self.adopted[block["file"]] += len(block["lines"])
         self.adopted[METRICS] += len(link.get("rows", ()))
 
-    def _remove(self, link: Mapping[str, Any]) -> None:
+    def _apply_removal(self, link: Mapping[str, Any]) -> None:
         for file in link["removed"]:
             self.removed[file] = str(link["why"])
         for step in link["checkpoints"]:
-            self.kept.pop(int(step), None)
+            self.required.pop(int(step), None)
 
 
-def step_of(file: str) -> int:
-    """The step of an episode file; -1 for any other file."""
+def parse_episode_step(file: str) -> int:
+    """Return the step of an episode file name; -1 for other files."""
     found = NAME.fullmatch(Path(file).name)
     return int(found[1]) if found else -1
 
 
 def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
-    """What the chain of the run in `folder` says; None where there is none. Without the key that it was made with, its
-    own digests are not held to it."""
+    """Return the state of the run's chain, or None without a chain. Digests are verified only with the chain's key."""
     path = folder / FILE
     try:
         opened = open_record_file(path)
@@ -182,8 +183,8 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
             try:
                 body, digest = split_link(line)
                 link = parse_object(body)
-                wrong = _wrong_link(state, link, body, digest, key, named)
-                state.take(link)
+                wrong = _find_link_problem(state, link, body, digest, key, named)
+                state.apply_link(link)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
                 wrong = f"this link is damaged ({type(error).__name__})"
                 digest, link = "", {}
@@ -199,15 +200,15 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
     return state
 
 
-def _wrong_link(
+def _find_link_problem(
     state: ChainState, link: Mapping[str, Any], body: bytes, digest: str, key: bytes | None, named: str
 ) -> str:
-    """Why a link cannot follow the one before; "" where it can."""
+    """Return why a link cannot follow the previous one; "" if valid."""
     own = str(link.get("key", ""))
     if state.key and own != state.key:
         return "this link was made without the key of those before it"
     if own and own != named:
-        state.held = False
+        state.is_key_verified = False
     elif link_digest(body, key if own else None) != digest:
         return "this link was changed"
     if link["link"] != state.links + 1:
@@ -219,48 +220,53 @@ def _wrong_link(
 
 @dataclass(frozen=True, slots=True)
 class DiskSizes:
-    """Sizes of the files of a run before its chain was read: what a live run appends later is no change."""
+    """File sizes of a run, taken before the chain was read, so that later appends of a live run are no change."""
 
     files: Mapping[str, int]
-    """Metrics and episode files, below the run's folder, in bytes."""
+    """File below the run's folder -> bytes, for metrics and episode files."""
     checkpoints: frozenset[str]
-    """Names of the folders of checkpoints."""
+    """Names of checkpoint folders."""
 
     @classmethod
     def of(cls, folder: Path, checkpoints: Path) -> DiskSizes:
-        """Look at a run's folder."""
+        """Measure a run's folder."""
         names = [METRICS, *(f"episodes/{name}" for name in list_record_folder(folder / "episodes"))]
         sizes = {name: measure_record_file(folder / name) for name in names if has_record_file(folder / name)}
         saved = [path.name for path in checkpoints.glob("step-*") if step_of_checkpoint(path) >= 0]
         return cls(sizes, frozenset(saved))
 
 
-def changes_of(
+def find_changes(
     folder: Path, checkpoints: Path, state: ChainState, *, weights: bool = True, sizes: DiskSizes | None = None
 ) -> Iterator[Change]:
-    """Whatever is not as the chain says. `checkpoints`: their folder; `weights`: whether all their files are read;
-    `sizes`: taken before the chain was read, None for a run that is not live."""
+    """Yield all differences between the chain and the files.
+
+    Args:
+        checkpoints: Folder of the checkpoints.
+        weights: Read all files of each checkpoint.
+        sizes: Sizes from before the chain was read; None for a run that is not live.
+    """
     sizes = DiskSizes.of(folder, checkpoints) if sizes is None else sizes
     yield from state.changes
     if not state.starts and sizes.files:
         yield Change(FILE, "it has no link of a start, and something is recorded")
-    yield from _settings(folder, state)
-    for file in sorted(state.files, key=lambda name: (step_of(name), name)):
+    yield from _check_settings(folder, state)
+    for file in sorted(state.files, key=lambda name: (parse_episode_step(name), name)):
         arrays = file.removesuffix(".jsonl") + ".bin"
         if file not in state.removed or has_record_file(folder / file):
-            yield from _lines(folder, file, state, sizes)
+            yield from _check_episode_lines(folder, file, state, sizes)
         if arrays not in state.removed or has_record_file(folder / arrays):
-            yield from _blobs(folder, file, arrays, list(state.lines(file)))
-    yield from _foreign(state, sizes)
-    yield from _rows(folder / METRICS, state, sizes)
-    yield from _checkpoints(checkpoints, state, weights)
-    yield from _foreign_checkpoints(checkpoints, state, sizes)
+            yield from _check_arrays(folder, file, arrays, list(state.iterate_lines(file)))
+    yield from _find_foreign_files(state, sizes)
+    yield from _check_metric_rows(folder / METRICS, state, sizes)
+    yield from _check_checkpoints(checkpoints, state, weights)
+    yield from _find_foreign_checkpoints(checkpoints, state, sizes)
 
 
-def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
-    """The files that each start writes anew."""
-    told: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
-    for name, digest in told.items():
+def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
+    """Check the files that each start writes."""
+    recorded: Mapping[str, str] = state.starts[-1].get("files", {}) if state.starts else {}
+    for name, digest in recorded.items():
         try:
             with open_record_file(folder / Path(name).name) as file:
                 now = digest_of(file.read())
@@ -274,20 +280,22 @@ def _settings(folder: Path, state: ChainState) -> Iterator[Change]:
             yield Change(name, "it was changed since the run began")
 
 
-def _lines(folder: Path, file: str, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    path, places = folder / file, list(state.lines(file))
+def _check_episode_lines(folder: Path, file: str, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    path, places = folder / file, list(state.iterate_lines(file))
     if not has_record_file(path):
         yield Change(file, f"it is missing, with {len(places)} episodes")
         return
     expected = [line.digest for line, _, _ in places]
-    found = _found_lines(path, len(expected), sizes.files.get(file, 0))
+    found = _digest_lines(path, len(expected), sizes.files.get(file, 0))
     names = [f"episode {line.uuid}" for line, _, _ in places]
-    yield from _compared(file, expected, found, names, open_end=state.unlinked.admits_file(file, step_of(file)))
+    yield from _compare_lines(
+        file, expected, found, names, open_end=state.unlinked.admits_file(file, parse_episode_step(file))
+    )
 
 
-def _found_lines(path: Path, linked: int, size: int) -> list[str]:
-    """The digest of each whole line. Of lines beyond the first `linked`, those that were within the file's `size`
-    before the chain was read."""
+def _digest_lines(path: Path, linked: int, size: int) -> list[str]:
+    """Return the digest of each complete line. Lines beyond the first `linked` count only within the first `size`
+    bytes."""
     found: list[str] = []
     end = 0
     with open_record_file(path) as file:
@@ -299,7 +307,7 @@ def _found_lines(path: Path, linked: int, size: int) -> list[str]:
     return found
 
 
-def _compared(
+def _compare_lines(
     file: str, expected: Sequence[str], found: Sequence[str], names: Sequence[str], *, open_end: bool
 ) -> Iterator[Change]:
     if list(found[: len(expected)]) == list(expected) and (open_end or len(found) == len(expected)):
@@ -325,7 +333,9 @@ def _compared(
         yield Change(file, "its lines stand in another order, from here on", at + 1)
 
 
-def _blobs(folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLine, int, int]]) -> Iterator[Change]:
+def _check_arrays(
+    folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLine, int, int]]
+) -> Iterator[Change]:
     path = folder / arrays
     if not has_record_file(path):
         yield Change(arrays, f"it is missing, with the arrays of {len(places)} episodes")
@@ -340,28 +350,28 @@ def _blobs(folder: Path, file: str, arrays: str, places: Sequence[tuple[LinkedLi
                 yield Change(arrays, what)
 
 
-def _foreign(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    """Files among the episodes that no link knows."""
+def _find_foreign_files(state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    """Yield unlinked files in the episodes folder."""
     known = {name for file in state.files for name in (file, f"{file.removesuffix('.jsonl')}.bin")}
     for file in sorted(sizes.files.keys() - known - {METRICS}):
         lines = f"{file.removesuffix('.bin')}.jsonl" if file.endswith(".bin") else file
-        step = step_of(lines)
+        step = parse_episode_step(lines)
         if lines not in known and not state.unlinked.admits_file(lines, step):
             yield Change(file, "it was never committed")
 
 
-def _rows(path: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+def _check_metric_rows(path: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
     linked = [digest for _, digest in state.rows]
     size = sizes.files.get(METRICS, 0)
-    found = _found_lines(path, len(linked), size) if has_record_file(path) else []
+    found = _digest_lines(path, len(linked), size) if has_record_file(path) else []
     names = [f"a row of step {step}" for step, _ in state.rows]
     beyond = found[len(linked) :]
-    open_end = state.unlinked.admits_rows(beyond, _steps_of_rows(path, len(beyond)))
-    yield from _compared(METRICS, linked, found, names, open_end=open_end)
+    open_end = state.unlinked.admits_rows(beyond, _read_row_steps(path, len(beyond)))
+    yield from _compare_lines(METRICS, linked, found, names, open_end=open_end)
 
 
-def _steps_of_rows(path: Path, count: int) -> list[int]:
-    """The steps of the last `count` rows; -1 for a row without one."""
+def _read_row_steps(path: Path, count: int) -> list[int]:
+    """Return the steps of the last `count` rows; -1 for a row without a step."""
     if not count:
         return []
     with open_record_file(path) as file:
@@ -375,8 +385,8 @@ def _steps_of_rows(path: Path, count: int) -> list[int]:
     return steps
 
 
-def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
-    for step, digest in sorted(state.kept.items()):
+def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Change]:
+    for step, digest in sorted(state.required.items()):
         name = f"checkpoints/step-{step}"
         place, replaced = folder / f"step-{step}", folder / f".step-{step}.replaced"
         if not place.exists() and replaced.exists():  # killed as it was saved again: the next start gives it its name
@@ -384,25 +394,24 @@ def _checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterator[Cha
         found = inspect_checkpoint(place)
         if isinstance(found, str):
             yield Change(name, "it is missing" if not place.exists() else found)
-        elif found.digest not in (digest, state.again.get(step)):
+        elif found.digest not in (digest, state.replacements.get(step)):
             yield Change(f"{name}/{STATE}", f"it is another: its digest is {found.digest[:12]}, not {digest[:12]}")
-        elif damage := _damage(found, weights):
+        elif damage := _find_damage(found, weights):
             yield Change(name, damage)
 
 
-def _foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
-    """Checkpoints that no link knows. One that was saved and has made room may be there still: its process was killed
-    before it was removed."""
+def _find_foreign_checkpoints(folder: Path, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
+    """Yield unlinked checkpoints. A replaced checkpoint may remain if its process was killed before the removal."""
     for name in sorted(sizes.checkpoints):
         step = step_of_checkpoint(folder / name)
-        if step in state.kept or state.unlinked.admits_step(step):
+        if step in state.required or state.unlinked.admits_step(step):
             continue
         found = inspect_checkpoint(folder / name)
         if (isinstance(found, str) or found.digest != state.saved.get(step)) and (folder / name).exists():
             yield Change(f"checkpoints/{name}", "it was never committed")
 
 
-def _damage(checkpoint: Checkpoint, weights: bool) -> str:
+def _find_damage(checkpoint: Checkpoint, weights: bool) -> str:
     try:
         return checkpoint.damage(tensors=weights) or checkpoint.find_extra_files()
     except FileNotFoundError:  # a live run removes old ones meanwhile

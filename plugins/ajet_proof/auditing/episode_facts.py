@@ -1,7 +1,6 @@
-"""What an episode's line says of it without its arrays: who played it, what it asked, used and got, what it fed.
+"""Facts of one episode line, without its arrays: worker, task, calls, tool uses, verdict, update.
 
-Invariant: plain JSON values, of a line of any schema; what a model, tool or judge said is cut to what a table holds,
-and how much there was is told.
+Invariant: plain JSON values for a line of any schema; texts of models, tools and judges are cut, with their length.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from typing import Any
 from ajet.record.episode_codec import require_schema
 
 SHOWN = 400
-"""Characters of a text."""
+"""Maximum characters of a text."""
 
 
-def episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of one line. Raises UserError for a line of another schema; KeyError and kin for what is no line."""
+def collect_episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of one line. Raises UserError for another schema, KeyError and similar for a malformed line."""
     require_schema(row)
     outcome, verdict = row.get("outcome") or {}, row.get("verdict") or {}
-    calls = [_call(call, row["messages"]) for call in row["calls"]]
+    calls = [_summarize_call(call, row["messages"]) for call in row["calls"]]
     sampled = sum(call["sampled"] for call in calls)
     untrained = dict(row["untrained"])
     for reason, count in (outcome.get("untrained") or {}).items():
@@ -28,7 +27,7 @@ def episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "uuid": row["uuid"],
         "task": row["task"]["task_id"],
-        "question": _cut(row["task"]["main_query"]),
+        "question": _shorten_text(row["task"]["main_query"]),
         "group": row.get("group", ""),
         "order": row.get("order", -1),
         "repeat": row["repeat"],
@@ -42,14 +41,14 @@ def episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
         "attempts": row["attempts"],
         "status": row["status"],
         "ending": row.get("ending", ""),
-        "failure": _failure(row["failure"]),
+        "failure": _format_failure(row["failure"]),
         "reward": verdict.get("reward"),
         "success": verdict.get("success"),
-        "verdict": _cut(verdict.get("reason", "")),
+        "verdict": _shorten_text(verdict.get("reason", "")),
         "scorer": verdict.get("scorer", ""),
         "scores": verdict.get("parts") or {},
         "calls": calls,
-        "tools": [_use(use) for use in row.get("tool_uses", ())],
+        "tools": [_summarize_tool_use(use) for use in row.get("tool_uses", ())],
         "sampled_tokens": sampled,
         "trained_in": outcome.get("step"),
         "advantage": outcome.get("advantage"),
@@ -59,7 +58,7 @@ def episode_facts(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _call(call: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
+def _summarize_call(call: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, Any]:
     start, stop = call["response_ids"]
     fresh_start, fresh_stop = call["suffix_ids"]
     reply = messages[call["reply"]] if call["reply"] is not None else {}
@@ -74,22 +73,22 @@ def _call(call: Mapping[str, Any], messages: list[dict[str, Any]]) -> dict[str, 
         "error": call["error"],
         "started": call["started"],
         "ended": call["ended"],
-        "said": _cut(str(reply.get("content") or reply.get("tool_calls") or "")),
+        "said": _shorten_text(str(reply.get("content") or reply.get("tool_calls") or "")),
     }
 
 
-def _use(use: Mapping[str, Any]) -> dict[str, Any]:
-    told = {name: use.get(name) for name in ("name", "server", "call_id", "digest", "started", "ended")}
-    return told | {
+def _summarize_tool_use(use: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {name: use.get(name) for name in ("name", "server", "call_id", "digest", "started", "ended")}
+    return facts | {
         "arguments": use.get("arguments"),
-        "result": _cut(str(use.get("result", ""))),
+        "result": _shorten_text(str(use.get("result", ""))),
         "error": use.get("error", ""),
     }
 
 
-def _failure(failure: Mapping[str, Any] | None) -> str | None:
-    return f"{failure['boundary']}: {failure['kind']}: {_cut(failure['message'])}" if failure else None
+def _format_failure(failure: Mapping[str, Any] | None) -> str | None:
+    return f"{failure['boundary']}: {failure['kind']}: {_shorten_text(failure['message'])}" if failure else None
 
 
-def _cut(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"

@@ -1,7 +1,7 @@
-"""`ajet audit --export`: one row an episode, with what it fed, as JSON lines or Parquet.
+"""`ajet audit --export`: one row an episode, as JSON lines or Parquet.
 
-Invariant: the file appears whole or not at all, in the order of the steps; a Parquet file has the same rows, what is
-nested in them as JSON.
+Invariant: the file appears complete or not at all, ordered by step. Parquet has the same rows, with nested values as
+JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ajet.config.record_file import open_replacement_file
 from ajet.record.plain_json import dumps
 from ajet.record.write_errors import convert_os_errors, require_place
 from ajet.schema.errors import MissingExtra, UserError
-from ajet_proof.auditing.audit import episode_rows
+from ajet_proof.auditing.audit import read_episode_rows
 
 ROWS_AT_ONCE = 4096
 COLUMNS = {
@@ -28,21 +28,21 @@ COLUMNS = {
     "success": "bool_",
     **dict.fromkeys(("policy", "scores", "calls", "tools", "untrained", "checkpoints"), "json"),
 }
-"""Of the Parquet file; what is none of them stands in the JSON lines, too, and nowhere else."""
+"""Column -> Parquet type; "json" columns hold JSON text."""
 
 
-def export(folder: Path, target: Path) -> int:
-    """Write the episodes of the run in `folder`; answers how many. Raises UserError."""
+def export_episodes(folder: Path, target: Path) -> int:
+    """Write a run's episodes and return their number. Raises UserError."""
     kinds = {".jsonl": _write_lines, ".parquet": _write_parquet}
     if target.suffix not in kinds:
         raise UserError(f"{target.name} is of no kind that is written.", where="--export", expected=".jsonl, .parquet")
     require_place(target, "--export")
     with convert_os_errors(target, "--export"), open_replacement_file(target) as stream:
-        return kinds[target.suffix](stream, _rows(folder))
+        return kinds[target.suffix](stream, _read_rows(folder))
 
 
-def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    for row in episode_rows(folder):
+def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    for row in read_episode_rows(folder):
         yield {name: row.get(name) for name in COLUMNS}
 
 
@@ -64,11 +64,11 @@ def _write_parquet(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
     schema, count = arrow.schema(list(types.items())), 0
     with parquet.ParquetWriter(stream, schema) as writer:
         while block := list(itertools.islice(rows, ROWS_AT_ONCE)):
-            flat = [{name: _cell(name, value) for name, value in row.items()} for row in block]
+            flat = [{name: _encode_cell(name, value) for name, value in row.items()} for row in block]
             writer.write_table(arrow.Table.from_pylist(flat, schema=schema))
             count += len(flat)
     return count
 
 
-def _cell(name: str, value: Any) -> Any:
+def _encode_cell(name: str, value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if COLUMNS[name] == "json" else value

@@ -1,6 +1,6 @@
-"""What `ajet audit` found, on one screen or as JSON.
+"""Print an audit on one screen, or encode it as JSON.
 
-Invariant: what a model or a tool said is printed without the control characters that a terminal would obey.
+Invariant: texts of models and tools are printed without terminal control characters.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ from rich.text import Text
 from ajet.record.chain import KEY
 from ajet.record.console import counted, printable
 from ajet.record.plain_json import plain
-from ajet_proof.auditing.audit import Trail, Whole
-from ajet_proof.auditing.chain_state import step_of
+from ajet_proof.auditing.audit import RunAudit, Trail
+from ajet_proof.auditing.chain_state import parse_episode_step
 
 MOST = 24
-"""Rows of a table on one screen."""
+"""Maximum rows of a table."""
 WIDE = 100
-"""Characters of a text on it."""
+"""Maximum characters of a text."""
 
 
-def as_json(found: Whole | Trail) -> str:
-    """The findings as JSON."""
-    told: dict[str, Any]
+def encode_audit(found: RunAudit | Trail) -> str:
+    """Return the audit as JSON."""
+    content: dict[str, Any]
     if isinstance(found, Trail):
-        told = {"run": str(found.run), "step": found.step, "episodes": found.episodes, "steps": found.steps}
+        content = {"run": str(found.run), "step": found.step, "episodes": found.episodes, "steps": found.steps}
     else:
-        told = {"run": str(found.run), "chain": None, "changes": [_change(each) for each in found.changes]}
+        content = {"run": str(found.run), "chain": None, "changes": [_encode_change(each) for each in found.changes]}
         if (state := found.state) is not None:
-            told["chain"] = {
-                "links": state.links, "head": state.head, "key": state.key, "held": state.held,
+            content["chain"] = {
+                "links": state.links, "head": state.head, "key": state.key, "held": state.is_key_verified,
                 "without_key": state.unkeyed, "steps": len(state.steps),
-                "episodes": _episodes(found), "rows": len(state.rows), "adopted": dict(state.adopted),
+                "episodes": _count_episodes(found), "rows": len(state.rows), "adopted": dict(state.adopted),
                 "removed": state.removed, "starts": len(state.starts),
             }  # fmt: skip
-        told["checkpoints"] = found.checkpoints
-        told["altered"] = found.altered
-    return json.dumps(plain({**told, "ok": found.ok}), indent=1, ensure_ascii=False)
+        content["checkpoints"] = found.checkpoints
+        content["altered"] = found.altered
+    return json.dumps(plain({**content, "ok": found.ok}), indent=1, ensure_ascii=False)
 
 
-def show(found: Whole | Trail, console: Console) -> None:
-    """Show the findings on one screen."""
-    lines = _trail(found) if isinstance(found, Trail) else _whole(found)
+def print_audit(found: RunAudit | Trail, console: Console) -> None:
+    """Print the audit on one screen."""
+    lines = _format_trail(found) if isinstance(found, Trail) else _format_run(found)
     for line in lines:
         console.print(line if isinstance(line, Table) else Text(printable(line)), soft_wrap=not isinstance(line, Table))
 
 
-def _change(change: Any) -> dict[str, Any]:
+def _encode_change(change: Any) -> dict[str, Any]:
     return {"file": change.file, "line": change.line, "what": change.what}
 
 
-def _episodes(found: Whole) -> int:
+def _count_episodes(found: RunAudit) -> int:
     return sum(len(each.lines) for lines in found.state.files.values() for each in lines) if found.state else 0
 
 
-def _whole(found: Whole) -> Iterator[str]:
+def _format_run(found: RunAudit) -> Iterator[str]:
     state = found.state
     if state is None and found.ok:
         yield f"{found.run.name} was recorded without a chain (it trained nothing):"
@@ -68,11 +68,11 @@ def _whole(found: Whole) -> Iterator[str]:
     if state is not None:
         yield (
             f"{found.run.name}: {counted(state.links, 'link')}, {counted(len(state.steps), 'training step')}, "
-            f"{counted(_episodes(found), 'episode')}, {counted(len(state.rows), 'row')} of metrics, "
-            f"{counted(len(state.kept), 'checkpoint')}"
+            f"{counted(_count_episodes(found), 'episode')}, {counted(len(state.rows), 'row')} of metrics, "
+            f"{counted(len(state.required), 'checkpoint')}"
         )
         yield f"head {state.head}"
-        yield from _notes(found)
+        yield from _describe_chain(found)
     for each in found.altered[:MOST]:
         yield f"left out {each}"
     if len(found.altered) > MOST:
@@ -87,12 +87,12 @@ def _whole(found: Whole) -> Iterator[str]:
         yield "All of it is as it was committed."
 
 
-def _notes(found: Whole) -> Iterator[str]:
+def _describe_chain(found: RunAudit) -> Iterator[str]:
     state = found.state
     assert state is not None
     if not state.key:
         yield f"Made without a key ({KEY}): whoever can write the folder can write all of the chain anew."
-    elif not state.held:
+    elif not state.is_key_verified:
         yield f"Made with the key {state.key}, which {KEY} does not hold: the links' own digests were not held to it."
     elif state.unkeyed:
         yield f"The first {counted(state.unkeyed, 'link')} were made without a key."
@@ -103,60 +103,62 @@ def _notes(found: Whole) -> Iterator[str]:
         yield f"Removed by `ajet gc`, their digests kept: {counted(len(state.removed), 'file')}."
 
 
-def _trail(found: Trail) -> Iterator[str | Table]:
+def _format_trail(found: Trail) -> Iterator[str | Table]:
     one = len({each["uuid"] for each in found.episodes}) == 1 and found.step is None
     if one:
-        told = False
+        is_shown = False
         for episode in found.episodes:
-            yield from _episode(episode, again=told)
-            told = told or not (episode["as_committed"] is False or episode.get("gone"))
+            yield from _format_episode(episode, is_repeated=is_shown)
+            is_shown = is_shown or not (episode["as_committed"] is False or episode.get("gone"))
     for step in found.steps:
-        yield from _step(step)
+        yield from _format_step(step)
     if not found.steps:
         yield "used     in no training step"
     if not one:
-        yield _table(found)
+        yield _build_episode_table(found)
         if len(found.episodes) > MOST:
             yield f"{MOST} of {len(found.episodes)} episodes (--json lists all)"
-        yield from _fed(found)
+        yield from _format_summary(found)
 
 
-def _episode(each: dict[str, Any], *, again: bool) -> Iterator[str]:
-    """`again`: it is told of already, and another step has trained on it."""
-    yield f"{'again    ' if again else 'episode  '}{each['uuid']} · {_committed(each)}"
+def _format_episode(each: dict[str, Any], *, is_repeated: bool) -> Iterator[str]:
+    """Format one episode. `is_repeated`: the attempt was printed already; another step trained on it too."""
+    yield f"{'again    ' if is_repeated else 'episode  '}{each['uuid']} · {_format_commitment(each)}"
     if each["as_committed"] is False or each.get("gone"):
         return
-    if not again:
-        yield from _played(each)
+    if not is_repeated:
+        yield from _format_attempt(each)
     if each["trained_in"] is not None:
         yield (
-            f"used     in step {each['trained_in']}: advantage {_number(each['advantage'])}, "
-            f"{each['trained_tokens']} of {each['sampled_tokens']} tokens trained{_untrained(each)}"
+            f"used     in step {each['trained_in']}: advantage {_format_number(each['advantage'])}, "
+            f"{each['trained_tokens']} of {each['sampled_tokens']} tokens trained{_format_untrained(each)}"
         )
     elif each["discarded"]:
-        yield f"dropped  with its group: {each['discarded']}{_untrained(each)}"
+        yield f"dropped  with its group: {each['discarded']}{_format_untrained(each)}"
 
 
-def _played(each: dict[str, Any]) -> Iterator[str]:
-    yield f"task     {each['task']}, attempt {each['repeat']}, {each['split']}: {_short(each['question'])}"
-    yield f"played   for step {each['played_for']}, {_when(each['started'], each['ended'])}{_by(each)}"
+def _format_attempt(each: dict[str, Any]) -> Iterator[str]:
+    yield f"task     {each['task']}, attempt {each['repeat']}, {each['split']}: {_shorten_text(each['question'])}"
+    time_and_player = f"{_format_time(each['started'], each['ended'])}{_format_player(each)}"
+    yield f"played   for step {each['played_for']}, {time_and_player}"
     for number, call in enumerate(each["calls"][:MOST]):
         versions = ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in call["versions"])
         yield (
             f"call {number:<3} {call['agent']}: {call['prompt']} + {call['sampled']} tokens, policy version "
-            f"{versions or 'none'}, {call['error'] or call['finish']}: {_short(call['said'])}"
+            f"{versions or 'none'}, {call['error'] or call['finish']}: {_shorten_text(call['said'])}"
         )
     for use in each["tools"][:MOST]:
         took = use["ended"] - use["started"]
         yield (
-            f"tool     {use['name']}({_short(json.dumps(use['arguments'], ensure_ascii=False), 40)}) "
-            f"{use['error'] or 'answered'} after {took:.2f} s, digest {use['digest'][:12]}: {_short(use['result'], 60)}"
+            f"tool     {use['name']}({_shorten_text(json.dumps(use['arguments'], ensure_ascii=False), 40)}) "
+            f"{use['error'] or 'answered'} after {took:.2f} s, digest {use['digest'][:12]}: "
+            f"{_shorten_text(use['result'], 60)}"
         )
-    yield f"ended    {each['status']}{' (' + each['ending'] + ')' if each['ending'] else ''}{_failed(each)}"
-    yield f"verdict  {_verdict(each)}"
+    yield f"ended    {each['status']}{' (' + each['ending'] + ')' if each['ending'] else ''}{_format_failure(each)}"
+    yield f"verdict  {_format_verdict(each)}"
 
 
-def _step(each: dict[str, Any]) -> Iterator[str]:
+def _format_step(each: dict[str, Any]) -> Iterator[str]:
     row = each["row"] or {}
     numbers = [
         f"{name} {row[key]:.4g}"
@@ -172,30 +174,30 @@ def _step(each: dict[str, Any]) -> Iterator[str]:
         yield "saved    in no checkpoint yet"
     else:
         gone = "" if first in there else ", which is gone since"
-        yield f"saved    first with step {first}{gone}; there now: {_some(there)}"
+        yield f"saved    first with step {first}{gone}; there now: {_format_checkpoints(there)}"
 
 
-def _table(found: Trail) -> Table:
+def _build_episode_table(found: Trail) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("episode", "task", "try", "calls", "tools", "reward", "step", "advantage", "trained", "line"):
         left = name in ("episode", "task")
         table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
     for each in found.episodes[:MOST]:
-        line = f"{step_of(each['file'])}:{each['line']}"
+        line = f"{parse_episode_step(each['file'])}:{each['line']}"
         if each["as_committed"] is False or each.get("gone"):
             cells = [each["uuid"][:8], "removed" if each.get("gone") else "CHANGED", *[""] * 7, line]
         else:
             cells = [
                 each["uuid"][:8], each["task"], str(each["repeat"]), str(len(each["calls"])), str(len(each["tools"])),
-                _number(each["reward"]) if each["status"] == "completed" else each["status"],
-                "–" if each["trained_in"] is None else str(each["trained_in"]), _number(each["advantage"]),
+                _format_number(each["reward"]) if each["status"] == "completed" else each["status"],
+                "–" if each["trained_in"] is None else str(each["trained_in"]), _format_number(each["advantage"]),
                 f"{each['trained_tokens']}/{each['sampled_tokens']}", line,
             ]  # fmt: skip
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
-def _fed(found: Trail) -> Iterator[str]:
+def _format_summary(found: Trail) -> Iterator[str]:
     changed = sum(each["as_committed"] is False for each in found.episodes)
     unknown = sum(each["as_committed"] is None for each in found.episodes)
     if changed:
@@ -204,12 +206,12 @@ def _fed(found: Trail) -> Iterator[str]:
         yield f"{counted(unknown, 'episode')} recorded without a chain, or removed: not held to anything."
     if not changed and not unknown:
         yield f"{counted(len(found.episodes), 'episode')}, each as committed."
-    players = {_by(each) for each in found.episodes if not each.get("gone")} - {""}
+    players = {_format_player(each) for each in found.episodes if not each.get("gone")} - {""}
     for each in sorted(players):
         yield f"played{each}"
 
 
-def _committed(each: dict[str, Any]) -> str:
+def _format_commitment(each: dict[str, Any]) -> str:
     place = f"{each['file']}:{each['line']}"
     if each.get("gone"):
         return f"{place} was removed; link {each['link']} keeps its digest"
@@ -218,7 +220,7 @@ def _committed(each: dict[str, Any]) -> str:
     return f"{place}, {'as committed' if each['as_committed'] else 'NOT as committed'} by link {each['link']}"
 
 
-def _by(each: dict[str, Any]) -> str:
+def _format_player(each: dict[str, Any]) -> str:
     by = each.get("played_by") or {}
     if not by and not each.get("sampler"):
         return ""
@@ -230,39 +232,39 @@ def _by(each: dict[str, Any]) -> str:
     return f" by {run}, engine {by.get('engine')} ({versions})"
 
 
-def _when(started: float, ended: float) -> str:
+def _format_time(started: float, ended: float) -> str:
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
     return f"{clock}, {ended - started:.1f} s"
 
 
-def _verdict(each: dict[str, Any]) -> str:
+def _format_verdict(each: dict[str, Any]) -> str:
     if each["reward"] is None:
-        return "no score" + (f": {_short(each['verdict'])}" if each["verdict"] else "")
-    scores = ", ".join(f"{name} {_number(value)}" for name, value in each["scores"].items())
+        return "no score" + (f": {_shorten_text(each['verdict'])}" if each["verdict"] else "")
+    scores = ", ".join(f"{name} {_format_number(value)}" for name, value in each["scores"].items())
     parts = [f"reward {each['reward']:g}"]
     parts += [] if each["success"] is None else ["success" if each["success"] else "no success"]
     parts += [f"{each['scorer']}{f' ({scores})' if scores else ''}"] if each["scorer"] else []
-    return ", ".join(parts) + (f": {_short(each['verdict'])}" if each["verdict"] else "")
+    return ", ".join(parts) + (f": {_shorten_text(each['verdict'])}" if each["verdict"] else "")
 
 
-def _failed(each: dict[str, Any]) -> str:
-    return f": {_short(each['failure'])}" if each["failure"] else ""
+def _format_failure(each: dict[str, Any]) -> str:
+    return f": {_shorten_text(each['failure'])}" if each["failure"] else ""
 
 
-def _untrained(each: dict[str, Any]) -> str:
-    told = ", ".join(f"{count} {reason}" for reason, count in each["untrained"].items() if count)
-    return f" ({told})" if told else ""
+def _format_untrained(each: dict[str, Any]) -> str:
+    counts = ", ".join(f"{count} {reason}" for reason, count in each["untrained"].items() if count)
+    return f" ({counts})" if counts else ""
 
 
-def _some(steps: list[int]) -> str:
-    told = ", ".join(f"step-{step}" for step in steps[:3]) or "none"
-    return told + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
+def _format_checkpoints(steps: list[int]) -> str:
+    names = ", ".join(f"step-{step}" for step in steps[:3]) or "none"
+    return names + (f" and {len(steps) - 3} more" if len(steps) > 3 else "")
 
 
-def _short(text: str | None, most: int = WIDE) -> str:
+def _shorten_text(text: str | None, most: int = WIDE) -> str:
     text = " ".join((text or "").split())
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"

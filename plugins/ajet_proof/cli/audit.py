@@ -40,39 +40,40 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
-    """Hold a run to what it committed; follow an update back, an episode forward.
+    """Compare a run with what it committed; trace an update back, an episode forward.
 
-    Exit code 1 where something was changed. --step, --episode and --task look at what hangs together with one.
+    Exit code 1 if something changed. --step, --episode and --task show the records connected with one of them.
     """
     from ajet.record.console import console, counted
     from ajet.schema.errors import UserError
-    from ajet_proof.auditing import audit as found_by
-    from ajet_proof.auditing.report import as_json as spelled
-    from ajet_proof.auditing.report import show
+    from ajet_proof.auditing import audit as auditing
+    from ajet_proof.auditing.report import encode_audit, print_audit
 
-    asked = [name for name, given in (("--episode", episode), ("--task", task), ("--step", step is not None)) if given]
-    if len(asked) + (export is not None) > 1:
-        together = " and ".join([*asked, *(["--export"] if export is not None else [])])
+    options = [
+        name for name, given in (("--episode", episode), ("--task", task), ("--step", step is not None)) if given
+    ]
+    if len(options) + (export is not None) > 1:
+        together = " and ".join([*options, *(["--export"] if export is not None else [])])
         raise UserError(f"{together} are asked for at once.", expected="one of them")
     if head and re.fullmatch(r"[0-9a-f]{6,64}", head) is None:
         raise UserError(f"{head} is no digest of a link.", where="--head", expected="6 to 64 hexadecimal digits")
-    folder = found_by.run_of(run, exp_dir.absolute())
+    folder = auditing.find_run_folder(run, exp_dir.absolute())
     if export is not None:
-        from ajet_proof.auditing.export import export as written
+        from ajet_proof.auditing.export import export_episodes
 
-        typer.echo(f"{export}: {counted(written(folder, export), 'episode')}")
+        typer.echo(f"{export}: {counted(export_episodes(folder, export), 'episode')}")
         return 0
-    found: found_by.Whole | found_by.Trail
+    found: auditing.RunAudit | auditing.Trail
     if episode:
-        found = found_by.trail_of_episode(folder, episode)
+        found = auditing.trace_episode(folder, episode)
     elif task:
-        found = found_by.trail_of_task(folder, task)
+        found = auditing.trace_task(folder, task)
     elif step is not None:
-        found = found_by.trail_of_step(folder, step)
+        found = auditing.trace_step(folder, step)
     else:
-        found = found_by.audit_whole(folder, weights=weights, head=head)
+        found = auditing.audit_run(folder, weights=weights, head=head)
     if as_json:
-        typer.echo(spelled(found))
+        typer.echo(encode_audit(found))
     else:
-        show(found, console)
+        print_audit(found, console)
     return 0 if found.ok else 1

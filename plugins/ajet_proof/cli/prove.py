@@ -53,7 +53,7 @@ def prove(
     ] = "",
     exp_dir: RunRoot = RECORD,
 ) -> int:  # fmt: skip
-    """Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution."""
+    """Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution."""
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
     from ajet.schema.errors import UserError
@@ -64,30 +64,28 @@ def prove(
         expected = "RUN_OR_EPISODE, or --store URI"
         raise UserError("It is not said what to prove.", where="command line", expected=expected)
     show_logs("ERROR" if as_json else "WARNING")
-    asked: dict[str, Any] = {"steps": step or (), "at_most": at_most, "ids_only": ids_only}
-    asked |= {"tolerance": tolerance, "fetch": fetch}
+    options: dict[str, Any] = {"steps": step or (), "at_most": at_most, "ids_only": ids_only}
+    options |= {"tolerance": tolerance, "fetch": fetch}
     if store:
-        from ajet_proof.recorded.store import prove_stored
-        from ajet_proof.recorded.store_report import as_json as stored_json
-        from ajet_proof.recorded.store_report import show as show_stored
+        from ajet_proof.recorded.store import prove_store
+        from ajet_proof.recorded.store_report import encode_store_report, print_store_report
 
-        found = prove_stored(store, run=run, episode=target, **asked)
+        found = prove_store(store, run=run, episode=target, **options)
         if as_json:
-            typer.echo(stored_json(found))
+            typer.echo(encode_store_report(found))
         else:
-            show_stored(found, console)
+            print_store_report(found, console)
         return 0 if found.ok else 1
 
-    from ajet_proof.recorded.prove import prove_recorded
-    from ajet_proof.recorded.report import as_json as spelled
-    from ajet_proof.recorded.report import keep, show
+    from ajet_proof.recorded.prove import prove_record
+    from ajet_proof.recorded.report import encode_report, print_report, save_report
 
-    report = prove_recorded(target, exp_dir.absolute(), **asked)
+    report = prove_record(target, exp_dir.absolute(), **options)
     if as_json:
-        typer.echo(spelled(report))
+        typer.echo(encode_report(report))
     else:
-        show(report, console)
-    place = keep(report)
+        print_report(report, console)
+    place = save_report(report)
     if not as_json:
         console.print(f"Stored for the viewer in {place}.", markup=False, soft_wrap=True)
     return 0 if report.ok else 1

@@ -1,1 +1,1 @@
-"""`ajet prove`, and the sample that every step proves: what was recorded is derived again, and compared."""
+"""`ajet prove`, and the proof sample of each training step."""

@@ -1,9 +1,8 @@
-"""A curriculum's draws, made again: which task it drew at each position, by what the record says came before.
+"""Draw a curriculum's epochs again and compare them with the recorded tasks.
 
-Invariant: an epoch is drawn again by the class that drew it (`task_reader.order`), from the ids of all tasks in
-the newest checkpoint, the seed, and the attempts that the steps before it recorded; it was drawn with the first step
-that took one of its positions. Where a step before it is not there to be read, what that epoch drew is counted by
-reason, not held.
+Invariant: an epoch is drawn by the same class (`task_reader.order`), from the task ids of the newest checkpoint, the
+seed and the attempts of earlier steps, at the first step that took one of its positions. If an earlier step cannot be
+read, the epoch is counted by reason instead of checked.
 """
 
 from __future__ import annotations
@@ -21,50 +20,54 @@ if TYPE_CHECKING:
 NO_IDS = "no checkpoint names the tasks that were not drawn"
 NOT_ALL = "the episodes of a step before it were not looked at, or are not there"
 TAKEN = ("tasks", "again", "discarded", "waiting", "given_up")
-"""Of a row of metrics.jsonl: the positions that its step had taken."""
+"""Fields of a metrics row with the positions taken by its step."""
 
 
-class HeldDraws:
-    """Holds the draws of one run, step by step in their order. `frontier`: what the newest checkpoint holds of the
-    order of tasks; `rows`: of metrics.jsonl, by training step."""
+class DrawChecker:
+    """Checks the draws of one run, in order of steps.
+
+    Args:
+        frontier: Task order of the newest checkpoint.
+        rows: Training step -> row of metrics.jsonl.
+    """
 
     def __init__(
         self, settings: AjetConfig, frontier: Mapping[str, Any], rows: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        self._rows, self._next, self._whole = rows, 1, True
+        self._rows, self._next, self._is_complete = rows, 1, True
         self._drawn: dict[int, list[str] | None] = {}
-        """Epoch -> its tasks; None where they cannot be drawn again."""
+        """Epoch -> its tasks; None if the epoch cannot be drawn again."""
         wanted, self._curriculum = settings.data.curriculum, None
-        self._draws = wanted.prefer is not None
+        self._has_curriculum = wanted.prefer is not None
         ids = (frontier.get("curriculum") or {}).get("ids")
-        if self._draws and ids:
+        if self._has_curriculum and ids:
             self._curriculum = CurriculumSampler([str(each) for each in ids], wanted, settings.seed)
 
     @property
     def held(self) -> int:
-        """Epochs that were drawn again."""
+        """Number of epochs drawn again."""
         return sum(tasks is not None for tasks in self._drawn.values())
 
     @property
     def unheld(self) -> Counter[str]:
-        """The number of draws that were not held, by reason."""
-        lacking = NO_IDS if self._curriculum is None else NOT_ALL
-        return +Counter({lacking: sum(tasks is None for tasks in self._drawn.values())})
+        """Number of unchecked draws, by reason."""
+        reason = NO_IDS if self._curriculum is None else NOT_ALL
+        return +Counter({reason: sum(tasks is None for tasks in self._drawn.values())})
 
-    def hold(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
-        """The groups of a step that stand where the order did not draw them, in words."""
-        if not self._draws:
+    def check_step(self, step: int, groups: Sequence[Group]) -> Iterator[str]:
+        """Yield the groups of a step that differ from the draw."""
+        if not self._has_curriculum:
             return
         if self._curriculum is None:
             self._drawn[0] = None  # how long an epoch is nobody says, either
             return
-        self._whole = self._whole and all(not self._played(each) for each in range(self._next, step))
+        self._is_complete = self._is_complete and all(not self._has_attempts(each) for each in range(self._next, step))
         self._next = step + 1
         row = self._rows.get(step, {})
         taken = {int(order) for name in TAKEN for order in row.get(name, ())} | {group.order for group in groups}
         size = len(self._curriculum)
         for epoch in sorted({order // size for order in taken if order >= 0} - self._drawn.keys()):
-            self._drawn[epoch] = list(self._curriculum.epoch(epoch)) if self._whole else None
+            self._drawn[epoch] = list(self._curriculum.epoch(epoch)) if self._is_complete else None
         for group in groups:
             epoch, place = divmod(group.order, size)
             drawn = self._drawn.get(epoch)
@@ -72,7 +75,7 @@ class HeldDraws:
                 yield f"position {group.order} has task {group.task.task_id}, and the curriculum draws {drawn[place]}"
         self._curriculum.record_results(groups)
 
-    def _played(self, step: int) -> bool:
-        """Whether a step that was not looked at recorded attempts."""
+    def _has_attempts(self, step: int) -> bool:
+        """True if a skipped step recorded attempts."""
         row = self._rows.get(step)
         return row is None or any(row.get(name) for name in ("tasks", "again", "discarded"))

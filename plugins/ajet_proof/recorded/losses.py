@@ -1,7 +1,7 @@
-"""A step's loss held to its tokens: computed again at the weights that its update began with.
+"""Recompute a step's loss at the weights before its update.
 
-Invariant: a loss is held where all that it follows from is known: a batch whose credit follows from the record, one
-optimizer step, and a checkpoint with the weights before it. Where one of them is not, the step is counted by reason.
+Invariant: a loss is checked if the credit follows from the record, the update was one optimizer step, and a checkpoint
+has the weights before it. Other steps are counted by reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ajet.schema.call import Floats
 
 EXACT = 1e-5
-"""What sums in another order may differ by: of the number itself, and where it is about 0."""
+"""Tolerance for sums in another order: relative, and absolute near 0."""
 GIVEN = "nothing of it was sampled: it learned given replies"
 OWN = "a loss of their own decides, and a record's code is not run"
 SEVERAL = "it took several optimizer steps, and the weights between them are gone"
@@ -36,9 +36,8 @@ OTHERS = (
 NO_LOSS = "its row in metrics.jsonl has none"
 
 
-def why_no_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> str:
-    """The reason why a step whose credit follows has no loss here; "" where the loss can be computed again, given the
-    weights."""
+def explain_missing_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> str:
+    """Return why the loss of a step with recomputed credit cannot be recomputed; "" if only the weights are needed."""
     algorithm = settings.trainer_common.algorithm
     if batch.written:
         return GIVEN
@@ -53,29 +52,30 @@ def why_no_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConf
     return "" if {"loss", "version"} <= row.keys() else NO_LOSS
 
 
-class HeldLosses:
-    """Computes one run's losses again. A step is told by `expect`, and held by `hold` when its weights are there."""
+class LossChecker:
+    """Recomputes the losses of one run: `expect_step` registers a step, `check_step` compares it when its weights are
+    loaded."""
 
     def __init__(self) -> None:
         self._before: dict[int, int] = {}
-        """Step that can be held -> the version that its update began with."""
+        """Step -> policy version before its update."""
         self._held: set[int] = set()
         self._why: Counter[str] = Counter()
 
-    def expect(self, step: int, batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> None:
-        """A step whose credit follows, and whose batch is this one."""
+    def expect_step(self, step: int, batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> None:
+        """Register a step with its recomputed batch."""
         if not batch.samples or settings.sft.objective == "dpo":  # the loss of pairs is a number of their credit
             return
-        if why := why_no_loss(batch, row, settings):
+        if why := explain_missing_loss(batch, row, settings):
             self._why[why] += 1
         else:
             self._before[step] = int(row["version"]) - 1
 
-    def begun_with(self, version: int) -> list[int]:
-        """The steps whose updates began with these weights."""
+    def list_steps_from(self, version: int) -> list[int]:
+        """Return the steps whose update started from this policy version."""
         return sorted(step for step, before in self._before.items() if before == version)
 
-    def hold(
+    def check_step(
         self,
         scorer: RecordedScorer,
         step: int,
@@ -85,17 +85,21 @@ class HeldLosses:
         *,
         others: bool,
     ) -> list[str]:
-        """What of the step's numbers does not follow. `scorer`: of the weights that its update began with; `others`:
-        the step was trained under other settings than those of now."""
+        """Return the numbers of a step that differ.
+
+        Args:
+            scorer: Scorer with the weights before the step's update.
+            others: True if the step was trained under other settings than the present ones.
+        """
         self._held.add(step)
-        again = scorer.losses(batch, version=self._before[step], reference=reference)
+        recomputed = scorer.losses(batch, version=self._before[step], reference=reference)
         floor = FLOOR.get(scorer.dtype, FLOOR["bfloat16"])
         wrong = []
-        for name, found in again.items():
+        for name, found in recomputed.items():
             allowed = floor * found.slope + EXACT * max(1.0, abs(found.value))
-            told = row.get(name)
-            if not isinstance(told, int | float) or not abs(told - found.value) <= allowed:
-                wrong.append(f"{name} is {told} in metrics.jsonl, {found.value:.6g} ± {allowed:.2g} by its tokens")
+            recorded = row.get(name)
+            if not isinstance(recorded, int | float) or not abs(recorded - found.value) <= allowed:
+                wrong.append(f"{name} is {recorded} in metrics.jsonl, {found.value:.6g} ± {allowed:.2g} by its tokens")
         if wrong and others:
             self._held.discard(step)
             del self._before[step]
@@ -105,10 +109,11 @@ class HeldLosses:
 
     @property
     def held(self) -> int:
-        """Steps whose loss was computed again."""
+        """Number of steps with a recomputed loss."""
         return len(self._held)
 
-    def unheld(self, *, asked: bool) -> Counter[str]:
-        """The steps whose loss was not, by reason. `asked`: whether all was recomputed for which there are weights."""
+    def unheld(self, *, is_complete: bool) -> Counter[str]:
+        """Return the steps without a recomputed loss, by reason. `is_complete`: every available log-probability was
+        recomputed."""
         rest = len(self._before) - len(self._held)
-        return +(self._why + Counter({GONE if asked else NOT_ASKED: rest}))
+        return +(self._why + Counter({GONE if is_complete else NOT_ASKED: rest}))

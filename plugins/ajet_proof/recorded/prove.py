@@ -1,8 +1,8 @@
-"""`ajet prove`: recorded episodes derived a second time, token by token.
+"""`ajet prove`: derive recorded episodes again, token by token.
 
-Invariant: what is printed as checked was checked: ids by rendering, extending, parsing, tracking and packing again;
-log-probabilities by the trainer's own forward pass at the weights that sampled them, losses at those that an update
-began with. Where those weights are gone, it says so step by step.
+Invariant: every number printed as checked was checked. Ids: rendered, extended, parsed, tracked and packed again.
+Log-probabilities: the trainer's own forward pass at the weights of the sampling policy version. Losses: at the weights
+before the update. Steps without available weights are listed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ajet.record.files import read_rows
 from ajet.record.progress import Progress
 from ajet.rollout.components import split_sampling
 from ajet.schema.errors import UserError
-from ajet_proof.auditing.altered import told_of
+from ajet_proof.auditing.altered import list_altered_episodes
 from ajet_proof.auditing.chain_state import read_chain
-from ajet_proof.recorded.recompute import WRITTEN, Recomputation, versions_of
-from ajet_proof.recorded.steps import REMOVED, HeldSteps, WrongStep
-from ajet_proof.recorded.target import CONFIG, Target, find_target, step_of
+from ajet_proof.recorded.recompute import WRITTEN, LogprobRecomputation, list_token_versions
+from ajet_proof.recorded.steps import REMOVED, StepChecker, WrongStep
+from ajet_proof.recorded.target import CONFIG, ProofTarget, find_target, parse_episode_name
 from ajet_proof.tokens.proof import Proof, WrongToken, prove
 from ajet_proof.tokens.proof_gaps import Spread
 
@@ -40,35 +40,34 @@ if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Outcome, Split
 
 TOLERANCE = {"float32": 0.01, "bfloat16": 1.5}
-"""Nats by which engine and trainer may differ on an improbable token: what rounding explains, and no more. Measured on
-20 steps of the quickstart: 3e-5 in float32, 1.2 in bfloat16."""
+"""Maximum difference of engine and trainer on an improbable token, in nats: rounding only. Measured on 20 steps of the
+quickstart: 3e-5 in float32, 1.2 in bfloat16."""
 Weights = dict[int, tuple[Path | None, str]]
-"""Policy version -> (checkpoint, how a person calls it); None is the model that the run began with."""
+"""Policy version -> (checkpoint, display name); a checkpoint of None is the initial model."""
 OUTSIDE = (
     "what judges and other models answered, and tools whose uses were not recorded",
     "what workflows printed and noted, names of agents within a conversation, times",
     "whether the recorded versions are those that sampled, where weights differ by less than rounding",
 )
-"""What nothing here can contradict."""
+"""Parts of a record that no check covers."""
 
 
 @dataclass(slots=True)
 class PlayedFile:
-    """One file of episodes."""
+    """Counts of one episode file."""
 
     file: Path
     step: int
     split: Split
     episodes: int = 0
     sampled: Counter[int] = field(default_factory=Counter)
-    """Sampled tokens by the policy version that sampled them; -1 where an engine resumed across an update, `WRITTEN`
-    where nobody of this run did."""
+    """Policy version -> sampled tokens; -1 for an engine resumed across an update, `WRITTEN` for given replies."""
     recomputed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepSpread:
-    """The gaps of what one policy version sampled in one episode file."""
+    """The gap distribution of one policy version in one episode file."""
 
     step: int
     split: Split
@@ -79,50 +78,50 @@ class StepSpread:
 
 
 @dataclass(slots=True)
-class Report:
-    """The findings of `ajet prove`."""
+class ProofReport:
+    """The result of `ajet prove`."""
 
-    target: Target
+    target: ProofTarget
     proof: Proof = field(default_factory=Proof)
     plays: list[PlayedFile] = field(default_factory=list)
     weights: dict[int, str] = field(default_factory=dict)
-    """Version -> where the weights came from that its tokens were recomputed with."""
+    """Policy version -> source of the weights used to recompute its tokens."""
     tolerance: float | None = None
     computed_in: str = ""
-    """Number format and device of the recomputation; empty without one."""
+    """Number format and device of the recomputation; empty without recomputation."""
     why_not: str = ""
-    """Why nothing was recomputed, if so."""
+    """Why no log-probability was recomputed."""
     wrong_steps: list[WrongStep] = field(default_factory=list)
-    """What of a step's credit, numbers or tasks does not follow from its episodes."""
+    """Steps whose credit, numbers or tasks do not follow from their episodes."""
     held_steps: int = 0
-    """Training steps whose credit was computed again."""
+    """Training steps with recomputed credit."""
     unheld_steps: Counter[str] = field(default_factory=Counter)
-    """Those whose credit was not, by reason."""
+    """Training steps without recomputed credit, by reason."""
     held_validations: int = 0
-    """Validations whose numbers were computed again."""
+    """Validations with recomputed numbers."""
     unheld_validations: Counter[str] = field(default_factory=Counter)
-    """Those whose numbers were not, by reason."""
+    """Validations without recomputed numbers, by reason."""
     held_draws: int = 0
-    """Epochs of which what the curriculum drew was drawn again."""
+    """Epochs of the curriculum drawn again."""
     unheld_draws: Counter[str] = field(default_factory=Counter)
-    """Those of which it was not, by reason."""
+    """Epochs not drawn again, by reason."""
     held_losses: int = 0
-    """Steps whose loss was computed again."""
+    """Steps with a recomputed loss."""
     unheld_losses: Counter[str] = field(default_factory=Counter)
-    """Those, of a credit that was, whose loss was not, by reason."""
+    """Steps with recomputed credit and no recomputed loss, by reason."""
     altered: list[str] = field(default_factory=list)
-    """Episodes that were changed while they waited in the store, which no step was made of."""
+    """Episodes that changed in the store and were never trained on."""
     spreads: list[StepSpread] = field(default_factory=list)
-    """The gaps of each step and version as a distribution, where they are enough for one."""
+    """Gap distributions of each step and policy version with enough tokens."""
 
     @property
     def ok(self) -> bool:
-        """True when no token, no step and no distribution is wrong."""
+        """True if no token, step or distribution is wrong."""
         return self.proof.ok and not self.wrong_steps and all(each.spread.problem is None for each in self.spreads)
 
     @property
     def unproven(self) -> Counter[str]:
-        """Sampled tokens whose log-probabilities nothing was held to, by reason."""
+        """Sampled tokens with unchecked log-probabilities, by reason."""
         counts: Counter[str] = Counter()
         for play in self.plays:
             counts["written"] += play.sampled[WRITTEN]
@@ -138,7 +137,7 @@ class Report:
         return +counts
 
 
-def prove_recorded(
+def prove_record(
     named: str,
     root: Path,
     *,
@@ -147,24 +146,28 @@ def prove_recorded(
     ids_only: bool = False,
     tolerance: float | None = None,
     fetch: bool = False,
-) -> Report:
-    """Prove a run, a step's file or an episode. `at_most`: episodes a step whose log-probabilities are recomputed;
-    `tolerance` in nats, None by number format; `fetch`: a model that is not on this machine may be fetched unasked.
-    Raises UserError."""
+) -> ProofReport:
+    """Prove a run, a step's file or an episode. Raises UserError.
+
+    Args:
+        at_most: Episodes a step whose log-probabilities are recomputed.
+        tolerance: In nats; None chooses by number format.
+        fetch: Allow fetching a missing model without asking.
+    """
     from ajet.config import load_recorded_experiment
     from ajet.config.dotenv import load_project_dotenv
 
     target = find_target(named, root, steps)
     load_project_dotenv(record=target.run)
     experiment = load_recorded_experiment(target.run / CONFIG)
-    report = Report(target, altered=told_of(target.run))
+    report = ProofReport(target, altered=list_altered_episodes(target.run))
     model = experiment.ajet.model.path
     if model is None:
         raise UserError(
             "This run names no model, so its tokens cannot be derived again.", where=str(target.run / CONFIG)
         )
     by_weights = not ids_only and "recomputes" in experiment.backbone.can
-    experiment.ajet.model.path = str(_model(target.run, experiment, model, weights=by_weights, fetch=fetch))
+    experiment.ajet.model.path = str(_find_model(target.run, experiment, model, weights=by_weights, fetch=fetch))
     held = _prove_ids(report, experiment)
     if not report.proof.calls and report.proof.ok:
         raise UserError("No model call is recorded in these episodes.", where=str(target.files[0]))
@@ -179,27 +182,26 @@ def prove_recorded(
     elif not by_weights:
         report.why_not = f"the weights of a {experiment.backbone.name} run cannot be loaded here"
     else:
-        weights: Weights = {0: (None, model)} | weights_in(_checkpoints(target.run, experiment), experiment)
+        weights: Weights = {0: (None, model)} | find_weights(_open_checkpoints(target.run, experiment), experiment)
 
         def read(play: PlayedFile) -> list[Episode]:
-            return [episode for episode, _ in _episodes(target, play.file, [])]
+            return [episode for episode, _ in _read_episodes(target, play.file, [])]
 
-        holds = _holds_losses(report, experiment, held) if held is not None and at_most is None else None
+        holds = _make_loss_check(report, experiment, held) if held is not None and at_most is None else None
         prove_logprobs(report, experiment, weights, read, at_most, tolerance, holds)
     if held is not None:
-        asked = not report.why_not and at_most is None
-        report.held_losses, report.unheld_losses = held.losses.held, held.losses.unheld(asked=asked)
+        is_complete = not report.why_not and at_most is None
+        report.held_losses, report.unheld_losses = held.losses.held, held.losses.unheld(is_complete=is_complete)
     return report
 
 
-def _model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetch: bool) -> Path:
-    """The folder of the run's model; where no weights are needed and it is not here, a checkpoint's, whose tokenizer is
-    the same."""
+def _find_model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetch: bool) -> Path:
+    """Return the model folder. A checkpoint is enough if weights are not needed: its tokenizer is the same."""
     from ajet.commands.recorded_run import find_recorded_model
     from ajet.engine.model_source import at_hand
 
-    lacking = not weights and at_hand(named, base=experiment.base, weights=False) is None
-    if lacking and (saved := tokenizer_in(_checkpoints(run, experiment))) is not None:
+    needs_checkpoint = not weights and at_hand(named, base=experiment.base, weights=False) is None
+    if needs_checkpoint and (saved := find_tokenizer(_open_checkpoints(run, experiment))) is not None:
         return saved
     otherwise = "--ids-only needs no weights" if weights else ""
     return find_recorded_model(
@@ -207,14 +209,14 @@ def _model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetc
     )
 
 
-def tokenizer_in(checkpoints: Checkpoints) -> Path | None:
-    """The newest that has one: they are all the same."""
+def find_tokenizer(checkpoints: Checkpoints) -> Path | None:
+    """Return the newest checkpoint with a tokenizer; all have the same one."""
     saved = [each.path for each in checkpoints.all() if (each.path / "tokenizer.json").is_file()]
     return saved[-1] if saved else None
 
 
-def words_of(experiment: Experiment) -> tuple[Any, Any]:
-    """The tokenizer and the renderer of a recorded run, whose model is on this machine."""
+def load_tokenizer_and_renderer(experiment: Experiment) -> tuple[Any, Any]:
+    """Return the tokenizer and the renderer of a recorded run. The model must be on this machine."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
     from ajet.rollout.components import renderer_of
@@ -226,15 +228,14 @@ def words_of(experiment: Experiment) -> tuple[Any, Any]:
     return tokenizer, renderer_of(settings, tokenizer, load_image_tokens(folder_of(source, weights=False)))
 
 
-def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest: int | None = None) -> Proof:
-    """What an episode's record alone can prove. `words`: the run's renderer; `newest`: the latest policy version that
-    can have sampled it."""
+def prove_episode(episode: Episode, settings: AjetConfig, renderer: Any, *, newest: int | None = None) -> Proof:
+    """Prove an episode from its record alone. `newest`: the latest possible policy version."""
     drawn = split_sampling(settings, episode.split)
     return prove(
         episode.calls,
         episode.messages,
         episode.tools,
-        words.on_day(episode.day),
+        renderer.on_day(episode.day),
         lines=episode.timelines,
         untrained=episode.untrained,
         ignore_tools=settings.context_tracker.timeline_merging_policy.ignore_tools,
@@ -247,15 +248,17 @@ def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest:
     )
 
 
-def _prove_ids(report: Report, experiment: Experiment) -> HeldSteps | None:
-    settings, (_, words) = experiment.ajet, words_of(experiment)
+def _prove_ids(report: ProofReport, experiment: Experiment) -> StepChecker | None:
+    settings, (_, renderer) = experiment.ajet, load_tokenizer_and_renderer(experiment)
     chain = read_chain(report.target.run)
     removed = chain.removed if chain is not None else {}
     finished = chain is not None and chain.unlinked.outcome == "finished"
-    steps = HeldSteps(experiment, report.target.run, removed, finished=finished) if not report.target.episode else None
+    steps = (
+        StepChecker(experiment, report.target.run, removed, finished=finished) if not report.target.episode else None
+    )
     with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(report.target.files), "files") as bar:
         for file in report.target.files:
-            step, split = step_of(file)
+            step, split = parse_episode_name(file)
             if f"episodes/{file.stem}.bin" in removed:
                 if steps is not None:
                     steps.unheld[REMOVED] += split == "train"
@@ -263,20 +266,20 @@ def _prove_ids(report: Report, experiment: Experiment) -> HeldSteps | None:
                 continue
             play = PlayedFile(file, step, cast("Split", split))
             before = len(report.proof.wrong)
-            found = list(_episodes(report.target, file, report.proof.wrong))
+            found = list(_read_episodes(report.target, file, report.proof.wrong))
             for episode, outcome in found:
-                report.proof.add(prove_episode(episode, settings, words, newest=_newest(play, outcome)))
+                report.proof.add(prove_episode(episode, settings, renderer, newest=_find_newest_version(play, outcome)))
                 play.episodes += 1
                 for call in episode.calls:
-                    play.sampled.update(versions_of(call).tolist())
+                    play.sampled.update(list_token_versions(call).tolist())
             if steps is not None:
                 sound = len(report.proof.wrong) == before
-                report.wrong_steps += steps.hold(step, split, found, sound=sound)
+                report.wrong_steps += steps.check_file(step, split, found, sound=sound)
             report.plays.append(play)
             bar.advance()
     if steps is not None:
         played = [(play.step, play.split) for play in report.plays]
-        report.wrong_steps += steps.together(played if report.target.whole else None)
+        report.wrong_steps += steps.check_run(played if report.target.is_complete else None)
         report.held_steps, report.unheld_steps = steps.held, +steps.unheld
         validations = steps.validations
         report.held_validations, report.unheld_validations = validations.held, +validations.unheld
@@ -285,15 +288,20 @@ def _prove_ids(report: Report, experiment: Experiment) -> HeldSteps | None:
 
 
 def prove_logprobs(
-    report: Report,
+    report: ProofReport,
     experiment: Experiment,
     weights: Weights,
-    read: Callable[[PlayedFile], Sequence[Episode]],
+    read_episodes: Callable[[PlayedFile], Sequence[Episode]],
     at_most: int | None,
     tolerance: float | None,
-    holds: Callable[[int, RecordedScorer], None] | None = None,
+    check_version: Callable[[int, RecordedScorer], None] | None = None,
 ) -> None:
-    """`read`: the episodes of what was played; `holds`: asked of each version whose weights are at hand."""
+    """Recompute log-probabilities of the report's files.
+
+    Args:
+        read_episodes: Reads the episodes of a file.
+        check_version: Called with each policy version and its scorer.
+    """
     from ajet.backbone import open_scorer
 
     wanted = {version for play in report.plays for version in play.sampled if version >= 0}
@@ -305,21 +313,26 @@ def prove_logprobs(
             report.weights[version] = name
             report.computed_in = f"{scorer.dtype} on {scorer.device}"
             report.tolerance = TOLERANCE[scorer.dtype] if tolerance is None else tolerance
-            again = Recomputation(scorer, experiment.ajet, version=version, tolerance=report.tolerance)
+            recomputation = LogprobRecomputation(scorer, experiment.ajet, version=version, tolerance=report.tolerance)
             for play in (play for other, play in plays if other == version):
-                play.recomputed += again.hold(report.proof, read(play)[:at_most], play.step, play.split)
+                play.recomputed += recomputation.check_episodes(
+                    report.proof, read_episodes(play)[:at_most], play.step, play.split
+                )
                 bar.advance()
-            if holds is not None:
-                holds(version, scorer)
+            if check_version is not None:
+                check_version(version, scorer)
             report.spreads += [
-                StepSpread(step, split, version, which, spread) for step, split, which, spread in again.spreads()
+                StepSpread(step, split, version, which, spread)
+                for step, split, which, spread in recomputation.measure_spreads()
             ]
-            del again
+            del recomputation
             del scorer
 
 
-def _holds_losses(report: Report, experiment: Experiment, held: HeldSteps) -> Callable[[int, RecordedScorer], None]:
-    """Holds the losses of the steps that began with a version's weights."""
+def _make_loss_check(
+    report: ProofReport, experiment: Experiment, held: StepChecker
+) -> Callable[[int, RecordedScorer], None]:
+    """Return a function that checks the losses of steps started from a policy version."""
     from ajet.backbone import open_scorer
 
     first: list[RecordedScorer] = []
@@ -331,17 +344,16 @@ def _holds_losses(report: Report, experiment: Experiment, held: HeldSteps) -> Ca
         return first[0].reference(batch.samples, batch.temperature)
 
     def hold(version: int, scorer: RecordedScorer) -> None:
-        begun = held.losses.begun_with(version)
+        begun = held.losses.list_steps_from(version)
         for play in (play for play in report.plays if play.split == "train" and play.step in begun):
-            found = list(_episodes(report.target, play.file, []))
-            report.wrong_steps += held.hold_loss(scorer, play.step, found, reference)
+            found = list(_read_episodes(report.target, play.file, []))
+            report.wrong_steps += held.check_loss(scorer, play.step, found, reference)
 
     return hold
 
 
-def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[tuple[Episode, Outcome]]:
-    """The episodes of a file that are meant, with their outcomes. One whose record lacks a call cannot be read: it goes
-    into `wrong`."""
+def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> Iterator[tuple[Episode, Outcome]]:
+    """Yield the matching episodes of a file with their outcomes. A line with a missing call goes into `wrong`."""
     try:
         opened = open_record_file(file.with_suffix(".bin"))
     except FileNotFoundError:
@@ -349,36 +361,39 @@ def _episodes(target: Target, file: Path, wrong: list[WrongToken]) -> Iterator[t
     with opened as blobs:
         for number, row in enumerate(read_rows(file), 1):
             try:
-                meant, lacking = row["uuid"].startswith(target.episode), _lacking(row)
+                is_wanted, missing = row["uuid"].startswith(target.episode), _find_missing_call(row)
             except (KeyError, TypeError, AttributeError, IndexError) as error:
                 raise UserError("A line of the record is no episode.", where=f"{file}:{number}") from error
-            if not meant:
+            if not is_wanted:
                 continue
-            if lacking is None:
+            if missing is None:
                 yield decode_recorded(row, blobs, f"{file}:{number}")
             else:
-                wrong.append(WrongToken(row["uuid"], lacking, 0, "this call is missing from the record"))
+                wrong.append(WrongToken(row["uuid"], missing, 0, "this call is missing from the record"))
 
 
-def _newest(play: PlayedFile, outcome: Outcome) -> int:
-    """The latest policy version that there was when an episode was played: every backbone calls the weights after the
-    update of step N version N. One that was trained on was there before its step's update; what else a file holds may
-    have ended after it, as episodes do that clients play while a server trains, or verl's asynchronous modes ahead."""
+def _find_newest_version(play: PlayedFile, outcome: Outcome) -> int:
+    """Return the latest possible policy version of an episode.
+
+    Every backbone names the weights after the update of step N version N. A trained episode was finished before its
+    step's update. Other episodes of a file may have ended later: client episodes during training, or verl's
+    asynchronous rollouts.
+    """
     return max(0, play.step - 1) if play.split == "train" and outcome.step is not None else play.step
 
 
-def _lacking(row: dict[str, Any]) -> int | None:
-    """The first call that a recorded line refers to and does not hold."""
+def _find_missing_call(row: dict[str, Any]) -> int | None:
+    """Return the first referenced call missing from a line, or None."""
     calls, lines = row["calls"], row["timelines"]
-    apart = next((at for at, call in enumerate(calls) if call["index"] != at), None)
-    if apart is not None:
-        return apart
+    shifted = next((at for at, call in enumerate(calls) if call["index"] != at), None)
+    if shifted is not None:
+        return shifted
     named = [span[0] for line in lines for span in line["spans"]] + [line["leaf"] for line in lines]
     return len(calls) if max(named, default=0) >= len(calls) and named else None
 
 
-def weights_in(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
-    """The weights in a run's checkpoints. Raises UserError where one is damaged."""
+def find_weights(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
+    """Return the weights in a run's checkpoints. Raises UserError for a damaged checkpoint."""
     from ajet.backbone import saved_version
 
     checkpoints.require_whole()
@@ -387,5 +402,5 @@ def weights_in(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
     }
 
 
-def _checkpoints(run: Path, experiment: Experiment) -> Checkpoints:
+def _open_checkpoints(run: Path, experiment: Experiment) -> Checkpoints:
     return Checkpoints(checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir))

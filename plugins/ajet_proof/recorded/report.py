@@ -1,6 +1,6 @@
-"""What `ajet prove` shows: a table by class of tokens, which steps were recomputed, each wrong token.
+"""Print and save the report of `ajet prove`: a table by token class, recomputed steps, wrong tokens.
 
-Invariant: it shows and keeps a `Report` and decides nothing; the JSON has every number of the table.
+Invariant: the code only displays a `ProofReport`; the JSON contains every number of the table.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rich.text import Text
 from ajet.record.console import counted
 from ajet.record.files import write_atomically
 from ajet.schema.errors import UserError
-from ajet_proof.recorded.prove import OUTSIDE, PlayedFile, Report, StepSpread
+from ajet_proof.recorded.prove import OUTSIDE, PlayedFile, ProofReport, StepSpread
 from ajet_proof.recorded.recompute import WRITTEN
 from ajet_proof.tokens.proof import CLASSES
 
 SHOWN = 20
-"""Wrong tokens on the screen; the JSON has all."""
+"""Maximum wrong tokens on the screen; the JSON has all."""
 
 
-def as_json(report: Report) -> str:
-    """The report as one JSON object."""
+def encode_report(report: ProofReport) -> str:
+    """Return the report as one JSON object."""
     proof = report.proof
     content: dict[str, Any] = {
         "ok": report.ok,
@@ -77,13 +77,9 @@ def as_json(report: Report) -> str:
     return json.dumps(content, indent=1)
 
 
-def keep(report: Report) -> Path:
-    """Write proof.json into the run's folder, for the viewer, and return its place.
-
-    Raises:
-        UserError: It cannot be written.
-    """
-    content = {"time": time.time(), "episode": report.target.episode, **json.loads(as_json(report))}
+def save_report(report: ProofReport) -> Path:
+    """Write proof.json into the run's folder, for the viewer, and return its path. Raises UserError."""
+    content = {"time": time.time(), "episode": report.target.episode, **json.loads(encode_report(report))}
     path = report.target.run / "proof.json"
     try:
         write_atomically(path, json.dumps(content, indent=1) + "\n")
@@ -94,8 +90,8 @@ def keep(report: Report) -> Path:
     return path
 
 
-def show(report: Report, console: Console) -> None:
-    """The table, then in sentences what it rests on."""
+def print_report(report: ProofReport, console: Console) -> None:
+    """Print the table and a summary in sentences."""
     proof = report.proof
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("tokens", "", "checked", "ids equal", "recomputed", "largest gap"):
@@ -110,54 +106,62 @@ def show(report: Report, console: Console) -> None:
     console.print(table)
     forks = ", ".join(f"{count} {reason}" for reason, count in proof.forks.most_common()) or "none"
     seen = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
-    _say(console, f"{', '.join(counted(*each) for each in seen)}; forks: {forks}.")
+    _print_line(console, f"{', '.join(counted(*each) for each in seen)}; forks: {forks}.")
     if proof.tool_uses:
-        _say(console, f"{counted(proof.tool_uses, 'tool use')} held to the digests and the messages of their results.")
+        _print_line(
+            console, f"{counted(proof.tool_uses, 'tool use')} held to the digests and the messages of their results."
+        )
     for reason, count in proof.unchecked.most_common():
         tokens = f"{count:,} token{'' if count == 1 else 's'}"
-        _say(console, f"{tokens} could not be checked: {UNCHECKED.get(reason, reason)}.")
-    for line in _recomputed(report):
-        _say(console, line)
+        _print_line(console, f"{tokens} could not be checked: {UNCHECKED.get(reason, reason)}.")
+    for line in _describe_recomputation(report):
+        _print_line(console, line)
     for altered in report.altered[:SHOWN]:
         console.print(Text.assemble(("left out  ", "bold red"), altered), soft_wrap=True)
     if len(report.altered) > SHOWN:
-        _say(console, f"… and {len(report.altered) - SHOWN} more (--json lists all).")
+        _print_line(console, f"… and {len(report.altered) - SHOWN} more (--json lists all).")
     for token in proof.wrong[:SHOWN]:
         console.print(Text.assemble(("wrong token  ", "bold red"), str(token)), soft_wrap=True)
     if len(proof.wrong) > SHOWN:
-        _say(console, f"… and {len(proof.wrong) - SHOWN} more (--json lists all).")
+        _print_line(console, f"… and {len(proof.wrong) - SHOWN} more (--json lists all).")
     for wrong in report.wrong_steps[:SHOWN]:
         console.print(Text.assemble(("wrong step  ", "bold red"), str(wrong)), soft_wrap=True)
     if len(report.wrong_steps) > SHOWN:
-        _say(console, f"… and {len(report.wrong_steps) - SHOWN} more (--json lists all).")
-    askew = [each for each in report.spreads if each.spread.problem is not None]
-    for each in askew[:SHOWN]:
-        console.print(Text.assemble(("wrong distribution  ", "bold red"), _askew(each)), soft_wrap=True)
-    if len(askew) > SHOWN:
-        _say(console, f"… and {len(askew) - SHOWN} more (--json lists all).")
+        _print_line(console, f"… and {len(report.wrong_steps) - SHOWN} more (--json lists all).")
+    wrong_spreads = [each for each in report.spreads if each.spread.problem is not None]
+    for each in wrong_spreads[:SHOWN]:
+        console.print(Text.assemble(("wrong distribution  ", "bold red"), _format_spread(each)), soft_wrap=True)
+    if len(wrong_spreads) > SHOWN:
+        _print_line(console, f"… and {len(wrong_spreads) - SHOWN} more (--json lists all).")
     if report.held_steps:
-        _say(console, f"Credit of {counted(report.held_steps, 'step')} computed again from their episodes.")
+        _print_line(console, f"Credit of {counted(report.held_steps, 'step')} computed again from their episodes.")
     for reason, count in report.unheld_steps.most_common():
-        _say(console, f"Credit of {counted(count, 'step')} not computed again: {reason}.")
+        _print_line(console, f"Credit of {counted(count, 'step')} not computed again: {reason}.")
     if report.held_validations:
-        _say(console, f"Numbers of {counted(report.held_validations, 'validation')} computed again from the episodes.")
+        _print_line(
+            console, f"Numbers of {counted(report.held_validations, 'validation')} computed again from the episodes."
+        )
     for reason, count in report.unheld_validations.most_common():
-        _say(console, f"Numbers of {counted(count, 'validation')} not computed again: {reason}.")
+        _print_line(console, f"Numbers of {counted(count, 'validation')} not computed again: {reason}.")
     if report.held_losses:
-        _say(console, f"Loss of {counted(report.held_losses, 'step')} computed again from the recomputed tokens.")
+        _print_line(
+            console, f"Loss of {counted(report.held_losses, 'step')} computed again from the recomputed tokens."
+        )
     for reason, count in report.unheld_losses.most_common():
-        _say(console, f"Loss of {counted(count, 'step')} not computed again: {reason}.")
+        _print_line(console, f"Loss of {counted(count, 'step')} not computed again: {reason}.")
     if report.held_draws:
-        _say(console, f"What the curriculum drew for {counted(report.held_draws, 'epoch')} drawn again.")
+        _print_line(console, f"What the curriculum drew for {counted(report.held_draws, 'epoch')} drawn again.")
     for reason, count in report.unheld_draws.most_common():
-        _say(console, f"What the curriculum drew for {counted(count, 'epoch')} not drawn again: {reason}.")
+        _print_line(console, f"What the curriculum drew for {counted(count, 'epoch')} not drawn again: {reason}.")
     unproven = report.unproven
     for reason, count in unproven.most_common():
         noun = "log-probability" if count == 1 else "log-probabilities"
-        _say(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
-    _say(console, f"Outside a proof's reach: {'; '.join(OUTSIDE)}.")
+        _print_line(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
+    _print_line(console, f"Outside a proof's reach: {'; '.join(OUTSIDE)}.")
     if not report.ok:
-        console.print(f"[bold red]Not proven:[/] {len(proof.wrong) + len(report.wrong_steps) + len(askew)} wrong.")
+        console.print(
+            f"[bold red]Not proven:[/] {len(proof.wrong) + len(report.wrong_steps) + len(wrong_spreads)} wrong."
+        )
     elif unproven:
         console.print("[bold green]No wrong token[/] in what could be checked; the rest is counted above, not proven.")
     else:
@@ -173,7 +177,7 @@ UNPROVEN = {
 }
 
 
-def _askew(each: StepSpread) -> str:
+def _format_spread(each: StepSpread) -> str:
     of = f"step {each.step}" if each.split == "train" else f"{each.split}, step {each.step}"
     return (
         f"{of}, version {each.version}, log-probabilities {each.which}, {each.spread.tokens:,} tokens: "
@@ -188,10 +192,10 @@ UNCHECKED = {
 }
 
 
-def _recomputed(report: Report) -> list[str]:
+def _describe_recomputation(report: ProofReport) -> list[str]:
     if report.why_not:
         return [f"Ids only, no log-probabilities: {report.why_not}."]
-    whole = [play for play in report.plays if play.recomputed and play.recomputed == sum(play.sampled.values())]
+    complete = [play for play in report.plays if play.recomputed and play.recomputed == sum(play.sampled.values())]
     part = [play for play in report.plays if 0 < play.recomputed < sum(play.sampled.values())]
     none = [play for play in report.plays if not play.recomputed and play.sampled]
     lines = []
@@ -207,16 +211,16 @@ def _recomputed(report: Report) -> list[str]:
             f"Gaps of {counted(len(report.spreads), 'distribution')}, held to this machine's own noise: the mean that "
             f"is furthest out is {widest.mean:.2g} ± {widest.error:.1g} nats, of {widest.mean_allowed:.2g} allowed."
         )
-    for label, plays in (("Recomputed", whole), ("Recomputed in part", part), ("Ids only", none)):
+    for label, plays in (("Recomputed", complete), ("Recomputed in part", part), ("Ids only", none)):
         if plays:
             gone = plays is none and not any(play.sampled[-1] or play.sampled[WRITTEN] for play in none)
             reason = ": no checkpoint has the weights that sampled them" if gone else ""
-            lines.append(f"{label}: {_steps(plays)}{reason}.")
+            lines.append(f"{label}: {_format_steps(plays)}{reason}.")
     return lines
 
 
-def _steps(plays: Sequence[PlayedFile]) -> str:
-    """ "step 1-3, 5; validation after step 0, 5"."""
+def _format_steps(plays: Sequence[PlayedFile]) -> str:
+    """Return step ranges such as "step 1-3, 5; validation after step 0, 5"."""
     parts = []
     for split in dict.fromkeys(play.split for play in plays):
         steps = sorted(play.step for play in plays if play.split == split)
@@ -232,5 +236,5 @@ def _steps(plays: Sequence[PlayedFile]) -> str:
     return "; ".join(parts)
 
 
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)

@@ -1,9 +1,8 @@
-"""Steps held to their episodes: what a step says it did must follow from what it recorded.
+"""Check that a step's numbers follow from its recorded episodes.
 
-Invariant: nothing is taken on trust that can be computed again, by the functions that trained (`algorithm.credit`,
-`run.accounting`, the names of episodes, the order of tasks), from the numbers that critic, teacher and reference model
-left in the record. What cannot be is counted by reason: credit under a `verl:` section of the user's needs verl, an
-algorithm of the user's own is code.
+Invariant: every number is recomputed with the functions of training (`algorithm.credit`, `train.accounting`, episode
+names, task order) from recorded outputs of critic, teacher and reference model. Steps that need verl (a `verl:`
+section) or a user's algorithm are counted by reason.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from ajet.schema.errors import UserError
 from ajet.task_reader.order import shuffle_key
 from ajet.train.accounting import episode_metrics
 from ajet_proof.auditing.chain_index import ChainIndex
-from ajet_proof.recorded.draws import HeldDraws
-from ajet_proof.recorded.losses import OTHERS, HeldLosses
-from ajet_proof.recorded.validations import CLOSE, NAMED_BY_RUN, HeldValidations
+from ajet_proof.recorded.draws import DrawChecker
+from ajet_proof.recorded.losses import OTHERS, LossChecker
+from ajet_proof.recorded.validations import CLOSE, NAMED_BY_RUN, ValidationChecker
 
 if TYPE_CHECKING:
     from ajet.backbone.contract import RecordedScorer
@@ -47,32 +46,30 @@ HELD = (
     *("episodes", "scored", "failed", "aborted", "no_score", "calls", "sampled_tokens", "forks", "reward"),
     *("success_rate", "reply_tokens", "turns", "left_out", "untrained/", "checks/", "fork_rate/", "workflow/"),
 )
-"""Numbers of a row of metrics.jsonl that are computed again, with those of the credit: the ones whose meaning does not
-change from version to version."""
+"""Metrics recomputed in addition to the credit: only metrics with the same meaning in all versions."""
 REMOVED = "their episodes or arrays were removed (ajet gc, or the run's bounds)"
 
 
 @dataclass(frozen=True, slots=True)
 class WrongStep:
-    """Something that does not follow."""
+    """A number or a field of a step that differs."""
 
     step: int
     split: str
     what: str
 
     def __str__(self) -> str:
-        """A sentence for a person."""
         of = f"step {self.step}" if self.split == "train" else f"{self.split}, step {self.step}"
         return f"{of}: {self.what}"
 
 
-class HeldSteps:
-    """Holds one run's steps, file by file, in their order."""
+class StepChecker:
+    """Checks the steps of one run, file by file, in order."""
 
     def __init__(
         self, experiment: Experiment, run: Path, removed: Collection[str] = (), *, finished: bool = False
     ) -> None:
-        """`removed`: files that are known as let go, below the run's folder; `finished`: the run came to its end."""
+        """Prepare the checks. `removed`: files known as removed, below the run's folder; `finished`: the run has ended."""
         self._run, self._removed, self._finished = run, removed, finished
         self._settings, self._backbone = experiment.ajet, experiment.backbone
         self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
@@ -80,52 +77,59 @@ class HeldSteps:
         self._foreign = bool(self._backbone.roots and experiment.backbone_overrides)
         self._trains = (run / RUN_IDENTITY).exists()
         all_rows = list(read_rows(run / METRICS)) if self._trains else []
-        self._rows = _last_rows(run / METRICS)
+        self._rows = _read_last_rows(run / METRICS)
         self._doubled = sorted(
             step for step, count in Counter(row["step"] for row in all_rows if "tasks" in row).items() if count > 1
         )
         self._stray = [row["step"] for row in all_rows if "tasks" not in row and not _is_validation(row)]
         self._unfinished = _is_unfinished_evaluation(run)
-        self._other_settings = _other_settings(run)
-        frontier = _frontier(run, self._settings)
-        self._count = _tasks_an_epoch(frontier)
-        self.draws = HeldDraws(self._settings, frontier, self._rows)
-        self.losses = HeldLosses()
-        self.validations = HeldValidations(
+        self._has_other_settings = _make_settings_check(run)
+        frontier = _read_frontier(run, self._settings)
+        self._epoch_size = _read_epoch_size(frontier)
+        self.draws = DrawChecker(self._settings, frontier, self._rows)
+        self.losses = LossChecker()
+        self.validations = ValidationChecker(
             all_rows, finished=finished, in_order=not self._streams, same_settings=_has_one_setting(run)
         )
         self._seen: dict[str, list[int]] = defaultdict(list)
-        """The steps of each episode."""
+        """Episode uuid -> its steps."""
         self._tasks: dict[tuple[str, int], tuple[str, str]] = {}
         self.held = 0
-        """Steps whose credit was computed again."""
+        """Number of steps with recomputed credit."""
         self.unheld: Counter[str] = Counter()
-        """Steps whose credit was not, by reason."""
+        """Number of steps without recomputed credit, by reason."""
 
-    def hold(
+    def check_file(
         self, step: int, split: str, found: Sequence[tuple[Episode, Outcome]], *, sound: bool = True
     ) -> list[WrongStep]:
-        """What is wrong with one file. `sound`: its tokens are right; else nothing is computed from them."""
+        """Return the problems of one file. `sound`: its tokens are right; otherwise numbers are not recomputed."""
         if split != "train" and any(not episode.group for episode, _ in found):
             return []  # clients played them, of no group
-        said = [*self._names(step, found), *self._groups(split, found), *self._order(split, found)]
+        problems = [
+            *self._check_names(step, found),
+            *self._check_groups(split, found),
+            *self._check_positions(split, found),
+        ]
         if split == "train":
-            said += self.draws.hold(step, _groups_of(found))
-        if split == "train" and sound and not said:
-            said += self._credit(step, found)
-        if split == "validation" and sound and not said and self._trains:
-            said += self.validations.hold(step, [episode for episode, _ in found])
-        return [WrongStep(step, split, what) for what in said]
+            problems += self.draws.check_step(step, _build_groups(found))
+        if split == "train" and sound and not problems:
+            problems += self._check_credit(step, found)
+        if split == "validation" and sound and not problems and self._trains:
+            problems += self.validations.check_file(step, [episode for episode, _ in found])
+        return [WrongStep(step, split, what) for what in problems]
 
-    def _names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+    def _check_names(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         times = Counter(episode.uuid for episode, _ in found)
         row, algorithm = self._rows.get(step, {}), self._settings.trainer_common.algorithm
-        again, bounds = row.get("again", ()), row.get("bounds", {})  # the step's own; a resumed run may have others now
+        repeated, bounds = (
+            row.get("again", ()),
+            row.get("bounds", {}),
+        )  # the step's own; a resumed run may have others now
         interval = bounds.get("retrained_interval", algorithm.retrained_interval)
         most = bounds.get("max_trained_count", algorithm.max_trained_count)
         for episode, _ in found:
             seen = self._seen[episode.uuid]
-            if times[episode.uuid] > 1 or (seen and episode.order not in again):
+            if times[episode.uuid] > 1 or (seen and episode.order not in repeated):
                 yield f"episode {episode.uuid} is recorded twice"
             elif seen and step < seen[-1] + interval:
                 yield f"episode {episode.uuid} was trained on again after {step - seen[-1]} steps"
@@ -147,30 +151,30 @@ class HeldSteps:
             if episode.ending and episode.status != "aborted":
                 yield f"episode {episode.uuid} ended by itself and names a reason ({episode.ending})"
 
-    def _groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+    def _check_groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         wanted = split_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
-        for name, members in _by_group(found).items():
+        for name, members in _group_episodes(found).items():
             repeats = sorted(episode.repeat for episode, _ in members)
-            whole = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._unfinished
-            if repeats != list(range(wanted)) if whole else len({*repeats}) != len(repeats):
+            is_complete = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._unfinished
+            if repeats != list(range(wanted)) if is_complete else len({*repeats}) != len(repeats):
                 yield f"group {name} has the attempts {repeats}, not 0 to {wanted - 1}"
             if {(episode.order, episode.split) for episode, _ in members} != {(members[0][0].order, split)}:
                 yield f"group {name} stands at several places"
             if any(episode.task != members[0][0].task for episode, _ in members):
                 yield f"group {name} has several tasks"
 
-    def _order(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+    def _check_positions(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         for episode, _ in found:
             if episode.order < 0:
                 continue
-            count = self._count if split == "train" and self._count else episode.order + 1
+            count = self._epoch_size if split == "train" and self._epoch_size else episode.order + 1
             epoch, place = divmod(episode.order, count)
-            told = (episode.task.task_id, episode.task.main_query)  # an agent may write into the rest
-            if self._tasks.setdefault((f"{split} {epoch}", place), told) != told:
+            task = (episode.task.task_id, episode.task.main_query)  # an agent may write into the rest
+            if self._tasks.setdefault((f"{split} {epoch}", place), task) != task:
                 yield f"position {episode.order} has another task in episode {episode.uuid}"
 
-    def _ranks(self) -> Iterator[str]:
-        if not self._count or not self._settings.data.shuffle or self._settings.data.curriculum.prefer:
+    def _check_shuffle(self) -> Iterator[str]:
+        if not self._epoch_size or not self._settings.data.shuffle or self._settings.data.curriculum.prefer:
             return
         epochs: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for (epoch, place), (task_id, _) in self._tasks.items():
@@ -183,11 +187,11 @@ class HeldSteps:
                 if one >= other:
                     yield f"task {task_id} does not stand at place {place} of epoch {int(epoch[6:]) + 1} by this seed"
 
-    def _credit(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
+    def _check_credit(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         outcomes = {episode.uuid: outcome for episode, outcome in found}
-        groups = _groups_of(found)
-        left = _left(groups, outcomes)
-        trained = _trained(groups, outcomes)
+        groups = _build_groups(found)
+        left = _list_discard_reasons(groups, outcomes)
+        trained = _select_trained_groups(groups, outcomes)
         row = self._rows.get(step)
         if row is None:
             last = max(self._rows, default=step)
@@ -196,30 +200,30 @@ class HeldSteps:
             else:
                 self.unheld["the step is not over, or was cut off"] += 1
             return
-        yield from self._accounts(row, trained, groups, outcomes)
-        reason = self._why_no_credit()
+        yield from self._check_metrics(row, trained, groups, outcomes)
+        reason = self._explain_missing_credit()
         if reason:
             self.unheld[reason] += 1
             return
         self.held += 1
         try:
-            batch = self._batch(step, trained, outcomes)
-        except NotRecordedError as lacking:
-            yield f"{lacking.what} of episode {lacking} are not in the record"
+            batch = self._rebuild_batch(step, trained, outcomes)
+        except NotRecordedError as missing:
+            yield f"{missing.what} of episode {missing} are not in the record"
             return
         expected: dict[str, Outcome] = dict(batch.outcomes)
         for group in groups:
             if (why := left[group.order]) is not None:
                 expected |= build_discarded_outcomes([group], why)
-        wrong = list(self._compared(row, batch, expected, outcomes))
-        if wrong and self._other_settings(step):
+        wrong = list(self._compare_credit(row, batch, expected, outcomes))
+        if wrong and self._has_other_settings(step):
             self.held -= 1
             self.unheld[OTHERS] += 1
             return
         yield from wrong
-        self.losses.expect(step, batch, row, self._settings)
+        self.losses.expect_step(step, batch, row, self._settings)
 
-    def _compared(
+    def _compare_credit(
         self,
         row: Mapping[str, Any],
         batch: TrainingBatch,
@@ -227,46 +231,49 @@ class HeldSteps:
         outcomes: Mapping[str, Outcome],
     ) -> Iterator[str]:
         for uuid, outcome in outcomes.items():
-            if not _alike(again := expected.get(uuid, NO_OUTCOME), outcome):
-                yield f"the credit of episode {uuid} is {_words(outcome)}; its group gives {_words(again)}"
+            if not _is_same_outcome(recomputed := expected.get(uuid, NO_OUTCOME), outcome):
+                yield (
+                    f"the credit of episode {uuid} is {_describe_outcome(outcome)}; its group gives "
+                    f"{_describe_outcome(recomputed)}"
+                )
         for name, value in {"train/trained_tokens": batch.trained_tokens, **batch.metrics}.items():
-            if name in row and not _close(row[name], value):
+            if name in row and not _is_close(row[name], value):
                 yield f"{name} is {row[name]:g} in metrics.jsonl, {value:g} by the episodes"
 
-    def hold_loss(
+    def check_loss(
         self,
         scorer: RecordedScorer,
         step: int,
         found: Sequence[tuple[Episode, Outcome]],
         reference: Callable[[TrainingBatch], Sequence[Floats] | None],
     ) -> list[WrongStep]:
-        """What of the loss of a step, which was held and is one of `losses.begun_with`, does not follow."""
+        """Return the problems of a step's loss; the step must be one of `losses.list_steps_from`."""
         outcomes = {episode.uuid: outcome for episode, outcome in found}
-        batch = self._batch(step, _trained(_groups_of(found), outcomes), outcomes)
-        others = self._other_settings(step)
-        said = self.losses.hold(scorer, step, batch, self._rows[step], reference(batch), others=others)
-        return [WrongStep(step, "train", what) for what in said]
+        batch = self._rebuild_batch(step, _select_trained_groups(_build_groups(found), outcomes), outcomes)
+        others = self._has_other_settings(step)
+        problems = self.losses.check_step(scorer, step, batch, self._rows[step], reference(batch), others=others)
+        return [WrongStep(step, "train", what) for what in problems]
 
-    def _accounts(
+    def _check_metrics(
         self, row: Mapping[str, Any], trained: Sequence[Group], groups: Sequence[Group], outcomes: Mapping[str, Outcome]
     ) -> Iterator[str]:
         counted = groups if self._replaces else trained
-        again = episode_metrics(episodes_of(counted), "train", outcomes)
-        said = {name: value for name, value in row.items() if name.startswith("train/")}
-        for name in sorted(again.keys() | said.keys()):
+        recomputed = episode_metrics(episodes_of(counted), "train", outcomes)
+        recorded = {name: value for name, value in row.items() if name.startswith("train/")}
+        for name in sorted(recomputed.keys() | recorded.keys()):
             own = name.removeprefix("train/")
-            if (name in said and name in again) or (own.startswith(HELD) and (name in said or "/" in own)):
-                there, value = said.get(name, 0), again.get(name, 0)
-                if not _close(there, value):
+            if (name in recorded and name in recomputed) or (own.startswith(HELD) and (name in recorded or "/" in own)):
+                there, value = recorded.get(name, 0), recomputed.get(name, 0)
+                if not _is_close(there, value):
                     yield f"{name} is {there} in metrics.jsonl, {value:g} by the episodes"
         used = sorted(group.order for group in trained if group.scored or not self._replaces)
-        if (told := sorted([*row.get("tasks", ()), *row.get("again", ())])) != used:
-            yield f"metrics.jsonl says that it trained the positions {told}, the episodes {used}"
+        if (positions := sorted([*row.get("tasks", ()), *row.get("again", ())])) != used:
+            yield f"metrics.jsonl says that it trained the positions {positions}, the episodes {used}"
         if lost := {*row.get("discarded", ())} - {group.order for group in groups}:
             yield f"the episodes of the positions {sorted(lost)} are missing"
 
-    def _batch(self, step: int, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> TrainingBatch:
-        """The batch by the function that trained, the recorded numbers in the models' place. Raises
+    def _rebuild_batch(self, step: int, trained: Sequence[Group], outcomes: Mapping[str, Outcome]) -> TrainingBatch:
+        """Return the batch of a step with recorded model outputs. Raises
         NotRecordedError."""
         settings, reference = self._settings, make_recorded_reference(outcomes)
         if settings.sft.objective == "dpo":
@@ -275,26 +282,26 @@ class HeldSteps:
             return build_likelihood_batch(trained, settings, step=step)
         return assign_credit(trained, settings, step=step, reference=reference, critic=make_recorded_critic(outcomes))
 
-    def _why_no_credit(self) -> str:
+    def _explain_missing_credit(self) -> str:
         if self._settings.sft.objective is not None:
             return ""
         if is_reference(self._settings.trainer_common.algorithm.adv_estimator):
             return "an algorithm of their own decides over their credit, and a record's code is not run"
         return f"a {self._backbone.name}: section decides over their credit" if self._foreign else ""
 
-    def together(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:
-        """What is wrong over all that was held. `files`: all that the run has; None: some were left out."""
+    def check_run(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:
+        """Return the problems of the run as a unit. `files`: all episode files; None if some were skipped."""
         last = max(self._rows, default=0)
-        said = [WrongStep(last, "train", what) for what in self._ranks()]
-        said += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled]
-        said += [
+        problems = [WrongStep(last, "train", what) for what in self._check_shuffle()]
+        problems += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled]
+        problems += [
             WrongStep(step, "train", "a row in metrics.jsonl is of no step and no validation") for step in self._stray
         ]
         if files is None:
-            return said
+            return problems
         there = {step for step, split in files if split == "train"}
         validated = {step for step, split in files if split == "validation"}
-        said += [
+        problems += [
             WrongStep(step, "validation", what)
             for step, what in self.validations.find_missing(validated, self._removed)
             if not self._has_file(f"step-{step}.validation.jsonl")
@@ -302,18 +309,18 @@ class HeldSteps:
         lost = [step for step, row in self._rows.items() if (row["tasks"] or row.get("again")) and step not in there]
         gone = [step for step in lost if f"episodes/step-{step}.bin" not in self._removed]
         self.unheld[REMOVED] += sum(f"episodes/step-{step}.jsonl" in self._removed for step in lost)
-        return said + [
+        return problems + [
             WrongStep(step, "train", "its episodes are missing")
             for step in gone
             if not self._has_file(f"step-{step}.jsonl")
         ]
 
     def _has_file(self, name: str) -> bool:
-        """True if a live run has recorded these episodes since its files were listed."""
+        """True if a live run has written this file since the listing."""
         return (self._run / "episodes" / name).exists()
 
 
-def _by_group(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[Episode, Outcome]]]:
+def _group_episodes(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[Episode, Outcome]]]:
     groups: dict[str, list[tuple[Episode, Outcome]]] = defaultdict(list)
     for episode, outcome in found:
         groups[episode.group].append((episode, outcome))
@@ -322,25 +329,27 @@ def _by_group(found: Sequence[tuple[Episode, Outcome]]) -> dict[str, list[tuple[
     return groups
 
 
-def _groups_of(found: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
+def _build_groups(found: Sequence[tuple[Episode, Outcome]]) -> list[Group]:
     return [
         Group(members[0][0].task, members[0][0].order, [episode for episode, _ in members])
-        for members in _by_group(found).values()
+        for members in _group_episodes(found).values()
     ]
 
 
-def _left(groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> dict[int, UntrainedReason | None]:
-    """Why each group is in no batch; None: it is in the step's."""
+def _list_discard_reasons(
+    groups: Sequence[Group], outcomes: Mapping[str, Outcome]
+) -> dict[int, UntrainedReason | None]:
+    """Return why each group was discarded; None for a trained group."""
     return {group.order: outcomes[group.episodes[0].uuid].discarded for group in groups}
 
 
-def _trained(groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[Group]:
-    left = _left(groups, outcomes)
+def _select_trained_groups(groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[Group]:
+    left = _list_discard_reasons(groups, outcomes)
     return sorted((group for group in groups if left[group.order] is None), key=lambda group: group.order)
 
 
 def _is_unfinished_evaluation(run: Path) -> bool:
-    """An evaluation records attempt by attempt, and one that was ended goes on later."""
+    """True for an evaluation that can still continue."""
     status = read_status(run) or {}
     return status.get("kind") == "eval" and status.get("outcome") != "finished"
 
@@ -352,19 +361,19 @@ def _is_validation(row: Mapping[str, Any]) -> bool:
 def _has_one_setting(run: Path) -> bool:
     """True if all starts of the run had the same settings."""
     with ChainIndex(run) as chain:
-        return len({digest for _, digest in chain.settings()}) <= 1
+        return len({digest for _, digest in chain.list_settings()}) <= 1
 
 
-def _last_rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The last row of each training step; `tasks` tells them from a validation's."""
+def _read_last_rows(path: Path) -> dict[int, dict[str, Any]]:
+    """Return the last row of each training step; validation rows have no `tasks`."""
     return {row["step"]: row for row in read_rows(path) if "tasks" in row} if path.exists() else {}
 
 
-def _other_settings(run: Path) -> Callable[[int], bool]:
-    """Whether a step was trained under other settings than those that the run has now: it went on with changed
-    values, and what they were before no file has."""
+def _make_settings_check(run: Path) -> Callable[[int], bool]:
+    """Return a predicate: True if a step was trained under other settings than the present ones. Earlier values are not
+    recorded."""
     with ChainIndex(run) as chain:
-        starts = chain.settings()
+        starts = chain.list_settings()
 
     def other(step: int) -> bool:
         return any(digest != starts[-1][1] for at, digest in [each for each in starts if each[0] < step][-1:])
@@ -372,8 +381,8 @@ def _other_settings(run: Path) -> Callable[[int], bool]:
     return other
 
 
-def _frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
-    """The order of tasks as the newest checkpoint holds it; nothing where there is none."""
+def _read_frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
+    """Return the task order of the newest checkpoint, or {}."""
     folder = checkpoints_folder(run, settings.trainer_common.checkpoint_base_dir)
     try:
         latest = Checkpoints(folder).latest()
@@ -383,24 +392,24 @@ def _frontier(run: Path, settings: AjetConfig) -> dict[str, Any]:
     return dict(state.get("frontier") or state.get("order") or {})
 
 
-def _tasks_an_epoch(frontier: Mapping[str, Any]) -> int | None:
-    """The tasks of an epoch, as the checkpoint says; None where none does."""
-    told = frontier.get("count")
-    return told if isinstance(told, int) and told > 0 else None
+def _read_epoch_size(frontier: Mapping[str, Any]) -> int | None:
+    """Return the number of tasks of an epoch, or None if unknown."""
+    count = frontier.get("count")
+    return count if isinstance(count, int) and count > 0 else None
 
 
-def _alike(one: Outcome, other: Outcome) -> bool:
+def _is_same_outcome(one: Outcome, other: Outcome) -> bool:
     same = (one.step, dict(one.untrained), one.discarded) == (other.step, dict(other.untrained), other.discarded)
     if one.advantage is None or other.advantage is None:
         return same and one.advantage is other.advantage
-    return same and _close(one.advantage, other.advantage)
+    return same and _is_close(one.advantage, other.advantage)
 
 
-def _close(one: Any, other: float) -> bool:
+def _is_close(one: Any, other: float) -> bool:
     return isinstance(one, int | float) and math.isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
-def _words(outcome: Outcome) -> str:
+def _describe_outcome(outcome: Outcome) -> str:
     parts = [f"trained in step {outcome.step}"] if outcome.step is not None else ["not trained"]
     parts += [f"advantage {outcome.advantage:.4g}"] if outcome.advantage is not None else []
     parts += [f"{count} tokens {reason}" for reason, count in outcome.untrained.items()]

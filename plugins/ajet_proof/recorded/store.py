@@ -1,9 +1,7 @@
-"""`ajet prove --store`: what a store holds, derived a second time, where its address is all there is.
+"""`ajet prove --store`: prove the episodes of a store without the run's folder.
 
-Invariant: it only reads, and needs nothing of the run's folder. What is printed as checked was checked, by the
-functions that prove a recorded run; what a store cannot tell (`OUTSIDE_A_STORE`) is said. The model here is held to the
-fingerprints that the trainer announced, episodes to their digests and to the names that their places in the run give
-them.
+Invariant: the code only reads. Checks are those of a recorded run; `OUTSIDE_A_STORE` lists the missing ones. The model
+must match the fingerprints announced by the trainer; episodes must match their digests and their names.
 """
 
 from __future__ import annotations
@@ -27,17 +25,17 @@ from ajet.store import Address, StoreReader, open_reader
 from ajet.store.reading import StoredPosition
 from ajet_proof.recorded.prove import (
     PlayedFile,
-    Report,
+    ProofReport,
     Weights,
+    find_tokenizer,
+    find_weights,
+    load_tokenizer_and_renderer,
     prove_episode,
     prove_logprobs,
-    tokenizer_in,
-    weights_in,
-    words_of,
 )
-from ajet_proof.recorded.recompute import versions_of
-from ajet_proof.recorded.steps import HeldSteps, WrongStep
-from ajet_proof.recorded.target import CONFIG, SHORTEST, Target
+from ajet_proof.recorded.recompute import list_token_versions
+from ajet_proof.recorded.steps import StepChecker, WrongStep
+from ajet_proof.recorded.target import CONFIG, SHORTEST, ProofTarget
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -52,34 +50,33 @@ OUTSIDE_A_STORE = (
 
 
 class ChangedRecord(WrongStep):
-    """An episode that is not what was put."""
+    """An episode that differs from its digest."""
 
     def __str__(self) -> str:
-        """A sentence for a person."""
         return self.what
 
 
 @dataclass(slots=True)
 class StoreReport:
-    """The findings of `ajet prove --store`."""
+    """The result of `ajet prove --store`."""
 
     store: str
-    """Its address."""
+    """Address."""
     run: str
-    """The identity of its run."""
-    report: Report
+    """Run id."""
+    report: ProofReport
     positions: Counter[str] = field(default_factory=Counter)
-    """With episodes, by state."""
+    """Number of positions with episodes, by state."""
     gone: int = 0
-    """Positions of the order that were begun once and of which nothing is here, where the whole store was meant."""
+    """Number of positions that were started and have no episode left, for a proof of the complete store."""
 
     @property
     def ok(self) -> bool:
-        """True when nothing is wrong."""
+        """True if no check failed."""
         return self.report.ok
 
 
-def prove_stored(
+def prove_store(
     text: str,
     *,
     run: str = "",
@@ -90,9 +87,14 @@ def prove_stored(
     tolerance: float | None = None,
     fetch: bool = False,
 ) -> StoreReport:
-    """Prove what the store at the address `text` holds. `run`: whose it is to be, and the database where none is named;
-    `episode`: the beginning of the only uuid that is meant; `steps`: only what these used; the others as
-    `prove_recorded` has them. Raises UserError."""
+    """Prove the episodes in the store at address `text`. Raises UserError.
+
+    Args:
+        run: Expected run, and database if the address has none.
+        episode: First letters of the only uuid to prove.
+        steps: Only episodes used by these steps.
+        at_most, ids_only, tolerance, fetch: As in `prove_record`.
+    """
     from ajet.config.dotenv import load_dotenv_files
 
     load_dotenv_files([Path.cwd()])
@@ -106,16 +108,16 @@ def prove_stored(
     reading = open_reader(address)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            experiment = _experiment(reading, address, Path(folder))
+            experiment = _load_experiment(reading, address, Path(folder))
             _require_run(run, experiment, reading, address)
-            proving = _Proving(reading, address, experiment, ids_only=ids_only, fetch=fetch)
+            proving = _StoreProver(reading, address, experiment, ids_only=ids_only, fetch=fetch)
             return proving.prove(episode, steps, at_most, tolerance)
     finally:
         reading.close()
 
 
-def _experiment(reading: StoreReader, address: Address, folder: Path) -> Experiment:
-    """The experiment of the settings that the run's trainer left in the store, as data."""
+def _load_experiment(reading: StoreReader, address: Address, folder: Path) -> Experiment:
+    """Load the experiment from the settings stored by the run's trainer."""
     from ajet.config import load_recorded_experiment
 
     if not reading.settings:
@@ -142,7 +144,7 @@ def _require_run(run: str, experiment: Experiment, reading: StoreReader, address
         )
 
 
-class _Proving:
+class _StoreProver:
     """Proves the episodes of one store."""
 
     def __init__(
@@ -150,24 +152,24 @@ class _Proving:
     ) -> None:
         self._reading, self._address, self._experiment = reading, address, experiment
         self._policy = reading.announced()
-        self._named = str(experiment.ajet.model.path or "")
-        if not self._named:
+        self._model_name = str(experiment.ajet.model.path or "")
+        if not self._model_name:
             raise UserError("This run names no model, so its tokens cannot be derived again.", where=address.shown)
         by_weights = not ids_only and "recomputes" in experiment.backbone.can
         self._why_not = "" if by_weights else f"the weights of a {experiment.backbone.name} run cannot be loaded here"
         if ids_only:
             self._why_not = "as asked (--ids-only)"
-        self._checkpoints = _checkpoints_of(self._policy)
-        experiment.ajet.model.path = str(self._model(weights=by_weights, fetch=fetch))
-        tokenizer, self._words = words_of(experiment)
+        self._checkpoints = _open_checkpoints(self._policy)
+        experiment.ajet.model.path = str(self._find_model(weights=by_weights, fetch=fetch))
+        tokenizer, self._renderer = load_tokenizer_and_renderer(experiment)
         _require_same_model(self._policy, experiment, tokenizer, address, weights=by_weights)
-        self._steps = HeldSteps(experiment, experiment.yaml_path.parent)
+        self._steps = StepChecker(experiment, experiment.yaml_path.parent)
         self._plays: dict[tuple[int, Split], PlayedFile] = {}
         self._orders: dict[tuple[int, Split], dict[int, None]] = defaultdict(dict)
-        """Where what was played for a step, or used by it, stands."""
+        """(step, split) -> order of its positions."""
 
     def prove(self, beginning: str, steps: Sequence[int], at_most: int | None, tolerance: float | None) -> StoreReport:
-        """Raises UserError where nothing is there that is meant."""
+        """Prove the matching episodes. Raises UserError if no episode matches."""
         orders = self._reading.orders(beginning, steps)
         if not orders:
             of = f" that begins with {beginning}" if beginning else ""
@@ -180,13 +182,13 @@ class _Proving:
                 if beginning
                 else f"Prove the run's own folder: {command('prove', 'RUN')}.",
             )
-        report = Report(Target(self._experiment.yaml_path.parent, (), beginning))
+        report = ProofReport(ProofTarget(self._experiment.yaml_path.parent, (), beginning))
         found = StoreReport(self._address.shown, self._reading.run, report)
         with Progress(Console(stderr=True)) as progress, progress.bar("ids", len(orders), "positions") as bar:
             for order in orders:
                 if (position := self._reading.position(order)) is not None:
                     found.positions[position.state] += 1
-                    self._hold(report, position, beginning)
+                    self._check_position(report, position, beginning)
                 bar.advance()
         if not beginning and not steps:
             found.gone = max(0, self._reading.begun() - sum(order >= 0 for order in orders))
@@ -199,30 +201,30 @@ class _Proving:
             )
         report.why_not = self._why_not
         if not report.why_not:
-            weights: Weights = {0: (None, self._named)}
+            weights: Weights = {0: (None, self._model_name)}
             if self._checkpoints is not None:
-                weights |= weights_in(self._checkpoints, self._experiment)
-            prove_logprobs(report, self._experiment, weights, self._read(beginning), at_most, tolerance)
+                weights |= find_weights(self._checkpoints, self._experiment)
+            prove_logprobs(report, self._experiment, weights, self._make_reader(beginning), at_most, tolerance)
         return found
 
-    def _hold(self, report: Report, position: StoredPosition, beginning: str) -> None:
-        """A position's episodes to what they say, and, where its group is whole, to their names."""
+    def _check_position(self, report: ProofReport, position: StoredPosition, beginning: str) -> None:
+        """Check a position's episodes, and their names if the group is complete."""
         report.wrong_steps += [ChangedRecord(0, "train", what) for what in position.altered]
         meant = [each.episode for each in position.kept if each.episode.uuid.startswith(beginning)]
-        newest, before = self._newest(position, meant), len(report.proof.wrong)
+        newest, before = self._find_newest_version(position, meant), len(report.proof.wrong)
         for episode in meant:
-            report.proof.add(prove_episode(episode, self._experiment.ajet, self._words, newest=newest))
+            report.proof.add(prove_episode(episode, self._experiment.ajet, self._renderer, newest=newest))
             at = position.used[0] if position.used else episode.step, episode.split
             play = self._plays.setdefault(at, PlayedFile(Path(self._address.shown), *at))
             self._orders[at][position.order] = None
             play.episodes += 1
             for call in episode.calls:
-                play.sampled.update(versions_of(call).tolist())
+                play.sampled.update(list_token_versions(call).tolist())
         if not position.altered and not beginning and len(report.proof.wrong) == before:
-            report.wrong_steps += self._names(position)
+            report.wrong_steps += self._check_owners(position)
 
-    def _names(self, position: StoredPosition) -> list[WrongStep]:
-        """What is wrong with whose a position's episodes are, and with their group, once it is whole."""
+    def _check_owners(self, position: StoredPosition) -> list[WrongStep]:
+        """Return episodes of another run, and wrong names of a complete group."""
         wrong = [
             WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} is of another run")
             for each in position.kept
@@ -231,58 +233,62 @@ class _Proving:
         group = [each.episode for each in position.kept if not each.alone]
         if group and (position.state == "closed" or position.used):
             step = position.used[-1] if position.used else max(episode.step for episode in group)
-            wrong += self._steps.hold(step, "train", [(each, NO_OUTCOME) for each in group], sound=False)
+            wrong += self._steps.check_file(step, "train", [(each, NO_OUTCOME) for each in group], sound=False)
         return wrong
 
-    def _newest(self, position: StoredPosition, episodes: Sequence[Episode]) -> int | None:
-        """The latest policy version that can have sampled a position's episodes; None: nobody says."""
+    def _find_newest_version(self, position: StoredPosition, episodes: Sequence[Episode]) -> int | None:
+        """Return the latest possible policy version of a position's episodes, or None if unknown."""
         if position.used:
             return max(0, position.used[0] - 1)
-        latest = _version(self._policy)
+        latest = _get_version(self._policy)
         there = max((run.high for each in episodes for call in each.calls for run in call.versions), default=0)
         if latest is not None and there > latest:  # it may have been announced since
             self._policy = self._reading.announced()
-            latest = _version(self._policy)
+            latest = _get_version(self._policy)
         return latest
 
-    def _read(self, beginning: str) -> Callable[[PlayedFile], list[Episode]]:
+    def _make_reader(self, beginning: str) -> Callable[[PlayedFile], list[Episode]]:
         def read(play: PlayedFile) -> list[Episode]:
             positions = map(self._reading.position, self._orders[play.step, play.split])
-            kept = [each.episode for position in positions if position is not None for each in position.kept]
-            return [each for each in kept if each.uuid.startswith(beginning) and each.split == play.split]
+            episodes = [each.episode for position in positions if position is not None for each in position.kept]
+            return [each for each in episodes if each.uuid.startswith(beginning) and each.split == play.split]
 
         return read
 
-    def _model(self, *, weights: bool, fetch: bool) -> Path:
+    def _find_model(self, *, weights: bool, fetch: bool) -> Path:
         from ajet.commands.recorded_run import find_recorded_model
         from ajet.engine.model_source import at_hand
 
         base = self._experiment.base
-        lacking = not weights and at_hand(self._named, base=base, weights=False) is None
-        if lacking and self._checkpoints is not None and (saved := tokenizer_in(self._checkpoints)) is not None:
+        needs_checkpoint = not weights and at_hand(self._model_name, base=base, weights=False) is None
+        if (
+            needs_checkpoint
+            and self._checkpoints is not None
+            and (saved := find_tokenizer(self._checkpoints)) is not None
+        ):
             return saved
         otherwise = "--ids-only needs no weights" if weights else ""
         where = Path(self._address.shown)
         return find_recorded_model(
-            self._named, base=base, record=where, fetch=fetch, weights=weights, otherwise=otherwise
+            self._model_name, base=base, record=where, fetch=fetch, weights=weights, otherwise=otherwise
         )
 
 
-def _checkpoints_of(policy: Policy | None) -> Checkpoints | None:
-    """The checkpoints that the announced weights lie among; None where that folder is not on this machine."""
+def _open_checkpoints(policy: Policy | None) -> Checkpoints | None:
+    """Return the checkpoints next to the announced weights, or None if they are not on this machine."""
     if policy is None or not policy.weights or not Path(policy.weights).is_dir():
         return None
     return Checkpoints(Path(policy.weights).parent)
 
 
-def _version(policy: Policy | None) -> int | None:
+def _get_version(policy: Policy | None) -> int | None:
     return None if policy is None else policy.told.get("version")
 
 
 def _require_same_model(
     policy: Policy | None, experiment: Experiment, tokenizer: Any, address: Address, *, weights: bool
 ) -> None:
-    """Raises UserError where the model here is not the one that the trainer told its samplers of."""
+    """Raise UserError if the local model differs from the one announced by the trainer."""
     from ajet.engine.models import tokenizer_fingerprint, weights_fingerprint
 
     if policy is None:

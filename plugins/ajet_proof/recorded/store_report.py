@@ -1,8 +1,3 @@
-"""What `ajet prove --store` shows: what is there, what a store cannot show, then what `ajet prove` shows of a run.
-
-Invariant: it shows a `StoreReport` and decides nothing.
-"""
-
 from __future__ import annotations
 
 import json
@@ -14,19 +9,19 @@ from ajet_proof.recorded import report as proof_report
 from ajet_proof.recorded.store import OUTSIDE_A_STORE, StoreReport
 
 
-def as_json(found: StoreReport) -> str:
-    """The report as one JSON object: that of a run's proof, and what is of the store."""
+def encode_store_report(found: StoreReport) -> str:
+    """Return the store report as one JSON object."""
     own = {"run": found.run, "store": found.store, "positions": dict(found.positions), "gone": found.gone}
     return json.dumps(
-        {**json.loads(proof_report.as_json(found.report)), **own, "not_in_a_store": OUTSIDE_A_STORE}, indent=1
+        {**json.loads(proof_report.encode_report(found.report)), **own, "not_in_a_store": OUTSIDE_A_STORE}, indent=1
     )
 
 
-def show(found: StoreReport, console: Console) -> None:
-    """For a person."""
+def print_store_report(found: StoreReport, console: Console) -> None:
+    """Print the store report."""
     states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.positions.items()))
-    said = f"{found.store}, run {found.run}: {counted(found.positions.total(), 'position')} with episodes ({states})"
+    summary = f"{found.store}, run {found.run}: {counted(found.positions.total(), 'position')} with episodes ({states})"
     gone = f"; {found.gone:,} more were begun, of which nothing is here" if found.gone else ""
-    console.print(f"{said}{gone}.", markup=False, soft_wrap=True)
+    console.print(f"{summary}{gone}.", markup=False, soft_wrap=True)
     console.print(f"Not to be proven from a store: {OUTSIDE_A_STORE}.", markup=False, soft_wrap=True)
-    proof_report.show(found.report, console)
+    proof_report.print_report(found.report, console)

@@ -1,6 +1,6 @@
-"""What `ajet prove` is asked about: a run, one step's file of it, or an episode in any run.
+"""Resolve the argument of `ajet prove`: a run, one episode file, or an episode of any run.
 
-Invariant: looking changes nothing and locks no run; a live run may be proven while it writes.
+Invariant: the lookup only reads and locks no run, so a live run can be proven.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from ajet.record.run_directory import CONFIG
 from ajet.schema.errors import UserError
 
 SHORTEST = 6
-"""Letters of an episode's uuid that are enough to name it."""
+"""Minimum letters of an episode's uuid on the command line."""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Episode files of one run. `episode`: the beginning of the only uuid that is meant; empty: all."""
+class ProofTarget:
+    """Episode files of one run. `episode`: first letters of the only uuid to prove; empty for all."""
 
     run: Path
     files: tuple[Path, ...]
     episode: str = ""
-    whole: bool = False
-    """Whether these are all that the run has."""
+    is_complete: bool = False
+    """True if `files` are all files of the run."""
 
 
-def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
-    """The run, step file or episode that `named` means; `steps` leaves out the files of others. Raises UserError."""
+def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarget:
+    """Find the run, file or episode called `named`; `steps` keeps only files of these steps. Raises UserError."""
     path = Path(named)
     if path.suffix == ".jsonl" and path.exists():
-        return _kept(Target(_run_of(path.absolute()), (path.absolute(),)), steps)
+        return _select_steps(ProofTarget(_find_run_folder(path.absolute()), (path.absolute(),)), steps)
     folder = newest_run(named, root, holding="episodes") or run_folder(named, root, holding=CONFIG)
     if (folder / CONFIG).exists():
         names = [name for name in list_record_folder(folder / "episodes") if NAME.fullmatch(name)]
-        files = tuple(sorted((folder / "episodes" / name for name in names), key=_order))
-        return _kept(Target(folder.absolute(), files, whole=not steps), steps)
-    found = list(_with_episode(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
+        files = tuple(sorted((folder / "episodes" / name for name in names), key=_make_sort_key))
+        return _select_steps(ProofTarget(folder.absolute(), files, is_complete=not steps), steps)
+    found = list(_find_episodes(named, root)) if len(named) >= SHORTEST and named.isalnum() else []
     if len({uuid for uuid, _ in found}) > 1:
         raise UserError(
             f"{len(found)} episodes begin with {named}.",
@@ -51,7 +51,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
         )
     if found:
         uuid, file = found[0]
-        return _kept(Target(_run_of(file), (file,), uuid), steps)
+        return _select_steps(ProofTarget(_find_run_folder(file), (file,), uuid), steps)
     raise UserError(
         f"There is no run and no episode named {named}.",
         where=str(root),
@@ -60,28 +60,28 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> Target:
     )
 
 
-def step_of(file: Path) -> tuple[int, str]:
-    """(step, split) of an episode file."""
+def parse_episode_name(file: Path) -> tuple[int, str]:
+    """Return (step, split) of an episode file."""
     match = NAME.fullmatch(file.name)
     if match is None:
         raise UserError(f"{file.name} is no episode file.", where=str(file), expected="step-N.jsonl")
     return int(match[1]), match[2] or "train"
 
 
-def _order(file: Path) -> tuple[int, bool]:
-    step, split = step_of(file)
+def _make_sort_key(file: Path) -> tuple[int, bool]:
+    step, split = parse_episode_name(file)
     return step, split != "train"
 
 
-def _kept(target: Target, steps: Sequence[int]) -> Target:
-    files = tuple(file for file in target.files if not steps or step_of(file)[0] in steps)
+def _select_steps(target: ProofTarget, steps: Sequence[int]) -> ProofTarget:
+    files = tuple(file for file in target.files if not steps or parse_episode_name(file)[0] in steps)
     if not files:
         of = f" of step {', '.join(map(str, steps))}" if steps else ""
         raise UserError(f"No episodes{of} are recorded.", where=str(target.run / "episodes"))
-    return Target(target.run, files, target.episode, target.whole)
+    return ProofTarget(target.run, files, target.episode, target.is_complete)
 
 
-def _run_of(file: Path) -> Path:
+def _find_run_folder(file: Path) -> Path:
     for folder in file.parents:
         if (folder / CONFIG).exists():
             return folder
@@ -92,7 +92,7 @@ def _run_of(file: Path) -> Path:
     )
 
 
-def _with_episode(beginning: str, root: Path) -> Iterator[tuple[str, Path]]:
+def _find_episodes(beginning: str, root: Path) -> Iterator[tuple[str, Path]]:
     mark = f'"{beginning}'.encode()
     for file in sorted(root.rglob("episodes/step-*.jsonl")):
         try:

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from ajet.store import Kept, RunStore
 from ajet.store.digest import ALTERED
-from ajet_proof.auditing.altered import told_of
-from ajet_proof.auditing.audit import audit_whole
-from ajet_proof.auditing.report import as_json, show
+from ajet_proof.auditing.altered import list_altered_episodes
+from ajet_proof.auditing.audit import audit_run
+from ajet_proof.auditing.report import encode_audit, print_audit
 from tests.record_fixtures import episode
 
 WHY = f"{ALTERED}: episode e7 of position 3: it is not what was put: its digest does not match (sqlite store.sqlite)"
@@ -21,16 +21,16 @@ WHY = f"{ALTERED}: episode e7 of position 3: it is not what was put: its digest 
 
 def screen(run: Path) -> str:
     console = Console(file=StringIO(), width=200)
-    show(audit_whole(run), console)
+    print_audit(audit_run(run), console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_what_the_steps_left_out_is_named_and_is_no_change_of_the_record(tmp_path: Path) -> None:
     rows = [{"step": 1}, {"step": 2, "given_up": {"3": [WHY], "4": ["the tool is down"]}}]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert told_of(tmp_path) == [f"step 2: {WHY}"]
-    found = audit_whole(tmp_path)
-    assert found.ok and json.loads(as_json(found))["altered"] == [f"step 2: {WHY}"]
+    assert list_altered_episodes(tmp_path) == [f"step 2: {WHY}"]
+    found = audit_run(tmp_path)
+    assert found.ok and json.loads(encode_audit(found))["altered"] == [f"step 2: {WHY}"]
     shown = screen(tmp_path)
     assert f"left out step 2: {WHY}" in shown
     assert "recorded without a chain" in shown and "as it was committed" not in shown, "nothing holds the rest"
@@ -41,11 +41,11 @@ def test_what_waits_in_the_runs_own_folder_is_compared_with_its_digests(tmp_path
     store = RunStore(tmp_path / "pending")
     for lease in store.lease(2):
         store.put(lease, Kept(episode(f"e{lease.order}")), Kept(episode(f"f{lease.order}")))
-    assert audit_whole(tmp_path).ok
+    assert audit_run(tmp_path).ok
     file = tmp_path / "pending" / "step-1.jsonl"
     one, other = file.read_text().splitlines()
     file.write_text(f"{one}\n{other.replace('1+1?', '1+2?')}\n")
-    (change,) = audit_whole(tmp_path).changes
+    (change,) = audit_run(tmp_path).changes
     assert (change.file, change.line) == ("pending/step-1.jsonl", 2) and "episode f1 of position 1" in change.what
     assert "changed  pending/step-1.jsonl:2: changed in the store: episode f1" in screen(tmp_path)
 
@@ -61,7 +61,7 @@ def test_arrays_that_a_line_says_are_nowhere_are_a_change_and_cost_nothing(
     row = json.loads(file.read_text())
     row["blob"] |= {"offset": offset, "length": length}
     file.write_text(json.dumps(row, ensure_ascii=False) + "\n")
-    (change,) = audit_whole(tmp_path).changes
+    (change,) = audit_run(tmp_path).changes
     assert "its arrays are not where it says" in change.what
 
 
@@ -69,4 +69,4 @@ def test_rows_of_metrics_that_are_no_rows_end_no_audit(tmp_path: Path) -> None:
     rows = [{"given_up": 3}, {"given_up": {"3": 4, "5": [6]}}, {"step": 2, "given_up": {"3": [WHY]}}]
     rows.append({"step": 4, "given_up": {"3": [WHY]}})  # by a trainer that goes on
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "no row\n")
-    assert audit_whole(tmp_path).altered == [f"step 2: {WHY}"]
+    assert audit_run(tmp_path).altered == [f"step 2: {WHY}"]

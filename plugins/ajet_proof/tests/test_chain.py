@@ -21,10 +21,10 @@ from ajet.record.files import append_lines
 from ajet.schema.episode import Outcome
 from ajet.schema.errors import UserError
 from ajet.train.gaming import GamingWatch
-from ajet_proof.auditing.audit import Whole, audit_whole, trail_of_episode, trail_of_step, trail_of_task
+from ajet_proof.auditing.audit import RunAudit, audit_run, trace_episode, trace_step, trace_task
 from ajet_proof.auditing.chain_index import ChainIndex
-from ajet_proof.auditing.chain_state import ChainState, Change, changes_of, read_chain
-from ajet_proof.auditing.report import show
+from ajet_proof.auditing.chain_state import ChainState, Change, find_changes, read_chain
+from ajet_proof.auditing.report import print_audit
 from tests.record_fixtures import episode
 from tests.unit.test_record_run_directory import experiment
 
@@ -63,14 +63,14 @@ def run(recorded: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(recorded, tmp_path / recorded.name))
 
 
-def said(found: Whole) -> list[str]:
+def said(found: RunAudit) -> list[str]:
     return [str(each) for each in found.changes]
 
 
 def changes_in(run: Path) -> list[Change]:
     state = read_chain(run)
     assert state is not None
-    return list(changes_of(run, run / "checkpoints", state))
+    return list(find_changes(run, run / "checkpoints", state))
 
 
 def committed(run: Path) -> list[Path]:
@@ -81,9 +81,9 @@ def committed(run: Path) -> list[Path]:
 
 
 def test_a_run_is_as_it_was_committed(recorded: Path) -> None:
-    found = audit_whole(recorded)
+    found = audit_run(recorded)
     assert found.ok, said(found)
-    assert found.state is not None and found.state.steps.keys() == {1, 2, 3} and found.state.kept.keys() == {2, 3}
+    assert found.state is not None and found.state.steps.keys() == {1, 2, 3} and found.state.required.keys() == {2, 3}
 
 
 def test_a_bit_flipped_anywhere_is_found_and_its_file_named(run: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_bit_flipped_anywhere_is_found_and_its_file_named(run: Path) -> None:
             if name.startswith("episodes/") and name.endswith(".jsonl") and at < len(whole) - 1:
                 assert {change.line for change in wrong} == {whole[:at].count(b"\n") + 1}, f"{name}, byte {at}"
         path.write_bytes(whole)
-    assert audit_whole(run).ok
+    assert audit_run(run).ok
 
 
 def test_lines_that_are_removed_added_or_moved_are_named(run: Path) -> None:
@@ -114,51 +114,53 @@ def test_lines_that_are_removed_added_or_moved_are_named(run: Path) -> None:
         ([*lines, lines[0]], f"{name}:4: this line was never committed"),
     ):
         file.write_bytes(b"".join(changed))
-        assert words in said(audit_whole(run))
+        assert words in said(audit_run(run))
     file.unlink()
-    assert f"{name}: it is missing, with 3 episodes" in said(audit_whole(run))
+    assert f"{name}: it is missing, with 3 episodes" in said(audit_run(run))
     file.write_bytes(b"".join(lines))
     (run / "episodes" / "step-1.more.jsonl").write_bytes(lines[0])
-    assert said(audit_whole(run)) == ["episodes/step-1.more.jsonl: it was never committed"]
+    assert said(audit_run(run)) == ["episodes/step-1.more.jsonl: it was never committed"]
     (run / "episodes" / "step-1.more.jsonl").unlink()
     whole = rows.read_bytes().splitlines(keepends=True)
     rows.write_bytes(b"".join(whole[:2] + whole[3:]))
-    assert said(audit_whole(run)) == ["metrics.jsonl:3: a line is missing here (a row of step 2)"]
+    assert said(audit_run(run)) == ["metrics.jsonl:3: a line is missing here (a row of step 2)"]
     rows.write_bytes(b"".join(whole))
     shutil.rmtree(run / "checkpoints" / "step-3")
-    assert said(audit_whole(run)) == ["checkpoints/step-3: it is missing"]
+    assert said(audit_run(run)) == ["checkpoints/step-3: it is missing"]
 
 
 def test_links_that_are_removed_are_missed_and_a_chain_that_is_gone_is_no_old_run(run: Path) -> None:
     chain = run / FILE
     links = chain.read_bytes().splitlines(keepends=True)
     chain.write_bytes(b"".join(links[:3] + links[4:]))
-    assert any(each.startswith(f"{FILE}:4: ") for each in said(audit_whole(run)))
+    assert any(each.startswith(f"{FILE}:4: ") for each in said(audit_run(run)))
     chain.write_bytes(b"".join(links[:-4]))
-    assert any("checkpoints/step-3 says that there was one of" in each for each in said(audit_whole(run)))
+    assert any("checkpoints/step-3 says that there was one of" in each for each in said(audit_run(run)))
     chain.write_bytes(b"".join(links))
     Chain(run).commit("record", 3)
     head = json.loads(chain.read_bytes().splitlines()[-1])["digest"]
-    assert audit_whole(run, head=head[:20]).ok
+    assert audit_run(run, head=head[:20]).ok
     chain.write_bytes(b"".join(links))
-    assert audit_whole(run).ok, "the end of a chain is cut like a run that was killed"
-    assert any("--head says" in each for each in said(audit_whole(run, head=head))), "but for who has kept its head"
+    assert audit_run(run).ok, "the end of a chain is cut like a run that was killed"
+    assert any("--head says" in each for each in said(audit_run(run, head=head))), "but for who has kept its head"
     chain.unlink()
-    assert any(each.startswith(f"{FILE}: it is missing") for each in said(audit_whole(run)))
+    assert any(each.startswith(f"{FILE}: it is missing") for each in said(audit_run(run)))
 
 
 def test_with_a_key_nobody_without_it_can_write_the_chain_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY, "a key that nobody guesses")
     run = trained(tmp_path, 1, 2)
-    assert audit_whole(run).ok and "a key that nobody guesses" not in (run / FILE).read_text()
+    assert audit_run(run).ok and "a key that nobody guesses" not in (run / FILE).read_text()
     for line in (run / FILE).read_text().splitlines():
         assert json.loads(line)["key"]
     written = (run / FILE).read_bytes()
     monkeypatch.delenv(KEY)
     with pytest.raises(UserError, match="made with the key"):
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
-    found = audit_whole(run)
-    assert found.ok and found.state is not None and not found.state.held, "what is not held to the key is said"
+    found = audit_run(run)
+    assert found.ok and found.state is not None and not found.state.is_key_verified, (
+        "what is not held to the key is said"
+    )
     first = Chain(tmp_path)  # a forger's: every link again, over a changed line, without the key
     for line in written.splitlines():
         link = json.loads(line)
@@ -166,35 +168,35 @@ def test_with_a_key_nobody_without_it_can_write_the_chain_anew(tmp_path: Path, m
         first.commit(link.pop("kind"), link.pop("step"), **link)
     (run / FILE).write_bytes((tmp_path / FILE).read_bytes())
     monkeypatch.setenv(KEY, "a key that nobody guesses")
-    assert len(audit_whole(run).changes) >= len(written.splitlines()), "every link was made without it"
+    assert len(audit_run(run).changes) >= len(written.splitlines()), "every link was made without it"
 
 
 def test_a_resume_a_rollback_and_a_fork_keep_it_true(tmp_path: Path) -> None:
     run = trained(tmp_path, 1, 2, 3)
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:
         step(again, 4, saves=False)
-    assert audit_whole(run).ok
+    assert audit_run(run).ok
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:  # step 4 is played again
         assert again.resumed is not None and again.resumed.step == 3
         step(again, 4)
-    found = audit_whole(run)
+    found = audit_run(run)
     assert found.ok and found.state is not None and len(found.state.starts) == 3, said(found)
     uuid = "train40" * 3
-    assert len(trail_of_episode(run, uuid).episodes) == 1, "what the resume has forgotten is not found"
+    assert len(trace_episode(run, uuid).episodes) == 1, "what the resume has forgotten is not found"
     (run / "checkpoints" / "step-4" / "model.safetensors").write_bytes(b"x" * 4)
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as back:  # the latest is damaged: the one before
         assert back.resumed is not None and back.resumed.step == 3
         back.take_up()
-    found = audit_whole(run)
+    found = audit_run(run)
     assert found.ok and found.state is not None and max(found.state.steps) == 3, said(found)
     with RunDirectory.open(
         experiment(tmp_path, experiment_name="other"), root=tmp_path, resume=str(run / "checkpoints" / "step-3")
     ) as fork:
         step(fork, 4)
-    found = audit_whole(fork.path)
+    found = audit_run(fork.path)
     assert found.ok and found.state is not None, said(found)
     base = found.state.starts[0]["from"]
-    assert base["step"] == 3 and not base["own"] and base["head"] in audit_whole(run).state.heads  # type: ignore[union-attr]
+    assert base["step"] == 3 and not base["own"] and base["head"] in audit_run(run).state.heads  # type: ignore[union-attr]
 
 
 def test_what_a_killed_process_had_not_linked_is_linked_by_the_next_and_said(tmp_path: Path) -> None:
@@ -207,32 +209,32 @@ def test_what_a_killed_process_had_not_linked_is_linked_by_the_next_and_said(tmp
     links = (run / FILE).read_bytes().splitlines(keepends=True)
     assert chain == b"".join(links[: len(chain.splitlines())]), "links are only ever appended"
     (run / FILE).write_bytes(b"".join(links[:-2]))  # a kill between the row and its link
-    assert audit_whole(run).ok
+    assert audit_run(run).ok
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:
         step(again, 2)
-    found = audit_whole(run)
+    found = audit_run(run)
     assert found.ok and found.state is not None, said(found)
     assert +found.state.adopted == {"episodes/step-1.validation.jsonl": 1, "metrics.jsonl": 1}
 
 
 def test_trails_lead_from_a_step_back_and_from_an_episode_and_a_task_forward(recorded: Path) -> None:
-    back = trail_of_step(recorded, 2)
+    back = trace_step(recorded, 2)
     assert back.ok and [each["line"] for each in back.episodes] == [1, 2, 3] and len(back.steps) == 1
     fed = back.episodes[0]
     assert fed["as_committed"] and fed["trained_in"] == 2 and fed["played_by"]["versions"]["ajet"]
     assert [call["sampled"] for call in fed["calls"]] == [5, 6, 4, 0] and len(fed["tools"]) == 2
     console = Console(file=StringIO(), width=200)
-    show(back, console)
+    print_audit(back, console)
     assert f"played by sampler {fed['sampler']}, for process" in console.file.getvalue()  # type: ignore[attr-defined]
     assert fed["reward"] == 1.0 and fed["verdict"] == "equal"
-    forward = trail_of_episode(recorded, "train10")
+    forward = trace_episode(recorded, "train10")
     assert forward.episodes[0]["uuid"] == "train10" * 3
     (used,) = forward.steps
     assert (used["step"], used["first_checkpoint"], used["checkpoints"]) == (1, 1, [2, 3])
     assert used["row"]["train/reward"] == 0.1
-    assert {each["step"] for each in trail_of_task(recorded, "t1").steps} == {1, 2, 3}
+    assert {each["step"] for each in trace_task(recorded, "t1").steps} == {1, 2, 3}
     with pytest.raises(UserError, match="There is no episode"):
-        trail_of_episode(recorded, "nobody")
+        trace_episode(recorded, "nobody")
 
 
 def test_of_an_episode_that_two_steps_trained_on_the_line_that_is_left_is_told_in_full(tmp_path: Path) -> None:
@@ -244,7 +246,7 @@ def test_of_an_episode_that_two_steps_trained_on_the_line_that_is_left_is_told_i
 
     def told() -> list[str]:
         console = Console(file=StringIO(), width=200)
-        show(trail_of_episode(made.path, "train10"), console)
+        print_audit(trace_episode(made.path, "train10"), console)
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         return [line.split()[0] for line in lines if line.startswith(("episode ", "again ", "verdict ", "used "))]
 
@@ -258,8 +260,8 @@ def test_a_link_that_is_being_written_leads_nowhere(run: Path) -> None:
     last = text[: text.index(b"held3") + 60]
     (run / FILE).write_bytes(last)
     with ChainIndex(run) as index:
-        assert index.episode("held3") == [] and len(index.episode("held2")) == 1
-        assert index.step(1)[0] == index.link_of(1) and index.link_of(7) is None
+        assert index.find_episode("held3") == [] and len(index.find_episode("held2")) == 1
+        assert index.find_step(1)[0] == index.find_step_link(1) and index.find_step_link(7) is None
 
 
 def test_gc_says_first_and_what_it_removed_is_known_as_removed(run: Path) -> None:
@@ -276,11 +278,11 @@ def test_gc_says_first_and_what_it_removed_is_known_as_removed(run: Path) -> Non
     )
     assert collect("demo", root, episodes=1, arrays=0, checkpoints=1, yes=True).done
     assert not (run / "episodes" / "step-2.jsonl").exists() and not (run / "checkpoints" / "step-2").exists()
-    found = audit_whole(run)
+    found = audit_run(run)
     assert found.ok and found.state is not None and len(found.state.removed) == 10, said(found)
-    gone = trail_of_episode(run, "train10")
+    gone = trace_episode(run, "train10")
     assert gone.ok and gone.episodes[0]["gone"] and gone.episodes[0]["link"], "its digest is kept"
-    assert trail_of_step(run, 3).episodes[0]["as_committed"], "a line without its arrays is held to the chain"
+    assert trace_step(run, 3).episodes[0]["as_committed"], "a line without its arrays is held to the chain"
     with pytest.raises(UserError, match="removed by `ajet gc`"):
         EpisodeFiles(run / "episodes").read(3)
     assert not collect("demo", root, episodes=1, arrays=0, checkpoints=1).found, "once"
@@ -288,11 +290,11 @@ def test_gc_says_first_and_what_it_removed_is_known_as_removed(run: Path) -> Non
         with pytest.raises(UserError, match="This run is live"):
             collect("demo", root, episodes=0, yes=True)
         step(again, 4)
-    found = audit_whole(run)
+    found = audit_run(run)
     assert found.ok, said(found)
     lines = (run / "episodes" / "step-3.jsonl").read_bytes()
     (run / "episodes" / "step-3.jsonl").unlink()
-    assert said(audit_whole(run)) == ["episodes/step-3.jsonl: it is missing, with 3 episodes"], "gc did not do that"
+    assert said(audit_run(run)) == ["episodes/step-3.jsonl: it is missing, with 3 episodes"], "gc did not do that"
     assert lines
 
 
@@ -306,7 +308,7 @@ def test_a_run_keeps_to_its_own_bounds_and_to_what_its_checkpoints_may_go_back_t
     assert files == {
         *("step-4.jsonl", "step-4.bin", "step-4.validation.jsonl", "step-4.validation.bin"),
     }, "step 3 is the oldest checkpoint's: nothing goes back before it"
-    assert audit_whole(run.path).ok
+    assert audit_run(run.path).ok
     (run.path / "episodes" / "step-4.bin").unlink()
     with RunDirectory.open(experiment(tmp_path, trainer_common=bounds), root=tmp_path) as again:
         GamingWatch(again, upto=4)  # what looks back at a resume takes what is there
@@ -346,13 +348,13 @@ def test_a_kill_as_a_step_is_saved_again_is_no_change(run: Path, at: int, monkey
         patch.setattr(opened.checkpoints.chain, "commit", killed_at_its_end(opened.checkpoints.chain, killed))
         with pytest.raises(Killed):
             opened.checkpoints.save(3, lambda to: (to / "model.safetensors").write_bytes(b"again"), {})
-    assert said(audit_whole(run)) == []
+    assert said(audit_run(run)) == []
     with RunDirectory.open(experiment(run.parent), root=run.parent):
         pass
-    assert said(audit_whole(run)) == []
+    assert said(audit_run(run)) == []
     state = run / "checkpoints" / "step-3" / "state.json"
     state.write_text(state.read_text().replace('"saved": ', '"saved": 1'))
-    assert said(audit_whole(run)) != [], "neither of the two"
+    assert said(audit_run(run)) != [], "neither of the two"
 
 
 def killed_at_its_end(chain: Any, killed: Any) -> Any:
@@ -369,7 +371,7 @@ def test_checkpoints_that_gc_removes_lose_their_name_first(run: Path, monkeypatc
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("shutil.rmtree", killed)
         collect("demo", run.parent, checkpoints=1, yes=True)
-    assert not (run / "checkpoints" / "step-2").exists() and audit_whole(run).ok
+    assert not (run / "checkpoints" / "step-2").exists() and audit_run(run).ok
     assert [path.name for path in collect("demo", run.parent).found.paths["leftovers"]] == [".step-2.pruned"]
 
 
@@ -390,7 +392,7 @@ def test_a_resume_goes_on_beside_lines_that_it_cannot_link(tmp_path: Path, damag
     with RunDirectory.open(experiment(tmp_path), root=tmp_path) as again:
         step(again, 2)
         assert again.resumed is not None and again.resumed.step == 1
-    found = said(audit_whole(run))
+    found = said(audit_run(run))
     lines = [f"episodes/{file.name}:{number}: this line was never committed" for number in (2, 3)]
     assert found[:-1] == lines if damage == "arrays" else found == lines[1:]
 
@@ -411,7 +413,7 @@ def test_a_link_that_is_there_though_its_writing_failed_is_none(
         with monkeypatch.context() as patch, pytest.raises((UserError, KeyboardInterrupt)):
             patch.setattr("ajet.record.chain.append_lines", refused)
             run.metrics.log(1, {"validation/reward": 1.0})
-    found = audit_whole(run.path)
+    found = audit_run(run.path)
     assert found.ok and found.state is not None and len(found.state.rows) == 3, said(found)
 
 
@@ -432,7 +434,7 @@ def test_a_link_that_failed_behind_one_that_was_cut_short_is_none(
             patch.setattr("ajet.record.chain.append_lines", refused)
             run.metrics.log(1, {"validation/reward": 1.0})
         assert (run.path / FILE).read_bytes() == whole
-    assert audit_whole(run.path).ok
+    assert audit_run(run.path).ok
 
 
 def test_a_run_that_goes_on_while_it_is_audited_is_not_taken_for_changed(
@@ -450,7 +452,7 @@ def test_a_run_that_goes_on_while_it_is_audited_is_not_taken_for_changed(
             return state
 
         monkeypatch.setattr("ajet_proof.auditing.audit.read_chain", read_meanwhile)
-        found = audit_whole(run.path)
+        found = audit_run(run.path)
     assert found.ok and found.checkpoints == [2, 3], said(found)
 
 

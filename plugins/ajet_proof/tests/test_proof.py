@@ -20,7 +20,7 @@ from ajet.context_tracker.matching import Conversations, Match
 from ajet.engine.contract import TokenChunk, TokenRequest
 from ajet.schema.call import Call, full_ids
 from ajet.schema.endpoint import Endpoint
-from ajet_proof.tokens.proof import Proof, compare, everything, prove, samples_of
+from ajet_proof.tokens.proof import Proof, build_full_timelines, build_samples, compare_logprobs, prove
 from ajet_proof.tokens.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
 from tests.chat_templates import made, tokenizer
 from tests.support.gateways import (
@@ -392,13 +392,13 @@ def test_a_shifted_mask(capture):
 
 
 def test_a_wrong_log_probability(capture):
-    proof, (line, *_) = Proof(), everything(capture.calls)
+    proof, (line, *_) = Proof(), build_full_timelines(capture.calls)
     computed = line.logprobs_unit.copy()
-    compare(proof, capture.calls, line, computed, line.mask, tolerance=0.02, episode="e")
+    compare_logprobs(proof, capture.calls, line, computed, line.mask, tolerance=0.02, episode="e")
     assert proof.ok and proof.counts["sampled"].compared == line.sampled and proof.mismatch_kl == 0
     second = line.spans[1]
     line.logprobs_unit[second.start + 1] -= 0.5
-    compare(proof, capture.calls, line, computed, line.mask, tolerance=0.02, episode="e")
+    compare_logprobs(proof, capture.calls, line, computed, line.mask, tolerance=0.02, episode="e")
     (wrong,) = proof.wrong
     assert (wrong.call, wrong.position) == (second.call, second.start + 1)
     assert proof.counts["sampled"].gap_max == pytest.approx(0.5) and "log-probability" in wrong.what
@@ -428,11 +428,11 @@ def test_arrays_that_do_not_go_together(capture, spoil, offset, what):
 @pytest.mark.slow
 @given(calls=episodes())
 def test_timelines_and_rows_of_any_episode_are_proven(calls):
-    for lines, untrained in (timelines(calls), (everything(calls), None)):
+    for lines, untrained in (timelines(calls), (build_full_timelines(calls), None)):
         assert prove_structure(calls, [], [None, None], lines, "e") == []
         assert prove_timelines(calls, lines, "e") == []
         assert untrained is None or prove_accounting(calls, lines, untrained, "e") == []
-        samples = samples_of(lines, "e")
+        samples = build_samples(lines, "e")
         assert prove_rows(samples, pack(samples, 12)) == []
         assert prove_rows(samples, pack(samples, 12, share_prefixes=False)) == []
 
@@ -459,7 +459,7 @@ def test_any_change_of_a_timeline_is_found_where_it_is(calls: list[Call], data):
 @pytest.mark.slow
 @given(calls=episodes(), data=st.data())
 def test_any_change_of_a_packed_row_is_found(calls: list[Call], data):
-    samples = samples_of(timelines(calls)[0], "e")
+    samples = build_samples(timelines(calls)[0], "e")
     rows = pack(samples, 12)
     targets = [(row, k) for row in rows for k in range(row.targets.token.size)]
     if not targets:

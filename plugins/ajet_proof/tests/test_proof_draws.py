@@ -12,7 +12,7 @@ from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.order import CurriculumSampler
-from ajet_proof.recorded.draws import NO_IDS, NOT_ALL, HeldDraws
+from ajet_proof.recorded.draws import NO_IDS, NOT_ALL, DrawChecker
 
 TASKS = [Task(task_id=f"t{number:02}", main_query=str(number)) for number in range(24)]
 BATCH, STEPS = 4, 6
@@ -59,10 +59,10 @@ def record() -> Record:
     return rows, played, tasks.identity()
 
 
-def held(record: Record, config: AjetConfig | None = None) -> tuple[list[str], HeldDraws]:
+def held(record: Record, config: AjetConfig | None = None) -> tuple[list[str], DrawChecker]:
     rows, played, frontier = record
-    draws = HeldDraws(config or settings(), frontier, rows)
-    return [what for step in sorted(played) for what in draws.hold(step, played[step])], draws
+    draws = DrawChecker(config or settings(), frontier, rows)
+    return [what for step in sorted(played) for what in draws.check_step(step, played[step])], draws
 
 
 def test_an_honest_run_draws_what_it_drew(record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ajet_proof.tokens.proof_gaps import Noise, spread_of
+from ajet_proof.tokens.proof_gaps import Noise, measure_spread
 
 
 def test_one_token_of_few_is_no_distribution() -> None:
@@ -13,9 +13,9 @@ def test_one_token_of_few_is_no_distribution() -> None:
     few, many = chance.normal(0, 0.03, 30), chance.normal(0, 0.03, 300)
     few[3] = 0.8
     many[3:9] = 0.8
-    few_found, many_found = spread_of(few, noise, 5e-3), spread_of(many, noise, 5e-3)
+    few_found, many_found = measure_spread(few, noise, 5e-3), measure_spread(many, noise, 5e-3)
     assert few_found is not None and few_found.problem is None
     assert many_found is not None and "99% of the tokens" in str(many_found.problem)
     few[3:8] = 0.8
-    found = spread_of(few, noise, 5e-3)
+    found = measure_spread(few, noise, 5e-3)
     assert found is not None and found.problem is not None, "five of thirty are one"

@@ -19,12 +19,12 @@ from ajet.context_tracker import timelines
 from ajet.record import EpisodeFiles
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
-from ajet_proof.auditing.audit import audit_whole, trail_of_step, trail_of_task
-from ajet_proof.auditing.export import export
-from ajet_proof.auditing.report import as_json as audit_json
+from ajet_proof.auditing.audit import audit_run, trace_step, trace_task
+from ajet_proof.auditing.export import export_episodes
+from ajet_proof.auditing.report import encode_audit as audit_json
 from ajet_proof.recorded.losses import GONE, NOT_ASKED
-from ajet_proof.recorded.prove import Report, prove_recorded
-from ajet_proof.recorded.report import as_json
+from ajet_proof.recorded.prove import ProofReport, prove_record
+from ajet_proof.recorded.report import encode_report
 from ajet_proof.recorded.steps import REMOVED
 from tests.ajet_command import ajet, metric_rows
 from tests.contract.conftest import TOOL_SETTINGS
@@ -71,15 +71,15 @@ def spoil(folder: Path, change: Callable[[Episode], None], step: int = 1) -> Epi
     return spoiled
 
 
-def proven(folder: Path, **options) -> Report:
-    return prove_recorded(str(folder), folder.parent, **options)
+def proven(folder: Path, **options) -> ProofReport:
+    return prove_record(str(folder), folder.parent, **options)
 
 
 def test_a_run_is_held_to_its_chain_and_followed_both_ways(project, run, tmp_path):
     done = ajet("audit", "plain", "--json", cwd=project)
     whole = json.loads(done.stdout)
     assert done.returncode == 0 and whole["chain"]["steps"] == 2 and whole["checkpoints"] == [1, 2]
-    back = json.loads(audit_json(trail_of_step(run, 2)))
+    back = json.loads(audit_json(trace_step(run, 2)))
     used = next(each for each in back["episodes"] if each["trained_in"] == 2)
     recorded = EpisodeFiles(run / "episodes").recorded(2)
     episode, outcome = next(each for each in recorded if each[0].uuid == used["uuid"])
@@ -87,11 +87,11 @@ def test_a_run_is_held_to_its_chain_and_followed_both_ways(project, run, tmp_pat
     assert (used["reward"], used["advantage"]) == (episode.reward, outcome.advantage)
     assert used["trained_tokens"] == episode.sampled_tokens - episode.untrained_with(outcome).total()
     assert used["policy"] == [1, 1] and used["played_by"]["backbone"] == "local"
-    forward = json.loads(audit_json(trail_of_task(run, used["task"])))
+    forward = json.loads(audit_json(trace_task(run, used["task"])))
     assert used["uuid"] in {each["uuid"] for each in forward["episodes"]}
     assert 2 in {each["step"] for each in forward["steps"]}
     for name in ("rows.jsonl", "rows.parquet"):
-        export(run, tmp_path / name)
+        export_episodes(run, tmp_path / name)
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     table = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
     assert [row["uuid"] for row in lines] == [row["uuid"] for row in table] and lines[0]["calls"]
@@ -108,7 +108,7 @@ def test_what_gc_removed_is_not_held_and_not_wrong(copy):
     assert collect(str(copy), copy.parent, arrays=1, yes=True).sizes["arrays"][0] == 2, "steps 0 and 1"
     report = proven(copy, ids_only=True)
     assert report.ok and report.unheld_steps == {REMOVED: 1} and report.held_steps == 1, report.wrong_steps
-    assert audit_whole(copy).ok
+    assert audit_run(copy).ok
 
 
 def test_a_run_is_proven_with_the_weights_of_every_version(run):
@@ -124,7 +124,7 @@ def test_a_run_is_proven_with_the_weights_of_every_version(run):
     assert tally.tokens == tally.checked == tally.equal == tally.compared
     assert tally.gap_max < 1e-3 and abs(proof.mismatch_kl) < 1e-4
     assert proof.counts["scaffold"].equal == proof.counts["scaffold"].tokens > 0
-    content = json.loads(as_json(report))
+    content = json.loads(encode_report(report))
     assert content["ok"] and content["classes"]["sampled"]["compared"] == tally.compared
 
 
@@ -132,12 +132,12 @@ def test_other_weights_are_told_apart(run, monkeypatch):
     """The recomputation can fail: with one version's weights taken for another's it does."""
     from ajet_proof.recorded import prove
 
-    honest = prove.weights_in
+    honest = prove.find_weights
 
     def swapped(checkpoints, experiment):
         return honest(checkpoints, experiment) | {1: (None, "those that training began with")}
 
-    monkeypatch.setattr(prove, "weights_in", swapped)
+    monkeypatch.setattr(prove, "find_weights", swapped)
     before = proven(run, steps=[1]).proof.counts["sampled"].gap_max
     assert proven(run, steps=[2], tolerance=10.0).proof.counts["sampled"].gap_max > 20 * before
 
@@ -207,7 +207,7 @@ def test_the_loss_of_each_step_is_computed_again_at_the_weights_that_it_began_wi
 # Each change of the record, and how it is named.
 
 
-def named(report: Report, episode: Episode, call: int, position: int) -> bool:
+def named(report: ProofReport, episode: Episode, call: int, position: int) -> bool:
     found = [(token.episode, token.call, token.position) for token in report.proof.wrong]
     return (episode.uuid, call, position) in found
 
@@ -283,7 +283,7 @@ def test_one_episode_one_step_one_file(run):
     files = EpisodeFiles(run / "episodes")
     uuid = files.read(2)[0].uuid
     for named_, steps, count in ((uuid[:8], (), 1), (str(files.path(2)), (), 8), ("plain", (2,), None)):
-        report = prove_recorded(named_, run.parent, steps=steps, ids_only=True)
+        report = prove_record(named_, run.parent, steps=steps, ids_only=True)
         assert report.target.run == run and {play.step for play in report.plays} == {2}
         assert count is None or report.proof.episodes == count
 
@@ -315,4 +315,4 @@ def test_a_debug_run(project):
 )
 def test_what_is_not_there(run, name, steps, what):
     with pytest.raises(UserError, match=what):
-        prove_recorded(name or "x", run.parent, steps=steps)
+        prove_record(name or "x", run.parent, steps=steps)

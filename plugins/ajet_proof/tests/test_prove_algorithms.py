@@ -19,7 +19,7 @@ from ajet.record import EpisodeFiles
 from ajet.train.runner import LaunchOptions
 from ajet_proof.recorded.draws import NOT_ALL
 from ajet_proof.recorded.losses import OTHERS, SEVERAL
-from ajet_proof.recorded.prove import Report, prove_recorded
+from ajet_proof.recorded.prove import ProofReport, prove_record
 from tests.ajet_command import metric_rows
 
 AGENT = """
@@ -89,8 +89,8 @@ def trained(project: Path, *settings: str) -> Path:
     return project / "runs" / "run"
 
 
-def proven(run: Path) -> Report:
-    return prove_recorded(str(run), run.parent, ids_only=True)
+def proven(run: Path) -> ProofReport:
+    return prove_record(str(run), run.parent, ids_only=True)
 
 
 def pretend(run: Path, key: str, value: Any) -> None:
@@ -155,7 +155,7 @@ def test_what_a_curriculum_drew_is_drawn_again(project):
     run = trained(project, draws, "trainer_common.total_training_steps=4")
     report = proven(run)
     assert report.ok and report.held_draws == 2 and not report.unheld_draws, report.wrong_steps
-    parts = prove_recorded(str(run), run.parent, steps=[3], ids_only=True)
+    parts = prove_record(str(run), run.parent, steps=[3], ids_only=True)
     assert parts.ok and parts.held_draws == 0 and parts.unheld_draws == {NOT_ALL: 1}
     pretend(run, "seed", 8)
     said = [wrong.what for wrong in proven(run).wrong_steps]
@@ -177,7 +177,7 @@ LOSSES: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_loss_of_each_kind_is_computed_again(project, name):
     run = trained(project, *LOSSES[name], "trainer_common.save_freq=1")
-    report = prove_recorded(str(run), run.parent)
+    report = prove_record(str(run), run.parent)
     assert report.ok and report.held_losses == 2 and not report.unheld_losses, report.wrong_steps
     rows = [row for row in metric_rows(run) if "tasks" in row]
     assert abs(rows[1]["loss"]) > 1e-4, "there is something to tell"
@@ -188,7 +188,7 @@ def test_the_loss_of_each_kind_is_computed_again(project, name):
         lines = [json.loads(line) for line in before.splitlines()]
         next(row for row in lines if row.get("step") == 2 and "tasks" in row)[key] = moved
         path.write_text("".join(json.dumps(row) + "\n" for row in lines))
-        assert [wrong.what.split()[:3] for wrong in prove_recorded(str(run), run.parent).wrong_steps] == [
+        assert [wrong.what.split()[:3] for wrong in prove_record(str(run), run.parent).wrong_steps] == [
             [key, "is", str(moved)]
         ]
         path.write_text(before)
@@ -198,7 +198,7 @@ def test_the_loss_of_each_kind_is_computed_again(project, name):
 @pytest.mark.extra_slow
 def test_a_loss_of_several_optimizer_steps_is_counted(project):
     run = trained(project, "trainer_common.mini_batch_num=2", "trainer_common.save_freq=1")
-    report = prove_recorded(str(run), run.parent)
+    report = prove_record(str(run), run.parent)
     assert report.ok and report.held_losses == 0 and report.unheld_losses == {SEVERAL: 2}
 
 
@@ -214,14 +214,14 @@ def test_steps_of_a_run_that_went_on_with_changed_values_are_counted_where_they_
     overrides = ["experiment_name=run", "trainer_common.save_freq=1", *changed]
     experiment = load_experiment(project / "run.yaml", backbone="local", overrides=overrides, exp_dir=project / "runs")
     assert launch(experiment, LaunchOptions(rehearsal=False, resume=str(run))) == 0
-    report = prove_recorded(str(run), run.parent)
+    report = prove_record(str(run), run.parent)
     assert report.ok and report.held_losses == 1, report.wrong_steps
     assert report.held_steps == 1 and report.unheld_steps == {OTHERS: 2}
     path = run / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     next(row for row in lines if row.get("step") == 3 and "tasks" in row)["loss"] = 7.0
     path.write_text("".join(json.dumps(row) + "\n" for row in lines))
-    assert [wrong.what.split()[:3] for wrong in prove_recorded(str(run), run.parent).wrong_steps] == [
+    assert [wrong.what.split()[:3] for wrong in prove_record(str(run), run.parent).wrong_steps] == [
         ["loss", "is", "7.0"]
     ]
 
@@ -275,7 +275,7 @@ def test_what_the_reference_model_said_of_pairs_is_held(pairs):
     files = EpisodeFiles(pairs / "episodes")
     plain = files.recorded(2)
 
-    def said(change: Any) -> Report:
+    def said(change: Any) -> ProofReport:
         for path in (files.path(2), files.path(2).with_suffix(".bin")):
             path.unlink()
         outcomes = {each.uuid: change(at, outcome) for at, (each, outcome) in enumerate(plain)}

@@ -22,8 +22,8 @@ from ajet.record.files import read_rows
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Kept, Policy, SharedStore, open_reader, open_shared, recorded_settings
-from ajet_proof.recorded.prove import words_of
-from ajet_proof.recorded.store import StoreReport, prove_stored
+from ajet_proof.recorded.prove import load_tokenizer_and_renderer
+from ajet_proof.recorded.store import StoreReport, prove_store
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ def id_of(run: Path) -> str:
 
 def fingerprints(run: Path) -> dict[str, str]:
     experiment = load_recorded_experiment(run / "resolved.yaml")
-    tokenizer, _ = words_of(experiment)
+    tokenizer, _ = load_tokenizer_and_renderer(experiment)
     return {"tokenizer": tokenizer_fingerprint(tokenizer), "template": template_of(experiment.ajet, tokenizer)}
 
 
@@ -114,7 +114,7 @@ def test_a_store_is_proven_from_its_address_alone(address: str, run: Path) -> No
     """By the weights that training began with; what only the run's folder can show is said, and nothing is changed."""
     filled(address, run, **fingerprints(run)).disconnect()
     before = content(address)
-    found = prove_stored(address)
+    found = prove_store(address)
     report = found.report
     assert found.ok, (report.wrong_steps, report.proof.wrong)
     assert content(address) == before
@@ -127,18 +127,18 @@ def test_a_store_is_proven_from_its_address_alone(address: str, run: Path) -> No
     assert of_first.recomputed == sum(of_first.sampled.values()) > 0, "by the model that training began with"
     assert set(of_second.sampled) == {1} and report.unproven == {"no checkpoint": of_second.sampled[1]}
     uuid = EpisodeFiles(run / "episodes").read(2, "train")[0].uuid
-    only = prove_stored(address, episode=uuid[:8], ids_only=True).report
+    only = prove_store(address, episode=uuid[:8], ids_only=True).report
     assert only.ok and only.proof.episodes == 1 and "asked" in only.why_not
-    used = prove_stored(address, steps=[1], ids_only=True)
+    used = prove_store(address, steps=[1], ids_only=True)
     assert used.ok and dict(used.positions) == {"over": 2}
     with pytest.raises(UserError, match="no episode that step 2 used"):
-        prove_stored(address, steps=[2])
+        prove_store(address, steps=[2])
 
 
 def test_the_announced_weights_are_used_where_they_are_here(run: Path, tmp_path: Path) -> None:
     address = f"sqlite:{tmp_path}/ledger.sqlite"
     filled(address, run, weights=run / "checkpoints" / "step-1").disconnect()
-    report = prove_stored(address).report
+    report = prove_store(address).report
     assert report.ok and not report.unproven and set(report.weights) == {0, 1}
 
 
@@ -151,7 +151,7 @@ def test_what_was_changed_is_named(address: str, run: Path) -> None:
     (uuid,) = (each.uuid for each in EpisodeFiles(run / "episodes").read(2, "train")[:1])
     damage(address, uuid)
     before = content(address)
-    found = prove_stored(address, ids_only=True)
+    found = prove_store(address, ids_only=True)
     assert not found.ok and content(address) == before, "it is not even set aside: nothing is changed by looking"
     assert f"changed in the store: episode {uuid} of position" in named(found) and found.report.proof.episodes == 15
 
@@ -182,7 +182,7 @@ def test_a_wrong_token_with_a_matching_digest_is_named(address: str, run: Path) 
             for name in base.list_collection_names():
                 base[name].delete_many({})
         filled(address, run, change=change).disconnect()
-        found = prove_stored(address, ids_only=True)
+        found = prove_store(address, ids_only=True)
         assert not found.ok and said in named(found), (said, named(found))
 
 

@@ -1,1 +1,1 @@
-"""What proves the tokens of an episode from its calls alone."""
+"""Proofs of an episode's tokens from its calls alone."""

@@ -1,12 +1,12 @@
-"""Proof: what is found when an episode's tokens are derived a second time.
+"""Derive an episode's tokens again and report differences.
 
-Invariant: nothing is taken on trust. A token counts as checked only where something other than the record said what
-it must be: the chat template and tokenizer for what a client sent, the parsed reply for what was sampled, the calls
-for a timeline, the timelines for a packed row, the trainer's forward pass for a log-probability. What could not be
-checked is counted by reason, and a wrong token is named by episode, call and position.
+Invariant: a token counts as checked only if a second source determined it: chat template and tokenizer for client
+messages, the parsed reply for sampled tokens, calls for timelines, timelines for packed rows, the trainer's forward
+pass for log-probabilities. Unchecked tokens are counted by reason; a wrong token is named by episode, call and
+position.
 
-`prove` checks what the record alone can (ids, masks, where log-probabilities lie); `compare` holds recorded
-log-probabilities to recomputed ones, which somebody with weights must bring. Pure: no I/O, no torch.
+`prove` checks ids, masks and positions of log-probabilities; `compare_logprobs` compares recorded with recomputed
+log-probabilities. Pure functions: no I/O, no torch.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from ajet_proof.tokens.proof_lines import (
 from ajet_proof.tokens.proof_prompts import prove_prompts
 from ajet_proof.tokens.proof_uses import prove_uses
 
-__all__ = ["CLASSES", "Proof", "WrongToken", "compare", "everything", "prove", "samples_of"]
+__all__ = ["CLASSES", "Proof", "WrongToken", "compare_logprobs", "build_full_timelines", "prove", "build_samples"]
 
 LEAST_SHARE = 0.05
-"""Of the tolerance, which a token of probability 1 has too."""
+"""Share of the tolerance granted to a token of probability 1."""
 
 
 def prove(
@@ -61,14 +61,19 @@ def prove(
     temperature: float | None = None,
     uses: Sequence[ToolUse] = (),
 ) -> Proof:
-    """Everything that an episode's record alone can prove.
+    """Prove an episode from its record alone. A missing call ends the proof after the structure check.
 
-    `messages` and `tools` are the episode's tables, `words` its renderer (`ajet.tokens.Renderer`, or whatever has
-    its methods). `lines` are the recorded timelines and `untrained` the recorded counts of what is in none; without
-    them the timelines are made here, of all calls. `ignore_tools` as in `timelines`; `budget`: tokens of a packed
-    row. `truncated`: whether trained calls that note nothing else were drawn with top_p or top_k; None: not known.
-    `newest`: the latest policy version that can have sampled them, `temperature`: that of trained calls; None: not
-    known. `uses`: of tools. A structure in which nothing can be looked up (a call is missing) ends the proof there.
+    Args:
+        messages, tools: The episode's tables.
+        words: Its renderer (`ajet.tokens.Renderer`, or an object with the same methods).
+        lines: Recorded timelines; None builds timelines of all calls.
+        untrained: Recorded counts of tokens in no timeline.
+        ignore_tools: As in `timelines`.
+        budget: Tokens of a packed row.
+        truncated: True if trained calls without own settings used top_p or top_k; None if unknown.
+        newest: Latest possible policy version; None if unknown.
+        temperature: Temperature of trained calls; None if unknown.
+        uses: Tool uses.
     """
     proof = Proof(episodes=1, calls=len(calls))
     proof.wrong += prove_structure(calls, messages, tools, lines or (), episode)
@@ -82,23 +87,23 @@ def prove(
         proof.wrong += [wrong] if wrong is not None else []
     proof.tool_uses = len({id(use) for use, _ in held})
     prove_prompts(proof, calls, messages, tools, words, episode)
-    again, rest = timelines(calls, ignore_tools=ignore_tools)
+    derived, rest = timelines(calls, ignore_tools=ignore_tools)
     if lines is None:
-        lines, untrained = again, rest
+        lines, untrained = derived, rest
     proof.timelines = len(lines)
-    proof.wrong += prove_timelines(calls, lines, episode) or prove_same(lines, again, episode)
+    proof.wrong += prove_timelines(calls, lines, episode) or prove_same(lines, derived, episode)
     if untrained is not None:
         proof.wrong += prove_accounting(calls, lines, untrained, episode)
     if not proof.wrong:
-        samples = samples_of(lines, episode)
+        samples = build_samples(lines, episode)
         rows = pack(samples, budget)
         proof.rows = len(rows)
         proof.wrong += prove_rows(samples, rows)
     return proof
 
 
-def samples_of(lines: Sequence[Timeline], episode: str, group: int = 0) -> list[Sample]:
-    """Timelines as samples without credit, for packing."""
+def build_samples(lines: Sequence[Timeline], episode: str, group: int = 0) -> list[Sample]:
+    """Return timelines as samples without credit, for packing."""
     return [
         Sample(line, episode, group, np.zeros(line.ids.size, np.float32), 0.0)
         for line in lines
@@ -106,7 +111,7 @@ def samples_of(lines: Sequence[Timeline], episode: str, group: int = 0) -> list[
     ]
 
 
-def compare(
+def compare_logprobs(
     proof: Proof,
     calls: Sequence[Call],
     line: Timeline,
@@ -118,13 +123,13 @@ def compare(
     shaped: bool = False,
     upper: Floats | None = None,
 ) -> npt.NDArray[np.float64]:
-    """Hold the recorded log-probabilities of `line` where `at` [T] is True to `computed` [T]; answers the gaps there
-    (recorded - recomputed).
+    """Compare recorded and computed log-probabilities of `line` where `at` [T] is True. Returns the gaps (recorded -
+    computed).
 
-    Those at temperature 1 (`logprobs_unit`), or with `shaped` those of the distribution that was sampled from. With
-    `upper` [T] any value from `computed` to it is right: rounding decides whether top_p keeps a token at its border.
-    `tolerance` (nats) is for an improbable token: rounding moves logits, and a token's log-probability follows by the
-    share that the other tokens have, 1 - p. A token further apart is wrong; one a call is reported.
+    By default compares log-probabilities at temperature 1 (`logprobs_unit`), with `shaped` those of the sampling
+    distribution. With `upper` [T] any value between `computed` and `upper` is accepted: rounding decides whether top_p
+    keeps a token at its border. `tolerance` (nats) is for an improbable token: rounding moves logits, and a
+    log-probability follows by the share of the other tokens, 1 - p. At most one wrong token a call is reported.
     """
     recorded = (line.logprobs if shaped else line.logprobs_unit).astype(np.float64)
     gap = recorded - (computed if upper is None else np.clip(recorded, computed, upper))
@@ -151,8 +156,8 @@ def compare(
     return found
 
 
-def everything(calls: Sequence[Call]) -> list[Timeline]:
-    """Timelines in which each sampled token has mask 1 once, also those that are never trained: what a forward pass
-    must see to recompute all of an episode."""
+def build_full_timelines(calls: Sequence[Call]) -> list[Timeline]:
+    """Build timelines with mask 1 once for each sampled token, untrained replies included, as input of a complete
+    forward pass."""
     lines, _ = timelines([replace(call, trained=True, finish="stop") for call in calls])
     return [line for line in lines if not line.mask[:1].any()]

@@ -1,6 +1,6 @@
-"""Findings: what a proof comes to, and the small questions that its checks share.
+"""Results of a proof, and helpers shared by its checks.
 
-Invariant: a token is counted in one class, once; a wrong token is named by episode, call and position.
+Invariant: each token is counted once, in one class; a wrong token is named by episode, call and position.
 """
 
 from __future__ import annotations
@@ -15,49 +15,49 @@ import numpy.typing as npt
 from ajet.schema.call import Call
 
 TokenClass = Literal["sampled", "scaffold", "forked"]
-"""sampled: by the model; scaffold: what client and template put around the replies; forked: prompts, or parts of
-them, that a call without verbatim extension had to encode anew."""
+"""sampled: by the model; scaffold: client and template tokens around replies; forked: prompt tokens encoded again
+because the call could not extend its parent."""
 CLASSES: tuple[TokenClass, ...] = ("sampled", "scaffold", "forked")
 
 
 @dataclass(frozen=True, slots=True)
 class WrongToken:
-    """The first token of a call that is not what it must be."""
+    """The first wrong token of a call."""
 
     episode: str
     call: int
     position: int
-    """Index into the call's prompt + reply; for a timeline that is its own index."""
+    """Index into the call's prompt + reply, or into a timeline."""
     what: str
     expected: float | int | None = None
     found: float | int | None = None
 
     def __str__(self) -> str:
-        told = "" if self.expected is None else f" (expected {self.expected:g}, found {self.found:g})"
+        detail = "" if self.expected is None else f" (expected {self.expected:g}, found {self.found:g})"
         if self.expected is not None and self.found is None:
-            told = f" (expected {self.expected:g}, found nothing)"
+            detail = f" (expected {self.expected:g}, found nothing)"
         episode = f"episode {self.episode}, " if self.episode else ""
-        return f"{episode}call {self.call}, position {self.position}: {self.what}{told}"
+        return f"{episode}call {self.call}, position {self.position}: {self.what}{detail}"
 
 
 @dataclass(slots=True)
 class TokenTally:
-    """Counts of one class of tokens. Each token of an episode counts once, however many calls replay it."""
+    """Counts of one token class. A token replayed by several calls counts once."""
 
     tokens: int = 0
     checked: int = 0
-    """Tokens whose id something other than the record could say."""
+    """Tokens whose id was determined by a second source."""
     equal: int = 0
-    """Checked tokens whose id was the recorded one."""
+    """Checked tokens with the recorded id."""
     compared: int = 0
-    """Tokens whose log-probability was recomputed."""
+    """Tokens with a recomputed log-probability."""
     gap_sum: float = 0.0
-    """Sum of (recorded - recomputed) log-probability, nats."""
+    """Sum of (recorded - recomputed) log-probabilities, nats."""
     gap_max: float = 0.0
-    """The largest difference of the two, nats."""
+    """Largest absolute difference, nats."""
 
     def add(self, other: TokenTally) -> None:
-        """Take in another's counts."""
+        """Add the counts of another tally."""
         for name in ("tokens", "checked", "equal", "compared", "gap_sum"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.gap_max = max(self.gap_max, other.gap_max)
@@ -65,35 +65,35 @@ class TokenTally:
 
 @dataclass(slots=True)
 class Proof:
-    """The findings of proving one or more episodes: counts by class, and each wrong token."""
+    """The result of proving episodes: counts by class, and wrong tokens."""
 
     counts: dict[TokenClass, TokenTally] = field(default_factory=lambda: {name: TokenTally() for name in CLASSES})
     wrong: list[WrongToken] = field(default_factory=list)
-    """At most one a call and kind of check: what follows a wrong token is seldom news."""
+    """At most one entry for each call and check: later tokens usually follow from the first."""
     unchecked: Counter[str] = field(default_factory=Counter)
-    """Tokens whose ids nothing could say, by reason."""
+    """Tokens with unchecked ids, by reason."""
     forks: Counter[str] = field(default_factory=Counter)
-    """Calls that forked, by reason."""
+    """Forked calls, by reason."""
     episodes: int = 0
     calls: int = 0
     timelines: int = 0
     rows: int = 0
     tool_uses: int = 0
-    """Uses of tools that something could contradict."""
+    """Checked tool uses."""
 
     @property
     def ok(self) -> bool:
-        """True when no token is wrong."""
+        """True if no token is wrong."""
         return not self.wrong
 
     @property
     def mismatch_kl(self) -> float:
-        """Mean of (recorded - recomputed) log-probability over compared tokens, nats; 0 when none was."""
+        """Mean of (recorded - recomputed) log-probability over compared tokens, nats; 0 without compared tokens."""
         tally = self.counts["sampled"]
         return tally.gap_sum / tally.compared if tally.compared else 0.0
 
     def add(self, other: Proof) -> None:
-        """Take in another proof."""
+        """Add another proof."""
         for name in CLASSES:
             self.counts[name].add(other.counts[name])
         self.wrong += other.wrong
@@ -112,20 +112,20 @@ class Proof:
         return f"{self.calls} calls: ids equal {tallies}"
 
 
-def first_difference(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | None:
-    """The first index at which two arrays differ, one's end included; None where they are equal."""
+def find_first_difference(found: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> int | None:
+    """Return the first index where two arrays differ (a missing end included), or None if equal."""
     size = min(found.size, wanted.size)
-    apart = np.flatnonzero(found[:size] != wanted[:size])
-    if apart.size:
-        return int(apart[0])
+    differing = np.flatnonzero(found[:size] != wanted[:size])
+    if differing.size:
+        return int(differing[0])
     return None if found.size == wanted.size else size
 
 
-def prompt_size(call: Call) -> int:
-    """P: how many tokens a call's prompt has."""
+def count_prompt_tokens(call: Call) -> int:
+    """Return P, the number of prompt tokens of a call."""
     return call.prefix + int(call.suffix_ids.size)
 
 
-def at_position(array: npt.NDArray[Any], position: int) -> int | None:
-    """The id there; None past the end."""
+def get_token(array: npt.NDArray[Any], position: int) -> int | None:
+    """Return the id at a position, or None past the end."""
     return int(array[position]) if position < array.size else None

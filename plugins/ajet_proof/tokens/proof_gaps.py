@@ -1,10 +1,9 @@
-"""Gaps: how far the recorded log-probabilities of many tokens lie from recomputed ones, as a distribution.
+"""Distributions of the gaps between recorded and recomputed log-probabilities.
 
-Invariant: what two honest programs may differ by is measured, not assumed: `Noise` is how far the same forward pass
-lies from itself when it is computed otherwise. A mean that its error does not explain, or a quantile beyond what the
-noise's own allows, is a problem however small each single token's gap is; a spoiled record cannot widen its own
-allowance by much, since its spread counts only up to a multiple of the noise. A quantile that fewer than one token lies
-beyond is no distribution: of a single token its own tolerance speaks.
+Invariant: the allowed gap is measured: `Noise` is the distance of one forward pass from itself under another
+computation. A mean beyond its standard error, or a quantile beyond the noise, is a problem even if every single gap is
+small. A spoiled record cannot widen its own allowance much: its spread counts only up to a multiple of the noise. A
+quantile beyond less than one token is not checked; single tokens have their own tolerance.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import numpy.typing as npt
 
 QUANTILES = (0.5, 0.9, 0.99)
 LEAST_TOKENS = 20
-"""Tokens below which nothing is said of a distribution."""
+"""Minimum tokens of a distribution."""
 SIGMAS = 5.0
-"""Standard errors that a mean may lie from nothing."""
+"""Allowed standard errors of a mean from 0."""
 WIDER = 4.0
-"""How many times the noise engine and trainer may differ: both round, and an engine attends in other kernels."""
+"""Allowed multiple of the noise: engine and trainer both round, and their attention kernels differ."""
 FLOOR = {"float32": 5e-4, "bfloat16": 5e-3}
-"""Nats that are allowed where no noise was measured: a machine may repeat itself bit for bit."""
+"""Allowed nats without measured noise: a machine may repeat itself bit for bit."""
 
 Doubles = npt.NDArray[np.float64]
 
@@ -37,23 +36,23 @@ class Noise:
 
     @property
     def deviation(self) -> float:
-        """Root of the mean square, nats."""
+        """Root mean square, nats."""
         return float(np.sqrt(np.mean(self.gaps**2))) if self.gaps.size else 0.0
 
     def quantile(self, share: float) -> float:
-        """The gap that `share` of the tokens do not exceed, nats."""
+        """Return the gap not exceeded by `share` of the tokens, nats."""
         return float(np.quantile(self.gaps, share)) if self.gaps.size else 0.0
 
 
-def noise_of(*differences: Doubles) -> Noise:
-    """The noise of several kinds of recomputation: at each rank the widest kind's. Each [N], of the same tokens."""
+def measure_noise(*differences: Doubles) -> Noise:
+    """Return the noise of several recomputations [N] of the same tokens: the widest at each rank."""
     ordered = [np.sort(np.abs(each)) for each in differences]
     return Noise(np.max(ordered, axis=0)) if ordered else Noise(np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The gaps of one step's log-probabilities beside what is allowed, in nats."""
+    """The gap distribution of one step with its limits, in nats."""
 
     tokens: int
     mean: float
@@ -61,12 +60,12 @@ class Spread:
     """Standard error of `mean`."""
     mean_allowed: float
     quantiles: tuple[float, ...]
-    """Of the absolute gaps, at QUANTILES."""
+    """Quantiles of the absolute gaps, at QUANTILES."""
     quantiles_allowed: tuple[float, ...]
 
     @property
     def problem(self) -> str | None:
-        """The gap that rounding cannot explain, in words; None where there is none."""
+        """The first limit exceeded by the gaps, in words; None if within the limits."""
         if abs(self.mean) > self.mean_allowed:
             return f"the mean gap is {self.mean:.2g} ± {self.error:.1g} nats (at most {self.mean_allowed:.2g})"
         for share, found, allowed in zip(QUANTILES, self.quantiles, self.quantiles_allowed, strict=True):
@@ -75,9 +74,9 @@ class Spread:
         return None
 
 
-def spread_of(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 1.0) -> Spread | None:
-    """The distribution of `gaps` [N] (recorded - recomputed); None for too few. `scale`: what a temperature makes of
-    the noise, which is measured at 1."""
+def measure_spread(gaps: Doubles, noise: Noise, floor: float, *, scale: float = 1.0) -> Spread | None:
+    """Return the distribution of `gaps` [N] (recorded - recomputed), or None for too few tokens. `scale`: factor on the
+    noise (measured at temperature 1) for another temperature."""
     if gaps.size < LEAST_TOKENS:
         return None
     deviation = scale * noise.deviation

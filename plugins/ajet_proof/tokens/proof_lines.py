@@ -1,7 +1,7 @@
-"""Calls, timelines and packed rows held to each other: nothing shifted, dropped, doubled or counted away.
+"""Compare calls, timelines and packed rows with each other.
 
-Invariant: each check compares two records of the same fact (a call's ids and a timeline's, a timeline's mask and the
-replies that lie in it, a row's targets and its samples' masks), so that a change in one of them shows.
+Invariant: each check compares two records of the same fact (ids of calls and timelines, masks and replies, targets and
+masks), so that a shifted, dropped, doubled or uncounted token is found.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from ajet.context_tracker.packing import PackedRow, Tree
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, FinishReason, Ids, PromptReader
 from ajet.schema.timeline import Timeline
-from ajet_proof.tokens.proof_findings import WrongToken, at_position, first_difference, prompt_size
+from ajet_proof.tokens.proof_findings import WrongToken, count_prompt_tokens, find_first_difference, get_token
 
 SAME = 1e-3
-"""Nats within which two ways of reading one log-probability agree."""
+"""Allowed nats between two records of one log-probability."""
 
 
 def prove_structure(
@@ -29,17 +29,17 @@ def prove_structure(
     lines: Sequence[Timeline],
     episode: str,
 ) -> list[WrongToken]:
-    """Whether everything that a record refers to is in it, and each call's arrays belong together."""
-    found = [_missing(calls, at, call, messages, tools) for at, call in enumerate(calls)]
+    """Check that all referenced calls, messages and tools exist, and that arrays of a call have equal lengths."""
+    found = [_find_missing_reference(calls, at, call, messages, tools) for at, call in enumerate(calls)]
     wrong = [WrongToken(episode, at, 0, what) for at, what in enumerate(found) if what]
     if wrong:
         return wrong[:1]
     for call in calls:
-        problem = _arrays(call)
+        problem = _find_array_problem(call)
         if problem is not None:
-            wrong.append(WrongToken(episode, call.index, prompt_size(call) + problem[0], problem[1]))
-    said = {index for call in calls for index in (*call.messages, call.reply)}
-    orphan = next((index for index in range(len(messages)) if index not in said), None)
+            wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + problem[0], problem[1]))
+    referenced = {index for call in calls for index in (*call.messages, call.reply)}
+    orphan = next((index for index in range(len(messages)) if index not in referenced), None)
     if orphan is not None:
         wrong.append(WrongToken(episode, len(calls), 0, f"message {orphan} belongs to no call: a call is missing"))
     for line in lines:
@@ -51,7 +51,7 @@ def prove_structure(
     return wrong
 
 
-def _missing(
+def _find_missing_reference(
     calls: Sequence[Call], at: int, call: Call, messages: Sequence[dict[str, Any]], tools: Sequence[Any]
 ) -> str | None:
     if call.index != at:
@@ -62,18 +62,18 @@ def _missing(
         if not 0 <= call.parent < at:
             return f"it shares its beginning with call {call.parent}, which is not before it"
         parent = calls[call.parent]
-        if call.prefix > prompt_size(parent) + parent.response_ids.size:
+        if call.prefix > count_prompt_tokens(parent) + parent.response_ids.size:
             return f"it shares {call.prefix} tokens with call {call.parent}, which has fewer"
-    said = [*call.messages, *([call.reply] if call.reply is not None else [])]
-    if any(not 0 <= index < len(messages) for index in said):
+    referenced = [*call.messages, *([call.reply] if call.reply is not None else [])]
+    if any(not 0 <= index < len(messages) for index in referenced):
         return "it refers to a message that is missing"
     if call.tools is not None and not 0 <= call.tools < len(tools):
         return "it refers to a tool list that is missing"
     return None
 
 
-def _arrays(call: Call) -> tuple[int, str] | None:
-    """(position in the reply, what is wrong) with a reply's arrays."""
+def _find_array_problem(call: Call) -> tuple[int, str] | None:
+    """Return (position in the reply, problem) of a reply's arrays, or None."""
     size = int(call.response_ids.size)
     for name in ("logprobs", "logprobs_unit"):
         values = getattr(call, name)
@@ -84,8 +84,8 @@ def _arrays(call: Call) -> tuple[int, str] | None:
             return int(bad[0]), f"{values[bad[0]]:g} is no log-probability"
     firsts = [run.first for run in call.versions]
     if call.terms.written:
-        told = bool(firsts) or call.logprobs.any() or call.logprobs_unit.any()
-        return (0, "it was written, and is said to have been sampled") if told else None
+        is_sampled = bool(firsts) or call.logprobs.any() or call.logprobs_unit.any()
+        return (0, "it was written, and is said to have been sampled") if is_sampled else None
     if size and (firsts[:1] != [0] or firsts != sorted(set(firsts)) or firsts[-1] >= size):
         return 0, f"no policy version is known for some of its tokens: {list(call.versions)}"
     if call.temperature == 1 and (lower := np.flatnonzero(call.logprobs < call.logprobs_unit - 1e-3)).size:
@@ -95,12 +95,11 @@ def _arrays(call: Call) -> tuple[int, str] | None:
 
 
 def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> list[WrongToken]:
-    """Whether each policy version that a reply names can have sampled it: a range runs upwards, and none is newer
-    than `newest`."""
+    """Check the policy versions of replies: ranges ascend, and no version is newer than `newest`."""
     wrong = []
     for call in calls:
         for run in call.versions:
-            place = prompt_size(call) + run.first
+            place = count_prompt_tokens(call) + run.first
             if not 0 <= run.low <= run.high:
                 what = f"policy versions {run.low} to {run.high} are no range"
                 wrong.append(WrongToken(episode, call.index, place, what))
@@ -112,29 +111,28 @@ def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> l
     return wrong
 
 
-def untruncated(call: Call) -> bool:
-    """Whether no setting of the call left tokens out of its distribution."""
+def is_untruncated(call: Call) -> bool:
+    """True if no setting of the call truncated its distribution."""
     return not call.terms.constrained and call.terms.top_p >= 1 and call.terms.top_k <= 0
 
 
 def prove_untruncated(calls: Sequence[Call], episode: str) -> list[WrongToken]:
-    """Whether trained replies that were drawn at temperature 1 from the whole distribution have one log-probability:
-    the one sampled from and the one at temperature 1 are the same."""
+    """Check that untruncated trained replies at temperature 1 have equal sampled and unit log-probabilities."""
     wrong = []
     for call in calls:
-        if call.temperature != 1 or not call.trained or not untruncated(call):
+        if call.temperature != 1 or not call.trained or not is_untruncated(call):
             continue
-        apart = np.flatnonzero(~(np.abs(call.logprobs - call.logprobs_unit) <= SAME))
-        if apart.size:
-            at = int(apart[0])
+        differing = np.flatnonzero(~(np.abs(call.logprobs - call.logprobs_unit) <= SAME))
+        if differing.size:
+            at = int(differing[0])
             what = "the log-probability sampled from is not the one at temperature 1, from which it was sampled"
             expected, found = float(call.logprobs_unit[at]), float(call.logprobs[at])
-            wrong.append(WrongToken(episode, call.index, prompt_size(call) + at, what, expected, found))
+            wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + at, what, expected, found))
     return wrong
 
 
 _ENDS = ("stop", "tool_calls")
-"""How a reply without and with tool calls finishes."""
+"""Finish reason of a reply without and with tool calls."""
 
 
 def prove_endings(
@@ -144,8 +142,10 @@ def prove_endings(
     end_ids: Collection[int],
     episode: str,
 ) -> list[WrongToken]:
-    """Whether each call ended as its reply says, and trained ones were drawn at `temperature` (None: not known). No
-    reply goes on after one of `end_ids`, so one that ends in it was not cut off."""
+    """Check finish reasons, and the temperature of trained calls (None: unknown).
+
+    No reply continues after one of `end_ids`, so a reply ending there was not cut off.
+    """
     wrong = []
     for call in calls:
         reply = messages[call.reply] if call.reply is not None else {}
@@ -164,54 +164,54 @@ def prove_endings(
         if what is None and temperature is not None and drawn and call.temperature != temperature:
             what = f"it is trained and was drawn at temperature {call.temperature:g}, not {temperature:g}"
         if what is not None:
-            wrong.append(WrongToken(episode, call.index, prompt_size(call), what))
+            wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call), what))
     return wrong
 
 
 def _ends_itself(call: Call, end_ids: Collection[int]) -> bool:
-    """True for a sampled reply that a stop string cut, or whose last token is one that ends replies."""
+    """True for a sampled reply cut by a stop string, or ending with an end token."""
     ends = bool(call.response_ids.size) and int(call.response_ids[-1]) in end_ids
     return not call.terms.written and (ends or call.stop is not None)
 
 
 def prove_timelines(calls: Sequence[Call], lines: Sequence[Timeline], episode: str) -> list[WrongToken]:
-    """Whether each timeline is its leaf's ids (from the first on), with mask 1, log-probabilities and versions exactly
-    where replies lie in the context that they were sampled in, and no reply is trained twice."""
+    """Check that timelines have the ids of their leaf, with mask 1, log-probabilities and versions exactly at replies
+    sampled in that context, and train no reply twice."""
     wrong: list[WrongToken] = []
     trained: set[int] = set()
     for line in lines:
-        problem = next(_line_problems(calls, line, trained), None)
+        problem = next(_find_line_problems(calls, line, trained), None)
         if problem is not None:
             wrong.append(WrongToken(episode, *problem))
     return wrong
 
 
-Problem = tuple[int, int, str, float | int | None, float | int | None]
-"""Call, position, what is wrong, expected, found."""
+LineProblem = tuple[int, int, str, float | int | None, float | int | None]
+"""Call, position, problem, expected, found."""
 
 
-def _line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> Iterator[Problem]:
+def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> Iterator[LineProblem]:
     size = line.ids.size
     reader = PromptReader(calls)
-    whole = reader.full_ids(line.leaf)
-    at = first_difference(line.ids, whole[:size])
+    full_ids = reader.full_ids(line.leaf)
+    at = find_first_difference(line.ids, full_ids[:size])
     if at is not None:
         what = "the timeline's ids are not its calls'"
-        yield _owner(line, at), at, what, at_position(whole, at), at_position(line.ids, at)
+        yield _find_owning_call(line, at), at, what, get_token(full_ids, at), get_token(line.ids, at)
     mask = np.zeros(size, np.bool_)
     logprobs, unit = np.zeros(size, np.float32), np.zeros(size, np.float32)
     versions = np.full(size, -1, np.int32)
     for span in line.spans:
         call = calls[span.call]
-        begin, count = prompt_size(call), span.stop - span.start
+        begin, count = count_prompt_tokens(call), span.stop - span.start
         if span.start != begin or not 0 < count <= call.response_ids.size or span.stop > size:
             yield span.call, span.start, "the timeline has this reply at another place", begin, span.start
             return
-        at = first_difference(whole[: span.stop], reader.full_ids(span.call)[: span.stop])
+        at = find_first_difference(full_ids[: span.stop], reader.full_ids(span.call)[: span.stop])
         if at is not None:
             own = reader.full_ids(span.call)
             what = "the timeline trains this reply in a context that the model did not see"
-            yield span.call, at, what, at_position(own, at), at_position(whole, at)
+            yield span.call, at, what, get_token(own, at), get_token(full_ids, at)
         if call.terms.adapter != line.adapter:
             what = f"a timeline of adapter {line.adapter} trains what {call.terms.adapter} sampled"
             yield span.call, span.start, what, None, None
@@ -225,35 +225,35 @@ def _line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]) -> 
             versions[span.start + run.first : span.stop] = run.low
     for name, wanted in (("mask", mask), ("logprobs", logprobs), ("logprobs_unit", unit), ("versions", versions)):
         found = getattr(line, name)
-        at = first_difference(found, wanted)
+        at = find_first_difference(found, wanted)
         if at is not None:
             what = f"the timeline's {name} is not what its calls say"
-            yield _owner(line, at), at, what, *_values(wanted, found, at)
+            yield _find_owning_call(line, at), at, what, *_pick_values(wanted, found, at)
 
 
-def _values(wanted: Any, found: Any, at: int) -> tuple[float | None, float | None]:
+def _pick_values(wanted: Any, found: Any, at: int) -> tuple[float | None, float | None]:
     return (
         float(wanted[at]) if at < wanted.size else None,
         float(found[at]) if at < found.size else None,
     )
 
 
-def _owner(line: Timeline, position: int) -> int:
-    """The call whose reply is at a position of a timeline, else the next one whose prompt it is in."""
+def _find_owning_call(line: Timeline, position: int) -> int:
+    """Return the call whose reply covers a position, otherwise the next call."""
     return next((span.call for span in line.spans if position < span.stop), line.leaf)
 
 
-def prove_same(lines: Sequence[Timeline], again: Sequence[Timeline], episode: str) -> list[WrongToken]:
-    """Whether each recorded timeline is the one that the calls give again, or its beginning (one that was too long)."""
-    made = {line.leaf: line for line in again}
+def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: str) -> list[WrongToken]:
+    """Check that each recorded timeline equals the timeline built from the calls, or its beginning if cut for length."""
+    made = {line.leaf: line for line in derived}
     wrong = []
     for line in lines:
         other, count = made.get(line.leaf), len(line.spans)
         same = other is not None and 0 < count <= len(other.spans) and line.spans[:-1] == other.spans[: count - 1]
         same = same and other is not None and (line.agent, line.target) == (other.agent, other.target)
         if same and other is not None:
-            last, whole = line.spans[-1], other.spans[count - 1]
-            same = last[:2] == whole[:2] and (line.spans == other.spans or line.ids.size < other.ids.size)
+            last, full_span = line.spans[-1], other.spans[count - 1]
+            same = last[:2] == full_span[:2] and (line.spans == other.spans or line.ids.size < other.ids.size)
         if not same:
             start = line.spans[0].start if line.spans else 0
             wrong.append(WrongToken(episode, line.leaf, start, "the calls do not make this timeline again"))
@@ -263,7 +263,7 @@ def prove_same(lines: Sequence[Timeline], again: Sequence[Timeline], episode: st
 def prove_accounting(
     calls: Sequence[Call], lines: Sequence[Timeline], untrained: Counter[str], episode: str
 ) -> list[WrongToken]:
-    """Whether sampled tokens = tokens with mask 1 + the recorded counts of what is in no timeline."""
+    """Check that sampled tokens = tokens with mask 1 + recorded untrained tokens."""
     sampled = sum(int(call.response_ids.size) for call in calls)
     masked = sum(line.sampled for line in lines)
     counted = sum(untrained.values())
@@ -272,58 +272,60 @@ def prove_accounting(
     held = {span.call for line in lines for span in line.spans}
     free = next((call for call in calls if call.response_ids.size and call.index not in held), None)
     what = f"the calls sampled {sampled} tokens; {masked} are in timelines and {counted} counted as untrained"
-    place = (len(calls), 0) if free is None or sampled < masked + counted else (free.index, prompt_size(free))
+    place = (len(calls), 0) if free is None or sampled < masked + counted else (free.index, count_prompt_tokens(free))
     return [WrongToken(episode, *place, what)]
 
 
 def prove_rows(samples: Sequence[Sample], rows: Sequence[PackedRow]) -> list[WrongToken]:
-    """Whether each row holds each of its samples' tokens, at their positions, on one path of its tree, and each token
-    with mask 1 is a target exactly once, predicted from the token before it."""
+    """Check that rows hold each sample's tokens at their positions on one tree path, and that each token with mask 1 is
+    a target exactly once, predicted from the previous token."""
     wrong: list[WrongToken] = []
     seen: list[list[int]] = [[] for _ in samples]
     for row in rows:
         for index in np.unique(row.targets.sample).tolist():
             mine = np.flatnonzero(row.targets.sample == index)
             mine = mine[np.argsort(row.targets.offset[mine], kind="stable")]
-            problem = _row_problem(row, mine, samples[index].timeline.ids)
+            problem = _find_row_problem(row, mine, samples[index].timeline.ids)
             if problem is None and row.adapter != (own := samples[index].timeline.adapter):
                 problem = int(row.targets.offset[mine[0]]), f"a row of adapter {row.adapter} trains what {own} sampled"
             if problem is not None:
-                wrong.append(_of_sample(samples[index], *problem))
+                wrong.append(_make_wrong_token(samples[index], *problem))
             seen[index] += row.targets.offset[mine].tolist()
     for index, sample in enumerate(samples):
         wanted = np.flatnonzero(sample.timeline.mask)
-        at = first_difference(np.asarray(seen[index], np.int64), wanted)
+        at = find_first_difference(np.asarray(seen[index], np.int64), wanted)
         if at is not None:
             position = int(wanted[at]) if at < wanted.size else int(seen[index][at])
-            wrong.append(_of_sample(sample, position, "the packed rows do not train exactly the tokens with mask 1"))
+            wrong.append(
+                _make_wrong_token(sample, position, "the packed rows do not train exactly the tokens with mask 1")
+            )
     return wrong
 
 
-def _row_problem(row: PackedRow, mine: Any, ids: Ids) -> tuple[int, str] | None:
+def _find_row_problem(row: PackedRow, mine: Any, ids: Ids) -> tuple[int, str] | None:
     source, offset, token = row.targets.source[mine], row.targets.offset[mine], row.targets.token[mine]
     tree = next((tree for tree in row.trees if tree.start <= source[-1] < tree.stop), None)
     if tree is None:
         return int(offset[-1]), "a target's source lies in no tree of its row"
-    path = _path(tree, int(source[-1]))
+    path = _find_path(tree, int(source[-1]))
     last = int(offset[-1])
-    at = first_difference(row.ids[path], ids[:last])
+    at = find_first_difference(row.ids[path], ids[:last])
     if at is not None:
         return at, "the packed row holds another token here"
-    at = first_difference(row.positions[path], np.arange(last, dtype=np.int32))
+    at = find_first_difference(row.positions[path], np.arange(last, dtype=np.int32))
     if at is not None:
         return at, "the packed row gives this token another position"
-    apart = np.flatnonzero((path[offset - 1] != source) | (ids[offset] != token))
-    return (int(offset[apart[0]]), "the packed row predicts this token wrongly") if apart.size else None
+    differing = np.flatnonzero((path[offset - 1] != source) | (ids[offset] != token))
+    return (int(offset[differing[0]]), "the packed row predicts this token wrongly") if differing.size else None
 
 
-def _path(tree: Tree, last: int) -> Any:
-    """The row's indices that the token at `last` attends to, itself included."""
+def _find_path(tree: Tree, last: int) -> Any:
+    """Return the row indices attended to by the token at `last`, `last` included."""
     segments = [int(tree.segment_of[last - tree.start])]
     while tree.parents[segments[-1]] >= 0:
         segments.append(int(tree.parents[segments[-1]]))
     return tree.start + np.flatnonzero(np.isin(tree.segment_of[: last + 1 - tree.start], segments))
 
 
-def _of_sample(sample: Sample, position: int, what: str) -> WrongToken:
-    return WrongToken(sample.episode, _owner(sample.timeline, position), position, what)
+def _make_wrong_token(sample: Sample, position: int, what: str) -> WrongToken:
+    return WrongToken(sample.episode, _find_owning_call(sample.timeline, position), position, what)

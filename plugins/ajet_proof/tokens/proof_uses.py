@@ -1,9 +1,8 @@
-"""Tool uses held to what else the record says: to each other, and to the tool messages that entered the context.
+"""Check recorded tool uses against each other and against tool messages.
 
-Invariant: a use is contradicted by its chain (any field of it or of an earlier one was changed) or by the message that
-answers its call (that is not what the tool gave). Only the first message under an id is held: what a client makes of it
-later (a shortened history) is its own doing, and a fork. A text from which the record blots out a secret is held to
-nothing.
+Invariant: a use contradicts its hash chain (a changed field of the use or an earlier one), or the tool message of its
+call. Only the first message with an id is checked: a client may shorten its history later, as a fork. Redacted texts
+are not checked.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ REDACTED = "[redacted "
 def prove_uses(
     uses: Sequence[ToolUse], calls: Sequence[Call], messages: Sequence[Mapping[str, Any]], episode: str
 ) -> Iterator[tuple[ToolUse, WrongToken | None]]:
-    """Each use that something could contradict, and what does."""
-    answers = _answers(messages)
+    """Yield each checked tool use, with its problem or None."""
+    answers = _find_tool_messages(messages)
     before = ""
     for at, use in enumerate(uses):
         wrong = None
@@ -44,8 +43,8 @@ def prove_uses(
             yield named[0], WrongToken(episode, call, 0, what)
 
 
-def _answers(messages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """The first tool message of each call's id."""
+def _find_tool_messages(messages: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the index of the first tool message for each tool call id."""
     found: dict[str, int] = {}
     for index, message in enumerate(messages):
         if message.get("role") == "tool" and isinstance(call_id := message.get("tool_call_id"), str):

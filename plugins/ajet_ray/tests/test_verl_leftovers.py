@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ajet_cluster.slurm import BESIDE
+from ajet_cluster.slurm import LEFTOVERS_MODULE
 from ajet_ray.cluster.leftovers import ENDED_S, LOOK_S
 
 without_shared_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")
@@ -103,7 +103,7 @@ def test_what_ray_leaves_on_a_node_of_a_batch_job_goes_with_it():
     """Below the program that the script starts Ray with, as servers are below `ray start`."""
     child = [sys.executable, "-c", CHILD, "ray::Server"]
     ray = f"import os, subprocess\nprint(os.environ['TMPDIR'], flush=True)\nsubprocess.run({child!r})"
-    command = [sys.executable, "-m", BESIDE, sys.executable, "-c", ray]
+    command = [sys.executable, "-m", LEFTOVERS_MODULE, sys.executable, "-c", ray]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert node.stdout is not None
     left = [Path(node.stdout.readline().strip())]

@@ -23,7 +23,7 @@ from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
 from ajet.train.sink import RunSink
-from ajet_proof.recorded.prove import prove_recorded
+from ajet_proof.recorded.prove import prove_record
 from ajet_ray.mailbox import (
     Closed,
     Credited,
@@ -246,7 +246,7 @@ def test_policy_versions_are_held_to_the_step_that_trained_on_them(made):
     for each in (*trained, untrained):
         record.take(closed(each))
     record.take(Stepped(2, {}, [Credited(e.uuid, Outcome(2, 0.5), 3) for e in episodes_of(trained)]))
-    report = prove_recorded(str(run.path), run.path.parent)
+    report = prove_record(str(run.path), run.path.parent)
     wrong = {(each.episode, each.found) for each in report.proof.wrong if "was not there yet" in each.what}
     assert wrong == {("at", 2), ("beyond", 2)}, report.proof
     assert report.unproven == {"version range": 6, "ids only": 12}, "no weights: nothing of it is called proven"

@@ -17,8 +17,8 @@ from ajet.schema.task import Task
 from ajet.schema.timeline import Timeline
 from ajet.task_reader import TaskOrder
 from ajet_trl import package, processor
-from ajet_trl.episodes import NOTHING, Episodes, row_of
-from ajet_trl.settings import grpo_settings
+from ajet_trl.episodes import NOTHING, TrlRollout, build_row
+from ajet_trl.settings import build_grpo_settings
 from tests.docs.snippets import ROOT, blocks
 from tests.record_fixtures import episode
 from train.trainer.agent_trainer import AgentTrainer
@@ -34,7 +34,7 @@ CONFIG = {
 def installed(tmp_path, monkeypatch):
     """Aside, and nowhere else."""
     there = {None: None, "aside": package.VERSION}
-    monkeypatch.setattr(package, "_version_in", lambda folder: there["aside" if folder else None])
+    monkeypatch.setattr(package, "_find_version", lambda folder: there["aside" if folder else None])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.yaml").write_text("{name: adder}")
     return there
@@ -94,7 +94,7 @@ def test_keys_mean_what_they_mean_elsewhere():
     common = {"optim": {"lr": 0.5, "grad_clip": None}, "use_kl_loss": False, "algorithm": {"norm_adv_by_std": False}}
     own = {"per_device_train_batch_size": 2, "save_steps": 5}
     made = trainer(ajet={**CONFIG, "trainer_common": common}, trl=own).train_processor
-    assert grpo_settings(made.experiment(), common).items() >= {
+    assert build_grpo_settings(made.experiment(), common).items() >= {
         "learning_rate": 0.5, "max_grad_norm": 0.0, "beta": 0.0, "scale_rewards": "none", "loss_type": "grpo",
         "num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "save_steps": 5,
     }.items()  # fmt: skip
@@ -111,7 +111,7 @@ def test_keys_mean_what_they_mean_elsewhere():
 def test_a_warm_up_counts_under_every_schedule(optim, kind):
     """transformers' `constant` has none."""
     made = trainer(trainer_common={"optim": optim}).train_processor
-    found = grpo_settings(made.experiment(), {})
+    found = build_grpo_settings(made.experiment(), {})
     assert (found["lr_scheduler_type"], found["warmup_steps"]) == (kind, optim.get("lr_warmup_steps", 0))
 
 
@@ -159,7 +159,7 @@ def test_which_tasks_a_step_has_is_ajets_order_also_with_fewer_than_it_asks_for(
 
     order = TaskOrder([Task(task_id=name) for name in "ab"], seed=0, shuffle=False)
     engine = SimpleNamespace(weights_changed=lambda step: None)
-    episodes = Episodes(Plays(), engine, None, order, 2)
+    episodes = TrlRollout(Plays(), engine, None, order, 2)
     for step in (0, 1):
         with pytest.raises(Played):
             episodes(["a task"] * 6, SimpleNamespace(state=SimpleNamespace(global_step=step)))
@@ -174,7 +174,7 @@ def line(ids, mask):
 
 def test_a_row_is_the_episodes_exact_tokens_and_what_is_not_one_sequence_trains_nothing():
     whole = replace(episode(), verdict=Verdict(0.5), timelines=[line([1, 2, 3, 4, 5, 6], [0, 0, 1, 0, 1, 0])])
-    assert row_of(whole) == {
+    assert build_row(whole) == {
         "prompt_ids": [1, 2],
         "completion_ids": [3, 4, 5],
         "env_mask": [1, 0, 1],
@@ -182,6 +182,6 @@ def test_a_row_is_the_episodes_exact_tokens_and_what_is_not_one_sequence_trains_
     }
     forked = replace(whole, timelines=[*whole.timelines, line([1, 2], [0, 1])])
     unscored = replace(whole, verdict=None)
-    assert row_of(forked) is NOTHING and row_of(unscored) is NOTHING
-    rows = Episodes(None, None, None, None, 3)._rows([whole, forked, unscored])
+    assert build_row(forked) is NOTHING and build_row(unscored) is NOTHING
+    rows = TrlRollout(None, None, None, None, 3)._build_rows([whole, forked, unscored])
     assert rows["verdict"] == [0.5, 0.5, None] and rows["env_mask"] == [[1, 0, 1], [0], [0]]

@@ -18,11 +18,11 @@ from ajet.config import Experiment
 from ajet.config.references import resolve_reference
 from ajet.schema.errors import BoundaryError, ConfigError, TaskError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet_command.printed import with_score
-from ajet_command.settings import filled
+from ajet_command.printed import apply_score
+from ajet_command.settings import fill_placeholders
 from ajet_environments import venvs
 from ajet_environments.venvs import python_with
-from ajet_verifiers.bridge import BOUNDARIES, SETUP, error_of, one_at_a_time, result
+from ajet_verifiers.bridge import BOUNDARIES, SETUP, build_result, lock_preparation, make_error
 from ajet_verifiers.settings import VerifiersSettings
 from ajet_verifiers.tasks import VerifiersTasks
 from ajet_verifiers.workflow import VerifiersWorkflow
@@ -74,7 +74,7 @@ if __name__ == "__main__":
 
 
 def test_a_harness_that_could_not_be_set_up_is_not_the_policys_fault() -> None:
-    assert error_of("HarnessError", f"{SETUP} RuntimeError: no room on the disk")["boundary"] == "environment"
+    assert make_error("HarnessError", f"{SETUP} RuntimeError: no room on the disk")["boundary"] == "environment"
 
 
 def test_the_environment_of_a_harness_is_made_by_one_process_at_a_time(
@@ -91,7 +91,7 @@ def test_the_environment_of_a_harness_is_made_by_one_process_at_a_time(
         return runtime
 
     async def both() -> list[str]:
-        return list(await asyncio.gather(*(one_at_a_time(prepare)(each, "script") for each in ("a", "b", "c"))))
+        return list(await asyncio.gather(*(lock_preparation(prepare)(each, "script") for each in ("a", "b", "c"))))
 
     assert asyncio.run(both()) == ["a", "b", "c"] and most == [1, 1, 1]
     assert asyncio.run(both()) == ["a", "b", "c"] and max(most) > 1, "what is made waits for nobody"
@@ -99,9 +99,9 @@ def test_the_environment_of_a_harness_is_made_by_one_process_at_a_time(
 
 @pytest.mark.parametrize("kind", [*BOUNDARIES, "KeyError"])
 def test_each_of_their_errors_is_somebodys_and_never_a_reward(kind: str) -> None:
-    printed = json.dumps({"reward": 0.0, "errors": [error_of(kind, "it broke")]})
+    printed = json.dumps({"reward": 0.0, "errors": [make_error(kind, "it broke")]})
     with pytest.raises(BoundaryError, match=f"{kind}: it broke") as caught:
-        with_score(WorkflowOutput(), printed)
+        apply_score(WorkflowOutput(), printed)
     expected = {"ProviderError": "engine", "HarnessError": "agent", "ToolsetError": "tool", "SandboxError": "sandbox"}
     assert caught.value.boundary == expected.get(kind, "environment")
     assert caught.value.retryable == (kind != "HarnessError"), "what failed outside the agent is played again"
@@ -113,7 +113,7 @@ def test_each_of_their_errors_is_somebodys_and_never_a_reward(kind: str) -> None
 )
 def test_a_line_without_a_reward_is_none_of_0(printed: str) -> None:
     with pytest.raises(BoundaryError, match="the command printed no"):
-        with_score(WorkflowOutput(), printed)
+        apply_score(WorkflowOutput(), printed)
 
 
 def test_what_failed_or_was_asked_by_others_in_an_episode_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_what_failed_or_was_asked_by_others_in_an_episode_is_no_reward(monkeypat
         return SimpleNamespace(agent=agent, errors=errors, ok=True, **judged)
 
     def came_to(*traces: Any, errors: Any = ()) -> tuple[Any, str]:
-        found = result(SimpleNamespace(traces=traces, errors=errors, ok=True))
+        found = build_result(SimpleNamespace(traces=traces, errors=errors, ok=True))
         return found["reward"], "".join(each["type"] for each in found["errors"])
 
     trained, user = seat(True), seat(False, "http://theirs")
@@ -140,8 +140,8 @@ def test_what_failed_or_was_asked_by_others_in_an_episode_is_no_reward(monkeypat
 
 def test_what_looks_like_a_placeholder_in_a_tasksets_settings_stays() -> None:
     given = {"template": '{task} by {model}, {base} {{folder}} {metadata.id} {other} "quoted"'}
-    block = VerifiersSettings(taskset="plays", config=given).block()
-    read = json.loads(filled(block, {"task": 'say "x"\n', "model": "m", "base": "/b", "folder": "/f"}))
+    block = VerifiersSettings(taskset="plays", config=given).encode_block()
+    read = json.loads(fill_placeholders(block, {"task": 'say "x"\n', "model": "m", "base": "/b", "folder": "/f"}))
     assert read["taskset"] == {**given, "id": "plays"}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ajet.commands.summary import Tally
 from ajet.record import EpisodeFiles
-from ajet_proof.auditing.audit import audit_whole
+from ajet_proof.auditing.audit import audit_run
 from ajet_ray.cluster.leftovers import mapped
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import Life, accounted, all_gone, skip_without_verl, tool_project
@@ -73,7 +73,7 @@ def test_nothing_is_lost_or_trained_twice(life):
         assert row["tasks"] == list(range(16 * row["step"] - 16, 16 * row["step"])), "the order goes on where it was"
     tally = Tally.of(rows)
     assert (tally.skipped, tally.doubled) == (0, 0)
-    audited = audit_whole(run.run)
+    audited = audit_run(run.run)
     assert audited.ok and audited.state is not None and len(audited.state.starts) == 2, audited.changes
 
 

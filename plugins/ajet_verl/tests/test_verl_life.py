@@ -14,7 +14,7 @@ import pytest
 
 from ajet.commands.summary import Tally
 from ajet.record import EpisodeFiles
-from ajet_proof.auditing.audit import audit_whole
+from ajet_proof.auditing.audit import audit_run
 from ajet_ray.cluster.leftovers import mapped
 from tests.ajet_command import ajet
 from tests.verl_runs import Life, accounted, all_gone, remains, skip_without_verl, tool_project
@@ -106,7 +106,7 @@ def test_every_sampled_token_is_trained_or_counted_and_engine_and_trainer_are_on
 
 def test_each_step_is_a_link_of_the_chain_and_all_of_it_is_as_it_was_committed(life):
     run, _ = life
-    audited = audit_whole(run.run)
+    audited = audit_run(run.run)
     assert audited.ok and audited.state is not None, audited.changes
     assert {row["step"] for row in run.rows()} == audited.state.steps.keys() and audited.state.kept
 

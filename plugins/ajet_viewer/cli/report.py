@@ -19,10 +19,9 @@ def report(
     exp_dir: RunRoot = RECORD,
 ) -> None:
     """Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes."""
-    from ajet_viewer.report import describe
-    from ajet_viewer.report import report as made
+    from ajet_viewer.report import list_contents, write_report
 
-    bundle = made(run, exp_dir.absolute(), out=out)
-    for name, size in describe(bundle):
+    bundle = write_report(run, exp_dir.absolute(), out=out)
+    for name, size in list_contents(bundle):
         typer.echo(f"  {size:>9,} bytes  {name}")
     typer.echo(f"{bundle}: secrets are taken out. Look through it all the same before you attach it to an issue.")

@@ -24,12 +24,11 @@ def view(
         str, typer.Option("--host", help="Whatever it is, the address that is printed holds the token.")
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on a desktop.")] = True,
-    beside_run: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,
+    is_attached: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,
     exp_dir: RunRoot = RECORD,
 ) -> int:
     """Look at runs in a browser: curves, episodes, tokens."""
-    from ajet_viewer.view import view as look
-    from ajet_viewer.view import viewed
+    from ajet_viewer.view import choose_place, open_viewer
 
-    chosen = exp_dir if place is None else viewed(place, exp_dir)
-    return look(chosen.absolute(), host=host, port=port, browser=browser, file=html, beside_run=beside_run)
+    chosen = exp_dir if place is None else choose_place(place, exp_dir)
+    return open_viewer(chosen.absolute(), host=host, port=port, browser=browser, file=html, is_attached=is_attached)

@@ -12,7 +12,7 @@ import pytest
 from ajet.record.files import write_atomically
 from ajet.record.process_identity import ProcessIdentity
 from ajet_viewer import library as module
-from ajet_viewer.library import Library, Missing
+from ajet_viewer.library import Library, MissingError
 
 
 def run_in(root: Path, name: str = "one", *, rows: int = 200) -> Path:
@@ -97,15 +97,15 @@ def test_one_run_is_found_without_a_look_at_the_others(tmp_path: Path, monkeypat
     (root / "inside").symlink_to(root / "two")
     found, library = Library(root).names(), Library(root)
     assert found == ["inside", "one", "one/debug/d1", "two"]
-    monkeypatch.setattr(module, "_listed", lambda folder: pytest.fail("all are looked at"))
+    monkeypatch.setattr(module, "_list_folders", lambda folder: pytest.fail("all are looked at"))
     assert [library.path(name) for name in found] == [root / name for name in found]
     never = ["", ".", "..", "../outside/secret", "one/", "one/else/e1", "one/debug", "one/debug/..", "leads out",
              "plain", "gone", "o\0ne", "/one", str(root / "one"), "leads out/../one",
              "one/debug/../../two"]  # fmt: skip
     for name in never:
-        with pytest.raises(Missing):
+        with pytest.raises(MissingError):
             library.path(name)
     alone = Library.of(root / "one")
     assert alone.path("one/debug/d1") == root / "one" / "debug" / "d1"
-    with pytest.raises(Missing):
+    with pytest.raises(MissingError):
         alone.path("two")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ajet.engine.model_source import locate
 from ajet.engine.models import load_tokenizer
-from ajet_viewer.token_text import spell
+from ajet_viewer.token_text import spell_tokens
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,10 @@ def joined(texts):
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(lambda text: "<0x" not in text))
 def test_texts_put_together_are_the_text(tiny, text):
     ids = tiny.encode(text, add_special_tokens=False)
-    assert joined(spell(tiny, ids)) == tiny.decode(ids, clean_up_tokenization_spaces=False)
+    assert joined(spell_tokens(tiny, ids)) == tiny.decode(ids, clean_up_tokenization_spaces=False)
 
 
 def test_special_tokens_and_ids_of_nothing(tiny):
     ids = tiny.encode("<|im_start|>user", add_special_tokens=False)
-    assert spell(tiny, ids)[0] == "<|im_start|>"
-    assert spell(tiny, [10_000_000]) == ["<id 10000000>"]
+    assert spell_tokens(tiny, ids)[0] == "<|im_start|>"
+    assert spell_tokens(tiny, [10_000_000]) == ["<id 10000000>"]

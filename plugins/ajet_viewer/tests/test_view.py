@@ -32,13 +32,13 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """What a browser is started with."""
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", found.append)
-    monkeypatch.setattr(browser, "_on_a_desktop", lambda: True)
+    monkeypatch.setattr(browser, "_has_desktop", lambda: True)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return found
 
 
 def test_a_browser_is_given_a_file_that_leads_there_and_no_secret(opened: list[str], tmp_path: Path) -> None:
-    page = browser.opened_page(ADDRESS)
+    page = browser.open_page(ADDRESS)
     assert page is not None
     (url,) = opened
     assert "se-cret" not in url and url.startswith("file://")
@@ -51,11 +51,11 @@ def test_a_browser_is_given_a_file_that_leads_there_and_no_secret(opened: list[s
 
 
 def test_what_a_killed_process_left_goes_with_the_next_page(opened: list[str], tmp_path: Path) -> None:
-    left = browser.opened_page(ADDRESS)
+    left = browser.open_page(ADDRESS)
     assert left is not None and left._folder._lock is not None
     left._folder._lock.close()  # as the kernel does
     held_folder._remove_abandoned_folders.cache_clear()
-    page = browser.opened_page(ADDRESS)
+    page = browser.open_page(ADDRESS)
     assert page is not None and [*tmp_path.iterdir()] == [page._folder.path]
 
 
@@ -63,12 +63,12 @@ def test_where_no_file_can_be_the_address_was_printed_and_that_is_all(
     opened: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    assert browser.opened_page(ADDRESS) is None and not opened
+    assert browser.open_page(ADDRESS) is None and not opened
 
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch, opened: list[str]) -> Callable[[str], Any]:
-    """`beside` with a program of this text in the viewer's place; patience is short."""
+    """`start_viewer` with a program of this text in the viewer's place; patience is short."""
     monkeypatch.setattr(view, "END_S", 0.2)
     run: Any = SimpleNamespace(path=Path("run"), status=SimpleNamespace(add_process=lambda pid, role: None))
 
@@ -76,7 +76,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, opened: list[str]) -> Callable[[str],
         monkeypatch.setattr(view, "BEGIN_S", patience)
         deaf = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         monkeypatch.setattr(view, "program", lambda *given: [sys.executable, "-c", deaf + text])
-        return view.beside(run)
+        return view.start_viewer(run)
 
     return begin
 
@@ -117,6 +117,6 @@ def test_a_viewer_anywhere_on_loopback_looks_at_the_host(monkeypatch: pytest.Mon
     seen: dict[str, frozenset[str]] = {}
     monkeypatch.setattr(app, "build_app", lambda views, *, hosts, key: seen.setdefault("hosts", hosts))
     monkeypatch.setattr(Listener, "run", lambda self, sockets: sockets[0].close())
-    view.view(tmp_path, host="127.0.0.2", browser=False)
+    view.open_viewer(tmp_path, host="127.0.0.2", browser=False)
     [own] = [host for host in seen["hosts"] if host.startswith("127.0.0.2:")]
     assert seen["hosts"] == loopback_hosts("127.0.0.2", int(own.partition(":")[2])) and len(seen["hosts"]) == 4

@@ -17,16 +17,16 @@ from ajet.record.image_text import text_of
 from ajet.record.live_status import read_live_status
 from ajet.schema.call import full_ids
 from ajet_viewer.app import Views, build_app
-from ajet_viewer.config_page import config_page
-from ajet_viewer.episode_page import episode_page, token_lines, tokens
+from ajet_viewer.config_page import build_config_page
+from ajet_viewer.episode_page import build_episode_page, build_token_window, list_token_lines
 from ajet_viewer.episode_table import EpisodeTable
-from ajet_viewer.export import bundle, frozen_page
+from ajet_viewer.export import build_frozen_page, bundle_scripts
 from ajet_viewer.library import Library
-from ajet_viewer.metrics import metrics_after
-from ajet_viewer.notes import notes_of
-from ajet_viewer.reward_bins import reward_bins
-from ajet_viewer.table_filter import BadFilter, TableFilter, select
-from ajet_viewer.task_matrix import task_matrix
+from ajet_viewer.metrics import read_metrics
+from ajet_viewer.notes import read_notes
+from ajet_viewer.reward_bins import build_reward_bins
+from ajet_viewer.table_filter import FilterError, TableFilter, select_rows
+from ajet_viewer.task_matrix import build_task_matrix
 from tests.record_fixtures import episode
 from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, busy, long_episode, played, with_image, write_run
 
@@ -88,7 +88,7 @@ def test_a_note_is_kept_in_the_runs_folder_by_who_has_read_what_is_there(root):
     assert client.get("/api/run/one").json()["notes"] == kept.json()
     assert client.put("/api/notes/one", headers=HERE, content=json.dumps(note)).status_code == 409, "edit 0 is old"
     assert before == ((root / "one" / "status.json").read_bytes(), (root / "one" / "metrics.jsonl").read_bytes())
-    page = frozen_page(Views(Library.of(root / "one"), lambda folder: spell), "one", spell)
+    page = build_frozen_page(Views(Library.of(root / "one"), lambda folder: spell), "one", spell)
     assert json.loads(page.split('id="frozen">')[1].split("</script>")[0])["run"]["notes"]["tags"] == ["paper", "x"]
 
 
@@ -137,18 +137,18 @@ def test_two_viewers_of_a_folder_keep_each_note_or_refuse_it(tmp_path):
     write = """
 import sys
 from pathlib import Path
-from ajet_viewer.notes import Overtaken, keep_notes, notes_of
+from ajet_viewer.notes import NoteConflictError, read_notes, save_notes
 kept = 0
 while kept < 20:
     try:
-        keep_notes(Path(sys.argv[1]), {**notes_of(Path(sys.argv[1])), "note": sys.argv[2]})
-    except Overtaken:
+        save_notes(Path(sys.argv[1]), {**read_notes(Path(sys.argv[1])), "note": sys.argv[2]})
+    except NoteConflictError:
         continue
     kept += 1
 """
     both = [subprocess.Popen([sys.executable, "-c", write, str(tmp_path), name]) for name in ("one", "other")]
     assert [each.wait() for each in both] == [0, 0]
-    assert notes_of(tmp_path)["edit"] == 40
+    assert read_notes(tmp_path)["edit"] == 40
 
 
 def test_a_damaged_note_is_none_and_one_of_no_run_is_404(root):
@@ -178,7 +178,7 @@ def test_rewards_by_step(root):
     )
 )
 def test_every_episode_is_in_one_cell(rows):
-    found = reward_bins({"step": step, "split": split, "reward": reward} for step, split, reward in rows)
+    found = build_reward_bins({"step": step, "split": split, "reward": reward} for step, split, reward in rows)
     for split, spread in found.items():
         mine = [(step, reward) for step, each, reward in rows if each == split]
         assert len(spread["columns"]) <= 100 and len(spread["bins"]) <= 20
@@ -239,7 +239,7 @@ def test_metrics_go_on_from_where_they_were(root):
 
 def test_lists_of_positions_are_no_part_of_the_curves(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "tasks": [0], "waiting": [1], "given_up": {"2": ["no"]}}\n')
-    assert metrics_after(tmp_path, 0)["rows"] == [{"step": 1}]
+    assert read_metrics(tmp_path, 0)["rows"] == [{"step": 1}]
 
 
 def test_episodes_are_filtered_sorted_and_told_apart(root):
@@ -310,7 +310,7 @@ def test_images_count_in_a_file(root, monkeypatch, letters, held):
     newest.task.metadata["image"] = f"data:image/png;base64,{'A' * letters}"
     EpisodeFiles(root / "two" / "episodes").write(9, "train", [newest])
     monkeypatch.setattr("ajet_viewer.export.MOST_TOKENS", 150)
-    page = frozen_page(Views(Library.of(root), lambda folder: spell), "two", spell)
+    page = build_frozen_page(Views(Library.of(root), lambda folder: spell), "two", spell)
     data = json.loads(page.split('id="frozen">')[1].split("</script>")[0])
     assert len(data["episodes"]) == held and data["note"] == f"a copy; {6 - held} older episodes are not in it"
 
@@ -332,8 +332,8 @@ def test_content_as_text(content, text):
 @given(st.integers(0, 30), st.integers(0, 5000))
 def test_pieces_of_tokens_make_up_the_line(start, length):
     episode = long_episode(9000)
-    whole = token_lines(episode)[0].ids.tolist()
-    part = tokens(episode, token_lines(episode)[0], start * 300, start * 300 + length, None)
+    whole = list_token_lines(episode)[0].ids.tolist()
+    part = build_token_window(episode, list_token_lines(episode)[0], start * 300, start * 300 + length, None)
     assert part["ids"] == whole[start * 300 : start * 300 + min(length, 4096)]
 
 
@@ -352,14 +352,14 @@ def test_half_written_damaged_and_newer_lines_are_left_out_and_counted(root):
 
 def test_a_run_that_grows_is_cut_and_goes_away_while_it_is_looked_at(root):
     table = EpisodeTable(root / "two")
-    table.look(wait=None)
+    table.read_new_rows(wait=None)
     assert len(list(table.rows())) == 5
     add_step(root / "two", 2)
-    table.look(wait=None)
+    table.read_new_rows(wait=None)
     assert [row["step"] for row, _ in table.rows()] == [2] * 5 + [1] * 5
     EpisodeFiles(root / "two" / "episodes").truncate(1)
-    table.look(wait=None)
-    assert select(table, TableFilter())["total"] == 5
+    table.read_new_rows(wait=None)
+    assert select_rows(table, TableFilter())["total"] == 5
     client = client_of(root)
     assert client.get("/api/episodes/two").json()["total"] == 5
     for path in sorted((root / "two").rglob("*"), reverse=True):
@@ -397,14 +397,14 @@ def test_origins_are_those_that_the_run_began_with(tmp_path):
     (tmp_path / "x.yaml").write_text("ajet:\n  model: {path: 'embedded:tiny-tools'}\n  rollout:\n    num_repeat: 8\n")
     experiment = load_experiment(tmp_path / "x.yaml", overrides=["seed=3"], backbone="local")
     with RunDirectory.open(experiment, root=tmp_path / "runs") as run:
-        keys = {entry["key"]: entry["origin"] for entry in config_page(run.path)["keys"]}
+        keys = {entry["key"]: entry["origin"] for entry in build_config_page(run.path)["keys"]}
     assert keys["ajet.rollout.num_repeat"] == "x.yaml:4:5" and keys["ajet.seed"] == "override seed=3"
     assert keys["ajet.backbone"].startswith("--backbone") and keys["ajet.rollout.temperature"] == "default"
 
 
 def test_a_file_holds_the_run_and_can_run_nothing_else(tmp_path):
     write_run(tmp_path / "bad", said=HOSTILE)
-    page = frozen_page(Views(Library.of(tmp_path / "bad"), lambda folder: spell), "bad", spell)
+    page = build_frozen_page(Views(Library.of(tmp_path / "bad"), lambda folder: spell), "bad", spell)
     assert "http://" not in page.split('id="frozen"')[0].replace("http://www.w3.org/2000/svg", "")
     assert "script-src 'sha256-" in page and "connect-src" not in page and "default-src 'none'" in page
     data = page.split('id="frozen">')[1].split("</script>")[0]
@@ -417,18 +417,18 @@ def test_a_file_holds_the_run_and_can_run_nothing_else(tmp_path):
 
 
 def test_the_bundle_holds_every_module_once():
-    text = bundle()
+    text = bundle_scripts()
     assert "import {" not in text and "\nexport " not in text
     names = [line.split("(")[0] for line in text.splitlines() if line.startswith(("function ", "async function "))]
     assert len(names) == len(set(names)), "two modules share a top-level name"
 
 
 def test_what_the_page_shows_of_an_episode_is_plain_json():
-    assert json.loads(json.dumps(episode_page(played(1, 0, 0, HOSTILE))))["messages"][2]["content"] == HOSTILE
+    assert json.loads(json.dumps(build_episode_page(played(1, 0, 0, HOSTILE))))["messages"][2]["content"] == HOSTILE
 
 
 def test_a_page_has_the_tool_uses_with_their_times():
-    uses = episode_page(episode())["tool_uses"]
+    uses = build_episode_page(episode())["tool_uses"]
     assert [(use["name"], use["ended"] - use["started"], use["error"]) for use in uses] == [
         ("f", 0.25, ""), ("f", 0.25, "transport"),
     ]  # fmt: skip
@@ -443,7 +443,7 @@ def test_a_reward_says_over_how_many(tmp_path):
 
 
 def test_filters_read_no_nonsense():
-    with pytest.raises(BadFilter):
+    with pytest.raises(FilterError):
         TableFilter.from_query({"offset": "-1"})
 
 
@@ -454,7 +454,7 @@ def test_held_out_tasks_are_better_or_worse_by_one_judge() -> None:
         | {"reward": reward, "success": None}
         for step, reward in scored.items()
     ]
-    (task,) = task_matrix(rows, 2)["tasks"]
+    (task,) = build_task_matrix(rows, 2)["tasks"]
     assert (task["changed"], task["before"], task["after"]) == (0, "u3", "u4") and len(task["cells"]) == 4
-    (alone,) = task_matrix(rows[:3], 2)["tasks"]
+    (alone,) = build_task_matrix(rows[:3], 2)["tasks"]
     assert alone["changed"] == 0 and alone["after"] is None

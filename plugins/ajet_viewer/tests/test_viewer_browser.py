@@ -21,9 +21,9 @@ from ajet.record.logs import main_log
 from ajet.record.resume import RunIdentity
 from ajet.schema.addresses import loopback_hosts
 from ajet_viewer.app import Views, build_app
-from ajet_viewer.export import write
+from ajet_viewer.export import write_frozen_page
 from ajet_viewer.library import Library
-from ajet_viewer.view import spell_for
+from ajet_viewer.view import find_speller
 from tests.ajet_command import ajet, start
 from tests.viewer_fixtures import HOSTILE, MARK, add_step, add_validation, busy, long_episode, with_image, write_run
 
@@ -85,7 +85,7 @@ def served(runs) -> Iterator[tuple[Path, str]]:
     """A folder of runs, and the address of a viewer of it."""
     listening = listen("127.0.0.1", 0, name="viewer", where="--port")
     port = listening.getsockname()[1]
-    views = Views(Library.of(runs), spell_for)
+    views = Views(Library.of(runs), find_speller)
     server = Listener(admitting(build_app(views, hosts=loopback_hosts("127.0.0.1", port), key="k")))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
@@ -536,7 +536,7 @@ def test_the_marks_of_an_image_are_one(tab, tmp_path):
     def spell(ids):
         return ["<|image_pad|>" if token == MARK else f"t{token} " for token in ids]
 
-    write(Views(Library.of(tmp_path), lambda folder: spell), "run", spell, tmp_path / "run.html")
+    write_frozen_page(Views(Library.of(tmp_path), lambda folder: spell), "run", spell, tmp_path / "run.html")
     tab.goto(f"{(tmp_path / 'run.html').as_uri()}#/run/run/episode/seen")
     tab.locator(".times").wait_for()
     assert tab.locator(".times").inner_text() == "×12" and tab.locator(".t", has_text="<|image_pad|>").count() == 1

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ajet_viewer.app import Views
-from ajet_viewer.export import write
+from ajet_viewer.export import write_frozen_page
 from ajet_viewer.library import Library
 from tests.ajet_command import start
 from tests.firefox import PROGRAM, firefox
@@ -78,7 +78,9 @@ def test_a_chart_is_enlarged_and_a_note_kept(address, tab, tmp_path):
 
 def test_a_file_opens_from_disk(tab, tmp_path):
     write_run(tmp_path / "alone", said=HOSTILE)
-    write(Views(Library.of(tmp_path / "alone"), lambda folder: None), "alone", None, tmp_path / "alone.html")
+    write_frozen_page(
+        Views(Library.of(tmp_path / "alone"), lambda folder: None), "alone", None, tmp_path / "alone.html"
+    )
     tab.goto(f"{(tmp_path / 'alone.html').as_uri()}#/run/alone/rewards")
     assert tab.until("document.querySelectorAll('.spread a').length === 12")
     tab.goto(f"{(tmp_path / 'alone.html').as_uri()}#/run/alone/episode/e00311")
