@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from ajet.record.lock import OwnDescriptor, locked
+from filelock import FileLock, lock_descriptor
+
+from ajet.config.record_file import open_record_descriptor
+from ajet.record.lock import acquire_lock, open_lock, release_lock
 from ajet.record.remove_folder import remove_folder
 
 LOCK = ".held"
@@ -27,13 +29,12 @@ class HeldFolder:
         place = place or tempfile.gettempdir()
         _remove_abandoned_folders(kind, place)
         self.path = Path(tempfile.mkdtemp(prefix=kind, dir=place))
-        self._lock: OwnDescriptor | None = None
+        self._lock: FileLock | None = None
         try:
             self.path.chmod(mode)
             coming = self.path / f"{LOCK}~"
-            self._lock = OwnDescriptor(coming, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            with suppress(OSError):  # a file system without locks: what a killed maker left stays there
-                locked(self._lock)
+            self._lock = open_lock(coming, 0o600)
+            if acquire_lock(self._lock) is None:  # without locks, what a killed maker left stays there
                 coming.rename(self.path / LOCK)  # held when it is there: nobody takes it for one that was left
         except BaseException:
             self.remove()
@@ -43,7 +44,7 @@ class HeldFolder:
         """Remove the folder with what is in it. Idempotent."""
         remove_folder(self.path)
         if self._lock is not None:
-            self._lock.close()
+            release_lock(self._lock)
 
 
 def make_workdir(root: Path, name: str, uid: int | None) -> Path:
@@ -60,14 +61,13 @@ def _remove_abandoned_folders(kind: str, place: str) -> None:
     """Once a process: remove what makers that were killed left there."""
     for folder in Path(place).glob(f"{kind}*"):
         try:
-            lock = OwnDescriptor(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            number = open_record_descriptor(folder / LOCK, os.O_RDWR)
         except OSError:
             continue  # it is just being made, or somebody else's
         try:
-            if folder.stat().st_uid == os.geteuid():
-                locked(lock)
-                remove_folder(folder)
+            if folder.stat().st_uid == os.geteuid() and lock_descriptor(number, blocking=False):
+                remove_folder(folder)  # its maker holds no lock any more
         except OSError:
-            continue  # its maker lives
+            continue
         finally:
-            lock.close()
+            os.close(number)

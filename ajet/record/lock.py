@@ -1,8 +1,8 @@
 """Locks on files: of a run directory (which process writes here), and for what one of several processes makes.
 
 Invariant: at most one live process holds a folder, one thread of one process a file (`alone`). The kernel keeps the
-lock (`flock` on `.lock`) for the life of the holder and of no other process: it is on a descriptor that no program
-inherits and that a forked copy closes at once. So it ends with its process, however that ends, and is seen across
+lock (`flock` on `.lock`, taken by filelock) for the life of the holder and of no other process: no program inherits its
+descriptor, and a forked copy closes it at once. So it ends with its process, however that ends, and is seen across
 containers. `lock.json` says who the holder is; it decides alone where the file system has no such locks, and for a
 holder that another kernel's lock may hide. Whoever waits for a file is told for whom and for what after SAY_S seconds,
 and then every AGAIN_S.
@@ -11,7 +11,6 @@ and then every AGAIN_S.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import time
@@ -20,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from loguru import logger
 
 from ajet.config.record_file import open_record_descriptor, refuse_links
@@ -29,55 +29,37 @@ from ajet.record.process_identity import ProcessIdentity, boot_id
 from ajet.schema.errors import UserError
 
 UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-"""What `locked` meets on a file system that has no locks."""
+"""Errors of `flock` on a file system that has no locks."""
 
 
-class OwnDescriptor:
-    """A descriptor of this process alone: a lock on it ends with this process, however it ends.
-
-    No program inherits it, and a forked copy of this process closes it at once.
-    """
-
-    def __init__(self, path: Path, flags: int, mode: int = 0o644) -> None:
-        """Raises OSError."""
-        self._number: int | None = open_record_descriptor(path, flags, mode)
-        _open.add(self)
-
-    @property
-    def number(self) -> int | None:
-        """The descriptor; None: it was closed, or is the parent's."""
-        return self._number
-
-    def close(self) -> None:
-        """Idempotent."""
-        _open.discard(self)
-        number, self._number = self._number, None
-        if number is not None:
-            os.close(number)
+def open_lock(path: Path, permissions: int = 0o644) -> FileLock:
+    """Make the file and return its lock, not yet held. Raises OSError, and RecordFileError for a link or a pipe."""
+    os.close(open_record_descriptor(path, os.O_RDWR | os.O_CREAT, permissions))
+    # The soft lock of filelock outlives a killed process, so a file system without locks is an error here.
+    return FileLock(path, fallback_to_soft=False, thread_local=False)
 
 
-def locked(file: OwnDescriptor) -> None:
-    """Take the kernel's lock on it. Raises BlockingIOError where another holds it; OSError."""
-    assert file.number is not None
-    fcntl.flock(file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def acquire_lock(lock: FileLock, seconds: float = 0.0) -> str | None:
+    """Take the lock; return why the file system has none, else None. Raises Timeout if another holds it; OSError."""
+    try:
+        lock.acquire(timeout=seconds)
+    except Timeout:  # an OSError without a number
+        raise
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        return error.strerror
+    _held.add(lock)
+    return None
 
 
-def unlocked(file: OwnDescriptor) -> None:
-    """Give it back, for a copy, too, that a fork outside of Python may have made."""
-    if file.number is not None:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(file.number, fcntl.LOCK_UN)
+def release_lock(lock: FileLock) -> None:
+    """Give the lock back if this process holds it. Idempotent; nothing happens in a forked copy."""
+    _held.discard(lock)
+    lock.release()
 
 
-_open: set[OwnDescriptor] = set()
-
-
-def _close_all() -> None:
-    for each in tuple(_open):
-        each.close()
-
-
-os.register_at_fork(after_in_child=_close_all)
+_held: set[FileLock] = set()  # filelock gives a lock back when its object goes; ours end with the process
 
 
 FILE = "lock.json"
@@ -121,7 +103,7 @@ class RunLock:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._mine: Holder | None = None
-        self._guard: OwnDescriptor | None = None
+        self._guard: FileLock | None = None
 
     @property
     def path(self) -> Path:
@@ -133,22 +115,25 @@ class RunLock:
         missing. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         refuse_links(self.folder)
-        guard = OwnDescriptor(self.folder / GUARD, os.O_RDWR | os.O_CREAT)
+        guard = open_lock(self.folder / GUARD)
         try:
-            kernel = _locked(guard, self.folder)
-        except BlockingIOError:
-            guard.close()
+            missing = acquire_lock(guard)
+        except Timeout:
             return Holder.read(self.path) or "another process"
-        except OSError:
-            guard.close()
-            raise
+        if missing is not None:
+            logger.warning(
+                "the file system of {} has no locks ({}): whether another run writes there is told by process ids "
+                "alone, which processes on other machines and in other containers do not share",
+                self.folder,
+                missing,
+            )
         self._guard = guard
         try:
             holder = Holder.read(self.path)
-            if holder is not None and holder.alive(unlocked=kernel):
+            if holder is not None and holder.alive(unlocked=missing is None):
                 self._let_go()
                 return holder
-            self._mine = Holder(ProcessIdentity.of(os.getpid()), kernel)
+            self._mine = Holder(ProcessIdentity.of(os.getpid()), missing is None)
             write_atomically(self.path, self._mine.written())
         except BaseException:
             self.release()
@@ -170,33 +155,12 @@ class RunLock:
         self._let_go()
 
     def _let_go(self) -> None:
-        guard, self._guard = self._guard, None
-        if guard is not None:
-            unlocked(guard)
-            guard.close()
-
-
-def _locked(guard: OwnDescriptor, folder: Path) -> bool:
-    """Take the kernel's lock; False where the file system has none. Raises BlockingIOError when it is held."""
-    try:
-        locked(guard)
-        return True
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
-        logger.warning(
-            "the file system of {} has no locks ({}): whether another run writes there is told by process ids alone, "
-            "which processes on other machines and in other containers do not share",
-            folder,
-            error.strerror,
-        )
-        return False
+        if self._guard is not None:
+            release_lock(self._guard)
+            self._guard = None
 
 
 SAY_S, AGAIN_S = 3.0, 15.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.2
 
 
 @contextmanager
@@ -215,7 +179,7 @@ def alone(
     UserError there, and where the time is over."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _FileLock(path)
+        lock = open_lock(path)
     except OSError as error:
         raise UserError(
             f"{path.parent} cannot be written: {error.strerror}.",
@@ -224,70 +188,44 @@ def alone(
             do=do,
         ) from None
     try:
-        lock.take(does, say, at_most)
+        missing = _wait_for_lock(lock, path, does, say, at_most)
+        if missing is None:
+            _write_holder(path, Holder(ProcessIdentity.of(os.getpid()), True).written())
+        else:
+            say(f"the file system of {path} has no locks ({missing}): another process may do the same")
         yield
     finally:
-        lock.release()
+        if lock.is_locked:  # never in a forked copy
+            _write_holder(path, "")
+            release_lock(lock)
 
 
-class _FileLock:
-    """A lock that a block of `alone` waits for, or holds."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises OSError."""
-        self._path, self._mine = path, False
-        self._file = OwnDescriptor(path, os.O_RDWR | os.O_CREAT)
-
-    def take(self, does: str, say: Callable[[str], None], at_most: float | None) -> None:
-        """Raises UserError, OSError."""
-        began, pause = time.monotonic(), _FIRST_PAUSE_S
-        told = began + SAY_S
-        while not self._taken(say):
-            now = time.monotonic()
-            if at_most is not None and now - began > at_most:
-                raise UserError(
-                    f"{_capital(self._holder())} {does}, and was waited for longer than {at_most:.0f} s.",
-                    where=str(self._path),
-                    do="end it, and start again",
-                )
-            if now >= told:
-                say(f"waiting for {self._holder()}, which {does} ({now - began:.0f} s so far; lock: {self._path})")
-                told = now + AGAIN_S
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-    def _taken(self, say: Callable[[str], None]) -> bool:
+def _wait_for_lock(
+    lock: FileLock, path: Path, does: str, say: Callable[[str], None], at_most: float | None
+) -> str | None:
+    """Return as `acquire_lock` does. Raises UserError after `at_most` seconds; OSError."""
+    began, pause = time.monotonic(), SAY_S
+    while True:
+        left = pause if at_most is None else min(pause, began + at_most - time.monotonic())
         try:
-            locked(self._file)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno not in UNSUPPORTED:
-                raise
-            say(f"the file system of {self._path} has no locks ({error.strerror}): another process may do the same")
-            return True
-        self._mine = True
-        with suppress(OSError):  # a full disk: nobody is told who holds it
-            self._write(Holder(ProcessIdentity.of(os.getpid()), True).written())
-        return True
+            return acquire_lock(lock, max(left, 0.0))
+        except Timeout:
+            waited = time.monotonic() - began
+        known = Holder.read(path)
+        holder = str(known) if known is not None and known.process.alive() else "another process"
+        if at_most is not None and waited >= at_most:
+            raise UserError(
+                f"{_capital(holder)} {does}, and was waited for longer than {at_most:.0f} s.",
+                where=str(path),
+                do="end it, and start again",
+            )
+        say(f"waiting for {holder}, which {does} ({waited:.0f} s so far; lock: {path})")
+        pause = AGAIN_S
 
-    def _write(self, text: str) -> None:
-        if (number := self._file.number) is not None:
-            os.ftruncate(number, 0)
-            os.pwrite(number, text.encode(), 0)
 
-    def _holder(self) -> str:
-        """The holder, in words."""
-        found = Holder.read(self._path)
-        return str(found) if found is not None and found.process.alive() else "another process"
-
-    def release(self) -> None:
-        """Give it back, if it was taken. Nothing happens in a forked copy."""
-        if self._mine:
-            with suppress(OSError):
-                self._write("")
-            unlocked(self._file)
-        self._file.close()
+def _write_holder(path: Path, text: str) -> None:
+    with suppress(OSError), open(open_record_descriptor(path, os.O_WRONLY | os.O_TRUNC), "w") as file:
+        file.write(text)  # on a full disk those who wait are not told who holds the lock
 
 
 def _capital(words: str) -> str:
