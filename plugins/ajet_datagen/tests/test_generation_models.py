@@ -254,7 +254,11 @@ def test_a_rest_ends() -> None:
     )
     assert models.note_failure(0, down) and models.rank_models() == [1, 2, 0]
     assert not models.note_failure(1, narrow) and models.rank_models() == [1, 2, 0]
-    assert models.note_failure(1, NoAnswerError("no key", is_retryable=False, status=401)) and models.rank_models() == [2, 0, 1]
+    assert models.note_failure(1, NoAnswerError("no key", is_retryable=False, status=401)) and models.rank_models() == [
+        2,
+        0,
+        1,
+    ]
     assert not models.note_failure(1, down), "it rests already"
     now[0] = REST_S - 1
     assert models.is_resting(0)

@@ -82,7 +82,9 @@ class RejudgedRun:
 def open_run_judge(folder: Path, *, reference: str | None = None, conf: Path | None = None) -> Iterator[Judge]:
     """For the recorded run in `folder`, within the block. `reference`: this judge, or the scorer of this name; `conf`:
     the judge or the scorers of this YAML; neither: the run's own. Raises UserError."""
-    experiment = _isolate_budget(load_experiment(conf) if conf is not None else load_recorded_experiment(folder / CONFIG))
+    experiment = _isolate_budget(
+        load_experiment(conf) if conf is not None else load_recorded_experiment(folder / CONFIG)
+    )
     judge = open_judges(experiment, [reference])[reference] if reference else open_judge(experiment)
     if not judge.judges:
         raise UserError(

@@ -108,7 +108,10 @@ class ModelJudge:
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
         """Attempts at one task beside each other, by their numbers. Raises JudgeFailure."""
         task = attempts[min(attempts)].task.task
-        question, reference = format_question(task.main_query, task.init_messages), answer_text(task.metadata.get("answer"))
+        question, reference = (
+            format_question(task.main_query, task.init_messages),
+            answer_text(task.metadata.get("answer")),
+        )
         return await compare_attempts(self, attempts, seed, question=question, reference=reference)
 
     async def awake(self) -> None:

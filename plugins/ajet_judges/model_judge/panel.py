@@ -163,7 +163,9 @@ class ModelPanel:
             raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)
         return reply
 
-    async def _request_from_member(self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]) -> ChatReply:
+    async def _request_from_member(
+        self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]
+    ) -> ChatReply:
         """The answer of one model, asked as often as it may be asked. Raises NoAnswerError; JudgeFailure where the
         budget is used up."""
         limits, number = self._limits, 0
