@@ -11,7 +11,7 @@ PLUGIN = Plugin(
     commands={
         "prove": Command(
             "ajet_proof.cli.prove:prove",
-            "Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution.",
+            "Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution.",
         ),
         "audit": Command(
             "ajet_proof.cli.audit:audit", "Hold a run to what it committed; follow an update back, an episode forward."
