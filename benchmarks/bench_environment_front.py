@@ -65,7 +65,7 @@ TEXT = "x" * 100
 
 
 async def main(calls: int, rounds: int) -> int:
-    from ajet_environments.hosting.lifetime import down, up
+    from ajet_environments.hosting.lifetime import start_environment, stop_environment
     from ajet_mcp.contract import Limits
     from ajet_mcp.servers import Server
     from ajet_mcp.thin import ThinClient
@@ -76,7 +76,7 @@ async def main(calls: int, rounds: int) -> int:
         relay, relaying = _start(RELAY, Path(folder, "relay.py"), "/mcp", direct)
         file = Path(folder, "bench.yaml")
         file.write_text(f"mcpServers: {{echo: {{url: '{direct}'}}}}\n")
-        front = up(str(file), port=0)
+        front = start_environment(str(file), port=0)
         headers = {"Authorization": f"Bearer {front.token}"}
         path = httpx.post(f"{front.address}/episodes", headers=headers, json={}).json()["path"]
         through = front.address + path
@@ -97,7 +97,7 @@ async def main(calls: int, rounds: int) -> int:
                 for session in thin.values():
                     await session.close()
         finally:
-            down("bench")
+            stop_environment("bench")
             relaying.kill()
             server.kill()
     added = median["front"] - median["direct"]

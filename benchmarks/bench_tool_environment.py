@@ -223,9 +223,9 @@ def cpu() -> float:
 
 def theirs(folder: Path, url: str, episodes: int, at_once: int) -> dict[str, float]:
     """The same of verifiers, by its own Python."""
-    from ajet_environments.venvs import python_with
+    from ajet_environments.venvs import prepare_python
 
-    python = python_with(ROOT / "tutorial" / "example_verifiers" / "requirements.txt", say=print)
+    python = prepare_python(ROOT / "tutorial" / "example_verifiers" / "requirements.txt", say=print)
     (folder / "doubles.py").write_text(TASKSET)
     (folder / "play.py").write_text(THEIRS)
     command = [str(python), str(folder / "play.py"), url, str(episodes), str(at_once)]

@@ -18,7 +18,7 @@ from loguru import logger
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ajet.schema.errors import ConfigError
-from ajet_environments.venvs import python_with
+from ajet_environments.venvs import prepare_python
 
 Settings = TypeVar("Settings", bound=BaseModel)
 PLACE = re.compile(r"\{(python|venv|base|folder|model|base_url|api_key|task|task_id|episode|metadata\.[\w.-]+)\}")
@@ -156,7 +156,7 @@ class CommandSettings(BaseModel):
             return None
         wanted = Path(self.requirements).expanduser()
         candidate = base / wanted
-        return python_with(candidate if candidate.exists() else wanted, say=logger.info)
+        return prepare_python(candidate if candidate.exists() else wanted, say=logger.info)
 
     def template_folder(self, base: Path) -> Path | None:
         """The template: beside the YAML, then in the working directory. Raises ConfigError."""

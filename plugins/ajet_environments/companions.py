@@ -25,19 +25,21 @@ from loguru import logger
 from ajet.commands.supervised_process import SupervisedProcess, list_variables
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet_environments.config import Companion, choose_services
-from ajet_environments.restarts import Restarts
+from ajet_environments.restarts import RestartWatcher
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet_environments.confined import Cell
+    from ajet_environments.confined import ServiceCell
 
-LOOK_S = 0.1
-ASK_S = 2.0
+POLL_S = 0.1
+CONNECT_TIMEOUT_S = 2.0
 """How long one question whether it answers may take."""
 
 
 @contextmanager
-def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = "") -> Iterator[list[str]]:
+def run_companions(
+    experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = ""
+) -> Iterator[list[str]]:
     """Within the block they run; it gets the names of those that were started. Logs go to `folder`/services, with
     `prefix` before their names. Raises UserError."""
     companions = choose_services(experiment, flags, os.environ)
@@ -47,13 +49,13 @@ def beside(experiment: Experiment, folder: Path, flags: Sequence[str] = (), pref
             for name, each in companions.items()
         ]
         for each in running:
-            each.require()
+            each.require_startable()
         for each in running:
             stack.callback(each.close)
             each.start()
         for each in running:
-            each.wait()
-        stack.enter_context(Restarts([(each, each.restarts) for each in running if each.started]).watching())
+            each.wait_until_ready()
+        stack.enter_context(RestartWatcher([(each, each.restarts) for each in running if each.started]).run_watcher())
         yield [each.name for each in running if each.started]
 
 
@@ -65,58 +67,58 @@ class RunningCompanion(SupervisedProcess):
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         super().__init__(name, arguments, (base / Path(companion.cwd or ".").expanduser()).resolve(), log)
         self._companion = companion
-        self._cell: Cell | None = None
+        self._cell: ServiceCell | None = None
         """The sandbox of one that is confined."""
-        self._heard = 0
+        self._searched_bytes = 0
         """Bytes of the log before which its sign is not to be looked for again."""
         self.restarts, self.timeout = companion.restarts, companion.timeout
 
-    def require(self) -> None:
+    def require_startable(self) -> None:
         """Raises UserError where it cannot be started as it is asked for."""
         from ajet_environments.confined import require_confinable
 
-        if not self._folder.is_dir() and not self._answers():
+        if not self._folder.is_dir() and not self._is_answering():
             where = f"ajet.services.{self.name}.cwd"
             raise UserError(f"The service {self.name} has no folder {self._folder}.", where=where)
         require_confinable(self.name, self._companion, self._folder)
 
     def start(self) -> None:
         """Begin, unless it is there already. Raises UserError."""
-        self._begin(anew=True)
+        self._start_process(anew=True)
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         """After its end; what it prints follows what it printed. Raises UserError."""
         self.close()
-        self._keeper, self._ended, self._heard = None, {}, self._log.stat().st_size
-        self._begin(anew=False)
+        self._keeper, self._ended, self._searched_bytes = None, {}, self._log.stat().st_size
+        self._start_process(anew=False)
 
-    def _begin(self, *, anew: bool) -> None:
-        if self._answers():
+    def _start_process(self, *, anew: bool) -> None:
+        if self._is_answering():
             ready = self._companion.ready
             logger.info("the service {} answers at {} already: it is used as it is", self.name, ready)
             return
-        self.require()
+        self.require_startable()
         if self._companion.confined:
-            self._begin_in_cell(anew=anew)
+            self._start_in_cell(anew=anew)
         else:
             self._start_keeper(self._command, str(self._folder), list_variables(self._companion.env), anew=anew)
         self._log_start(self._command)
 
-    def _begin_in_cell(self, *, anew: bool) -> None:
-        self._cell = self._new_cell()
-        wall = self._cell.walled
+    def _start_in_cell(self, *, anew: bool) -> None:
+        self._cell = self._make_cell()
+        wall = self._cell.program
         try:  # what starts the sandbox is its first process, whose variables can be read inside: it has none
             self._start_keeper(wall.argv, "/", {}, anew=anew, descriptors=wall.descriptors, user=wall.user)
         finally:
-            self._cell.begun()
+            self._cell.start_forwarding()
             if self._keeper is None:
                 self._end_cell()
 
-    def _new_cell(self) -> Cell:
-        from ajet_environments.confined import Cell
+    def _make_cell(self) -> ServiceCell:
+        from ajet_environments.confined import ServiceCell
 
         try:
-            return Cell(self._companion, self._command, self._folder)
+            return ServiceCell(self._companion, self._command, self._folder)
         except (OSError, SandboxFailure) as problem:
             raise UserError(
                 f"The service {self.name} cannot be confined: {problem}.",
@@ -124,7 +126,7 @@ class RunningCompanion(SupervisedProcess):
                 do="see that nobody else has its port, and that TMPDIR is a folder with a short path",
             ) from problem
 
-    def wait(self) -> None:
+    def wait_until_ready(self) -> None:
         """Until it is ready. Raises UserError."""
         if self._keeper is None:
             return
@@ -132,14 +134,14 @@ class RunningCompanion(SupervisedProcess):
         while not self.is_ready():
             if self.is_over():
                 raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
-            if self._cell is not None and self._cell.taken:
-                raise self._make_error(f"The port of the service {self.name} cannot be had: {self._cell.taken}.")
+            if self._cell is not None and self._cell.port_problem:
+                raise self._make_error(f"The port of the service {self.name} cannot be had: {self._cell.port_problem}.")
             if time.monotonic() > until:
                 raise self._make_error(
                     f"The service {self.name} was not ready within {self._companion.timeout:g} s.",
-                    expected=f"{self._companion.ready} {'to answer' if self._by_address else 'to be printed'}",
+                    expected=f"{self._companion.ready} {'to answer' if self._has_ready_address else 'to be printed'}",
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         if self.is_over():  # what answers is not this one
             raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
 
@@ -153,11 +155,11 @@ class RunningCompanion(SupervisedProcess):
             self._cell.close()
             self._cell = None
 
-    def _answers(self) -> bool:
-        return self._by_address and not why_not(str(self._companion.ready))
+    def _is_answering(self) -> bool:
+        return self._has_ready_address and not find_connection_problem(str(self._companion.ready))
 
     @property
-    def _by_address(self) -> bool:
+    def _has_ready_address(self) -> bool:
         return _is_address(self._companion.ready)
 
     def is_ready(self) -> bool:
@@ -165,15 +167,15 @@ class RunningCompanion(SupervisedProcess):
         ready = self._companion.ready
         if not ready:
             return True
-        if self._cell is not None and not self._cell.open:
+        if self._cell is not None and not self._cell.is_open:
             return False  # what answers is another run's
-        if self._by_address:
-            return self._answers()
+        if self._has_ready_address:
+            return self._is_answering()
         wanted = ready.encode()
         with self._log.open("rb") as log:
-            log.seek(self._heard)
+            log.seek(self._searched_bytes)
             fresh = log.read()
-        self._heard = max(self._heard, self._heard + len(fresh) - len(wanted) + 1)
+        self._searched_bytes = max(self._searched_bytes, self._searched_bytes + len(fresh) - len(wanted) + 1)
         return wanted in fresh
 
 
@@ -181,7 +183,7 @@ def _is_address(ready: str | None) -> bool:
     return ready is not None and ready.startswith(("http://", "https://", "tcp://"))
 
 
-def why_not(address: str, seconds: float = ASK_S) -> str:
+def find_connection_problem(address: str, seconds: float = CONNECT_TIMEOUT_S) -> str:
     """An empty string where something answers at http://… or tcp://HOST:PORT, else why not. Any answer over HTTP but a
     failure of the server (5xx) will do."""
     try:

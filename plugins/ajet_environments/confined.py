@@ -34,10 +34,10 @@ from ajet_sandbox.inside import door
 from ajet_sandbox.program import Walls, walled_program
 from ajet_sandbox.walls import Walled, holds_more
 
-FOLDERS = "ajet-service-"
-HERE = ("127.0.0.1", "localhost")
-FILES = resource.RLIMIT_NOFILE
-DISK = 8 << 30
+FOLDER_PREFIX = "ajet-service-"
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
+FILE_LIMIT = resource.RLIMIT_NOFILE
+DISK_BYTES = 8 << 30
 """Bytes of its /tmp, and of one file."""
 
 
@@ -51,14 +51,14 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
                 do="set confined: true, or leave shows out",
             )
         return
-    if _port(companion) is None:
+    if _parse_port(companion) is None:
         raise ConfigError(
             f"The service {name} is confined, and its port is not known: {companion.ready or 'null'} is no address of "
             "this machine's.",
             where=f"ajet.services.{name}.ready",
             expected="http://127.0.0.1:PORT/… or tcp://127.0.0.1:PORT, the one port that leads into its sandbox",
         )
-    for shown in (folder, *_shows(companion, folder)):
+    for shown in (folder, *_resolve_shown(companion, folder)):
         if holds_more(shown):
             raise ConfigError(
                 f"The service {name} is confined, and {shown} holds a person's whole home, which it must not see.",
@@ -76,47 +76,52 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
         ) from None
 
 
-class Cell:
+class ServiceCell:
     """What one start of a confined service needs out here. Raises OSError where its port is taken, SandboxFailure."""
 
     def __init__(self, companion: Companion, arguments: list[str], folder: Path) -> None:
-        port = _port(companion)
+        port = _parse_port(companion)
         assert port is not None, "require_confinable"
-        sweep(FOLDERS, "door")
-        self._root = Path(tempfile.mkdtemp(prefix=FOLDERS))
+        sweep(FOLDER_PREFIX, "door")
+        self._root = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         self._root.chmod(0o711)
-        self.open, self.taken = False, ""
+        self.is_open, self.port_problem = False, ""
         """Whether the port leads in; why it cannot, where another got it since this one was made."""
-        self._says: int | None = None
-        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
-        self._thread = threading.Thread(target=self._serve, name="ajet-service-door", daemon=True)
-        self._at = socket.socket()
-        inside = socket.socket(socket.AF_UNIX)
+        self._ready_fd: int | None = None
+        self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._serve_port, name="ajet-service-door", daemon=True)
+        self._listener = socket.socket()
+        inside_socket = socket.socket(socket.AF_UNIX)
         try:
-            self._at.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._at.bind(("127.0.0.1", port))  # it listens once the service answers
-            listen_at(str(self._root / "door"), inside)
-            self._says, says = os.pipe()
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind(("127.0.0.1", port))  # it listens once the service answers
+            listen_at(str(self._root / "door"), inside_socket)
+            self._ready_fd, inside_ready_fd = os.pipe()
             try:
-                told = {"port": port, "listening": inside.fileno(), "says": says, "folder": str(folder)}
-                wall = self._walled(companion, {**told, "command": arguments}, folder)
+                settings = {
+                    "port": port,
+                    "listening": inside_socket.fileno(),
+                    "ready_fd": inside_ready_fd,
+                    "folder": str(folder),
+                }
+                program = self._wall_program(companion, {**settings, "command": arguments}, folder)
             except BaseException:
-                os.close(says)
+                os.close(inside_ready_fd)
                 raise
         except BaseException:
-            inside.close()
+            inside_socket.close()
             self.close()
             raise
-        self._inside = inside
-        self.walled = replace(wall, descriptors=(*wall.descriptors, inside.fileno(), says))
+        self._inside_socket = inside_socket
+        self.program = replace(program, descriptors=(*program.descriptors, inside_socket.fileno(), inside_ready_fd))
         """How it is started."""
-        self._handed = (*wall.descriptors, says)
+        self._child_fds = (*program.descriptors, inside_ready_fd)
 
-    def begun(self) -> None:
+    def start_forwarding(self) -> None:
         """Close the descriptors that are the other side's now, whether it was started or not."""
-        for each in self._handed:
+        for each in self._child_fds:
             os.close(each)
-        self._inside.close()
+        self._inside_socket.close()
         self._thread.start()
 
     def close(self) -> None:
@@ -125,65 +130,67 @@ class Cell:
             return
         if self._thread.is_alive():
             with suppress(RuntimeError):  # it has just ended
-                self._loop.call_soon_threadsafe(self._over.set)
+                self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
         self._loop.close()
-        self._at.close()
-        if self._says is not None:
-            os.close(self._says)
+        self._listener.close()
+        if self._ready_fd is not None:
+            os.close(self._ready_fd)
         remove_folder(self._root)
 
-    def _walled(self, companion: Companion, told: dict[str, object], folder: Path) -> Walled:
+    def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> Walled:
         uid = fresh_uid()
-        shown = (folder, *_shows(companion, folder), *list_package_roots())
-        walls = Walls(make_workdir(self._root, "work", uid), shown, uid, _limits())
+        shown = (folder, *_resolve_shown(companion, folder), *list_package_roots())
+        walls = Walls(make_workdir(self._root, "work", uid), shown, uid, _build_limits())
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
-        command = [sys.executable, "-I", "-S", door.__file__, json.dumps(told)]
+        command = [sys.executable, "-I", "-S", door.__file__, json.dumps(settings)]
         return walled_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
 
-    def _serve(self) -> None:
+    def _serve_port(self) -> None:
         async def connect() -> door.Streams:
             return await asyncio.open_unix_connection(str(self._root / "door"))
 
         async def until_closed() -> None:
             answers = asyncio.Event()
-            assert self._says is not None
-            self._loop.add_reader(self._says, answers.set)
-            over = asyncio.create_task(self._over.wait())
+            assert self._ready_fd is not None
+            self._loop.add_reader(self._ready_fd, answers.set)
+            over = asyncio.create_task(self._closing.wait())
             await asyncio.wait([over, asyncio.create_task(answers.wait())], return_when=asyncio.FIRST_COMPLETED)
-            self._loop.remove_reader(self._says)
-            if not over.done() and os.read(self._says, 1):  # else it ended before it answered
+            self._loop.remove_reader(self._ready_fd)
+            if not over.done() and os.read(self._ready_fd, 1):  # else it ended before it answered
                 try:
-                    server = await asyncio.start_server(door.forwarding(connect), sock=self._at, backlog=BACKLOG)
+                    server = await asyncio.start_server(door.forwarding(connect), sock=self._listener, backlog=BACKLOG)
                 except OSError as problem:  # two that listen to nothing yet may be bound to one port
-                    self.taken = problem.strerror or str(problem)
+                    self.port_problem = problem.strerror or str(problem)
                     await over
                     return
-                self.open = True
+                self.is_open = True
                 await over
                 server.close()
 
         run_to_its_end(self._loop, until_closed())
 
 
-def _port(companion: Companion) -> int | None:
+def _parse_port(companion: Companion) -> int | None:
     """The one at which it is asked on this machine; None where `ready` does not say it."""
     with suppress(ValueError):
         place = urlsplit(companion.ready or "")
-        if place.scheme in ("http", "tcp") and place.hostname in HERE:
+        if place.scheme in ("http", "tcp") and place.hostname in LOOPBACK_HOSTS:
             return place.port
     return None
 
 
-def _shows(companion: Companion, folder: Path) -> list[Path]:
+def _resolve_shown(companion: Companion, folder: Path) -> list[Path]:
     return [(folder / Path(each).expanduser()).resolve() for each in companion.shows]
 
 
-def _limits() -> Limits:
+def _build_limits() -> Limits:
     """A service holds the worlds of all attempts: its memory is the machine's affair."""
-    memory, size, files = (resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, FILES))
-    return Limits(memory=memory, disk=_at_most(DISK, size), processes=4096, files=_at_most(4096, files))
+    memory, size, files = (
+        resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, FILE_LIMIT)
+    )
+    return Limits(memory=memory, disk=_cap_limit(DISK_BYTES, size), processes=4096, files=_cap_limit(4096, files))
 
 
-def _at_most(wanted: int, hard: int) -> int:
+def _cap_limit(wanted: int, hard: int) -> int:
     return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

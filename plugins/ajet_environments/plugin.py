@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ajet.config.plugin import Command, ConfigKeys, Plugin
 
-WORLD = "ajet_environments.services.serving:serve_beside"
+WORLD = "ajet_environments.services.serving:serve_locally"
 PLUGIN = Plugin(
     name="ajet_environments",
     about="environments that are hosted: tool servers behind one address, worlds, services beside a run",
@@ -17,7 +17,7 @@ PLUGIN = Plugin(
         "nemo_gym": WORLD,
     },
     readers={"env_service": "ajet_environments.reader:EnvServiceReader"},
-    services=("ajet_environments.services.reachable:services_of",),
+    services=("ajet_environments.services.reachable:list_services",),
     run_hooks=("ajet_environments.run_hook:run_services",),
     commands={"env": Command("ajet_environments.cli.env:app", "Tools and worlds that agents act in.")},
     config_keys=(ConfigKeys("", "ajet_environments.config:ServiceKeys"),),

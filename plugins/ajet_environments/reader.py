@@ -13,7 +13,7 @@ from ajet.schema.commands import command
 from ajet.schema.errors import EnvironmentFailure, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit
-from ajet_environments.services.reachable import how_to_start
+from ajet_environments.services.reachable import advise_start
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -52,7 +52,7 @@ class EnvServiceReader:
                 f"The tasks cannot be had: {problem}",
                 where=f"{KEY}.env_url ({service.url})",
                 expected=f"an environment service there that has the environment {service.env_type!r}",
-                do=f"{how_to_start()}, and try it with `{command('env', 'check', service.url)}`",
+                do=f"{advise_start()}, and try it with `{command('env', 'check', service.url)}`",
             ) from problem
         if not found:
             raise TaskError(

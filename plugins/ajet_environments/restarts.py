@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.schema.errors import UserError
 
-LOOK_S = 0.5
+POLL_S = 0.5
 STEADY_S = 60.0
 """After how long of being ready an end is no more one in a row."""
 LONGEST_S = 60.0
@@ -33,92 +33,92 @@ class Restartable(Protocol):
     def ended_well(self) -> bool: ...
     def how(self) -> str: ...
     def is_ready(self) -> bool: ...
-    def start_again(self) -> None: ...
+    def restart(self) -> None: ...
     def close(self) -> None: ...
 
 
-class Restarts:
+class RestartWatcher:
     """The processes that run, each with how many times in a row it may be started again."""
 
     def __init__(self, running: Sequence[tuple[Restartable, int]]) -> None:
-        self._watched = [Watched(each, most) for each, most in running]
+        self._processes = [WatchedProcess(each, most) for each, most in running]
         self._over = threading.Event()
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def run_watcher(self) -> Iterator[None]:
         """Within the block a thread watches them."""
-        thread = threading.Thread(target=self._watch, name="ajet-restarts", daemon=True)
-        if self._watched:
+        thread = threading.Thread(target=self._watch_processes, name="ajet-restarts", daemon=True)
+        if self._processes:
             thread.start()
         try:
             yield
         finally:
             self._over.set()
-            if self._watched:
+            if self._processes:
                 thread.join()
 
-    def _watch(self) -> None:
-        while not self._over.wait(LOOK_S):
-            for each in self._watched:
+    def _watch_processes(self) -> None:
+        while not self._over.wait(POLL_S):
+            for each in self._processes:
                 if not self._over.is_set():  # another may have taken long to end
-                    each.look(time.monotonic())
+                    each.check_process(time.monotonic())
 
 
-class Watched:
+class WatchedProcess:
     """A process that is watched."""
 
     def __init__(self, companion: Restartable, most: int) -> None:
-        self._companion, self._most = companion, most
-        self._tried, self._began = 0, time.monotonic()
-        self._due: float | None = None
+        self._companion, self._max_restarts = companion, most
+        self._restarts, self._started_at = 0, time.monotonic()
+        self._restart_at: float | None = None
         """When it is started again; None: it runs."""
-        self._ready: float | None = self._began
+        self._ready_since: float | None = self._started_at
         """Since when; None: not yet."""
-        self._late = self._left = False
+        self._is_late = self._has_given_up = False
 
-    def look(self, now: float) -> None:
+    def check_process(self, now: float) -> None:
         """Once in a while; `now` by a clock that only goes on."""
-        if self._left:
+        if self._has_given_up:
             return
         try:
-            self._look(now)
+            self._update_state(now)
         except UserError as problem:
-            self._leave(f"cannot be started again: {problem.what}")
+            self._give_up(f"cannot be started again: {problem.what}")
         except OSError as problem:  # no process, no descriptor, no room, or its log is gone
-            self._leave(f"cannot be looked after: {problem}")
+            self._give_up(f"cannot be looked after: {problem}")
 
-    def _look(self, now: float) -> None:
-        if self._due is not None:
-            if now >= self._due:
-                self._due, self._began, self._ready, self._late = None, now, None, False
-                self._companion.start_again()
+    def _update_state(self, now: float) -> None:
+        if self._restart_at is not None:
+            if now >= self._restart_at:
+                self._restart_at, self._started_at, self._ready_since, self._is_late = None, now, None, False
+                self._companion.restart()
         elif self._companion.is_over():
-            self._ended(now)
-        elif self._ready is None and not self._late:
+            self._handle_end(now)
+        elif self._ready_since is None and not self._is_late:
             if self._companion.is_ready():
-                self._ready = now
+                self._ready_since = now
                 logger.info("the service {} is ready again", self._companion.name)
-            elif now - self._began > self._companion.timeout:
-                self._late = True
+            elif now - self._started_at > self._companion.timeout:
+                self._is_late = True
                 logger.warning("the service {} is not ready in its time: it is ended", self._companion.name)
                 self._companion.close()
 
-    def _ended(self, now: float) -> None:
-        if self._ready is not None and now - self._ready > STEADY_S:
-            self._tried = 0
-        if self._companion.ended_well() and not self._late:
-            self._left = True  # it had nothing more to do
+    def _handle_end(self, now: float) -> None:
+        if self._ready_since is not None and now - self._ready_since > STEADY_S:
+            self._restarts = 0
+        if self._companion.ended_well() and not self._is_late:
+            self._has_given_up = True  # it had nothing more to do
             logger.info("the service {} ended", self._companion.name)
-        elif self._tried == self._most:
-            self._leave(f"ended{self._companion.how()}, and is not started again (restarts: {self._most})")
+        elif self._restarts == self._max_restarts:
+            self._give_up(f"ended{self._companion.how()}, and is not started again (restarts: {self._max_restarts})")
         else:
-            after = min(2.0**self._tried, LONGEST_S)
-            self._tried += 1
-            self._due = now + after
-            which = f"{self._tried} of {self._most}"
+            after = min(2.0**self._restarts, LONGEST_S)
+            self._restarts += 1
+            self._restart_at = now + after
+            which = f"{self._restarts} of {self._max_restarts}"
             ended = f"the service {self._companion.name} ended{self._companion.how()}"
             logger.warning("{}; it is started again in {:g} s ({})", ended, after, which)
 
-    def _leave(self, said: str) -> None:
-        self._left = True
-        logger.error("the service {} {}: what needs it fails from now on", self._companion.name, said)
+    def _give_up(self, reason: str) -> None:
+        self._has_given_up = True
+        logger.error("the service {} {}: what needs it fails from now on", self._companion.name, reason)

@@ -20,7 +20,7 @@ def run_services(experiment: Experiment, folder: Path, flags: Sequence[str], pre
     if not choose_services(experiment, flags, os.environ):
         yield ""
         return
-    from ajet_environments.companions import beside
+    from ajet_environments.companions import run_companions
 
-    with beside(experiment, folder, flags, prefix) as names:
+    with run_companions(experiment, folder, flags, prefix) as names:
         yield f"{', '.join(names)} of ajet.services" if names else ""

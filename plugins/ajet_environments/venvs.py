@@ -39,7 +39,7 @@ QUICK_HTTP = {
 }
 
 
-def python_with(requirements: Path, *, say: Callable[[str], None] = logger.info) -> Path:
+def prepare_python(requirements: Path, *, say: Callable[[str], None] = logger.info) -> Path:
     """The Python of an environment with what the file lists, made if it is not there: about 10 seconds to minutes.
     `say` is told before. Raises UserError where it cannot be made."""
     try:
@@ -52,12 +52,12 @@ def python_with(requirements: Path, *, say: Callable[[str], None] = logger.info)
             expected="a file that lists packages, as pip reads it",
         ) from None
     folder = find_cache_root() / "python"
-    target = folder / digest(text)
+    target = folder / compute_digest(text)
     if not (target / READY).exists():
-        with alone_in(folder, say):
+        with lock_folder(folder, say):
             if not (target / READY).exists():
                 say(f"an environment of its own with what {requirements} lists is made (once, in {target})")
-                if why := "".join(made(target, lambda: venv(target, requirements, "the packages"))):
+                if why := "".join(fill_environment(target, lambda: make_venv(target, requirements, "the packages"))):
                     raise UserError(
                         f"The environment that {requirements.name} asks for cannot be made.",
                         where=str(requirements),
@@ -67,12 +67,12 @@ def python_with(requirements: Path, *, say: Callable[[str], None] = logger.info)
     return target / "bin" / "python"
 
 
-def digest(text: str) -> str:
+def compute_digest(text: str) -> str:
     """The digest of requirements, for this Python."""
     return hashlib.sha256(f"{sys.version_info[0]}.{sys.version_info[1]}\n{text}".encode()).hexdigest()[:12]
 
 
-def made(target: Path, make: Callable[[], str]) -> list[str]:
+def fill_environment(target: Path, make: Callable[[], str]) -> list[str]:
     """Fill the folder and mark it as whole; answers why not, where `make` does."""
     shutil.rmtree(target, ignore_errors=True)  # what an interrupted one left
     if why := make():
@@ -82,21 +82,21 @@ def made(target: Path, make: Callable[[], str]) -> list[str]:
     return []
 
 
-def venv(target: Path, requirements: Path, what: str) -> str:
+def make_venv(target: Path, requirements: Path, what: str) -> str:
     """ "" when it is there, else why not."""
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     python = str(target / "bin" / "python")
-    why = ran([sys.executable, "-m", "venv", "--without-pip", str(target)], "venv")
+    why = run_command([sys.executable, "-m", "venv", "--without-pip", str(target)], "venv")
     if why:
         return why
     by_uv = [str(uv), "pip", "install", "--quiet", "--compile-bytecode", "--python", python, "-r", str(requirements)]
-    if uv is not None and not ran(by_uv, what):
+    if uv is not None and not run_command(by_uv, what):
         return ""
     by_pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "-r", str(requirements)]
-    return ran(by_pip, what)  # pip reads its own settings: another index, say
+    return run_command(by_pip, what)  # pip reads its own settings: another index, say
 
 
-def ran(command: Sequence[str], what: str) -> str:
+def run_command(command: Sequence[str], what: str) -> str:
     """ "" when it went well, else why not. What it started ends with it where it is not done in time."""
     try:
         process = subprocess.Popen(
@@ -113,18 +113,18 @@ def ran(command: Sequence[str], what: str) -> str:
         return f"{what}: {error}"
     with process:
         try:
-            told, said = process.communicate(timeout=LIMIT_S)
+            stdout, stderr = process.communicate(timeout=LIMIT_S)
         except BaseException as problem:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(problem, subprocess.TimeoutExpired):
                 return f"{what}: not done in {LIMIT_S:.0f} s"
             raise
-    last = (said or told).strip().splitlines()[-1:]
+    last = (stderr or stdout).strip().splitlines()[-1:]
     return f"{what}: {' '.join(last) or f'exit code {process.returncode}'}" if process.returncode else ""
 
 
-def alone_in(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
+def lock_folder(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
     """While nobody else makes an environment there. Raises UserError where the folder cannot be written, or another
     takes longer than WAIT_S."""
     does, do = "makes environments of Python there", "set AJET_CACHE to another one"

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ajet.config.locations import find_cache_root
-from ajet_environments.deployment.description import EnvironmentFamily, Part
+from ajet_environments.deployment.description import EnvironmentFamily, EnvironmentPart
 from ajet_gaia.command import PROGRAM, Place, start
 from ajet_gaia.environments import prepare
 from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
@@ -103,14 +103,14 @@ class Tools:
         return None if named is None else (self.base / Path(named).expanduser()).absolute()
 
 
-def list_parts(section: Gaia, base: Path, where: str) -> list[Part]:
+def list_parts(section: Gaia, base: Path, where: str) -> list[EnvironmentPart]:
     """Return the servers of a section. Raises UserError for a name that is in no table."""
     return [_part(Tools(server, section, base)) for server in selected(section.servers, where=f"{where}.servers")]
 
 
-def _part(tools: Tools) -> Part:
+def _part(tools: Tools) -> EnvironmentPart:
     server, off = tools.server, tools.off()
-    return Part(
+    return EnvironmentPart(
         server.name,
         start=tools.at,
         per="episode" if server.per_episode else "shared",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet_environments.venvs import READY, alone_in, digest, made, ran, venv
+from ajet_environments.venvs import READY, compute_digest, fill_environment, lock_folder, make_venv, run_command
 from ajet_gaia.server import Server
 
 PINS = Path(__file__).with_name("pins")
@@ -26,7 +26,7 @@ def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], Non
     if not chosen:
         return []
     failed = []
-    with alone_in(folder, say):
+    with lock_folder(folder, say):
         for pins in dict.fromkeys(["base", *(server.pins for server in chosen if server.pins)]):
             if not (_python_folder(pins, folder) / READY).exists():
                 say(f"packages of the tool servers: {pins}")
@@ -55,7 +55,7 @@ def npm_folder(server: Server, folder: Path) -> Path | None:
 
 def _python_folder(pins: str, folder: Path) -> Path:
     text = (PINS / "base.txt").read_text() + (PINS / f"{pins}.txt").read_text()  # each of the others names base.txt
-    return folder / f"{pins}-{digest(text)}"
+    return folder / f"{pins}-{compute_digest(text)}"
 
 
 def _npm_folder(package: str, folder: Path) -> Path:
@@ -63,7 +63,9 @@ def _npm_folder(package: str, folder: Path) -> Path:
 
 
 def _python(pins: str, target: Path) -> list[str]:
-    return made(target, lambda: venv(target, PINS / f"{pins}.txt", f"the packages {pins} of the tool servers"))
+    return fill_environment(
+        target, lambda: make_venv(target, PINS / f"{pins}.txt", f"the packages {pins} of the tool servers")
+    )
 
 
 def _npm(package: str, target: Path) -> list[str]:
@@ -74,6 +76,6 @@ def _npm(package: str, target: Path) -> list[str]:
 
     def install() -> str:
         target.mkdir()
-        return ran([*words, "--fetch-retries", "1", package], package)
+        return run_command([*words, "--fetch-retries", "1", package], package)
 
-    return made(target, install)
+    return fill_environment(target, install)

@@ -37,7 +37,7 @@ from ajet.task_judge import open_judge
 from ajet.task_judge.registry import prepare_judge
 from ajet.train.step import StepObservers
 from ajet.workflow.resources import Resources, open_sandbox
-from ajet_environments.deployment import described, file_of
+from ajet_environments.deployment import find_environment_file, read_description
 from ajet_environments.deployment.description import prepare_families
 from tests.support.plugin_packages import write_plugin
 
@@ -363,7 +363,7 @@ def test_exported_names_are_found_below_ajet(install: Install) -> None:
 def test_a_family_of_tool_servers_has_a_section(install: Install, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text("orchard: {trees: [pear, plum]}")
     with pytest.raises(ConfigError) as error:
-        described(tmp_path / "x.yaml")
+        read_description(tmp_path / "x.yaml")
     assert "orchard" in error.value.what and "mcpServers" in error.value.expected
     install(
         "orchards",
@@ -371,7 +371,7 @@ def test_a_family_of_tool_servers_has_a_section(install: Install, tmp_path: Path
         "environment_files={'garden': 'orchards.code:FILE', 'park': 'orchards.code:FILE'}",
         code=FAMILY,
     )
-    parts = described(tmp_path / "x.yaml").parts
+    parts = read_description(tmp_path / "x.yaml").parts
     assert [(part.name, part.family, part.off) for part in parts] == [
         ("pear", "orchard", ""),
         ("plum", "orchard", "ill"),
@@ -381,13 +381,16 @@ def test_a_family_of_tool_servers_has_a_section(install: Install, tmp_path: Path
     assert prepare_families(parts, said.append) == ["no ladder"] and said == ["pear"], "not for those that are off"
     (tmp_path / "y.yaml").write_text("orchard: {trees: [pear], tree: plum}")
     with pytest.raises(ConfigError) as error:
-        described(tmp_path / "y.yaml")
+        read_description(tmp_path / "y.yaml")
     assert "orchard.tree" in error.value.what and "trees" in error.value.expected
     (tmp_path / "z.yaml").write_text("orchard:\n")
     with pytest.raises(ConfigError) as error:
-        described(tmp_path / "z.yaml")
+        read_description(tmp_path / "z.yaml")
     assert "orchard" in error.value.what and "mcpServers" in error.value.what
-    assert file_of("garden").name == "garden.yaml" and find_first_name("environment_file", "park") == "garden"
+    assert (
+        find_environment_file("garden").name == "garden.yaml"
+        and find_first_name("environment_file", "park") == "garden"
+    )
 
 
 def test_a_misspelled_export_is_corrected(tmp_path: Path) -> None:

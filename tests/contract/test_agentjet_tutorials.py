@@ -24,7 +24,7 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import ConfigError
 from ajet.tokens import Renderer
 from ajet.train.parts import assemble
-from ajet_environments.services.serving import Beside
+from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
 from tests import world_fixtures
 from tests.chat_templates import tokenizer
@@ -276,7 +276,9 @@ def test_it_runs_with_model_data_and_token_caps_given(name, tmp_path, monkeypatc
         for variable in ("OPENAI_API_KEY", "OPPONENTS_KEY"):
             monkeypatch.setenv(variable, at.api_key)
         if form.yaml is WORLD:
-            beside = Beside(open_world("world_fixtures.py->Count", base=Path(world_fixtures.__file__).parent))
+            beside = LocalWorldService(
+                open_world("world_fixtures.py->Count", base=Path(world_fixtures.__file__).parent)
+            )
             monkeypatch.setenv("ENV_SERVICE_TOKEN", str(beside.service.token))
             given.append(f"task_reader.env_service.env_url={beside.service.url}")
             try:

@@ -15,7 +15,7 @@ from ajet.record import Checkpoints, EpisodeFiles, read_status
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet_environments.venvs import python_with
+from ajet_environments.venvs import prepare_python
 from tests.ajet_command import ajet, metric_rows
 from tests.ports import free_port
 
@@ -197,7 +197,7 @@ def test_appworld_is_played_in_the_service_that_its_flag_starts(tmp_path: Path) 
 @pytest.mark.extra_slow
 def test_a_taskset_of_verifiers_is_played_in_an_environment_of_its_own(tmp_path: Path) -> None:
     try:
-        python_with(VERIFIERS.parent / "requirements.txt")
+        prepare_python(VERIFIERS.parent / "requirements.txt")
     except UserError as problem:
         pytest.skip(f"verifiers could not be installed here: {problem.do}")
     folder, _ = run(VERIFIERS, "debug", tmp_path, "debug.debug_first_n_tasks=1", "rollout.max_model_len=512")

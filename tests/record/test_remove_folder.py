@@ -48,7 +48,7 @@ def test_command_agents_nested_folder_is_removed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tool_servers_nested_folder_is_removed() -> None:
     workdirs = Workdirs()
-    folder, _ = workdirs.of("episode")
+    folder, _ = workdirs.prepare_folder("episode")
     _nest_folders(folder, 1200, 0o000)
     workdirs.remove("episode")
     assert not folder.exists() and folder.parent.exists()

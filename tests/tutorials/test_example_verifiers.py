@@ -13,7 +13,7 @@ import pytest
 from ajet.config import load_experiment, resolve_reference
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import UserError
-from ajet_environments.venvs import python_with
+from ajet_environments.venvs import prepare_python
 from tests.ajet_command import ajet, metric_rows
 from tests.tutorial_runs import TUTORIALS, learned, prints, taught
 
@@ -25,7 +25,7 @@ PASSES = "I do not know."
 def installed() -> None:
     """Their package, where it can be had."""
     try:
-        python_with(FOLDER / "requirements.txt")
+        prepare_python(FOLDER / "requirements.txt")
     except UserError as problem:
         pytest.skip(f"verifiers could not be installed here: {problem.do}")
 

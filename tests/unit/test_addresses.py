@@ -42,9 +42,9 @@ def test_nobody_listens_for_other_machines_without_a_key(host, monkeypatch):
     told = []
     for listens in (
         lambda: observe(None, ObserveOptions("http://127.0.0.1:8000/v1", host=host)),
-        lambda: lifetime.up("none.yaml", host=host, token=False),
-        lambda: lifetime.foreground("none.yaml", host=host, token=False),
-        lambda: serving.serve("none", host=host, port=0, instances=1, idle_s=1.0, tasks=1, data=None),
+        lambda: lifetime.start_environment("none.yaml", host=host, token=False),
+        lambda: lifetime.run_in_foreground("none.yaml", host=host, token=False),
+        lambda: serving.serve_world("none", host=host, port=0, instances=1, idle_s=1.0, tasks=1, data=None),
     ):
         with pytest.raises(UserError, match="^Other machines could reach this .* ask nobody for a key") as error:
             listens()
@@ -71,9 +71,9 @@ def test_gateway_and_environments_give_the_same_address_also_without_a_default_r
     no_way_out(monkeypatch, "127.0.0.1", "10.0.0.9", "172.17.0.1")  # the second is down
     assert own_address() == "172.17.0.1"
     assert build_base_url("auto", "0.0.0.0", 80) == "http://172.17.0.1:80/v1"
-    assert lifetime._reachable("0.0.0.0") == lifetime._reachable("::") == "172.17.0.1"
+    assert lifetime._choose_address("0.0.0.0") == lifetime._choose_address("::") == "172.17.0.1"
     no_way_out(monkeypatch, "127.0.0.1")
-    assert own_address() == lifetime._reachable("0.0.0.0") == "127.0.0.1"
+    assert own_address() == lifetime._choose_address("0.0.0.0") == "127.0.0.1"
 
 
 def test_an_environment_service_with_a_token_may_listen(monkeypatch):
@@ -85,4 +85,4 @@ def test_an_environment_service_with_a_token_may_listen(monkeypatch):
         assert (server, host) == ("one", "0.0.0.0")
 
     monkeypatch.setattr(serving, "_serve", listened)
-    assert serving.serve("any", host="0.0.0.0", port=0, instances=1, idle_s=1.0, tasks=1, data=None) == 0
+    assert serving.serve_world("any", host="0.0.0.0", port=0, instances=1, idle_s=1.0, tasks=1, data=None) == 0

@@ -12,7 +12,7 @@ from ajet.commands.doctor_checks import check_machine as checked
 from ajet.record import processors
 from ajet.record.processors import count_cores
 from ajet.rollout.isolation.loops import processes_of_this_machine
-from ajet_environments.hosting.trial import machine as planned
+from ajet_environments.hosting.trial import measure_machine as planned
 
 GROUP = "sys/fs/cgroup"
 CPU_1 = f"{GROUP}/cpu,cpuacct"

@@ -14,7 +14,7 @@ from loguru import logger
 
 from ajet.engine.scripted import ScriptedReply
 from ajet_aworld import tool_environment
-from ajet_environments.hosting.lifetime import down, up
+from ajet_environments.hosting.lifetime import start_environment, stop_environment
 from ajet_gaia.catalogue import SEED_NAMES
 from ajet_mcp.running_environments import running
 from ajet_proof.recorded.prove import prove_record
@@ -47,9 +47,9 @@ def notes(tmp_path_factory):
         file = place / "notes.yaml"
         server = program(NOTES).replace("}", f", aliases: [{SEED_NAMES[0]}]}}")
         file.write_text(f"name: notes\nmcpServers: {{all: {server}}}\n")
-        yield up(str(file), port=0)
+        yield start_environment(str(file), port=0)
         if running("notes") is not None:
-            down("notes")
+            stop_environment("notes")
 
 
 def writes_and_reads(request) -> str:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ajet.record.episodes import read_recorded
-from ajet_environments.hosting.lifetime import down, up
+from ajet_environments.hosting.lifetime import start_environment, stop_environment
 from ajet_proof.recorded.prove import prove_record
 from tests.ajet_command import ajet, metric_rows
 from tests.aworld_fixtures import NOTES
@@ -126,8 +126,8 @@ def few_tools(packages, tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     file = tmp_path / "few.yaml"
     file.write_text("name: few\ngaia: {servers: [documents-txt-server], confined: false}\n")
-    yield up(str(file), port=0)
-    down("few")
+    yield start_environment(str(file), port=0)
+    stop_environment("few")
 
 
 def test_the_pages_run_sh_trains_with_a_verl_that_ajet_did_not_launch(few_tools, tmp_path):

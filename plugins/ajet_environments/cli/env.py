@@ -44,7 +44,7 @@ def serve(
     ] = None,
 ) -> int:
     """Serve an environment to rollouts (task_reader.type: env_service). A token in ENV_SERVICE_TOKEN is asked for."""
-    from ajet_environments.services.serving import serve as run
+    from ajet_environments.services.serving import serve_world as run
 
     return run(environment, host=host, port=port, instances=instances, idle_s=idle, tasks=tasks, data=data)
 
@@ -72,6 +72,6 @@ def check(
     ] = None,
 ) -> int:
     """Play one episode and say what works and what is missing. Exit code 1 where an episode could not be played."""
-    from ajet_environments.services.check import check as run
+    from ajet_environments.services.check import run_check as run
 
     return run(uri, env_type=env_type, split=split, actions=action or [], steps=steps, data=data)

@@ -11,7 +11,7 @@ from ajet.config.plugins import list_first_names
 from ajet.schema.errors import UserError
 
 
-class Rendered(str, Enum):
+class ManifestFormat(str, Enum):
     kubernetes = "kubernetes"
 
 
@@ -75,7 +75,7 @@ def up(
     if not docker and (image is not None or network):
         raise UserError("--image and --network are for an environment in a container.", expected="--docker with them")
     if foreground:
-        return lifetime.foreground(
+        return lifetime.run_in_foreground(
             environment, host=host, port=port, token=token, drain=drain, one_of_several=one_of_several
         )
     if drain or one_of_several:
@@ -83,47 +83,51 @@ def up(
             f"{'--drain' if drain else '--one-of-several'} is for an environment that stays in its process.",
             expected="--foreground with it",
         )
-    lifetime.show(lifetime.up(environment, host=host, port=port, token=token, image=image, network=network))
+    lifetime.print_address(
+        lifetime.start_environment(environment, host=host, port=port, token=token, image=image, network=network)
+    )
     return 0
 
 
 def list_() -> int:
     """The environments that run on this machine."""
     from ajet.record.console import console
-    from ajet_environments.hosting.lifetime import listed
+    from ajet_environments.hosting.lifetime import build_table
 
-    console.print(listed())
+    console.print(build_table())
     return 0
 
 
 def logs(name: Name) -> int:
     """What an environment's processes said since it was started."""
-    from ajet_environments.hosting.lifetime import logged
+    from ajet_environments.hosting.lifetime import read_log_lines
 
-    for line in logged(name):
+    for line in read_log_lines(name):
         typer.echo(line, nl=False)
     return 0
 
 
 def down(name: Name) -> int:
     """End an environment: what runs is waited for."""
-    from ajet_environments.hosting.lifetime import down
+    from ajet_environments.hosting.lifetime import stop_environment
 
-    down(name)
+    stop_environment(name)
     return 0
 
 
 def render(
-    kind: Annotated[Rendered, typer.Argument(metavar="kubernetes")],
+    kind: Annotated[ManifestFormat, typer.Argument(metavar="kubernetes")],
     environment: Annotated[str, typer.Argument(metavar="NAME|FILE")],
     image: Annotated[str, typer.Option("--image", help="It holds ajet, and what the servers need.")],
     count: Annotated[int, typer.Option("--count", min=1, help="Pods, behind one Service.")] = 1,
 ) -> int:
     """Print the environment as manifests."""
-    from ajet_environments.deployment import described, file_of
-    from ajet_environments.hosting.kubernetes import kubernetes
+    from ajet_environments.deployment import find_environment_file, read_description
+    from ajet_environments.hosting.kubernetes import render_kubernetes
 
-    typer.echo(kubernetes(described(file_of(environment)), image=image, count=count), nl=False)
+    typer.echo(
+        render_kubernetes(read_description(find_environment_file(environment)), image=image, count=count), nl=False
+    )
     return 0
 
 
@@ -145,7 +149,7 @@ def plan(
 ) -> int:
     """What so many episodes at once need, measured here: processes, memory, processor time."""
     from ajet.record.console import console
-    from ajet_environments.hosting.trial import plan
+    from ajet_environments.hosting.trial import plan_episodes
 
-    console.print(plan(environment, episodes))
+    console.print(plan_episodes(environment, episodes))
     return 0

@@ -3,7 +3,20 @@
 What enters: a YAML file or a name. What leaves: a description (values), and a running environment's state, by its name.
 """
 
-from ajet_environments.deployment.description import Description, Part, described, file_of
+from ajet_environments.deployment.description import (
+    EnvironmentDescription,
+    EnvironmentPart,
+    find_environment_file,
+    read_description,
+)
 from ajet_mcp.running_environments import RunningEnvironment, running, state_folder
 
-__all__ = ["Description", "Part", "RunningEnvironment", "described", "file_of", "running", "state_folder"]
+__all__ = [
+    "EnvironmentDescription",
+    "EnvironmentPart",
+    "RunningEnvironment",
+    "read_description",
+    "find_environment_file",
+    "running",
+    "state_folder",
+]

@@ -45,7 +45,7 @@ DEFAULT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EnvironmentPart:
     """One of the environment's servers."""
 
     name: str
@@ -75,7 +75,7 @@ class EnvironmentFamily:
     """Servers that a section of an environment's file names, as a plug-in registers them."""
 
     section: type[BaseModel]
-    list_parts: Callable[[Any, Path, str], list[Part]]
+    list_parts: Callable[[Any, Path, str], list[EnvironmentPart]]
     """Returns the servers of a section, given the file's folder and the section's place. Raises UserError."""
     prepare: Callable[[Sequence[str], Callable[[str], None]], list[str]]
     """Installs what the servers of these names need, saying what takes time; returns a sentence for each failure."""
@@ -84,11 +84,11 @@ class EnvironmentFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class EnvironmentDescription:
     """A whole environment: its servers, and the variables they need."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[EnvironmentPart, ...]
     tools: tuple[str, ...] = ()
     """The names of those that are shown; (): all."""
     capacity: int = 64
@@ -127,7 +127,7 @@ class _File(BaseModel):
     env_file: str = ""
 
 
-def file_of(named: str) -> Path:
+def find_environment_file(named: str) -> Path:
     """The file that a name or a path on the command line means: the path, or an environment that a plug-in brings."""
     part = None if Path(named).is_file() else find_part("environment_file", named)
     file: Path = load_code(part.code) if part is not None else Path(named).absolute()
@@ -139,21 +139,23 @@ def find_shipped_name(file: Path) -> str:
     return next((name for name, part in find_parts("environment_file").items() if load_code(part.code) == file), "")
 
 
-def described(file: Path) -> Description:
+def read_description(file: Path) -> EnvironmentDescription:
     """The description in a file, whose env file's variables are set here. Raises ConfigError, UserError."""
-    read, sections = _read(file)
+    read, sections = _read_sections(file)
     templates = [family.env_template for _, family, _ in sections if family.env_template is not None]
     _set_variables(file, read.env_file, next(iter(templates), None))
-    parts = [part for name, entry in read.mcpServers.items() if (part := _part(name, entry, file)) is not None]
+    parts = [part for name, entry in read.mcpServers.items() if (part := _build_part(name, entry, file)) is not None]
     for name, family, section in sections:
         found = family.list_parts(section, file.absolute().parent, f"{file}: {name}")
         parts += [replace(part, family=name) for part in found]
     name = read.name or file.stem
     named = find_variables(read.mcpServers)
-    return Description(name, tuple(parts), tuple(read.tools), read.capacity, read.idle, file.absolute(), named)
+    return EnvironmentDescription(
+        name, tuple(parts), tuple(read.tools), read.capacity, read.idle, file.absolute(), named
+    )
 
 
-def prepare_families(parts: Iterable[Part], say: Callable[[str], None]) -> list[str]:
+def prepare_families(parts: Iterable[EnvironmentPart], say: Callable[[str], None]) -> list[str]:
     """Install what servers of families need and is not there; returns a sentence for each thing that could not be."""
     names: dict[str, list[str]] = {}
     for part in parts:
@@ -167,7 +169,7 @@ def _load_family(name: str) -> EnvironmentFamily:
     return family
 
 
-def _read(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily, BaseModel]]]:
+def _read_sections(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily, BaseModel]]]:
     """Return the file's own keys, and the sections of plug-ins' families: name, family, values."""
     try:
         tree = read_yaml(file)
@@ -190,17 +192,19 @@ def _read(file: Path) -> tuple[_File, list[tuple[str, EnvironmentFamily, BaseMod
     if not read.mcpServers and not given:
         accepted = ", or ".join(f"`{name}`" for name in ("mcpServers", *families))
         raise ConfigError(f"There are no servers: expected {accepted}.", where=str(file))
-    return read, [(name, (family := _load_family(name)), _parse(family, name, given[name], file)) for name in given]
+    return read, [
+        (name, (family := _load_family(name)), _parse_section(family, name, given[name], file)) for name in given
+    ]
 
 
-def _parse(family: EnvironmentFamily, name: str, given: Any, file: Path) -> BaseModel:
+def _parse_section(family: EnvironmentFamily, name: str, given: Any, file: Path) -> BaseModel:
     try:
         return family.section.model_validate(given)
     except ValidationError as error:
         raise invalid_section_error(error, file, family.section.model_fields, name) from None
 
 
-def _part(name: str, entry: Mapping[str, Any], file: Path) -> Part | None:
+def _build_part(name: str, entry: Mapping[str, Any], file: Path) -> EnvironmentPart | None:
     own = {key: entry[key] for key in entry if key in _Terms.model_fields}
     try:
         terms = _Terms.model_validate(own)
@@ -209,7 +213,9 @@ def _part(name: str, entry: Mapping[str, Any], file: Path) -> Part | None:
     missing = [variable for variable in terms.requires if not os.environ.get(variable)]
     if missing:
         off = f"it needs {' and '.join(missing)} in the environment"
-        return Part(name, per=terms.per, off=off, aliases=tuple(terms.aliases), requires=tuple(terms.requires))
+        return EnvironmentPart(
+            name, per=terms.per, off=off, aliases=tuple(terms.aliases), requires=tuple(terms.requires)
+        )
     server = server_from(name, {key: entry[key] for key in entry if key not in own}, file)
     if server is None:
         return None
@@ -220,7 +226,7 @@ def _part(name: str, entry: Mapping[str, Any], file: Path) -> Part | None:
             expected="neither per: shared, nor reset, nor spare",
         )
     given = {variable: os.environ[variable] for variable in terms.requires}
-    return Part(
+    return EnvironmentPart(
         name,
         replace(server, env={**given, **server.env}),
         per=terms.per if "per" in own or server.kind == "stdio" else "shared",

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from ajet_environments.deployment.description import Part
+from ajet_environments.deployment.description import EnvironmentPart
 from ajet_environments.deployment.workdirs import Workdirs
 from ajet_mcp.confined import behind_walls
 from ajet_mcp.contract import CallFailedError, Limits, Session, Tool
 from ajet_mcp.thin import ThinClient
 
-OF_ONE_CALL = ("timeout", "too_large")
+PER_CALL_FAILURES = ("timeout", "too_large")
 """Failures that say nothing of other calls."""
-SILENT = 3
+MAX_SILENT_CALLS = 3
 """So many calls in turn without any answer, and a shared server counts as dead."""
 
 
@@ -25,43 +25,43 @@ class McpInstance:
     """A session with a server of one's own, or with a shared one."""
 
     def __init__(self, session: Session, tools: Sequence[Tool], *, shared: bool = False) -> None:
-        self._session, self._shared, self._silent = session, shared, 0
-        self._dead = False
-        self.tools: Sequence[Mapping[str, Any]] = [_listed(tool) for tool in tools]
+        self._session, self._is_shared, self._silent_calls = session, shared, 0
+        self._is_dead = False
+        self.tools: Sequence[Mapping[str, Any]] = [_build_listing(tool) for tool in tools]
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `Instance`."""
-        return not self._dead and not self._session.ended
+        return not self._is_dead and not self._session.ended
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Instance`."""
         try:
             reply = await self._session.call(name, arguments)
         except CallFailedError as problem:
-            self._silent = self._silent + 1 if problem.kind == "timeout" else 0
-            of_this_call = self._shared and not problem.lost and problem.kind in OF_ONE_CALL
-            self._dead = self._dead or not of_this_call or self._silent >= SILENT
+            self._silent_calls = self._silent_calls + 1 if problem.kind == "timeout" else 0
+            of_this_call = self._is_shared and not problem.lost and problem.kind in PER_CALL_FAILURES
+            self._is_dead = self._is_dead or not of_this_call or self._silent_calls >= MAX_SILENT_CALLS
             raise
-        self._silent = 0
-        told: dict[str, Any] = {"content": list(reply.content), "isError": reply.failed}
-        return told if reply.structured is None else {**told, "structuredContent": reply.structured}
+        self._silent_calls = 0
+        result: dict[str, Any] = {"content": list(reply.content), "isError": reply.failed}
+        return result if reply.structured is None else {**result, "structuredContent": reply.structured}
 
     async def close(self) -> None:
         """See `Instance`."""
-        self._dead = True
+        self._is_dead = True
         await self._session.close()
 
 
-def starter(part: Part, workdirs: Workdirs) -> Callable[[str], Awaitable[McpInstance]]:
+def make_starter(part: EnvironmentPart, workdirs: Workdirs) -> Callable[[str], Awaitable[McpInstance]]:
     """A function that starts a server for an episode, and learns its tools."""
     client = ThinClient()
 
     async def start(episode: str) -> McpInstance:
-        server = part.server if part.start is None else part.start(*workdirs.of(episode))
+        server = part.server if part.start is None else part.start(*workdirs.prepare_folder(episode))
         assert server is not None, "one that is off is not started"
         if server.confined:
-            server = behind_walls(server, *workdirs.of(episode))
+            server = behind_walls(server, *workdirs.prepare_folder(episode))
         session = await client.open(server, Limits(call=part.seconds))
         try:
             return McpInstance(session, await session.tools(), shared=part.per == "shared")
@@ -72,7 +72,7 @@ def starter(part: Part, workdirs: Workdirs) -> Callable[[str], Awaitable[McpInst
     return start
 
 
-def _listed(tool: Tool) -> dict[str, Any]:
+def _build_listing(tool: Tool) -> dict[str, Any]:
     listed: dict[str, Any] = {"name": tool.name, "description": tool.description, "inputSchema": dict(tool.schema)}
     if tool.repeatable:
         listed["annotations"] = {"idempotentHint": True}

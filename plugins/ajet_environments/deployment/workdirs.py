@@ -19,7 +19,7 @@ class Workdirs:
         self._root: HeldFolder | None = None
         self._users: dict[Path, int | None] = {}
 
-    def of(self, episode: str) -> tuple[Path, int | None]:
+    def prepare_folder(self, episode: str) -> tuple[Path, int | None]:
         """Made when it is asked for first; and the user whose it is, where it can be one's own."""
         if self._root is None:
             self._root = HeldFolder("ajet-env-", mode=0o711)

@@ -7,6 +7,6 @@ of them silently goes on with another; nothing of the caller's (its token, its O
 """
 
 from ajet_environments.front.app import Front, build_front
-from ajet_environments.front.episodes import Episodes, Full, Lost
+from ajet_environments.front.episodes import EnvironmentFullError, EpisodeLostError, FrontEpisodes
 
-__all__ = ["Episodes", "Front", "Full", "Lost", "build_front"]
+__all__ = ["FrontEpisodes", "Front", "EnvironmentFullError", "EpisodeLostError", "build_front"]

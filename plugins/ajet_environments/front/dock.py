@@ -15,56 +15,58 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ajet.schema.errors import BoundaryError, EnvironmentFailure
-from ajet_environments.front.episodes import Episode, Episodes, NoSuchTool
-from ajet_environments.front.http import EscapingJsonResponse, json_body
+from ajet_environments.front.episodes import FrontEpisode, FrontEpisodes, UnknownToolError
+from ajet_environments.front.http import EscapingJsonResponse, read_json_body
 
 _FUNCTION = {"name": "name", "description": "description", "parameters": "inputSchema"}
 """A tool as AgentDock's clients read it, and where MCP has that."""
 
 
-def dock_routes(episodes: Episodes, aliases: Mapping[str, str], begun_at: str) -> list[Route]:
+def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episodes_path: str) -> list[Route]:
     """Its four. `aliases`: other names of servers; `begun_at`: the path where an episode begins."""
 
     async def servers(request: Request) -> Response:
-        return EscapingJsonResponse({"servers": list(episodes.servers)}, headers={"x-episodes": begun_at})
+        return EscapingJsonResponse({"servers": list(episodes.servers)}, headers={"x-episodes": episodes_path})
 
     async def tools(request: Request) -> Response:
         return EscapingJsonResponse(
-            {"tools": [_described(name, tool) for name in episodes.servers for tool in _of(name)]}
+            {"tools": [_describe_tool(name, tool) for name in episodes.servers for tool in _list_tools(name)]}
         )
 
     async def tools_of(request: Request) -> Response:
         name = aliases.get(request.path_params["server"], request.path_params["server"])
         if name not in episodes.servers:
-            return _failed(404, f"no server {name!r}")
-        return EscapingJsonResponse({"server": name, "tools": [_described(name, tool) for tool in _of(name)]})
+            return _build_error(404, f"no server {name!r}")
+        return EscapingJsonResponse(
+            {"server": name, "tools": [_describe_tool(name, tool) for tool in _list_tools(name)]}
+        )
 
     async def call(request: Request) -> Response:
         server, _, tool = request.path_params["tool"].partition(".")
         server = aliases.get(server, server)
         named = request.headers.get("x-episode", "")
-        episode = episodes.find(named) if named else Episode("", stateless=True)
+        episode = episodes.find(named) if named else FrontEpisode("", is_stateless=True)
         if episode is None:
-            return _failed(404, "no such episode", EnvironmentFailure("", retryable=False))
-        arguments = await json_body(request)
+            return _build_error(404, "no such episode", EnvironmentFailure("", retryable=False))
+        arguments = await read_json_body(request)
         if not isinstance(arguments, dict):
-            return _failed(400, "the arguments are an object")
+            return _build_error(400, "the arguments are an object")
         try:
             result = await episodes.call(episode, tool, arguments, [server])
-        except NoSuchTool as unknown:
-            return _failed(404, str(unknown))
+        except UnknownToolError as unknown:
+            return _build_error(404, str(unknown))
         except BoundaryError as problem:
-            return _failed(500, f"environment lost: {problem}", problem)
+            return _build_error(500, f"environment lost: {problem}", problem)
         if result.get("isError"):
-            return _failed(500, _text(result))
+            return _build_error(500, _join_text(result))
         return EscapingJsonResponse({"content": result.get("content", [])})
 
-    def _of(name: str) -> Any:
+    def _list_tools(name: str) -> Any:
         return episodes.servers[name].tools
 
-    def _described(server: str, tool: Any) -> dict[str, Any]:
-        told = {key: tool.get(here, "") for key, here in _FUNCTION.items()}
-        return {**tool, "name": f"{server}.{tool['name']}", "server": server, "type": "function", "function": told}
+    def _describe_tool(server: str, tool: Any) -> dict[str, Any]:
+        function = {key: tool.get(here, "") for key, here in _FUNCTION.items()}
+        return {**tool, "name": f"{server}.{tool['name']}", "server": server, "type": "function", "function": function}
 
     return [
         Route("/mcpapi/servers", servers),
@@ -74,10 +76,10 @@ def dock_routes(episodes: Episodes, aliases: Mapping[str, str], begun_at: str) -
     ]
 
 
-def _failed(status: int, detail: str, problem: BoundaryError | None = None) -> Response:
+def _build_error(status: int, detail: str, problem: BoundaryError | None = None) -> Response:
     whose = {} if problem is None else {"boundary": problem.boundary, "retryable": problem.retryable}
     return EscapingJsonResponse({"status_code": status, "detail": detail, **whose})
 
 
-def _text(result: Any) -> str:
+def _join_text(result: Any) -> str:
     return "\n".join(part.get("text", "") for part in result.get("content", []) if part.get("type") == "text")

@@ -18,74 +18,74 @@ from typing import Any
 from loguru import logger
 
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, UserError
-from ajet_environments.front.servers import Instance, Json, Pool
+from ajet_environments.front.servers import InstancePool, Json, ServerInstance
 
-MOST_TABLES = 256
+MAX_TABLES = 256
 """Choices of servers whose tools are kept sorted out."""
 SEPARATOR = "__"
 """Between server and tool, where two servers have a tool of one name."""
 
 
-class Full(AjetError):
+class EnvironmentFullError(AjetError):
     """No further episode: the environment is at its capacity, or drains."""
 
 
-class Lost(EnvironmentFailure):
+class EpisodeLostError(EnvironmentFailure):
     """A server of this episode has died, and with it what the episode had done there."""
 
     retryable = False
 
 
-class NoSuchTool(AjetError):
+class UnknownToolError(AjetError):
     """The model's own doing."""
 
 
 @dataclass(slots=True)
-class Episode:
+class FrontEpisode:
     """An episode at the front: its servers' instances."""
 
     name: str
     servers: tuple[str, ...] | None = None
     """Those it chose; None: all."""
-    stateless: bool = False
+    is_stateless: bool = False
     """It stands for a client that named none: only shared servers answer."""
-    touched: float = 0.0
-    instances: dict[str, Instance] = field(default_factory=dict)
-    taking: dict[str, asyncio.Lock] = field(default_factory=dict)
+    last_used: float = 0.0
+    instances: dict[str, ServerInstance] = field(default_factory=dict)
+    locks: dict[str, asyncio.Lock] = field(default_factory=dict)
     running: int = 0
-    over: asyncio.Event | None = None
+    ended: asyncio.Event | None = None
     """Made when it is ended; set when nothing runs in it any more."""
     lost: str = ""
 
 
-class Episodes:
+class FrontEpisodes:
     """All episodes of an environment. On one event loop."""
 
     def __init__(
         self,
-        servers: Iterable[Pool],
+        servers: Iterable[InstancePool],
         *,
         capacity: int,
         idle: float,
         tools: Iterable[str] = (),
-        ended: Callable[[str], None] = lambda name: None,
+        on_ended: Callable[[str], None] = lambda name: None,
     ) -> None:
         """`tools`: the names of those that are shown, in whichever server; none: all. `ended`: told the name of each
         episode once its servers are gone, in a thread."""
-        self.servers: Mapping[str, Pool] = {server.name: server for server in servers}
+        self.servers: Mapping[str, InstancePool] = {server.name: server for server in servers}
         self.capacity, self.idle = capacity, idle
-        self.draining = False
-        self._shown, self._ended = tuple(tools), ended
+        self.is_draining = False
+        self._shown_tools, self._on_ended = tuple(tools), on_ended
         self.counts: Counter[str] = Counter()
-        self._episodes: dict[str, Episode] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-        self._tables: dict[tuple[tuple[str, ...], bool], dict[str, tuple[Pool, Json]]] = {}
+        self._episodes: dict[str, FrontEpisode] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._tables: dict[tuple[tuple[str, ...], bool], dict[str, tuple[InstancePool, Json]]] = {}
 
     async def open(self) -> None:
         """Start what waits ahead. Raises BoundaryError; UserError for a tool to show that no server has."""
         await asyncio.gather(*(server.open() for server in self.servers.values()))
         had = [tool["name"] for server in self.servers.values() for tool in server.tools]
-        if unknown := [name for name in self._shown if name not in had]:
+        if unknown := [name for name in self._shown_tools if name not in had]:
             raise UserError(
                 f"No server of this environment has a tool {unknown[0]}.",
                 where="tools",
@@ -95,23 +95,23 @@ class Episodes:
     def __len__(self) -> int:
         return len(self._episodes)
 
-    def create(self, servers: Sequence[str] | None = None) -> Episode:
+    def create(self, servers: Sequence[str] | None = None) -> FrontEpisode:
         """Raises Full; NoSuchTool for a server that is not there."""
-        if self.draining:
-            raise Full("the environment is being ended: it takes no new episode")
+        if self.is_draining:
+            raise EnvironmentFullError("the environment is being ended: it takes no new episode")
         if len(self._episodes) >= self.capacity:
-            raise Full(f"{self.capacity} episodes are open, as many as `capacity` allows")
-        chosen = self.chosen(servers)
-        episode = Episode(secrets.token_hex(16), chosen, touched=time.monotonic())
+            raise EnvironmentFullError(f"{self.capacity} episodes are open, as many as `capacity` allows")
+        chosen = self.check_servers(servers)
+        episode = FrontEpisode(secrets.token_hex(16), chosen, last_used=time.monotonic())
         self._episodes[episode.name] = episode
         self.counts["episodes"] += 1
         return episode
 
-    def find(self, name: str) -> Episode | None:
+    def find(self, name: str) -> FrontEpisode | None:
         """The episode of that name, which is not idle from now on."""
         episode = self._episodes.get(name)
         if episode is not None:
-            episode.touched = time.monotonic()
+            episode.last_used = time.monotonic()
         return episode
 
     async def end(self, name: str) -> bool:
@@ -119,82 +119,84 @@ class Episodes:
         episode = self._episodes.pop(name, None)
         if episode is None:
             return False
-        episode.over = asyncio.Event()
-        await asyncio.shield(self._beside(self._release(episode)))
+        episode.ended = asyncio.Event()
+        await asyncio.shield(self._run_in_background(self._release_instances(episode)))
         return True
 
     async def reap(self) -> int:
         """End those that nobody called for `idle` seconds; how many."""
         late, reaped = time.monotonic() - self.idle, 0
         for episode in list(self._episodes.values()):
-            if episode.touched < late and not episode.running:  # now: ending the one before took its time
+            if episode.last_used < late and not episode.running:  # now: ending the one before took its time
                 reaped += await self.end(episode.name)
         self.counts["reaped"] += reaped
         return reaped
 
     async def close(self) -> None:
         """Drain: no new ones; what runs is waited for; all servers are ended."""
-        self.draining = True
+        self.is_draining = True
         await asyncio.gather(*(self.end(name) for name in list(self._episodes)))
-        while self._ending:
-            await asyncio.gather(*self._ending)
+        while self._background:
+            await asyncio.gather(*self._background)
         await asyncio.gather(*(server.close() for server in self.servers.values()))
 
-    def chosen(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
+    def check_servers(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
         """Raises NoSuchTool for one that is in no table."""
         if names is None:
             return None
         unknown = [name for name in names if name not in self.servers]
         if unknown:
-            raise NoSuchTool(f"no server {unknown[0]!r}; there are: {', '.join(self.servers)}")
+            raise UnknownToolError(f"no server {unknown[0]!r}; there are: {', '.join(self.servers)}")
         return tuple(names)
 
-    def tools(self, episode: Episode, servers: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    def list_tools(self, episode: FrontEpisode, servers: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """The tools as this episode sees them: bare names, and where two servers share one, the server's before it."""
-        return [{**tool, "name": name} for name, (_, tool) in self._named(episode, servers).items()]
+        return [{**tool, "name": name} for name, (_, tool) in self._find_tools(episode, servers).items()]
 
     async def call(
-        self, episode: Episode, name: str, arguments: Json, servers: Sequence[str] | None = None
+        self, episode: FrontEpisode, name: str, arguments: Json, servers: Sequence[str] | None = None
     ) -> Mapping[str, Any]:
         """MCP's result. Raises NoSuchTool; Lost; BoundaryError."""
-        found = self._named(episode, servers).get(name)
+        found = self._find_tools(episode, servers).get(name)
         if found is None:
-            raise NoSuchTool(self._why_not(episode, name))
+            raise UnknownToolError(self._explain_unknown(episode, name))
         server, tool = found
         if server.off:
             return {"content": [{"type": "text", "text": f"{name} is off: {server.off}"}], "isError": True}
         episode.running += 1
         self.counts["calls"] += 1
         try:
-            instance = await self._instance(episode, server)
+            instance = await self._take_instance(episode, server)
             try:
                 return await instance.call(tool["name"], arguments)
             except BoundaryError as problem:
-                raise self._lose(episode, server, instance, problem) from problem
+                raise self._record_loss(episode, server, instance, problem) from problem
         finally:
             episode.running -= 1
-            episode.touched = time.monotonic()
-            if episode.over is not None and not episode.running:
-                episode.over.set()
+            episode.last_used = time.monotonic()
+            if episode.ended is not None and not episode.running:
+                episode.ended.set()
 
-    async def _instance(self, episode: Episode, server: Pool) -> Instance:
+    async def _take_instance(self, episode: FrontEpisode, server: InstancePool) -> ServerInstance:
         _require_open(episode)
         if server.per == "shared":
             return await server.take()
-        async with episode.taking.setdefault(server.name, asyncio.Lock()):
+        async with episode.locks.setdefault(server.name, asyncio.Lock()):
             _require_open(episode)  # again: it waited
             found = episode.instances.get(server.name)
-            if found is not None and not found.alive:
-                raise self._lose(episode, server, found, EnvironmentFailure("it has ended"))
+            if found is not None and not found.is_alive:
+                raise self._record_loss(episode, server, found, EnvironmentFailure("it has ended"))
             if found is None:
                 found = await server.take(episode.name)
-                if episode.over is not None:  # it was ended while it waited
+                if episode.ended is not None:  # it was ended while it waited
                     await server.give_back(found)
-                    raise Lost("the episode has ended")
+                    raise EpisodeLostError("the episode has ended")
                 episode.instances[server.name] = found
             return found
 
-    def _lose(self, episode: Episode, server: Pool, instance: Instance, problem: BoundaryError) -> BoundaryError:
+    def _record_loss(
+        self, episode: FrontEpisode, server: InstancePool, instance: ServerInstance, problem: BoundaryError
+    ) -> BoundaryError:
         """What the caller is told. A shared server keeps nothing of an episode: the next call finds a new one."""
         self.counts["lost"] += 1
         logger.warning("{}: {}", server.name, problem)
@@ -203,41 +205,41 @@ class Episodes:
             return EnvironmentFailure(why)
         if episode.instances.get(server.name) is instance:
             del episode.instances[server.name]
-            self._beside(server.give_back(instance))  # nobody waits for a corpse
+            self._run_in_background(server.give_back(instance))  # nobody waits for a corpse
         episode.lost = why
-        return Lost(episode.lost)
+        return EpisodeLostError(episode.lost)
 
-    def _beside(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run_in_background(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do it to its end, whoever waits for that and leaves; `close` waits, too."""
         task = asyncio.get_running_loop().create_task(ending)
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         return task
 
-    async def _release(self, episode: Episode) -> None:
-        if episode.running and episode.over is not None:
-            await episode.over.wait()
+    async def _release_instances(self, episode: FrontEpisode) -> None:
+        if episode.running and episode.ended is not None:
+            await episode.ended.wait()
         held, episode.instances = episode.instances, {}
         await asyncio.gather(*(self.servers[name].give_back(instance) for name, instance in held.items()))
-        await asyncio.to_thread(self._ended, episode.name)  # files of a model's, however many
+        await asyncio.to_thread(self._on_ended, episode.name)  # files of a model's, however many
 
-    def _named(self, episode: Episode, servers: Sequence[str] | None) -> dict[str, tuple[Pool, Json]]:
+    def _find_tools(self, episode: FrontEpisode, servers: Sequence[str] | None) -> dict[str, tuple[InstancePool, Json]]:
         """What each name means to this episode: made once for a choice of servers, for their tools do not change."""
-        wanted = self.chosen(servers) or episode.servers or tuple(self.servers)
-        chosen = (wanted, episode.stateless)
+        wanted = self.check_servers(servers) or episode.servers or tuple(self.servers)
+        chosen = (wanted, episode.is_stateless)
         if chosen not in self._tables:
-            if len(self._tables) >= MOST_TABLES:
+            if len(self._tables) >= MAX_TABLES:
                 self._tables.clear()
-            self._tables[chosen] = self._table(*chosen)
+            self._tables[chosen] = self._build_tool_table(*chosen)
         return self._tables[chosen]
 
-    def _table(self, wanted: tuple[str, ...], stateless: bool) -> dict[str, tuple[Pool, Json]]:
+    def _build_tool_table(self, wanted: tuple[str, ...], stateless: bool) -> dict[str, tuple[InstancePool, Json]]:
         listed = [
             (server, tool)
             for name in wanted
             if (server := self.servers[name]).per == "shared" or not stateless
             for tool in server.tools
-            if not self._shown or tool["name"] in self._shown
+            if not self._shown_tools or tool["name"] in self._shown_tools
         ]
         count = Counter(tool["name"] for _, tool in listed)
         return {
@@ -245,9 +247,9 @@ class Episodes:
             for server, tool in listed
         }
 
-    def _why_not(self, episode: Episode, name: str) -> str:
+    def _explain_unknown(self, episode: FrontEpisode, name: str) -> str:
         keeps_state = [s.name for s in self.servers.values() if any(t["name"] == name for t in s.tools)]
-        if episode.stateless and keeps_state:
+        if episode.is_stateless and keeps_state:
             return (
                 f"{keeps_state[0]} keeps state for each episode: POST /episodes gives the address of one, "
                 "and this client has named none"
@@ -255,9 +257,9 @@ class Episodes:
         return f"Unknown tool: {name}"
 
 
-def _require_open(episode: Episode) -> None:
+def _require_open(episode: FrontEpisode) -> None:
     """Raises Lost. A request may have found its episode before that was ended."""
-    if episode.over is not None:
-        raise Lost("the episode has ended")
+    if episode.ended is not None:
+        raise EpisodeLostError("the episode has ended")
     if episode.lost:
-        raise Lost(episode.lost)
+        raise EpisodeLostError(episode.lost)

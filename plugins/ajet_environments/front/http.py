@@ -16,7 +16,7 @@ from ajet.schema.errors import AjetError
 BODY_LIMIT = 4 << 20
 
 
-class TooLong(AjetError):
+class BodyTooLongError(AjetError):
     """More than BODY_LIMIT bytes."""
 
 
@@ -30,16 +30,16 @@ class EscapingJsonResponse(JSONResponse):
             return json.dumps(content).encode()
 
 
-async def json_body(request: Request) -> Any:
+async def read_json_body(request: Request) -> Any:
     """Raises TooLong before it is read whole; json.JSONDecodeError, for what is nested too deep, too. Nothing reads as
     an empty object."""
     if int(request.headers.get("content-length") or 0) > BODY_LIMIT:
-        raise TooLong
+        raise BodyTooLongError
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > BODY_LIMIT:
-            raise TooLong
+            raise BodyTooLongError
         parts.append(part)
     try:
         body = b"".join(parts) or b"{}"
@@ -50,6 +50,6 @@ async def json_body(request: Request) -> Any:
         raise json.JSONDecodeError(str(problem), "", 0) from problem
 
 
-def refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
+def build_refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
     """A reply that says why not."""
     return EscapingJsonResponse({"error": why}, status, headers=dict(headers or {}))

@@ -22,7 +22,7 @@ Json = Mapping[str, Any]
 Per = Literal["episode", "shared"]
 
 
-class Instance(Protocol):
+class ServerInstance(Protocol):
     """A running server, spoken to."""
 
     @property
@@ -31,7 +31,7 @@ class Instance(Protocol):
         ...
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """False once nothing more can come from it."""
         ...
 
@@ -45,16 +45,16 @@ class Instance(Protocol):
         ...
 
 
-Start = Callable[[str], Awaitable[Instance]]
+StartInstance = Callable[[str], Awaitable[ServerInstance]]
 """Starts one for the episode of that name; "" starts one ahead. Raises BoundaryError."""
 
 
 @dataclass(slots=True)
-class Pool:
+class InstancePool:
     """The instances of one of the environment's servers. On the front's loop."""
 
     name: str
-    start: Start
+    start: StartInstance
     per: Per = "episode"
     spare: int = 1
     """How many wait, started ahead; with 0 and tools that are known none runs before it is called."""
@@ -67,13 +67,13 @@ class Pool:
     tools: Sequence[Json] = ()
     patience: float = 120.0
     """Seconds that one who comes when all are in use waits for one."""
-    waiting: list[Instance] = field(default_factory=list)
-    queue: deque[asyncio.Future[Instance | None]] = field(default_factory=deque)
+    waiting: list[ServerInstance] = field(default_factory=list)
+    queue: deque[asyncio.Future[ServerInstance | None]] = field(default_factory=deque)
     """Those who wait for one; told None, they may start one."""
     used: int = 0
     starting: set[asyncio.Task[None]] = field(default_factory=set)
     _background: set[asyncio.Future[None]] = field(default_factory=set)
-    closed: bool = False
+    is_closed: bool = False
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a shared one is started: those who come meanwhile get the same."""
 
@@ -85,38 +85,38 @@ class Pool:
         self.tools = list(first.tools)
         if self.spare or self.per == "shared":
             self.waiting.append(first)
-            self._refill()
+            self._start_spares()
         else:
-            await _quietly(first.close())
+            await _ignore_failures(first.close())
 
-    async def take(self, episode: str = "") -> Instance:
+    async def take(self, episode: str = "") -> ServerInstance:
         """Take an instance for an episode. Raises BoundaryError where none can be had."""
         if self.per == "shared":
-            return await self._shared()
-        found = await self._turn()
-        self._refill()
+            return await self._take_shared()
+        found = await self._wait_for_turn()
+        self._start_spares()
         try:
             return found or await self.start(episode)
         except BaseException:
-            self._freed()
+            self._free_slot()
             raise
 
-    async def give_back(self, instance: Instance) -> None:
+    async def give_back(self, instance: ServerInstance) -> None:
         """An episode is over, or has lost it."""
         if self.per == "shared":
             return
         try:
-            if await self._renewed(instance):
+            if await self._reset_instance(instance):
                 self.waiting.append(instance)
             else:
-                await _quietly(instance.close())
+                await _ignore_failures(instance.close())
         finally:
-            self._freed()
+            self._free_slot()
 
-    async def _renewed(self, instance: Instance) -> bool:
+    async def _reset_instance(self, instance: ServerInstance) -> bool:
         """Whether the next episode may have it."""
-        wanted = not self.closed and (self.queue or len(self.waiting) < max(self.spare, 1))
-        if not (self.reset and instance.alive and wanted):
+        wanted = not self.is_closed and (self.queue or len(self.waiting) < max(self.spare, 1))
+        if not (self.reset and instance.is_alive and wanted):
             return False
         try:
             answer = await instance.call(self.reset, {})
@@ -125,13 +125,13 @@ class Pool:
             return False
         return not answer.get("isError")
 
-    async def _turn(self) -> Instance | None:
+    async def _wait_for_turn(self) -> ServerInstance | None:
         """An instance that waits; None: there is room to start one. It counts as used. Raises EnvironmentFailure."""
-        if self.closed:
-            raise self._ended()
-        turn: asyncio.Future[Instance | None] = asyncio.get_running_loop().create_future()
+        if self.is_closed:
+            raise self._make_ended_error()
+        turn: asyncio.Future[ServerInstance | None] = asyncio.get_running_loop().create_future()
         self.queue.append(turn)
-        self._grant()
+        self._grant_turns()
         try:
             if not turn.done():
                 await asyncio.wait([turn], timeout=self.patience)
@@ -145,76 +145,76 @@ class Pool:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 if (unused := turn.result()) is not None:
                     self.waiting.append(unused)
-                self._freed()
+                self._free_slot()
             turn.cancel()
             raise
 
-    def _grant(self) -> None:
+    def _grant_turns(self) -> None:
         """To those who wait, in turn, what there is."""
         while self.queue:
             if self.queue[0].done():  # it was given up
                 self.queue.popleft()
                 continue
-            found = self._alive()
-            if found is None and self._room() < 1:
+            found = self._pop_waiting()
+            if found is None and self._count_room() < 1:
                 return
             self.used += 1
             self.queue.popleft().set_result(found)
 
-    def _freed(self) -> None:
+    def _free_slot(self) -> None:
         self.used -= 1
-        self._grant()
-        self._refill()
+        self._grant_turns()
+        self._start_spares()
 
-    def _alive(self) -> Instance | None:
+    def _pop_waiting(self) -> ServerInstance | None:
         while self.waiting:
             found = self.waiting.pop(0)
-            if found.alive:
+            if found.is_alive:
                 return found
-            self._beside(_quietly(found.close()))
+            self._close_in_background(_ignore_failures(found.close()))
         return None
 
-    def _room(self) -> int:
+    def _count_room(self) -> int:
         """The number of instances that may still be started."""
         return self.limit - self.used - len(self.waiting) - len(self.starting) - len(self._background)
 
     async def close(self) -> None:
         """End all that wait, and those being started; none is started any more."""
-        self.closed = True
+        self.is_closed = True
         for turn in self.queue:
             if not turn.done():
-                turn.set_exception(self._ended())
+                turn.set_exception(self._make_ended_error())
         for task in self.starting:
             task.cancel()
         await asyncio.gather(*self.starting, *self._background, return_exceptions=True)
         for instance in self.waiting:
-            await _quietly(instance.close())
+            await _ignore_failures(instance.close())
         self.waiting.clear()
 
-    async def _shared(self) -> Instance:
+    async def _take_shared(self) -> ServerInstance:
         async with self.renewing:
-            if self.closed:
-                raise self._ended()
-            if not self.waiting or not self.waiting[0].alive:
+            if self.is_closed:
+                raise self._make_ended_error()
+            if not self.waiting or not self.waiting[0].is_alive:
                 for dead in self.waiting:
-                    await _quietly(dead.close())
+                    await _ignore_failures(dead.close())
                 self.waiting[:] = [await self.start("")]
             return self.waiting[0]
 
-    def _refill(self) -> None:
-        if self.per == "shared" or self.off or self.closed:
+    def _start_spares(self) -> None:
+        if self.per == "shared" or self.off or self.is_closed:
             return
         missing = self.spare - len(self.waiting) - len(self.starting)
-        for _ in range(min(missing, self._room())):
-            task = asyncio.get_running_loop().create_task(self._start_ahead())
+        for _ in range(min(missing, self._count_room())):
+            task = asyncio.get_running_loop().create_task(self._start_spare())
             self.starting.add(task)
-            task.add_done_callback(self._started)
+            task.add_done_callback(self._finish_start)
 
-    def _started(self, task: asyncio.Task[None]) -> None:
+    def _finish_start(self, task: asyncio.Task[None]) -> None:
         self.starting.discard(task)
-        self._grant()
+        self._grant_turns()
 
-    async def _start_ahead(self) -> None:
+    async def _start_spare(self) -> None:
         try:
             found = await self.start("")
         except BoundaryError as problem:  # whoever needs it is told when it is needed
@@ -222,21 +222,21 @@ class Pool:
         else:
             self.waiting.append(found)
 
-    def _ended(self) -> EnvironmentFailure:
+    def _make_ended_error(self) -> EnvironmentFailure:
         return EnvironmentFailure(f"{self.name}: the environment is being ended")
 
-    def _beside(self, closing: Awaitable[None]) -> None:
+    def _close_in_background(self, closing: Awaitable[None]) -> None:
         """Close an instance in the background; it keeps its place until it is closed."""
         task = asyncio.ensure_future(closing)
         self._background.add(task)
-        task.add_done_callback(self._closed_beside)
+        task.add_done_callback(self._finish_close)
 
-    def _closed_beside(self, task: asyncio.Future[None]) -> None:
+    def _finish_close(self, task: asyncio.Future[None]) -> None:
         self._background.discard(task)
-        self._grant()
-        self._refill()
+        self._grant_turns()
+        self._start_spares()
 
 
-async def _quietly(closing: Awaitable[None]) -> None:
+async def _ignore_failures(closing: Awaitable[None]) -> None:
     with suppress(BoundaryError, OSError, TimeoutError):
         await closing

@@ -27,7 +27,7 @@ _STATUS = {PARSE: 400, INVALID: 400, PARAMS: 400, MISMATCH: 400, UNSUPPORTED: 40
 CAPABILITIES = {"tools": {"listChanged": False}}
 
 
-class Wrong(AjetError):
+class JsonRpcError(AjetError):
     """A message that gets an error for an answer."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
@@ -36,7 +36,7 @@ class Wrong(AjetError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class McpRequest:
     """A message that was understood."""
 
     method: str
@@ -46,46 +46,46 @@ class Request:
     modern: bool
 
 
-def understood(message: Any, headers: Mapping[str, str]) -> Request:
+def parse_request(message: Any, headers: Mapping[str, str]) -> McpRequest:
     """Raises Wrong. `headers`: names in lower case."""
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
-        raise Wrong(INVALID, "one JSON-RPC 2.0 request is expected, as an object with `method`")
+        raise JsonRpcError(INVALID, "one JSON-RPC 2.0 request is expected, as an object with `method`")
     number = message.get("id")
     if number is not None and (isinstance(number, bool) or not isinstance(number, (str, int))):
-        raise Wrong(INVALID, "`id` is a string or an integer")
+        raise JsonRpcError(INVALID, "`id` is a string or an integer")
     params = message.get("params", {})
     if not isinstance(params, dict):
-        raise Wrong(PARAMS, "`params` is an object")
+        raise JsonRpcError(PARAMS, "`params` is an object")
     meta = params.get("_meta")
-    told = meta.get(f"{META}protocolVersion") if isinstance(meta, dict) else None
+    version = meta.get(f"{META}protocolVersion") if isinstance(meta, dict) else None
     header = headers.get("mcp-protocol-version", "")
-    modern = told is not None or header not in ("", *HANDSHAKE)
+    modern = version is not None or header not in ("", *HANDSHAKE)
     if modern and number is not None:
-        _check_modern(message["method"], params, told, headers)
-    return Request(message["method"], params, number, modern)
+        _check_modern(message["method"], params, version, headers)
+    return McpRequest(message["method"], params, number, modern)
 
 
-def _check_modern(method: str, params: Mapping[str, Any], told: Any, headers: Mapping[str, str]) -> None:
+def _check_modern(method: str, params: Mapping[str, Any], meta_version: Any, headers: Mapping[str, str]) -> None:
     version = headers.get("mcp-protocol-version")
-    if told is None:
+    if meta_version is None:
         if version != MODERN:
-            raise Wrong(UNSUPPORTED, f"version {version} is not spoken here", _supported(version))
-        raise Wrong(PARAMS, f"params._meta is missing {META}protocolVersion")
-    if version != told:
-        raise Wrong(MISMATCH, "the header MCP-Protocol-Version is not the version of params._meta")
+            raise JsonRpcError(UNSUPPORTED, f"version {version} is not spoken here", _list_versions(version))
+        raise JsonRpcError(PARAMS, f"params._meta is missing {META}protocolVersion")
+    if version != meta_version:
+        raise JsonRpcError(MISMATCH, "the header MCP-Protocol-Version is not the version of params._meta")
     if headers.get("mcp-method") != method:
-        raise Wrong(MISMATCH, "the header Mcp-Method is not the method of the request")
-    if method == "tools/call" and _plain(headers.get("mcp-name", "")) != params.get("name"):
-        raise Wrong(MISMATCH, "the header Mcp-Name is not the tool of the request")
-    if told != MODERN:
-        raise Wrong(UNSUPPORTED, f"version {told} is not spoken here", _supported(told))
+        raise JsonRpcError(MISMATCH, "the header Mcp-Method is not the method of the request")
+    if method == "tools/call" and _decode_header(headers.get("mcp-name", "")) != params.get("name"):
+        raise JsonRpcError(MISMATCH, "the header Mcp-Name is not the tool of the request")
+    if meta_version != MODERN:
+        raise JsonRpcError(UNSUPPORTED, f"version {meta_version} is not spoken here", _list_versions(meta_version))
 
 
-def _supported(asked: Any) -> dict[str, Any]:
-    return {"supported": [MODERN, *HANDSHAKE], "requested": asked}
+def _list_versions(requested: Any) -> dict[str, Any]:
+    return {"supported": [MODERN, *HANDSHAKE], "requested": requested}
 
 
-def _plain(value: str) -> str | None:
+def _decode_header(value: str) -> str | None:
     """A header's value; one that ASCII cannot hold is spelled =?base64?…?=."""
     if not (value.startswith("=?base64?") and value.endswith("?=")):
         return value
@@ -95,34 +95,38 @@ def _plain(value: str) -> str | None:
         return None
 
 
-def handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
+def build_handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The answer to `initialize`."""
-    asked = params.get("protocolVersion")
+    version = params.get("protocolVersion")
     return {
-        "protocolVersion": asked if asked in HANDSHAKE else HANDSHAKE[0],
+        "protocolVersion": version if version in HANDSHAKE else HANDSHAKE[0],
         "capabilities": CAPABILITIES,
         "serverInfo": {"name": name, "version": "1"},
     }
 
 
-def discovered(name: str, episodes: str = "", *, several: bool = False) -> dict[str, Any]:
+def build_discovery(name: str, episodes: str = "", *, several: bool = False) -> dict[str, Any]:
     """What `server/discover` is answered. `episodes`: the path where a client gets one of its own; `several`: whether
     it is one of those behind its address."""
-    meta = {**_server(name), **({EPISODES: episodes} if episodes else {}), **({SEVERAL: True} if several else {})}
+    meta = {
+        **_describe_server(name),
+        **({EPISODES: episodes} if episodes else {}),
+        **({SEVERAL: True} if several else {}),
+    }
     return {"supportedVersions": [MODERN], "capabilities": CAPABILITIES, "_meta": meta}
 
 
-def answer(request: Request, result: Mapping[str, Any], name: str) -> dict[str, Any]:
+def build_reply(request: McpRequest, result: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The JSON-RPC reply."""
     if request.modern:
         result = {"resultType": "complete", **result}
-        result.setdefault("_meta", _server(name))
+        result.setdefault("_meta", _describe_server(name))
         if request.method in ("tools/list", "server/discover"):
             result |= {"ttlMs": 0, "cacheScope": "private"}
     return {"jsonrpc": "2.0", "id": request.id, "result": result}
 
 
-def refusal(wrong: Wrong, id: Any, modern: bool) -> tuple[int, dict[str, Any]]:
+def build_error(wrong: JsonRpcError, id: Any, modern: bool) -> tuple[int, dict[str, Any]]:
     """(status, the JSON-RPC reply)."""
     error: dict[str, Any] = {"code": wrong.code, "message": wrong.message}
     if wrong.data is not None:
@@ -131,5 +135,5 @@ def refusal(wrong: Wrong, id: Any, modern: bool) -> tuple[int, dict[str, Any]]:
     return status, {"jsonrpc": "2.0", "id": id, "error": error}
 
 
-def _server(name: str) -> dict[str, Any]:
+def _describe_server(name: str) -> dict[str, Any]:
     return {f"{META}serverInfo": {"name": name, "version": "1"}}

@@ -22,11 +22,11 @@ from pathlib import Path
 from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet.train.interrupts import end_on_hangup
-from ajet_environments.deployment import Description, RunningEnvironment, described
+from ajet_environments.deployment import EnvironmentDescription, RunningEnvironment, read_description
 from ajet_environments.deployment.description import find_shipped_name
-from ajet_environments.hosting.kubernetes import sizes
+from ajet_environments.hosting.kubernetes import compute_sizes
 from ajet_environments.hosting.lifetime import DOWN_S, READY_S
-from ajet_environments.hosting.program import listening_at
+from ajet_environments.hosting.program import open_listener
 from ajet_mcp.servers import TOKEN
 from ajet_sandbox.engine import LABEL, asked, engine_of, given, owner, remove
 
@@ -39,26 +39,26 @@ HOST = "host"
 
 
 def main() -> int:
-    return run(**json.loads(sys.argv[1]))
+    return run_container(**json.loads(sys.argv[1]))
 
 
-def run(*, file: str, host: str, port: int | None, image: str, network: str) -> int:
+def run_container(*, file: str, host: str, port: int | None, image: str, network: str) -> int:
     """Until a signal asks for the end; answers the exit code."""
     end_on_hangup()
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, _raise_exit)
     try:
         before = dict(os.environ)  # without the variables of the environment's own file
-        description = described(Path(file))
+        description = read_description(Path(file))
         program = engine_of(image)
-        with listening_at(host, port) as listening:
+        with open_listener(host, port) as listening:
             taken = int(listening.getsockname()[1])
     except (UserError, SandboxFailure) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         return 2
     name, key = f"ajet-env-{secrets.token_hex(8)}", os.environ.get(TOKEN) or secrets.token_urlsafe(24)
-    variables = given({name: os.environ[name] for name in _variables(description)} | {TOKEN: key})
-    words = [*started(description, program, name, host, taken, network), *variables.words]
-    words += [image, *_command(description)]
+    variables = given({name: os.environ[name] for name in _select_variables(description)} | {TOKEN: key})
+    words = [*build_engine_command(description, program, name, host, taken, network), *variables.words]
+    words += [image, *_build_inner_command(description)]
     words += ["--host", host, "--port", str(taken)] if network == HOST else ["--host", "0.0.0.0", "--port", str(PORT)]
     state = RunningEnvironment(description.name, host, taken, key, ProcessIdentity.of(os.getpid()), file)
     engine = subprocess.Popen(
@@ -69,7 +69,7 @@ def run(*, file: str, host: str, port: int | None, image: str, network: str) -> 
     )
     os.close(variables.descriptor)
     try:
-        if not _answers(state, engine):
+        if not _wait_until_ready(state, engine):
             print(f"{description.name} in {image} was not ready", file=sys.stderr)
             return 2
         state.write()
@@ -86,7 +86,9 @@ def run(*, file: str, host: str, port: int | None, image: str, network: str) -> 
         engine.wait()
 
 
-def started(description: Description, program: str, name: str, host: str, port: int, network: str) -> Sequence[str]:
+def build_engine_command(
+    description: EnvironmentDescription, program: str, name: str, host: str, port: int, network: str
+) -> Sequence[str]:
     """The engine's words, up to the image."""
     assert description.file is not None
     words = [
@@ -102,25 +104,25 @@ def started(description: Description, program: str, name: str, host: str, port: 
     if not find_shipped_name(description.file):
         words += ["--volume", f"{description.file.parent}:{FOLDER}:ro", "--workdir", FOLDER]
     if any(part.resources.said for part in description.parts):
-        most = sizes(description)[1]
+        most = compute_sizes(description)[1]
         memory = most["memory"].removesuffix("Mi") + "m"
         words += ["--cpus", most["cpu"], "--memory", memory, "--memory-swap", memory]
     return words
 
 
-def _command(description: Description) -> list[str]:
+def _build_inner_command(description: EnvironmentDescription) -> list[str]:
     assert description.file is not None
     named = find_shipped_name(description.file) or f"{FOLDER}/{description.file.name}"
     return ["ajet", "env", "up", named, "--foreground"]
 
 
-def _variables(description: Description) -> list[str]:
+def _select_variables(description: EnvironmentDescription) -> list[str]:
     """The variables that the description names and that are set here."""
     named = [*description.named, *(name for part in description.parts for name in part.requires)]
     return [name for name in dict.fromkeys(named) if name in os.environ and name != TOKEN]
 
 
-def _answers(state: RunningEnvironment, engine: subprocess.Popen[bytes]) -> bool:
+def _wait_until_ready(state: RunningEnvironment, engine: subprocess.Popen[bytes]) -> bool:
     """Once it does; False where its container has ended, or it took too long."""
     import httpx
 
@@ -134,7 +136,7 @@ def _answers(state: RunningEnvironment, engine: subprocess.Popen[bytes]) -> bool
     return False
 
 
-def _ended(*_: object) -> None:
+def _raise_exit(*_: object) -> None:
     raise SystemExit
 
 

@@ -16,16 +16,16 @@ from typing import Any
 from ajet.config.document import dump_yaml
 from ajet.environment.files import read_yaml
 from ajet.schema.errors import UserError
-from ajet_environments.deployment import Description, Part
+from ajet_environments.deployment import EnvironmentDescription, EnvironmentPart
 from ajet_mcp.servers import TOKEN
 
 PORT = 8000
 FOLDER = "/environment"
 DRAIN_S = 600
 """What open episodes have when their pod is to end."""
-RULE = (2.0, 4096.0)
+WORKER_SIZE = (2.0, 4096.0)
 """Cores and MiB where the file says nothing: AWorld's for a worker."""
-OWN = (0.5, 512.0)
+OWN_SIZE = (0.5, 512.0)
 """Of the environment itself, where the file says what its servers take."""
 _HEAD = """\
 # {name}: written by `ajet env render kubernetes`. Start it with:
@@ -39,7 +39,7 @@ _SEVERAL = """\
 """
 
 
-def kubernetes(description: Description, *, image: str, count: int = 1) -> str:
+def render_kubernetes(description: EnvironmentDescription, *, image: str, count: int = 1) -> str:
     """The manifests' text. `image` holds ajet and what the servers need; `count`: pods. Raises UserError."""
     assert description.file is not None
     boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
@@ -54,27 +54,29 @@ def kubernetes(description: Description, *, image: str, count: int = 1) -> str:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name, "labels": {"app": name}},
-        "data": _files(description.file),
+        "data": _read_files(description.file),
     }
-    manifests = [config, _deployment(name, description, image, count), _service(name, name)]
+    manifests = [config, _build_deployment(name, description, image, count), _build_service(name, name)]
     if count > 1:
         sticky = {"sessionAffinity": "ClientIP"}
-        manifests.append(_service(f"{name}-sessions", name, **sticky))
-    variables = "".join(f" \\\n#     --from-literal={each}=…" for each in _variables(description))
+        manifests.append(_build_service(f"{name}-sessions", name, **sticky))
+    variables = "".join(f" \\\n#     --from-literal={each}=…" for each in _list_variables(description))
     several = _SEVERAL.format(address=name, port=PORT) if count > 1 else ""
     head = _HEAD.format(name=name, token=TOKEN, variables=variables, address=name, port=PORT, several=several)
     return head + "---\n".join(dump_yaml(each) for each in manifests)
 
 
-def sizes(description: Description) -> tuple[dict[str, str], dict[str, str]]:
+def compute_sizes(description: EnvironmentDescription) -> tuple[dict[str, str], dict[str, str]]:
     """What a pod asks for, one process of each server, and what it may take, as many as there may be."""
     parts = [part for part in description.parts if not part.off]
 
-    def of(many: bool, place: int, said: Callable[[Part], float]) -> float:
-        known = [part for part in parts if said(part)]
-        rule = RULE[place] if len(known) < len(parts) or not parts else 0.0
-        own = OWN[place] if known else 0.0
-        return own + rule + sum(said(part) * (_most(part, description) if many else 1) for part in known)
+    def of(many: bool, place: int, amount_of: Callable[[EnvironmentPart], float]) -> float:
+        known = [part for part in parts if amount_of(part)]
+        rule = WORKER_SIZE[place] if len(known) < len(parts) or not parts else 0.0
+        own = OWN_SIZE[place] if known else 0.0
+        return (
+            own + rule + sum(amount_of(part) * (_count_processes(part, description) if many else 1) for part in known)
+        )
 
     def both(many: bool) -> dict[str, str]:
         cores, memory = of(many, 0, lambda part: part.resources.cores), of(many, 1, lambda part: part.resources.memory)
@@ -83,37 +85,41 @@ def sizes(description: Description) -> tuple[dict[str, str], dict[str, str]]:
     return both(False), both(True)
 
 
-def _most(part: Part, description: Description) -> int:
+def _count_processes(part: EnvironmentPart, description: EnvironmentDescription) -> int:
     """Processes at once."""
     return 1 if part.per == "shared" else min(part.limit, description.capacity + part.spare)
 
 
-def faults(manifests: Sequence[Mapping[str, Any]], secrets: Iterable[str] = ()) -> list[str]:
+def find_faults(manifests: Sequence[Mapping[str, Any]], secrets: Iterable[str] = ()) -> list[str]:
     """The faults of manifests beyond their schema; `secrets`: those that are there already."""
     found: list[str] = []
-    labels = {_name(each): _template(each)["metadata"]["labels"] for each in _of(manifests, "Deployment")}
-    configs = {_name(each) for each in _of(manifests, "ConfigMap")}
-    known = {_name(each) for each in _of(manifests, "Secret")} | set(secrets)
-    for each in _of(manifests, "Deployment"):
-        name, template = _name(each), _template(each)
+    labels = {
+        _read_name(each): _read_template(each)["metadata"]["labels"] for each in _select_kind(manifests, "Deployment")
+    }
+    configs = {_read_name(each) for each in _select_kind(manifests, "ConfigMap")}
+    known = {_read_name(each) for each in _select_kind(manifests, "Secret")} | set(secrets)
+    for each in _select_kind(manifests, "Deployment"):
+        name, template = _read_name(each), _read_template(each)
         if not each["spec"]["selector"]["matchLabels"].items() <= labels[name].items():
             found.append(f"Deployment {name}: its selector matches none of its pods")
         for container in template["spec"]["containers"]:
-            found += [f"Deployment {name}: {why}" for why in _container(container, configs, known, template)]
-    for each in _of(manifests, "Service"):
+            found += [
+                f"Deployment {name}: {why}" for why in _find_container_faults(container, configs, known, template)
+            ]
+    for each in _select_kind(manifests, "Service"):
         selector = each["spec"]["selector"].items()
         chosen = [name for name, own in labels.items() if selector <= own.items()]
         if len(chosen) != 1:
-            found.append(f"Service {_name(each)}: its selector matches {len(chosen)} Deployments, not one")
+            found.append(f"Service {_read_name(each)}: its selector matches {len(chosen)} Deployments, not one")
             continue
-        (deployment,) = [one for one in _of(manifests, "Deployment") if _name(one) == chosen[0]]
-        ports = _ports(_template(deployment)["spec"]["containers"])
+        (deployment,) = [one for one in _select_kind(manifests, "Deployment") if _read_name(one) == chosen[0]]
+        ports = _list_ports(_read_template(deployment)["spec"]["containers"])
         wanted = [port.get("targetPort", port["port"]) for port in each["spec"]["ports"]]
-        found += [f"Service {_name(each)}: no container listens on {port}" for port in wanted if port not in ports]
+        found += [f"Service {_read_name(each)}: no container listens on {port}" for port in wanted if port not in ports]
     return found
 
 
-def _container(
+def _find_container_faults(
     container: Mapping[str, Any], configs: set[str], secrets: set[str], template: Mapping[str, Any]
 ) -> Iterable[str]:
     for source in container.get("envFrom", ()):
@@ -125,7 +131,7 @@ def _container(
     mounted = {volume["name"] for volume in template["spec"].get("volumes", ())}
     yield from (f"{each['name']} is mounted and is no volume" for each in container.get("volumeMounts", ())
                 if each["name"] not in mounted)  # fmt: skip
-    ports = _ports([container])
+    ports = _list_ports([container])
     for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
         port = container.get(kind, {}).get("httpGet", {}).get("port")
         if port is not None and port not in ports:
@@ -134,10 +140,10 @@ def _container(
     yield from (f"no limit of {each}" for each in ("cpu", "memory") if each not in limits)
 
 
-def _deployment(name: str, description: Description, image: str, count: int) -> dict[str, Any]:
+def _build_deployment(name: str, description: EnvironmentDescription, image: str, count: int) -> dict[str, Any]:
     assert description.file is not None
     probe = {"httpGet": {"path": "/health", "port": PORT}}
-    requests, limits = sizes(description)
+    requests, limits = compute_sizes(description)
     container = {
         "name": "environment",
         "image": image,
@@ -171,7 +177,7 @@ def _deployment(name: str, description: Description, image: str, count: int) -> 
     }
 
 
-def _service(name: str, app: str, **more: str) -> dict[str, Any]:
+def _build_service(name: str, app: str, **more: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -180,39 +186,39 @@ def _service(name: str, app: str, **more: str) -> dict[str, Any]:
     }
 
 
-def _files(file: Path) -> dict[str, str]:
+def _read_files(file: Path) -> dict[str, str]:
     """The description, without an env file, whose variables come from the secret there, and the programs beside it that
     it names."""
     text = file.read_text(encoding="utf-8")
     tree = read_yaml(file)
     if tree.get("env_file"):
         text = dump_yaml({key: value for key, value in tree.items() if key != "env_file"})
-    beside = [
+    programs = [
         each for each in sorted(file.parent.iterdir()) if each.is_file() and each.suffix in (".py", ".js", ".mjs")
     ]
-    named = [each for each in beside if re.search(rf"(?<![\w.-]){re.escape(each.name)}(?![\w-])", text)]
+    named = [each for each in programs if re.search(rf"(?<![\w.-]){re.escape(each.name)}(?![\w-])", text)]
     return {file.name: text, **{each.name: each.read_text(encoding="utf-8") for each in named}}
 
 
-def _variables(description: Description) -> list[str]:
+def _list_variables(description: EnvironmentDescription) -> list[str]:
     """The variables that switch a server on, and those that the file cannot do without."""
     named = [name for name, needed in description.named.items() if needed]
     named += [name for part in description.parts for name in part.requires]
     return [name for name in dict.fromkeys(named) if name != TOKEN]
 
 
-def _of(manifests: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+def _select_kind(manifests: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
     return [each for each in manifests if each.get("kind") == kind]
 
 
-def _name(manifest: Mapping[str, Any]) -> str:
+def _read_name(manifest: Mapping[str, Any]) -> str:
     return str(manifest["metadata"]["name"])
 
 
-def _template(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def _read_template(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     template: Mapping[str, Any] = manifest["spec"]["template"]
     return template
 
 
-def _ports(containers: Iterable[Mapping[str, Any]]) -> set[int]:
+def _list_ports(containers: Iterable[Mapping[str, Any]]) -> set[int]:
     return {port["containerPort"] for container in containers for port in container.get("ports", ())}

@@ -25,7 +25,12 @@ from ajet.schema.addresses import own_address, require_key_or_loopback
 from ajet.schema.bounded_json import load_json
 from ajet.schema.commands import command
 from ajet.schema.errors import SandboxFailure, UserError
-from ajet_environments.deployment.description import Description, described, file_of, prepare_families
+from ajet_environments.deployment.description import (
+    EnvironmentDescription,
+    find_environment_file,
+    prepare_families,
+    read_description,
+)
 from ajet_mcp.images import require_images
 from ajet_mcp.running_environments import RunningEnvironment, all_running, running, state_file, state_folder
 from ajet_mcp.servers import TOKEN
@@ -36,7 +41,7 @@ READY_S = 300.0
 DOWN_S = 30.0
 
 
-def up(
+def start_environment(
     named: str,
     *,
     host: str = "127.0.0.1",
@@ -48,13 +53,13 @@ def up(
     """Start the environment and print how it is reached. `image`: it runs in one container of it, with the engine's
     `network`. Raises UserError."""
     require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
-    file = file_of(named)
-    description = described(file)
+    file = find_environment_file(named)
+    description = read_description(file)
     name = description.name
     _refuse_second(name)
     settings: dict[str, Any] = {"file": str(file), "host": host, "port": port}
     if image is None:
-        _prepare(description)
+        _prepare_servers(description)
         module, settings["token"] = "program", token
     else:
         _require_container(image, description, token)
@@ -64,17 +69,17 @@ def up(
     with alone(state_file(name).with_suffix(".lock"), f"starts {name}", say=console.print):
         _refuse_second(name)  # two that were asked for at once
         log.write_bytes(b"")  # each start draws a token of its own
-        with log.open("ab") as said:  # so that whoever shortens it does not leave a hole
+        with log.open("ab") as output:  # so that whoever shortens it does not leave a hole
             environment = {key: value for key, value in os.environ.items() if key != TOKEN}
             process = subprocess.Popen(
                 build_command(f"ajet_environments.hosting.{module}", json.dumps(settings)),
-                stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd=file.parent,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=file.parent,
                 env=environment,
             )  # fmt: skip
         try:
-            return _when_ready(name, process, log)
+            return _wait_until_ready(name, process, log)
         except BaseException:  # an interrupt, too: nobody would know of what comes up then
-            _end(process)
+            _end_process(process)
             raise
 
 
@@ -84,7 +89,7 @@ def _refuse_second(name: str) -> None:
         raise UserError(f"{name} is running already, at {already.url}.", do=f"`{command('env', 'down', name)}` ends it")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     from ajet.environment.family import end_family
 
     process.terminate()
@@ -95,7 +100,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def foreground(
+def run_in_foreground(
     named: str,
     *,
     host: str = "127.0.0.1",
@@ -106,16 +111,16 @@ def foreground(
 ) -> int:
     """Run the environment in this process, until it is interrupted: for containers. `drain`: seconds that open episodes
     then still have; `one_of_several`: its address is told with each episode. Raises UserError."""
-    from ajet_environments.hosting.program import run
+    from ajet_environments.hosting.program import run_environment
 
     require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
-    file = file_of(named)
-    _prepare(described(file))
-    address = _reachable(host) if one_of_several else ""
-    return run(file=str(file), host=host, port=port, token=token, drain=drain, address=address)
+    file = find_environment_file(named)
+    _prepare_servers(read_description(file))
+    address = _choose_address(host) if one_of_several else ""
+    return run_environment(file=str(file), host=host, port=port, token=token, drain=drain, address=address)
 
 
-def _require_container(image: str, description: Description, token: bool) -> None:
+def _require_container(image: str, description: EnvironmentDescription, token: bool) -> None:
     """Raises UserError."""
     boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
     if boxed:
@@ -134,7 +139,7 @@ def _require_container(image: str, description: Description, token: bool) -> Non
         ) from None
 
 
-def _prepare(description: Description) -> None:
+def _prepare_servers(description: EnvironmentDescription) -> None:
     """Install what its servers need and is not there, and say what could not be."""
     servers = [part.server for part in description.parts if part.server is not None]
     require_images(servers)
@@ -147,9 +152,9 @@ def _prepare(description: Description) -> None:
         console.print(missing, markup=False, soft_wrap=True)
 
 
-def show(found: RunningEnvironment) -> None:
+def print_address(found: RunningEnvironment) -> None:
     """The lines that one pastes on the machine that trains."""
-    shown = _reachable(found.host)
+    shown = _choose_address(found.host)
     url = f"http://{shown}:{found.port}/mcp"
     print(json.dumps({"ip": shown, "port": found.port, "token": found.token}))
     print(f"export MCP_SERVER_URL={url}")
@@ -158,7 +163,7 @@ def show(found: RunningEnvironment) -> None:
     print("Start mcp server success.", flush=True)
 
 
-def down(name: str) -> None:
+def stop_environment(name: str) -> None:
     """End it: what runs is waited for. Raises UserError."""
     from ajet.environment.family import end_family
 
@@ -182,7 +187,7 @@ def down(name: str) -> None:
         console.print(f"{name} was ended.", markup=False)
 
 
-def listed() -> Group:
+def build_table() -> Group:
     """A table of the environments that run, and below it what of each is off."""
     import httpx
 
@@ -190,19 +195,19 @@ def listed() -> Group:
     off: list[str] = []
     for each in all_running():
         try:
-            told = load_json(httpx.get(f"{each.near}/health", timeout=2.0).content)
+            health = load_json(httpx.get(f"{each.near}/health", timeout=2.0).content)
         except (httpx.HTTPError, ValueError) as problem:
             table.add_row(each.name, each.url, f"does not answer: {type(problem).__name__}", "")
             continue
         reasons: dict[str, list[str]] = {}
-        for name, state in told["servers"].items():
+        for name, state in health["servers"].items():
             reasons.setdefault(state.get("off", ""), []).append(name)
-        table.add_row(each.name, each.url, ", ".join(reasons.pop("", [])) or "none", str(told["episodes"]))
+        table.add_row(each.name, each.url, ", ".join(reasons.pop("", [])) or "none", str(health["episodes"]))
         off += [f"{each.name}, off: {', '.join(names)}: {why}" for why, names in reasons.items()]
     return Group(table, *(Text(line) for line in off))
 
 
-def logged(name: str) -> Iterator[str]:
+def read_log_lines(name: str) -> Iterator[str]:
     """The lines of its log, of the last time it was started. Raises UserError."""
     log = state_file(name).with_suffix(".log")
     if not log.is_file():
@@ -211,22 +216,22 @@ def logged(name: str) -> Iterator[str]:
         yield from lines
 
 
-def _when_ready(name: str, process: subprocess.Popen[bytes], log: Path) -> RunningEnvironment:
+def _wait_until_ready(name: str, process: subprocess.Popen[bytes], log: Path) -> RunningEnvironment:
     until = time.monotonic() + READY_S
     while time.monotonic() < until:
         found = running(name)
         if found is not None and found.process.pid == process.pid:
             return found
         if process.poll() is not None:
-            raise UserError(f"{name} did not start.\n{_end_of(log)}", where=str(log))
+            raise UserError(f"{name} did not start.\n{_read_last_lines(log)}", where=str(log))
         time.sleep(0.02)
     raise UserError(f"{name} was not ready within {READY_S:.0f} s.", where=str(log))
 
 
-def _end_of(log: Path) -> str:
+def _read_last_lines(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-12:])
 
 
-def _reachable(host: str) -> str:
+def _choose_address(host: str) -> str:
     """The address under which another machine finds this one, where it listens for others."""
     return own_address() if host in ("0.0.0.0", "::") else host

@@ -30,35 +30,37 @@ from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.addresses import is_loopback, loopback_hosts
 from ajet.schema.errors import BoundaryError, UserError
 from ajet.train.interrupts import end_on_hangup
-from ajet_environments.deployment import Description, Part, RunningEnvironment, described
-from ajet_environments.deployment.instances import starter
+from ajet_environments.deployment import EnvironmentDescription, EnvironmentPart, RunningEnvironment, read_description
+from ajet_environments.deployment.instances import make_starter
 from ajet_environments.deployment.workdirs import Workdirs
-from ajet_environments.front import Episodes, Front, build_front
-from ajet_environments.front.app import Access
-from ajet_environments.front.servers import Pool
+from ajet_environments.front import Front, FrontEpisodes, build_front
+from ajet_environments.front.app import AccessRule
+from ajet_environments.front.servers import InstancePool
 from ajet_mcp.servers import TOKEN
 
-WISHED_PORT = 8000
+DEFAULT_PORT = 8000
 """Taken if it is free: what AWorld's and AgentRL's pages print."""
 
 
 def main() -> int:
-    return run(**json.loads(sys.argv[1]))
+    return run_environment(**json.loads(sys.argv[1]))
 
 
-def run(*, file: str, host: str, port: int | None, token: bool, drain: float = 0.0, address: str = "") -> int:
+def run_environment(
+    *, file: str, host: str, port: int | None, token: bool, drain: float = 0.0, address: str = ""
+) -> int:
     """Until a signal asks for the end; answers the exit code. `drain`: seconds that open episodes then still have;
     `address`: under which clients find this one of several, without its port."""
     adopt_orphans()
     end_on_hangup()
-    signal.signal(signal.SIGTERM, _ended)  # the listener puts its own in its place while it serves
+    signal.signal(signal.SIGTERM, _raise_exit)  # the listener puts its own in its place while it serves
     try:
-        description = described(Path(file))
-        if suits_uvloop(description):
+        description = read_description(Path(file))
+        if can_use_uvloop(description):
             import uvloop
 
             asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-        asyncio.run(serve(description, host=host, port=port, token=token, drain=drain, address=address))
+        asyncio.run(serve_environment(description, host=host, port=port, token=token, drain=drain, address=address))
     except (UserError, BoundaryError) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         return 2
@@ -67,35 +69,41 @@ def run(*, file: str, host: str, port: int | None, token: bool, drain: float = 0
     return 0
 
 
-def suits_uvloop(description: Description) -> bool:
+def can_use_uvloop(description: EnvironmentDescription) -> bool:
     """Whether it is served on uvloop, where a call costs less: it must be installed, and starts no process as another
     user, as those behind walls are."""
-    walled = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
-    return not walled and find_spec("uvloop") is not None
+    is_walled = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
+    return not is_walled and find_spec("uvloop") is not None
 
 
-def _ended(*_: object) -> None:
+def _raise_exit(*_: object) -> None:
     """Before there is anything to drain, and once all is drained."""
     raise SystemExit
 
 
-async def serve(
-    description: Description, *, host: str, port: int | None, token: bool, drain: float = 0.0, address: str = ""
+async def serve_environment(
+    description: EnvironmentDescription,
+    *,
+    host: str,
+    port: int | None,
+    token: bool,
+    drain: float = 0.0,
+    address: str = "",
 ) -> None:
     """Until a signal asks for the end. Raises UserError; BoundaryError for a server that does not start."""
-    listening = listening_at(host, port)
+    listening = open_listener(host, port)
     taken = int(listening.getsockname()[1])
     key = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if token else ""
     workdirs = Workdirs()
-    servers = [server_of(part, workdirs) for part in description.parts]
-    episodes = Episodes(
+    servers = [build_pool(part, workdirs) for part in description.parts]
+    episodes = FrontEpisodes(
         servers,
         capacity=description.capacity,
         idle=description.idle,
-        tools=description.tools,
-        ended=workdirs.remove,
+        list_tools=description.tools,
+        on_ended=workdirs.remove,
     )
-    access = Access(key, loopback_hosts(host, taken) if is_loopback(host) else None)
+    access = AccessRule(key, loopback_hosts(host, taken) if is_loopback(host) else None)
     own = f"http://{address}:{taken}" if address else ""
     front = Front(description.name, episodes, access, description.aliases, own)
     state = RunningEnvironment(
@@ -106,25 +114,25 @@ async def serve(
         front.start()
         state.write()
         with suppress(SystemExit):
-            await Draining(admitting(build_front(front)), episodes, drain).serve(sockets=[listening])
+            await DrainingListener(admitting(build_front(front)), episodes, drain).serve(sockets=[listening])
     finally:
         state.forget()
         await front.close()
         workdirs.close()
 
 
-class Draining(Listener):
+class DrainingListener(Listener):
     """A listener whom the first SIGTERM tells to take no new episode; it ends when the open ones are over, or `seconds`
     later."""
 
-    def __init__(self, app: ASGIApp, episodes: Episodes, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, episodes: FrontEpisodes, seconds: float) -> None:
         super().__init__(app)
         self._episodes, self._seconds, self._until = episodes, seconds, 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn."""
         if sig == signal.SIGTERM and self._seconds and not self._until:
-            self._episodes.draining = True
+            self._episodes.is_draining = True
             self._until = time.monotonic() + self._seconds
         else:
             super().handle_exit(sig, frame)
@@ -136,11 +144,11 @@ class Draining(Listener):
         return await super().on_tick(counter)
 
 
-def server_of(part: Part, workdirs: Workdirs) -> Pool:
+def build_pool(part: EnvironmentPart, workdirs: Workdirs) -> InstancePool:
     """A part, as the front has it."""
-    return Pool(
+    return InstancePool(
         part.name,
-        starter(part, workdirs),
+        make_starter(part, workdirs),
         part.per,
         part.spare,
         part.limit,
@@ -151,12 +159,12 @@ def server_of(part: Part, workdirs: Workdirs) -> Pool:
     )
 
 
-def listening_at(host: str, port: int | None) -> socket.socket:
+def open_listener(host: str, port: int | None) -> socket.socket:
     """A socket there; without a port at the one that pages print, or else at a free one. Raises UserError."""
     if port is not None:
         return listen(host, port, name="environment", where="--host, --port")
     try:
-        return listen(host, WISHED_PORT, name="environment", where="--host")
+        return listen(host, DEFAULT_PORT, name="environment", where="--host")
     except UserError:
         return listen(host, 0, name="environment", where="--host")
 

@@ -22,8 +22,14 @@ from rich.table import Table
 from ajet.record.console import console
 from ajet.record.processors import usable_cpus
 from ajet.schema.errors import BoundaryError, UserError
-from ajet_environments.deployment import Description, Part, described, file_of, running
-from ajet_environments.deployment.instances import McpInstance, starter
+from ajet_environments.deployment import (
+    EnvironmentDescription,
+    EnvironmentPart,
+    find_environment_file,
+    read_description,
+    running,
+)
+from ajet_environments.deployment.instances import McpInstance, make_starter
 from ajet_environments.deployment.workdirs import Workdirs
 from ajet_mcp.images import require_images
 from ajet_sandbox.engine import engine_of, processes_of_containers
@@ -40,7 +46,7 @@ ON_A_MAC = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class UsageCost:
     """The cost of one piece of work: wall seconds, processor seconds of the server's processes, their memory in MiB
     after it."""
 
@@ -50,42 +56,42 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ServerMeasurement:
     """The processes, memory and time that one server took."""
 
-    part: Part
-    start: Cost | None
+    part: EnvironmentPart
+    start: UsageCost | None
     """None where it is off."""
 
 
-class Meter:
+class UsageMeter:
     """What the servers' processes have used: children of this process, and what runs in containers of its."""
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: EnvironmentDescription) -> None:
         images = [part.server.image for part in description.parts if part.server is not None and part.server.image]
         self._programs = {engine_of(image) for image in images}
 
-    def processor(self) -> float:
+    def read_cpu_seconds(self) -> float:
         """Seconds so far, those of children that have ended, too."""
         ended = os.times()
         total = ended.children_user + ended.children_system
-        for process in self._processes():
+        for process in self._list_processes():
             with suppress(psutil.NoSuchProcess):
                 used = process.cpu_times()
                 total += used.user + used.system
         return total
 
-    def memory(self) -> float:
+    def read_memory(self) -> float:
         """MiB, what they share counted once."""
         total = 0.0
-        for process in self._processes():
+        for process in self._list_processes():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                whole = hasattr(psutil.Process, "memory_full_info")
-                told = process.memory_full_info() if whole else process.memory_info()
-                total += getattr(told, "pss", 0) or told.rss
+                has_full_info = hasattr(psutil.Process, "memory_full_info")
+                usage = process.memory_full_info() if has_full_info else process.memory_info()
+                total += getattr(usage, "pss", 0) or usage.rss
         return total / (1 << 20)
 
-    def _processes(self) -> list[psutil.Process]:
+    def _list_processes(self) -> list[psutil.Process]:
         found = psutil.Process().children(recursive=True)
         for first in (each for program in self._programs for each in processes_of_containers(program)):
             with suppress(psutil.NoSuchProcess):
@@ -95,35 +101,35 @@ class Meter:
 
 def call_by_hand(named: str, tool: str | None, arguments: str) -> None:
     """List the tools, or call one, and print what it cost. Raises UserError."""
-    parsed = _arguments(arguments)
+    parsed = _parse_arguments(arguments)
     workdirs = Workdirs()
     try:
-        asyncio.run(_by_hand(_description(named), tool, parsed, workdirs))
+        asyncio.run(_list_or_call(_find_description(named), tool, parsed, workdirs))
     finally:
         workdirs.close()
 
 
-def plan(named: str, episodes: int) -> Table:
+def plan_episodes(named: str, episodes: int) -> Table:
     """A table of what so many episodes at once take. Raises UserError."""
-    description = _description(named)
+    description = _find_description(named)
     workdirs = Workdirs()
     try:
-        measured = asyncio.run(_measure(description, workdirs))
+        measured = asyncio.run(_measure_servers(description, workdirs))
     finally:
         workdirs.close()
-    return _planned(description, measured, episodes)
+    return _build_plan(description, measured, episodes)
 
 
-def machine() -> tuple[int, float]:
+def measure_machine() -> tuple[int, float]:
     """Cores and GiB of this one."""
     return usable_cpus() or 1, psutil.virtual_memory().total / (1 << 30)
 
 
-async def _by_hand(
-    description: Description, tool: str | None, arguments: Mapping[str, Any], workdirs: Workdirs
+async def _list_or_call(
+    description: EnvironmentDescription, tool: str | None, arguments: Mapping[str, Any], workdirs: Workdirs
 ) -> None:
     found: list[str] = []
-    meter = _meter(description)
+    meter = _make_meter(description)
     for part in description.parts:
         if part.off:
             console.print(f"{part.name} is off: {part.off}", markup=False, soft_wrap=True)
@@ -133,99 +139,101 @@ async def _by_hand(
             found += known
             if tool is None:
                 console.print(f"{part.name}:", markup=False)
-                _list(part.tools)
+                _print_tools(part.tools)
             continue
-        instance, cost = await _started(part, workdirs, meter)
+        instance, cost = await _start_server(part, workdirs, meter)
         try:
             names = [each["name"] for each in instance.tools]
             if tool in names:
-                await _call(part, instance, str(tool), arguments, meter)
+                await _print_call(part, instance, str(tool), arguments, meter)
                 return
             found += names
             if tool is None:
-                console.print(f"{part.name}: {_said(cost)} to start", markup=False)
-                _list(instance.tools)
+                console.print(f"{part.name}: {_format_cost(cost)} to start", markup=False)
+                _print_tools(instance.tools)
         finally:
             await instance.close()
     if tool is not None:
         raise UserError(f"There is no tool {tool} in {description.name}.", expected=", ".join(found) or "there is none")
 
 
-def _list(tools: Sequence[Mapping[str, Any]]) -> None:
+def _print_tools(tools: Sequence[Mapping[str, Any]]) -> None:
     for each in tools:
         given = ", ".join(each["inputSchema"].get("properties", {}))
         first = each["description"].strip().splitlines()
         console.print(f"  {each['name']}({given})  {first[0] if first else ''}", markup=False, soft_wrap=True)
 
 
-async def _call(part: Part, instance: McpInstance, tool: str, arguments: Mapping[str, Any], meter: Meter) -> None:
-    before, begun = meter.processor(), time.monotonic()
+async def _print_call(
+    part: EnvironmentPart, instance: McpInstance, tool: str, arguments: Mapping[str, Any], meter: UsageMeter
+) -> None:
+    before, begun = meter.read_cpu_seconds(), time.monotonic()
     try:
         result = await instance.call(tool, arguments)
     except BoundaryError as problem:
         raise UserError(f"{tool} was not answered: {problem}", where=part.name) from problem
-    cost = Cost(time.monotonic() - begun, meter.processor() - before, meter.memory())
+    cost = UsageCost(time.monotonic() - begun, meter.read_cpu_seconds() - before, meter.read_memory())
     for block in result["content"]:
         console.print(block.get("text") or json.dumps(block), markup=False, soft_wrap=True)
     failed = "the tool says that it failed; " if result.get("isError") else ""
-    console.print(f"({failed}{part.name}: {_said(cost)})", markup=False)
+    console.print(f"({failed}{part.name}: {_format_cost(cost)})", markup=False)
 
 
-async def _measure(description: Description, workdirs: Workdirs) -> list[Measured]:
-    measured, meter = [], _meter(description)
+async def _measure_servers(description: EnvironmentDescription, workdirs: Workdirs) -> list[ServerMeasurement]:
+    measured, meter = [], _make_meter(description)
     for part in description.parts:
         if part.off:
-            measured.append(Measured(part, None))
+            measured.append(ServerMeasurement(part, None))
             continue
-        instance, cost = await _started(part, workdirs, meter)
+        instance, cost = await _start_server(part, workdirs, meter)
         await instance.close()
-        measured.append(Measured(part, cost))
+        measured.append(ServerMeasurement(part, cost))
     return measured
 
 
-async def _started(part: Part, workdirs: Workdirs, meter: Meter) -> tuple[McpInstance, Cost]:
-    before, begun = meter.processor(), time.monotonic()
+async def _start_server(part: EnvironmentPart, workdirs: Workdirs, meter: UsageMeter) -> tuple[McpInstance, UsageCost]:
+    before, begun = meter.read_cpu_seconds(), time.monotonic()
     try:
-        instance = await starter(part, workdirs)("")
+        instance = await make_starter(part, workdirs)("")
     except BoundaryError as problem:
         raise UserError(f"{part.name} does not start: {problem}", where=f"mcpServers.{part.name}") from problem
-    return instance, Cost(time.monotonic() - begun, meter.processor() - before, meter.memory())
+    return instance, UsageCost(time.monotonic() - begun, meter.read_cpu_seconds() - before, meter.read_memory())
 
 
-def _meter(description: Description) -> Meter:
+def _make_meter(description: EnvironmentDescription) -> UsageMeter:
     """Raises UserError where an image is not here."""
     require_images([part.server for part in description.parts if part.server is not None])
-    return Meter(description)
+    return UsageMeter(description)
 
 
-def _planned(description: Description, measured: list[Measured], episodes: int) -> Table:
+def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasurement], episodes: int) -> Table:
     heads = ("server", "per", "start", "memory", f"of {episodes} episodes")
     table = Table(*heads, box=None, caption=ON_A_MAC, caption_justify="left")
-    memory = cpu = cores_said = memory_said = 0.0
+    memory = cpu = declared_cores = declared_memory = 0.0
     for each in measured:
         if each.start is None:
             table.add_row(each.part.name, each.part.per, "off", "", each.part.off)
             continue
         count = 1 if each.part.per == "shared" else min(episodes, each.part.limit) + each.part.spare
-        said = each.part.resources
-        cores_said += said.cores * count
-        memory_said += (said.memory or each.start.memory) * count
+        resources = each.part.resources
+        declared_cores += resources.cores * count
+        declared_memory += (resources.memory or each.start.memory) * count
         memory += each.start.memory * count
         cpu += 0.0 if each.part.per == "shared" or each.part.reset else each.start.cpu * episodes
         table.add_row(
             each.part.name, each.part.per, f"{each.start.seconds:.2f} s, {each.start.cpu:.2f} s of a core",
-            f"{each.start.memory:.0f} MiB{_above(each)}",
+            f"{each.start.memory:.0f} MiB{_describe_excess(each)}",
             f"{count} processes, {each.start.memory * count / 1024:.2f} GiB",
         )  # fmt: skip
-    cores, room = machine()
+    cores, room = measure_machine()
     table.add_section()
     table.add_row("measured", "", f"{cpu:.0f} s of a core a round", "", f"{memory / 1024:.2f} GiB")
     if any(part.resources.said for part in description.parts):
-        table.add_row("resources", "", f"{cores_said:g} cores", "", f"{memory_said / 1024:.2f} GiB")
-        memory = max(memory, memory_said)
+        table.add_row("resources", "", f"{declared_cores:g} cores", "", f"{declared_memory / 1024:.2f} GiB")
+        memory = max(memory, declared_memory)
     table.add_row("rule of thumb", "", f"{RULE[0] * episodes} cores", "", f"{RULE[1] * episodes:.0f} GiB")
     short = ["enough memory"] if memory / 1024 >= 0.8 * room else []
-    short += [f"{cores_said:g} cores"] if cores_said > cores else []
+    short += [f"{declared_cores:g} cores"] if declared_cores > cores else []
     verdict = f"not {' and not '.join(short)}" if short else "enough"
     wanted = [f"{LEAST[0]} cores"] if cores < LEAST[0] else []
     wanted += [f"{LEAST[1]:.0f} GiB"] if room < LEAST[1] else []
@@ -236,18 +244,18 @@ def _planned(description: Description, measured: list[Measured], episodes: int) 
     return table
 
 
-def _above(each: Measured) -> str:
+def _describe_excess(each: ServerMeasurement) -> str:
     """A word where the server took more than its resources before it was called."""
     most = each.part.resources.memory
     return f", more than its {most}" if each.start is not None and 0 < most < each.start.memory else ""
 
 
-def _description(named: str) -> Description:
+def _find_description(named: str) -> EnvironmentDescription:
     found = running(named)
-    return described(Path(found.file) if found is not None else file_of(named))
+    return read_description(Path(found.file) if found is not None else find_environment_file(named))
 
 
-def _arguments(text: str) -> Mapping[str, Any]:
+def _parse_arguments(text: str) -> Mapping[str, Any]:
     try:
         parsed = json.loads(text)
     except ValueError as problem:
@@ -257,5 +265,5 @@ def _arguments(text: str) -> Mapping[str, Any]:
     return parsed
 
 
-def _said(cost: Cost) -> str:
+def _format_cost(cost: UsageCost) -> str:
     return f"{cost.seconds * 1000:.0f} ms, {cost.cpu * 1000:.0f} ms of a core, {cost.memory:.0f} MiB"

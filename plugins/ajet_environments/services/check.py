@@ -19,120 +19,122 @@ from ajet.environment.services.chosen import is_service_url, service_at
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.schema.errors import EnvironmentFailure
-from ajet_environments.services.serving import Beside
+from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import TASKS, open_world
 
 T = TypeVar("T")
-SHOWN = 300
+MAX_CHARACTERS = 300
 """Characters of a text."""
 BOX = re.compile(r"an action from (-?\d+) to (-?\d+)")
 
 
-def check(uri: str, *, env_type: str, split: str, actions: Sequence[str], steps: int, data: Path | None = None) -> int:
+def run_check(
+    uri: str, *, env_type: str, split: str, actions: Sequence[str], steps: int, data: Path | None = None
+) -> int:
     """0 where an episode was played, 1 where not. Raises UserError for a URI that names nothing."""
     with ExitStack() as stack:
         if is_service_url(uri):
             service = service_at(uri.rstrip("/"), "URI", env_type)
         else:
-            beside = Beside(open_world(uri, base=Path.cwd(), tasks=TASKS, data=data))
-            stack.callback(beside.close)
-            service = beside.service
-        return Check(service, split, actions, steps).run()
+            local = LocalWorldService(open_world(uri, base=Path.cwd(), tasks=TASKS, data=data))
+            stack.callback(local.close)
+            service = local.service
+        return ServiceCheck(service, split, actions, steps).run()
 
 
-class Check:
+class ServiceCheck:
     """One run of the check."""
 
     def __init__(self, service: EnvService, split: str, actions: Sequence[str], steps: int) -> None:
         self._service, self._split, self._actions, self._steps = service, split, actions, steps
         self._missing: list[str] = []
-        self._broken = False
+        self._is_broken = False
 
     def run(self) -> int:
         """Play, and say so line by line."""
-        ids = self._try("get_env_profile", lambda: self._service.task_ids(self._split), needed=False) or []
+        ids = self._try_request("get_env_profile", lambda: self._service.task_ids(self._split), needed=False) or []
         if ids:
-            _say("get_env_profile", f"{len(ids)} tasks in {self._split!r}, the first is {ids[0]!r}")
+            _print_row("get_env_profile", f"{len(ids)} tasks in {self._split!r}, the first is {ids[0]!r}")
         elif not self._missing:
             self._missing.append(
                 f"the split {self._split!r} lists no tasks: the reader env_service has nothing to play"
             )
         env = GymEnv(self._service, ids[0] if ids else "0")
-        state = self._try("create", env.create, needed=True)
+        state = self._try_request("create", env.create, needed=True)
         if state is not None:
-            _say("create", " | ".join(f"{each['role']}: {_short(each['content'])}" for each in state))
-            self._play(env, state)
-            score = self._try("evaluate", lambda: env.evaluate(params={"sparse": False}), needed=False)
+            _print_row("create", " | ".join(f"{each['role']}: {_shorten_text(each['content'])}" for each in state))
+            self._play_steps(env, state)
+            score = self._try_request("evaluate", lambda: env.evaluate(params={"sparse": False}), needed=False)
             if score is not None:
-                _say("evaluate", f"{score:g}")
-        if state is not None and (was := self._try("release", env.release, needed=False)) is not None:
-            _say("release", "the instance was there" if was else "the service does not know the instance")
-        return self._verdict()
+                _print_row("evaluate", f"{score:g}")
+        if state is not None and (was := self._try_request("release", env.release, needed=False)) is not None:
+            _print_row("release", "the instance was there" if was else "the service does not know the instance")
+        return self._print_verdict()
 
-    def _play(self, env: GymEnv, state: list[dict[str, Any]]) -> None:
-        info = self._try("get_info", env.get_info, needed=False)
+    def _play_steps(self, env: GymEnv, state: list[dict[str, Any]]) -> None:
+        info = self._try_request("get_info", env.get_info, needed=False)
         if info is not None:
-            _say("get_info", _short(json.dumps(info, default=str)))
+            _print_row("get_info", _shorten_text(json.dumps(info, default=str)))
         rewards, ended = 0.0, False
         for number in range(1, self._steps + 1):
-            action = self._actions[(number - 1) % len(self._actions)] if self._actions else made_up(state, info, number)
-            step = self._try("step", partial(env.step, action), needed=True)
+            action = (
+                self._actions[(number - 1) % len(self._actions)] if self._actions else make_action(state, info, number)
+            )
+            step = self._try_request("step", partial(env.step, action), needed=True)
             if step is None:
                 return
             rewards += step.reward
-            _say(
-                f"step {number}",
-                f"{_short(_shown(action))!r} → {_short(str(step.observation))!r}, reward {step.reward:g}",
-            )
+            made, seen = _shorten_text(_describe_action(action)), _shorten_text(str(step.observation))
+            _print_row(f"step {number}", f"{made!r} → {seen!r}, reward {step.reward:g}")
             if ended := step.is_terminated:
                 break
-        _say("episode", f"{'over' if ended else 'not over'} after {number} steps, rewards {rewards:g} in all")
+        _print_row("episode", f"{'over' if ended else 'not over'} after {number} steps, rewards {rewards:g} in all")
         if not ended and not self._actions:
             self._missing.append(
                 f"the episode did not end within {self._steps} steps of made-up actions; say what to do with --action"
             )
 
-    def _try(self, name: str, ask: Callable[[], T], *, needed: bool) -> T | None:
+    def _try_request(self, name: str, ask: Callable[[], T], *, needed: bool) -> T | None:
         try:
             return ask()
         except EnvironmentFailure as problem:
-            self._broken = self._broken or needed
+            self._is_broken = self._is_broken or needed
             self._missing.append(f"{name}: {problem}")
             return None
 
-    def _verdict(self) -> int:
+    def _print_verdict(self) -> int:
         for each in self._missing:
             print(f"missing          {each}")
-        print("An episode could not be played." if self._broken else "An episode was played.")
-        return int(self._broken)
+        print("An episode could not be played." if self._is_broken else "An episode was played.")
+        return int(self._is_broken)
 
 
-def made_up(state: Sequence[Any], info: Any, number: int) -> str | dict[str, Any]:
+def make_action(state: Sequence[Any], info: Any, number: int) -> str | dict[str, Any]:
     """Something that fits what the environment says an action is, the `number`th of its kind: a call of each of its
     tools, where it has some; else a word."""
     schema, tools = (info.get("action"), info.get("tools")) if isinstance(info, dict) else (None, None)
     if isinstance(schema, dict):
-        return json.dumps(fitting(schema, number, schema))
+        return json.dumps(make_value(schema, number, schema))
     if isinstance(tools, list) and number <= len(tools):
         function = tools[number - 1].get("function") or {}
         wanted = function.get("parameters") or {"type": "object"}
-        call = {"name": function.get("name"), "arguments": json.dumps(fitting(wanted, number, wanted))}
+        call = {"name": function.get("name"), "arguments": json.dumps(make_value(wanted, number, wanted))}
         return {"content": "", "tool_calls": [{"id": f"call_{number}", "type": "function", "function": call}]}
-    told = " ".join(str(each.get("content")) for each in state)
-    if found := BOX.search(told):
+    text = " ".join(str(each.get("content")) for each in state)
+    if found := BOX.search(text):
         low, high = int(found[1]), int(found[2])
         return f"\\boxed{{{low + (number - 1) % (high - low + 1)}}}"
     return f"[{number}]"
 
 
-def fitting(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any:
+def make_value(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any:
     """A value that fits a JSON schema, as far as types, enumerations and bounds go."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
-        return fitting(root.get("$defs", {}).get(name, {}), number, root)
+        return make_value(root.get("$defs", {}).get(name, {}), number, root)
     for choice in ("anyOf", "oneOf"):
         if schema.get(choice):
-            return fitting(schema[choice][0], number, root)
+            return make_value(schema[choice][0], number, root)
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
@@ -140,9 +142,9 @@ def fitting(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any:
     kind = schema.get("type", "object" if "properties" in schema else "string")
     if kind == "object":
         wanted = schema.get("required") or [name for name in schema.get("properties", {}) if name != "metadata"]
-        return {name: fitting(schema.get("properties", {}).get(name, {}), number, root) for name in wanted}
+        return {name: make_value(schema.get("properties", {}).get(name, {}), number, root) for name in wanted}
     if kind == "array":
-        return [fitting(schema.get("items", {}), number, root)] * max(1, int(schema.get("minItems", 0)))
+        return [make_value(schema.get("items", {}), number, root)] * max(1, int(schema.get("minItems", 0)))
     if kind in ("integer", "number"):
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
         high = schema.get("maximum", math.inf)
@@ -150,7 +152,7 @@ def fitting(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any:
     return {"boolean": number % 2 == 0, "null": None}.get(str(kind), f"{number}")
 
 
-def _shown(action: str | dict[str, Any]) -> str:
+def _describe_action(action: str | dict[str, Any]) -> str:
     """The text of an action, or the call that it is."""
     if isinstance(action, str):
         return action
@@ -158,10 +160,10 @@ def _shown(action: str | dict[str, Any]) -> str:
     return f"{call['function']['name']} {call['function']['arguments']}"
 
 
-def _short(text: Any) -> str:
+def _shorten_text(text: Any) -> str:
     flat = " ".join(str(text).split())
-    return flat if len(flat) <= SHOWN else flat[:SHOWN] + "…"
+    return flat if len(flat) <= MAX_CHARACTERS else flat[:MAX_CHARACTERS] + "…"
 
 
-def _say(name: str, text: str) -> None:
+def _print_row(name: str, text: str) -> None:
     print(f"{name:<16} {text}")

@@ -12,14 +12,14 @@ from typing import Any
 
 from ajet.schema.bounded_json import load_json
 from ajet_environments.services.hosted import (
+    InitialState,
     Message,
-    Opened,
-    Stepped,
-    as_reward,
-    as_state,
-    seed_of,
-    seeds,
-    text_of,
+    StepResult,
+    list_seeds,
+    parse_reward,
+    parse_seed,
+    read_text,
+    to_messages,
 )
 
 _BOXED = re.compile(r"\\boxed\{\s*([^{}]*?)\s*\}|<action>\s*(.*?)\s*</action>", re.S)
@@ -38,7 +38,7 @@ class GymnasiumWorld:
 
     def tasks(self, split: str) -> Sequence[str]:
         """See World."""
-        return seeds(self._count, split)
+        return list_seeds(self._count, split)
 
     def instance(self) -> GymnasiumInstance:
         """See World."""
@@ -52,28 +52,36 @@ class GymnasiumInstance:
         self._env = env
         self._space = env.action_space
         self._total = 0.0
-        self._over = False
+        self._is_over = False
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+    def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
         """See Instance."""
-        seen, _ = self._env.reset(seed=seed_of(task_id) % 2**31)
+        seen, _ = self._env.reset(seed=parse_seed(task_id) % 2**31)
         rules = "\n\n".join(
-            part for part in (self._told("Description"), self._told("Action Space"), self._how()) if part
+            part
+            for part in (
+                self._read_doc_section("Description"),
+                self._read_doc_section("Action Space"),
+                self._describe_action(),
+            )
+            if part
         )
-        return Opened([{"role": "system", "content": rules}, *as_state(self._seen(seen))], {})
+        return InitialState([{"role": "system", "content": rules}, *to_messages(self._render_observation(seen))], {})
 
-    def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+    def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         """See Instance."""
-        if self._over:
-            return Stepped(as_state("The episode is over."), 0.0, True, {})
-        chosen = self._action(text_of(action))
+        if self._is_over:
+            return StepResult(to_messages("The episode is over."), 0.0, True, {})
+        chosen = self._parse_action(read_text(action))
         if chosen is None:
-            return Stepped(as_state(f"That was no action. {self._how()}"), 0.0, False, {"invalid_action": True})
+            return StepResult(
+                to_messages(f"That was no action. {self._describe_action()}"), 0.0, False, {"invalid_action": True}
+            )
         seen, reward, ended, cut, _ = self._env.step(chosen)
-        number = as_reward(reward, "the reward")
+        number = parse_reward(reward, "the reward")
         self._total += number
-        self._over = bool(ended or cut)
-        return Stepped(as_state(self._seen(seen)), number, self._over, {"truncated": bool(cut)})
+        self._is_over = bool(ended or cut)
+        return StepResult(to_messages(self._render_observation(seen)), number, self._is_over, {"truncated": bool(cut)})
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """See Instance: the sum of its rewards."""
@@ -87,19 +95,19 @@ class GymnasiumInstance:
         """See Instance."""
         self._env.close()
 
-    def _seen(self, seen: Any) -> str:
+    def _render_observation(self, seen: Any) -> str:
         if getattr(self._env, "render_mode", None) == "ansi":
             return _ESCAPE.sub("", _MARKED.sub(r"[\1]", str(self._env.render()))).strip("\n")
         return seen if isinstance(seen, str) else str(seen.tolist() if hasattr(seen, "tolist") else seen)
 
-    def _told(self, section: str) -> str:
+    def _read_doc_section(self, section: str) -> str:
         """A section of what its documentation says."""
         text = getattr(self._env.unwrapped if hasattr(self._env, "unwrapped") else self._env, "__doc__", "") or ""
         found = re.search(rf"^\s*## {section}\s*\n(.*?)(?=^\s*## |\Z)", text, re.S | re.M)
         lines = [line.strip() for line in found[1].strip().splitlines()] if found else []
         return "\n".join(lines)[:_LONGEST_DOC]
 
-    def _how(self) -> str:
+    def _describe_action(self) -> str:
         size, start = getattr(self._space, "n", None), int(getattr(self._space, "start", 0))
         if size is not None:
             return f"End your answer with \\boxed{{N}}, where N is an action from {start} to {start + int(size) - 1}."
@@ -107,25 +115,25 @@ class GymnasiumInstance:
             return f"End your answer with \\boxed{{[…]}}, a JSON list of numbers: {self._space}."
         return "End your answer with \\boxed{…}, your action."
 
-    def _action(self, text: str) -> Any:
+    def _parse_action(self, text: str) -> Any:
         """The action of the last box, or of the last number outside one; None where there is none that is legal."""
         boxes = [first or second for first, second in _BOXED.findall(text)]
-        said = boxes[-1] if boxes else text.strip()
+        answer = boxes[-1] if boxes else text.strip()
         if hasattr(self._space, "n"):
-            numbers = _NUMBER.findall(said)
+            numbers = _NUMBER.findall(answer)
             chosen: Any = int(numbers[-1]) if numbers else None
         elif getattr(self._space, "shape", None):
-            chosen = _array(said, self._space)
+            chosen = _parse_array(answer, self._space)
         else:
-            chosen = said
+            chosen = answer
         return chosen if chosen is not None and self._space.contains(chosen) else None
 
 
-def _array(said: str, space: Any) -> Any:
+def _parse_array(text: str, space: Any) -> Any:
     import numpy
 
     try:
-        return numpy.asarray(load_json(said), dtype=space.dtype).reshape(space.shape)
+        return numpy.asarray(load_json(text), dtype=space.dtype).reshape(space.shape)
     except (ValueError, TypeError):
         return None
 
@@ -138,7 +146,7 @@ class TextArenaWorld:
 
     def tasks(self, split: str) -> Sequence[str]:
         """See World."""
-        return seeds(self._count, split)
+        return list_seeds(self._count, split)
 
     def instance(self) -> TextArenaInstance:
         """See World."""
@@ -151,25 +159,25 @@ class TextArenaInstance:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._score = 0.0
-        self._over = False
+        self._is_over = False
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+    def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
         """See Instance."""
-        self._env.reset(num_players=1, seed=seed_of(task_id))
-        return Opened(as_state(self._env.get_observation()[1]), {})
+        self._env.reset(num_players=1, seed=parse_seed(task_id))
+        return InitialState(to_messages(self._env.get_observation()[1]), {})
 
-    def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+    def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         """See Instance: the reward comes at the end."""
-        if self._over:
-            return Stepped(as_state("The game is over."), 0.0, True, {})
-        ended, info = self._env.step(text_of(action))
+        if self._is_over:
+            return StepResult(to_messages("The game is over."), 0.0, True, {})
+        ended, info = self._env.step(read_text(action))
         if not ended:
-            return Stepped(as_state(self._env.get_observation()[1]), 0.0, False, dict(info or {}))
+            return StepResult(to_messages(self._env.get_observation()[1]), 0.0, False, dict(info or {}))
         rewards, about = self._env.close()
-        self._over, self._score = True, as_reward((rewards or {}).get(0), "the reward")
+        self._is_over, self._score = True, parse_reward((rewards or {}).get(0), "the reward")
         own = (about or {}).get(0, {})
-        return Stepped(
-            as_state(own.get("reason", "The game is over.")), self._score, True, {"reason": own.get("reason")}
+        return StepResult(
+            to_messages(own.get("reason", "The game is over.")), self._score, True, {"reason": own.get("reason")}
         )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
@@ -182,7 +190,7 @@ class TextArenaInstance:
 
     def release(self) -> None:
         """See Instance."""
-        if not self._over and hasattr(self._env, "close"):
+        if not self._is_over and hasattr(self._env, "close"):
             self._env.close()
 
 
@@ -212,21 +220,23 @@ class SkyRLInstance:
         self._env: Any = None
         self._total = 0.0
 
-    def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+    def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
         """See Instance."""
         row = self._rows.get(task_id)
         if row is None:
             raise ValueError(f"there is no task {task_id!r}")
         self._env = self._make(row)
-        state, info = self._env.init(as_state(row.get("prompt", "")))
-        return Opened(as_state(state), dict(info or {}))
+        state, info = self._env.init(to_messages(row.get("prompt", "")))
+        return InitialState(to_messages(state), dict(info or {}))
 
-    def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+    def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         """See Instance."""
-        told = self._env.step(text_of(action))
-        number = as_reward(told["reward"], "the reward")
+        outcome = self._env.step(read_text(action))
+        number = parse_reward(outcome["reward"], "the reward")
         self._total += number
-        return Stepped(as_state(told["observations"]), number, bool(told["done"]), dict(told.get("metadata") or {}))
+        return StepResult(
+            to_messages(outcome["observations"]), number, bool(outcome["done"]), dict(outcome.get("metadata") or {})
+        )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """See Instance: the sum of its rewards."""

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 Message = dict[str, Any]
-HELD_OUT = 1_000_000
+FIRST_VALIDATION_SEED = 1_000_000
 """Where worlds are made from a seed: the first one of any split but "train"."""
 
 
-class Opened(NamedTuple):
+class InitialState(NamedTuple):
     """The beginning of an instance: its first messages and tools."""
 
     state: list[Message]
     info: dict[str, Any]
 
 
-class Stepped(NamedTuple):
+class StepResult(NamedTuple):
     """The outcome of an action."""
 
     state: list[Message]
@@ -33,7 +33,7 @@ class Stepped(NamedTuple):
     info: dict[str, Any]
 
 
-class Instance(Protocol):
+class WorldInstance(Protocol):
     """The world of one attempt. Methods may be asynchronous; the others are called in threads, never two at a time."""
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
@@ -66,36 +66,45 @@ class World(Protocol):
         """The tasks of a split. Raises ValueError for a split that there is not."""
         ...
 
-    def instance(self) -> Instance:
+    def instance(self) -> WorldInstance:
         """A new one."""
         ...
 
 
-def seeds(count: int, split: str) -> list[str]:
+def list_seeds(count: int, split: str) -> list[str]:
     """Tasks of a world that is made from a seed: those of training never occur in any other split."""
-    first = 0 if split == "train" else HELD_OUT
+    first = 0 if split == "train" else FIRST_VALIDATION_SEED
     return [str(first + number) for number in range(count if split == "train" else max(1, count // 10))]
 
 
-def seed_of(task_id: str) -> int:
+def parse_seed(task_id: str) -> int:
     """The seed that a task of `seeds` is; of any other name, one that is always the same."""
     return int(task_id) if task_id.isdecimal() else crc32(task_id.encode())
 
 
-def as_state(told: Any) -> list[Message]:
+def to_messages(observation: Any) -> list[Message]:
     """Messages of what a world says: a text, one message, or several; anything else in its own words."""
-    if isinstance(told, Mapping) and "content" in told:
-        return [{"role": "user", **told}]
+    if isinstance(observation, Mapping) and "content" in observation:
+        return [{"role": "user", **observation}]
     if (
-        isinstance(told, (list, tuple))
-        and told
-        and all(isinstance(each, Mapping) and "content" in each for each in told)
+        isinstance(observation, (list, tuple))
+        and observation
+        and all(isinstance(each, Mapping) and "content" in each for each in observation)
     ):
-        return [{"role": "user", **each} for each in told]
-    return [{"role": "user", "content": told if isinstance(told, str) else "" if told in (None, [], ()) else str(told)}]
+        return [{"role": "user", **each} for each in observation]
+    return [
+        {
+            "role": "user",
+            "content": observation
+            if isinstance(observation, str)
+            else ""
+            if observation in (None, [], ())
+            else str(observation),
+        }
+    ]
 
 
-def as_reward(value: Any, what: str) -> float:
+def parse_reward(value: Any, what: str) -> float:
     """Raises TypeError for what is no finite number."""
     try:
         number = 0.0 if value is None else float(value)
@@ -106,7 +115,7 @@ def as_reward(value: Any, what: str) -> float:
     return number
 
 
-def text_of(action: Message) -> str:
+def read_text(action: Message) -> str:
     """The text of the agent's message."""
     content = action.get("content", "")
     return content if isinstance(content, str) else str(content)
@@ -116,25 +125,25 @@ class OwnWorld:
     """A person's class: `create(task_id)` and `step(action)`, and if it has them `evaluate()`, `release()`,
     `get_info()` and `tasks` (a list, or a function of the split). `params` are handed to what takes them."""
 
-    def __init__(self, made: Callable[[], Any], name: str, count: int) -> None:
+    def __init__(self, factory: Callable[[], Any], name: str, count: int) -> None:
         """`count`: training tasks where it names none."""
-        self._made, self.name, self._count = made, name, count
+        self._factory, self.name, self._count = factory, name, count
 
     def tasks(self, split: str) -> Sequence[str]:
         """See World."""
-        found = getattr(self._made, "tasks", None)
+        found = getattr(self._factory, "tasks", None)
         if callable(found):
-            plain = isinstance(inspect.getattr_static(self._made, "tasks"), (staticmethod, classmethod))
-            return [str(each) for each in (found if plain else self._made().tasks)(split)]
+            plain = isinstance(inspect.getattr_static(self._factory, "tasks"), (staticmethod, classmethod))
+            return [str(each) for each in (found if plain else self._factory().tasks)(split)]
         if isinstance(found, Mapping):
             if split not in found:
                 raise ValueError(f"there is no split {split!r}; there are {', '.join(map(repr, found))}")
             return [str(each) for each in found[split]]
-        return seeds(self._count, split) if found is None else [str(each) for each in found]
+        return list_seeds(self._count, split) if found is None else [str(each) for each in found]
 
     def instance(self) -> OwnInstance:
         """See World."""
-        return OwnInstance(self._made())
+        return OwnInstance(self._factory())
 
 
 class OwnInstance:
@@ -144,53 +153,60 @@ class OwnInstance:
         self._own = own
         self._total = 0.0
 
-    async def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+    async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
         """See Instance."""
-        told = await called(self._own.create, task_id, params)
-        if isinstance(told, tuple) and len(told) == 2 and isinstance(told[1], Mapping):
-            return Opened(as_state(told[0]), dict(told[1]))
-        return Opened(as_state(told), {})
+        opening = await call_world(self._own.create, task_id, params)
+        if isinstance(opening, tuple) and len(opening) == 2 and isinstance(opening[1], Mapping):
+            return InitialState(to_messages(opening[0]), dict(opening[1]))
+        return InitialState(to_messages(opening), {})
 
-    async def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+    async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         """See Instance."""
-        told = await called(self._own.step, text_of(action), params)
-        if not isinstance(told, (tuple, Mapping)) and not hasattr(self._own, "evaluate"):
-            raise TypeError(f"step() answered {told!r:.100}, expected (observation, reward, done), or add evaluate()")
-        seen, reward, ended, info = _step_of(told)
-        number = as_reward(reward, "the reward of step()")
+        outcome = await call_world(self._own.step, read_text(action), params)
+        if not isinstance(outcome, (tuple, Mapping)) and not hasattr(self._own, "evaluate"):
+            raise TypeError(
+                f"step() answered {outcome!r:.100}, expected (observation, reward, done), or add evaluate()"
+            )
+        seen, reward, ended, info = _parse_step(outcome)
+        number = parse_reward(reward, "the reward of step()")
         self._total += number
-        return Stepped(as_state(seen), number, ended, info)
+        return StepResult(to_messages(seen), number, ended, info)
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """See Instance; the sum of its rewards where the class does not say."""
         if not hasattr(self._own, "evaluate"):
             return self._total
-        return as_reward(await called(self._own.evaluate, params), "the score of evaluate()")
+        return parse_reward(await call_world(self._own.evaluate, params), "the score of evaluate()")
 
     async def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
         """See Instance."""
-        return await called(self._own.get_info, params) if hasattr(self._own, "get_info") else {}
+        return await call_world(self._own.get_info, params) if hasattr(self._own, "get_info") else {}
 
     async def release(self) -> None:
         """See Instance."""
         for name in ("release", "close"):
             if hasattr(self._own, name):
-                await called(getattr(self._own, name))
+                await call_world(getattr(self._own, name))
                 return
 
 
-def _step_of(told: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
+def _parse_step(outcome: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
     """(what is seen, reward, whether it is over, info) of what a person's step() answered."""
-    if isinstance(told, Mapping) and "content" not in told:
-        seen = told.get("observation", told.get("state", ""))
-        return seen, told.get("reward"), bool(told.get("done", told.get("is_terminated"))), dict(told.get("info") or {})
-    if not isinstance(told, tuple):
-        return told, None, False, {}
-    if len(told) == 5:  # gymnasium's: observation, reward, terminated, truncated, info
-        return told[0], told[1], bool(told[2] or told[3]), dict(told[4] or {})
-    if len(told) not in (3, 4):
-        raise TypeError(f"step() answered {len(told)} values, expected (observation, reward, done) or one with info")
-    return told[0], told[1], bool(told[2]), dict(told[3] or {}) if len(told) == 4 else {}
+    if isinstance(outcome, Mapping) and "content" not in outcome:
+        seen = outcome.get("observation", outcome.get("state", ""))
+        return (
+            seen,
+            outcome.get("reward"),
+            bool(outcome.get("done", outcome.get("is_terminated"))),
+            dict(outcome.get("info") or {}),
+        )
+    if not isinstance(outcome, tuple):
+        return outcome, None, False, {}
+    if len(outcome) == 5:  # gymnasium's: observation, reward, terminated, truncated, info
+        return outcome[0], outcome[1], bool(outcome[2] or outcome[3]), dict(outcome[4] or {})
+    if len(outcome) not in (3, 4):
+        raise TypeError(f"step() answered {len(outcome)} values, expected (observation, reward, done) or one with info")
+    return outcome[0], outcome[1], bool(outcome[2]), dict(outcome[3] or {}) if len(outcome) == 4 else {}
 
 
 class AgentJetWorld:
@@ -216,45 +232,47 @@ class AgentJetInstance:
         self._kind = kind
         self._env: Any = None
 
-    async def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+    async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
         """See Instance."""
-        self._env = await called(self._kind, task_id, f"{self._kind.__name__}-{id(self)}", dict(params))
-        told = await called(self._env.get_init_state, dict(params))
-        return Opened(as_state(told["state"]), dict(told.get("info") or {}))
+        self._env = await call_world(self._kind, task_id, f"{self._kind.__name__}-{id(self)}", dict(params))
+        opening = await call_world(self._env.get_init_state, dict(params))
+        return InitialState(to_messages(opening["state"]), dict(opening.get("info") or {}))
 
-    async def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+    async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         """See Instance."""
-        told = await called(self._env.step, action, dict(params))
-        reward = as_reward(told.get("reward"), "the reward of step()")
-        return Stepped(as_state(told["state"]), reward, bool(told.get("is_terminated")), dict(told.get("info") or {}))
+        outcome = await call_world(self._env.step, action, dict(params))
+        reward = parse_reward(outcome.get("reward"), "the reward of step()")
+        return StepResult(
+            to_messages(outcome["state"]), reward, bool(outcome.get("is_terminated")), dict(outcome.get("info") or {})
+        )
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """See Instance."""
-        return as_reward(await called(self._env.evaluate, messages, dict(params)), "the score of evaluate()")
+        return parse_reward(await call_world(self._env.evaluate, messages, dict(params)), "the score of evaluate()")
 
     async def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
         """See Instance."""
-        return await called(self._env.get_info, messages, dict(params))
+        return await call_world(self._env.get_info, messages, dict(params))
 
     async def release(self) -> None:
         """See Instance."""
         if self._env is not None and hasattr(self._env, "close"):
-            await called(self._env.close)
+            await call_world(self._env.close)
 
 
-async def called(function: Callable[..., Any], *arguments: Any) -> Any:
+async def call_world(function: Callable[..., Any], *arguments: Any) -> Any:
     """What it answers to as many of the arguments as it takes: awaited if it is asynchronous, else computed in a thread
     of its own, so that one that hangs holds up nobody else."""
     from ajet.environment.loop import in_thread
 
-    taken = arguments[: _takes(function, len(arguments))]
+    taken = arguments[: _count_arguments(function, len(arguments))]
     if inspect.iscoroutinefunction(function):
         return await function(*taken)
-    told = await in_thread(function, *taken)
-    return await told if inspect.isawaitable(told) else told
+    result = await in_thread(function, *taken)
+    return await result if inspect.isawaitable(result) else result
 
 
-def _takes(function: Callable[..., Any], most: int) -> int:
+def _count_arguments(function: Callable[..., Any], most: int) -> int:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of C, and silent on what it takes

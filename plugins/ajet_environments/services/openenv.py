@@ -20,18 +20,27 @@ from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError
 from ajet.schema.fenced import read_fenced_blocks
 from ajet.schema.json_schema import problem_of_value
-from ajet_environments.services.hosted import Message, Opened, Stepped, as_reward, as_state, seed_of, seeds, text_of
+from ajet_environments.services.hosted import (
+    InitialState,
+    Message,
+    StepResult,
+    list_seeds,
+    parse_reward,
+    parse_seed,
+    read_text,
+    to_messages,
+)
 
 ANSWER_S = 100.0
 """Seconds that an answer may take: fewer than who asked for it waits."""
-LONGEST = 16 << 20
+MAX_ANSWER_BYTES = 16 << 20
 """Bytes of an answer."""
 TOOL = "act"
 """The name of the tool that an action is, for agents that are given tools."""
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.S)
 
 
-class Broken(AjetError):
+class WorldServerError(AjetError):
     """The server broke the protocol, or is gone."""
 
 
@@ -44,7 +53,7 @@ class OpenEnvWorld:
 
     def tasks(self, split: str) -> Sequence[str]:
         """See World."""
-        return seeds(self._count, split)
+        return list_seeds(self._count, split)
 
     def instance(self) -> OpenEnvInstance:
         """See World."""
@@ -60,43 +69,47 @@ class OpenEnvInstance:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._schema: Mapping[str, Any] = {}
         self._total = 0.0
-        self._over = False
+        self._is_over = False
 
-    async def create(self, task_id: str, params: Mapping[str, Any]) -> Opened:
+    async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
         """See Instance. `params["reset"]` goes to the environment's reset beside the seed."""
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
-        self._schema = await self._action_schema()
+        self._schema = await self._fetch_action_schema()
         try:
-            self._socket = await self._session.ws_connect(place(self._url, "ws", "/ws"), max_msg_size=LONGEST)
+            self._socket = await self._session.ws_connect(
+                build_url(self._url, "ws", "/ws"), max_msg_size=MAX_ANSWER_BYTES
+            )
         except (aiohttp.ClientError, OSError) as problem:
-            raise Broken(f"no connection to {self._url}: {problem}") from problem
-        asked = {"seed": seed_of(task_id) % 2**31, "episode_id": task_id, **dict(params.get("reset") or {})}
-        seen, _, _ = _observed(await self._answer("reset", asked))
-        rules = f"Act by answering with one JSON object that fits this schema:\n{json.dumps(_shown(self._schema))}"
-        state = [{"role": "system", "content": rules}, *as_state(seen)]
-        return Opened(state, {"tools": self._tools()})
+            raise WorldServerError(f"no connection to {self._url}: {problem}") from problem
+        reset_params = {"seed": parse_seed(task_id) % 2**31, "episode_id": task_id, **dict(params.get("reset") or {})}
+        seen, _, _ = _parse_observation(await self._exchange_message("reset", reset_params))
+        rules = (
+            f"Act by answering with one JSON object that fits this schema:\n{json.dumps(_hide_metadata(self._schema))}"
+        )
+        state = [{"role": "system", "content": rules}, *to_messages(seen)]
+        return InitialState(state, {"tools": self._list_tools()})
 
-    async def step(self, action: Message, params: Mapping[str, Any]) -> Stepped:
+    async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
         """See Instance. The action is that of a tool call, of the last JSON object that was said, or the text itself
         where the schema wants a single text."""
-        if self._over:
-            return Stepped(as_state("The episode is over."), 0.0, True, {})
-        chosen = action_of(action, self._schema)
+        if self._is_over:
+            return StepResult(to_messages("The episode is over."), 0.0, True, {})
+        chosen = parse_action(action, self._schema)
         wrong: str | None = "it holds no JSON object"
         if chosen is not None:
             wrong = await asyncio.to_thread(problem_of_value, chosen, self._schema)  # the schema is the server's
         if chosen is None or wrong:
-            return Stepped(as_state(f"That was no action: {wrong}."), 0.0, False, {"invalid_action": True})
-        answer = await self._answer("step", chosen)
+            return StepResult(to_messages(f"That was no action: {wrong}."), 0.0, False, {"invalid_action": True})
+        answer = await self._exchange_message("step", chosen)
         if answer.get("type") == "error":
             data = answer.get("data") or {}
             if data.get("code") != "VALIDATION_ERROR":
-                raise Broken(f"it could not act: {data.get('message')} ({data.get('code')})")
-            told = "; ".join(str(each.get("msg", each)) for each in data.get("errors") or [])
-            return Stepped(as_state(f"That was no action: {told}."), 0.0, False, {"invalid_action": True})
-        seen, reward, self._over = _observed(answer)
+                raise WorldServerError(f"it could not act: {data.get('message')} ({data.get('code')})")
+            problems = "; ".join(str(each.get("msg", each)) for each in data.get("errors") or [])
+            return StepResult(to_messages(f"That was no action: {problems}."), 0.0, False, {"invalid_action": True})
+        seen, reward, self._is_over = _parse_observation(answer)
         self._total += reward
-        return Stepped(as_state(seen), reward, self._over, {})
+        return StepResult(to_messages(seen), reward, self._is_over, {})
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
         """See Instance."""
@@ -104,7 +117,7 @@ class OpenEnvInstance:
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
         """See Instance: the action as a tool."""
-        return {"tools": self._tools(), "action": self._schema}
+        return {"tools": self._list_tools(), "action": self._schema}
 
     async def release(self) -> None:
         """See Instance."""
@@ -113,74 +126,84 @@ class OpenEnvInstance:
         if self._session is not None:
             await self._session.close()
 
-    def _tools(self) -> list[dict[str, Any]]:
+    def _list_tools(self) -> list[dict[str, Any]]:
         about = str(self._schema.get("description") or "Act in the environment.")
-        told = {"name": TOOL, "description": about, "parameters": _shown(self._schema)}
-        return [{"type": "function", "function": told}]
+        function = {"name": TOOL, "description": about, "parameters": _hide_metadata(self._schema)}
+        return [{"type": "function", "function": function}]
 
-    async def _action_schema(self) -> Mapping[str, Any]:
+    async def _fetch_action_schema(self) -> Mapping[str, Any]:
         assert self._session is not None
         try:
-            async with self._session.get(place(self._url, "http", "/schema")) as response:
-                raw = await response.content.read(LONGEST + 1)
+            async with self._session.get(build_url(self._url, "http", "/schema")) as response:
+                raw = await response.content.read(MAX_ANSWER_BYTES + 1)
                 if response.status == 404:
                     return {"type": "object"}
-                told = load_json(raw) if response.status == 200 and len(raw) <= LONGEST else None
+                schemas = load_json(raw) if response.status == 200 and len(raw) <= MAX_ANSWER_BYTES else None
         except (aiohttp.ClientError, OSError) as problem:
-            raise Broken(f"no connection to {self._url}: {problem}") from problem
+            raise WorldServerError(f"no connection to {self._url}: {problem}") from problem
         except (ValueError, RecursionError):
-            told = None
-        action = told.get("action") if isinstance(told, dict) else None
+            schemas = None
+        action = schemas.get("action") if isinstance(schemas, dict) else None
         if not isinstance(action, dict):
-            raise Broken(f"{self._url}/schema does not say what an action is")
+            raise WorldServerError(f"{self._url}/schema does not say what an action is")
         return action
 
-    async def _answer(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    async def _exchange_message(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         assert self._socket is not None, "created first"
         try:
             await self._socket.send_json({"type": kind, "data": data})
             came = await self._socket.receive(ANSWER_S)
         except (aiohttp.ClientError, OSError, TimeoutError) as problem:
-            raise Broken(f"no answer to {kind}: {type(problem).__name__}") from problem
+            raise WorldServerError(f"no answer to {kind}: {type(problem).__name__}") from problem
         if came.type is not aiohttp.WSMsgType.TEXT:
-            raise Broken(f"the connection ended before the answer to {kind} ({came.type.name}, {came.data!r:.100})")
+            raise WorldServerError(
+                f"the connection ended before the answer to {kind} ({came.type.name}, {came.data!r:.100})"
+            )
         try:
             answer = load_json(came.data)
         except TooManyNodesError as problem:
-            raise Broken(f"the answer to {kind} is too large: {problem}") from None
+            raise WorldServerError(f"the answer to {kind} is too large: {problem}") from None
         except ValueError:
-            raise Broken(f"the answer to {kind} is no JSON: {came.data!r:.200}") from None
+            raise WorldServerError(f"the answer to {kind} is no JSON: {came.data!r:.200}") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("data"), dict):
-            raise Broken(f"the answer to {kind} is {answer!r:.200}")
+            raise WorldServerError(f"the answer to {kind} is {answer!r:.200}")
         if answer.get("type") == "error" and kind != "step":
-            raise Broken(f"{kind} was refused: {answer['data'].get('message')} ({answer['data'].get('code')})")
+            raise WorldServerError(
+                f"{kind} was refused: {answer['data'].get('message')} ({answer['data'].get('code')})"
+            )
         return answer
 
 
-def action_of(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+def parse_action(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """The action that a message means; None where it holds none."""
     calls = action.get("tool_calls")
     if isinstance(calls, (list, tuple)) and calls and isinstance(calls[0], Mapping):
         arguments = (calls[0].get("function") or {}).get("arguments")
-        return _object(arguments) if isinstance(arguments, str) else arguments if isinstance(arguments, dict) else None
-    said = text_of(action).strip()
-    fenced = [block.content for block in read_fenced_blocks(said)]
-    for text in (*reversed(_TAGGED.findall(said)), *reversed(fenced), said):
-        if (found := _object(text)) is not None:
+        return (
+            _find_object(arguments)
+            if isinstance(arguments, str)
+            else arguments
+            if isinstance(arguments, dict)
+            else None
+        )
+    reply = read_text(action).strip()
+    fenced = [block.content for block in read_fenced_blocks(reply)]
+    for text in (*reversed(_TAGGED.findall(reply)), *reversed(fenced), reply):
+        if (found := _find_object(text)) is not None:
             return found
-    wanted = _shown(schema).get("properties") or {}
+    wanted = _hide_metadata(schema).get("properties") or {}
     if len(wanted) == 1:
         (name, about), *_ = wanted.items()
         if about.get("type") == "string":
-            return {name: said}
-        if about.get("type") in ("integer", "number") and (numbers := re.findall(r"-?\d+(?:\.\d+)?", said)):
+            return {name: reply}
+        if about.get("type") in ("integer", "number") and (numbers := re.findall(r"-?\d+(?:\.\d+)?", reply)):
             return {
                 name: json.loads(numbers[-1].lstrip("0") or "0") if about["type"] == "integer" else float(numbers[-1])
             }
     return None
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _find_object(text: str) -> dict[str, Any] | None:
     """The last JSON object in a text."""
     for start in reversed([match.start() for match in re.finditer(r"\{", text)][-64:]):
         try:
@@ -188,12 +211,12 @@ def _object(text: str) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             continue
         # an object within another one is no action of its own
-        if isinstance(found, dict) and not _inside(text, start):
+        if isinstance(found, dict) and not _is_nested(text, start):
             return found
     return None
 
 
-def _inside(text: str, start: int) -> bool:
+def _is_nested(text: str, start: int) -> bool:
     for earlier in [match.start() for match in re.finditer(r"\{", text[:start])][-64:]:
         try:
             _, length = json.JSONDecoder().raw_decode(text[earlier:])
@@ -204,13 +227,13 @@ def _inside(text: str, start: int) -> bool:
     return False
 
 
-def _shown(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _hide_metadata(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema without what agents have no use for: the protocol's own `metadata`."""
     properties = {name: about for name, about in (schema.get("properties") or {}).items() if name != "metadata"}
     return {**schema, "properties": properties} if "properties" in schema else dict(schema)
 
 
-def _observed(answer: Mapping[str, Any]) -> tuple[str, float, bool]:
+def _parse_observation(answer: Mapping[str, Any]) -> tuple[str, float, bool]:
     """(what is seen as text, reward, whether it is over)."""
     data = answer["data"]
     seen = data.get("observation", {})
@@ -219,10 +242,10 @@ def _observed(answer: Mapping[str, Any]) -> tuple[str, float, bool]:
         if len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
             seen = only
     text = seen if isinstance(seen, str) else json.dumps(seen)
-    return text, as_reward(data.get("reward"), "the reward"), bool(data.get("done"))
+    return text, parse_reward(data.get("reward"), "the reward"), bool(data.get("done"))
 
 
-def place(url: str, scheme: str, path: str) -> str:
+def build_url(url: str, scheme: str, path: str) -> str:
     """The address of a path of the same server, over ws or http."""
     parts = urlsplit(url)
     secure = "s" if parts.scheme in ("wss", "https") else ""
@@ -230,12 +253,12 @@ def place(url: str, scheme: str, path: str) -> str:
     return urlunsplit((scheme + secure, parts.netloc, base + path, parts.query if path == "/ws" else "", ""))
 
 
-def health(url: str, seconds: float) -> str:
+def find_health_problem(url: str, seconds: float) -> str:
     """An empty string where a server is there, else what is wrong."""
     import httpx
 
     try:
-        answer = httpx.get(place(url, "http", "/health"), timeout=seconds)
+        answer = httpx.get(build_url(url, "http", "/health"), timeout=seconds)
     except (httpx.HTTPError, httpx.InvalidURL) as problem:
         return str(problem) or type(problem).__name__
     return "" if answer.status_code < 500 else f"it answers {answer.status_code}"

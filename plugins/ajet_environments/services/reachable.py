@@ -16,29 +16,29 @@ WIRES = {"openenv": "OpenEnv", "nemo_gym": "NeMo Gym"}
 """Ecosystems that are reached at an address, and their names."""
 
 
-def how_to_start() -> str:
+def advise_start() -> str:
     """Advice for a service that is not there."""
     serve = command("env", "serve", "FILE.py->MyEnv", "--port", "N")
     return f"start it before the run (`{serve}`, or `ajet.services` in the YAML)"
 
 
-def services_of(experiment: Experiment) -> Iterator[RequiredService]:
+def list_services(experiment: Experiment) -> Iterator[RequiredService]:
     """For the list of what a run stands on."""
     service, used = env_service_of(experiment), experiment.ajet.environment.use or ""
-    do = how_to_start()
+    do = advise_start()
     if service is not None:
         key = KEY if used else SERVICE_KEY
         expected = "an environment service"
         yield RequiredService("environment service", service.url, key, service.health, expected, do)
     kind, _, address = used.partition(":")
     if kind in WIRES:
-        from ajet_environments.services.openenv import health
+        from ajet_environments.services.openenv import find_health_problem
 
         yield RequiredService(
             f"{WIRES[kind]} server",
             address,
             KEY,
-            lambda seconds: health(address, seconds),
+            lambda seconds: find_health_problem(address, seconds),
             f"a server of {WIRES[kind]}'s protocol",
             "start it before the run (by hand, or by `ajet.services` in the YAML)",
         )

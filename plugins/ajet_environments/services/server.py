@@ -26,14 +26,14 @@ from aiohttp import web
 from ajet.schema.addresses import host_of, is_loopback, loopback_hosts
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.errors import AjetError
-from ajet_environments.services.hosted import Instance, Opened, Stepped, World, called
+from ajet_environments.services.hosted import InitialState, StepResult, World, WorldInstance, call_world
 
 REQUESTS = ("get_env_profile", "create", "step", "evaluate", "get_info", "release")
 """The requests of the protocol, each a path."""
-LONGEST = 16 << 20
+MAX_REQUEST_BYTES = 16 << 20
 """Bytes of a request."""
 INSTANCES, IDLE_S = 256, 900.0
-LOOK_S = 5.0
+REAP_INTERVAL_S = 5.0
 """How long between two looks for instances that nobody uses."""
 CLOSE_S = 5.0
 """How long releasing one may take before its slot is given away; and what it does now, before that."""
@@ -45,25 +45,25 @@ END_S = _HANDLERS_S + 2 * CLOSE_S + 2.0
 """How long `close` takes, at most, where nothing holds up its loop."""
 
 
-class Unanswerable(AjetError):
+class RequestRefusedError(AjetError):
     """A request that cannot be answered as asked."""
 
-    def __init__(self, status: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
 @dataclass(eq=False)
-class _Held:
+class _HostedInstance:
     """An instance and what is known of it."""
 
     name: str
     task_id: str
-    instance: Instance | None = None
+    instance: WorldInstance | None = None
     """None while it is being made."""
-    opened: Opened | None = None
-    failed: str = ""
-    last: float = field(default_factory=time.monotonic)
+    opened: InitialState | None = None
+    failure: str = ""
+    last_used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     making: asyncio.Task[None] | None = None
     """Ends when it is made, or could not be."""
@@ -81,10 +81,10 @@ class WorldServer:
         self, world: World, *, instances: int = INSTANCES, idle_s: float = IDLE_S, token: str | None = None
     ) -> None:
         self.world = world
-        self._most, self._idle_s, self._token = instances, idle_s, token
-        self._held: dict[str, _Held] = {}
+        self._capacity, self._idle_s, self._token = instances, idle_s, token
+        self._held: dict[str, _HostedInstance] = {}
         """By name: those that can be asked for."""
-        self._living: set[_Held] = set()
+        self._living: set[_HostedInstance] = set()
         """Those that have a slot: from before they are made until they are released."""
         self._slots = asyncio.Semaphore(instances)
         self._hosts: frozenset[str] | None = None
@@ -101,11 +101,11 @@ class WorldServer:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; answers the port. Raises OSError."""
-        self._runner = web.AppRunner(self._app(), access_log=None)
+        self._runner = web.AppRunner(self._build_app(), access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, shutdown_timeout=_HANDLERS_S)
         await site.start()
-        self._reaper = asyncio.create_task(self._reap())
+        self._reaper = asyncio.create_task(self._reap_idle())
         bound = int(self._runner.addresses[0][1])
         self._hosts = loopback_hosts(host, bound) if is_loopback(host) else None
         return bound
@@ -116,172 +116,184 @@ class WorldServer:
             self._reaper.cancel()
         if self._runner is not None:
             await self._runner.cleanup()
-        released = [asyncio.ensure_future(self._release(held)) for held in list(self._held.values())]
+        released = [asyncio.ensure_future(self._answer_release(held)) for held in list(self._held.values())]
         if ending := {*released, *self._making, *self._leaving}:
             await asyncio.wait(ending, timeout=2 * CLOSE_S)
 
-    def _app(self) -> web.Application:
-        app = web.Application(client_max_size=LONGEST, middlewares=[self._guarded])
-        app.router.add_get("/healthz", self._health)
-        app.router.add_get("/health", self._health)
+    def _build_app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES, middlewares=[self._guard_request])
+        app.router.add_get("/healthz", self._answer_health)
+        app.router.add_get("/health", self._answer_health)
         for name in REQUESTS:
-            app.router.add_post(f"/{name}", self._answers(getattr(self, f"_{name}")))
+            app.router.add_post(f"/{name}", self._make_handler(getattr(self, f"_answer_{name}")))
         return app
 
     @web.middleware
-    async def _guarded(
+    async def _guard_request(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if self._hosts is not None and host.lower() not in self._hosts:
-            return _refusal(421, f"this address is not {host!r}: it is {' or '.join(sorted(self._hosts))}")
+            return _build_refusal(421, f"this address is not {host!r}: it is {' or '.join(sorted(self._hosts))}")
         if origin is not None and host_of(origin) != host:
-            return _refusal(403, "a page of another origin may not use environments")
+            return _build_refusal(403, "a page of another origin may not use environments")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         health = request.path in ("/healthz", "/health")
         if self._token and not health and not hmac.compare_digest(given, self._token.encode()):
-            return _refusal(401, "the bearer token is missing or wrong (ENV_SERVICE_TOKEN)")
+            return _build_refusal(401, "the bearer token is missing or wrong (ENV_SERVICE_TOKEN)")
         try:
             return await handler(request)
         except web.HTTPException as problem:
-            said = (
+            message = (
                 f"there is no {request.method} {request.path} here" if problem.status in (404, 405) else problem.reason
             )
-            response = _refusal(problem.status, said)
+            response = _build_refusal(problem.status, message)
             if allow := problem.headers.get("Allow"):
                 response.headers["Allow"] = allow
             return response
 
-    async def _health(self, request: web.Request) -> web.Response:
+    async def _answer_health(self, request: web.Request) -> web.Response:
         return web.json_response(
-            {"status": "ok", "environment": self.world.name, "instances": self.instances, "capacity": self._most}
+            {"status": "ok", "environment": self.world.name, "instances": self.instances, "capacity": self._capacity}
         )
 
-    def _answers(
+    def _make_handler(
         self, verb: Callable[[Mapping[str, Any]], Awaitable[Any]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
             if request.content_type != "application/json":  # what a page of another site can send without being asked
-                return _refusal(415, "the request is no application/json")
+                return _build_refusal(415, "the request is no application/json")
             try:
                 body = await request.read()
-                asked = await asyncio.to_thread(load_json, body) if len(body) > LONG_BYTES else load_json(body)
+                parsed = await asyncio.to_thread(load_json, body) if len(body) > LONG_BYTES else load_json(body)
             except (ValueError, RecursionError):
-                return _refusal(400, "the request is no JSON")
-            if not isinstance(asked, dict):
-                return _refusal(400, "the request is no JSON object")
+                return _build_refusal(400, "the request is no JSON")
+            if not isinstance(parsed, dict):
+                return _build_refusal(400, "the request is no JSON object")
             try:
-                told = await verb(asked)
-                return web.Response(text=json.dumps(told, default=_plain), content_type="application/json")
-            except Unanswerable as problem:
-                return _refusal(problem.status, str(problem))
+                result = await verb(parsed)
+                return web.Response(text=json.dumps(result, default=_to_plain), content_type="application/json")
+            except RequestRefusedError as problem:
+                return _build_refusal(problem.status, str(problem))
             except ValueError as problem:
-                return _refusal(400, str(problem))
+                return _build_refusal(400, str(problem))
             except Exception as problem:  # noqa: BLE001 - the border where a world's own code fails
-                return _refusal(500, f"{type(problem).__name__}: {problem}", where=_place(problem))
+                return _build_refusal(500, f"{type(problem).__name__}: {problem}", where=_find_raising_line(problem))
 
         return answer
 
-    async def _get_env_profile(self, asked: Mapping[str, Any]) -> Any:
-        split = str(_params(asked).get("split", "train"))
-        return {"success": True, "data": list(await called(self.world.tasks, split))}
+    async def _answer_get_env_profile(self, request: Mapping[str, Any]) -> Any:
+        split = str(_read_params(request).get("split", "train"))
+        return {"success": True, "data": list(await call_world(self.world.tasks, split))}
 
-    async def _create(self, asked: Mapping[str, Any]) -> Any:
-        name, task_id, params = _named(asked, "instance_id"), _named(asked, "task_id"), _params(asked)
+    async def _answer_create(self, request: Mapping[str, Any]) -> Any:
+        name, task_id, params = (
+            _read_name(request, "instance_id"),
+            _read_name(request, "task_id"),
+            _read_params(request),
+        )
         held = self._held.get(name)
         if held is None:
-            if len(self._held) >= self._most:
-                idle = time.monotonic() - min(each.last for each in self._held.values())
-                raise Unanswerable(
-                    503, f"all {self._most} instances are in use; the one used least lately was {idle:.0f} s ago"
+            if len(self._held) >= self._capacity:
+                idle = time.monotonic() - min(each.last_used for each in self._held.values())
+                raise RequestRefusedError(
+                    503, f"all {self._capacity} instances are in use; the one used least lately was {idle:.0f} s ago"
                 )
-            held = self._held[name] = _Held(name, task_id)
-            held.making = asyncio.create_task(self._make(held, params))
+            held = self._held[name] = _HostedInstance(name, task_id)
+            held.making = asyncio.create_task(self._make_instance(held, params))
             self._making.add(held.making)
             held.making.add_done_callback(self._making.discard)
         elif held.task_id != task_id:
-            raise Unanswerable(409, f"the instance plays task {held.task_id!r} already")
+            raise RequestRefusedError(409, f"the instance plays task {held.task_id!r} already")
         assert held.making is not None
         await asyncio.shield(held.making)
         opened = held.opened
         assert opened is not None, "it was made"
-        held.last = time.monotonic()
+        held.last_used = time.monotonic()
         info = {"instance_id": name, "task_id": task_id, **opened.info}
         data = {"state": opened.state, "reward": 0.0, "is_terminated": False, "info": info}
         return {"success": True, "data": data}
 
-    async def _make(self, held: _Held, params: dict[str, Any]) -> None:
+    async def _make_instance(self, held: _HostedInstance, params: dict[str, Any]) -> None:
         """Raises what the world raises, and Unanswerable for one that was released meanwhile, or that gets no slot."""
         try:
-            await self._have_slot(held)
-            held.instance = await called(self.world.instance)
-            if not held.failed:
-                held.opened = await called(held.instance.create, held.task_id, params)
-            if held.failed:
-                raise Unanswerable(410, f"the instance was not made: {held.failed}")
+            await self._acquire_slot(held)
+            held.instance = await call_world(self.world.instance)
+            if not held.failure:
+                held.opened = await call_world(held.instance.create, held.task_id, params)
+            if held.failure:
+                raise RequestRefusedError(410, f"the instance was not made: {held.failure}")
         except BaseException:
             if self._held.get(held.name) is held:
                 del self._held[held.name]
-            await self._end(held)
+            await self._end_instance(held)
             raise
 
-    async def _have_slot(self, held: _Held) -> None:
+    async def _acquire_slot(self, held: _HostedInstance) -> None:
         """Raises Unanswerable."""
         try:
             await asyncio.wait_for(self._slots.acquire(), SLOT_S)
         except asyncio.TimeoutError:
-            raise Unanswerable(503, f"all {self._most} instances are in use or still being released") from None
+            raise RequestRefusedError(
+                503, f"all {self._capacity} instances are in use or still being released"
+            ) from None
         self._living.add(held)
-        if held.failed:
-            raise Unanswerable(410, f"the instance was not made: {held.failed}")
+        if held.failure:
+            raise RequestRefusedError(410, f"the instance was not made: {held.failure}")
 
-    async def _step(self, asked: Mapping[str, Any]) -> Any:
-        action = asked.get("messages")
+    async def _answer_step(self, request: Mapping[str, Any]) -> Any:
+        action = request.get("messages")
         if isinstance(action, list) and action:
             action = action[-1]
         if isinstance(action, str):
             action = {"role": "assistant", "content": action}
         if not isinstance(action, dict) or not ("content" in action or action.get("tool_calls")):
             raise ValueError('`messages` holds no action, such as {"role": "assistant", "content": "…"}')
-        held, instance = self._of(asked)
-        told: Stepped = await self._used(held, instance.step, action, _params(asked))
-        info = {"instance_id": held.name, "task_id": held.task_id, **told.info}
-        data = {"state": told.state, "reward": told.reward, "is_terminated": told.is_terminated, "info": info}
+        held, instance = self._find_ready(request)
+        outcome: StepResult = await self._run_method(held, instance.step, action, _read_params(request))
+        info = {"instance_id": held.name, "task_id": held.task_id, **outcome.info}
+        data = {"state": outcome.state, "reward": outcome.reward, "is_terminated": outcome.is_terminated, "info": info}
         return {"success": True, "data": data}
 
-    async def _evaluate(self, asked: Mapping[str, Any]) -> Any:
-        held, instance = self._of(asked)
-        messages = asked.get("messages")
-        return {"success": True, "data": await self._used(held, instance.evaluate, messages, _params(asked))}
+    async def _answer_evaluate(self, request: Mapping[str, Any]) -> Any:
+        held, instance = self._find_ready(request)
+        messages = request.get("messages")
+        return {
+            "success": True,
+            "data": await self._run_method(held, instance.evaluate, messages, _read_params(request)),
+        }
 
-    async def _get_info(self, asked: Mapping[str, Any]) -> Any:
-        held, instance = self._of(asked)
-        messages = asked.get("messages")
-        return {"success": True, "data": await self._used(held, instance.get_info, messages, _params(asked))}
+    async def _answer_get_info(self, request: Mapping[str, Any]) -> Any:
+        held, instance = self._find_ready(request)
+        messages = request.get("messages")
+        return {
+            "success": True,
+            "data": await self._run_method(held, instance.get_info, messages, _read_params(request)),
+        }
 
-    async def _release(self, asked: Mapping[str, Any] | _Held) -> Any:
-        name = asked.name if isinstance(asked, _Held) else _named(asked, "instance_id")
+    async def _answer_release(self, request: Mapping[str, Any] | _HostedInstance) -> Any:
+        name = request.name if isinstance(request, _HostedInstance) else _read_name(request, "instance_id")
         held = self._held.pop(name, None)
         if held is None:
             return {"success": False, "data": None}
-        await self._let_go(held)
+        await self._end_when_made(held)
         return {"success": True, "data": None}
 
-    async def _let_go(self, held: _Held) -> None:
-        held.failed = held.failed or "it was released"
+    async def _end_when_made(self, held: _HostedInstance) -> None:
+        held.failure = held.failure or "it was released"
         if held.making is not None and held.making.done():
-            ending = asyncio.create_task(self._end(held))
+            ending = asyncio.create_task(self._end_instance(held))
             self._leaving.add(ending)
             ending.add_done_callback(self._leaving.discard)
             await asyncio.shield(ending)  # whoever asked for it may be gone before it is
 
-    async def _end(self, held: _Held) -> None:
+    async def _end_instance(self, held: _HostedInstance) -> None:
         """Release it, and give its slot away."""
         try:
             if held.instance is not None:
                 with suppress(asyncio.TimeoutError):  # what it is doing now may hang
                     await asyncio.wait_for(held.lock.acquire(), CLOSE_S)
-                await asyncio.wait_for(called(held.instance.release), CLOSE_S)
+                await asyncio.wait_for(call_world(held.instance.release), CLOSE_S)
         except Exception as problem:  # noqa: BLE001 - a world's own code; its slot is free all the same
             print(f"{self.world.name}: releasing an instance failed: {type(problem).__name__}: {problem}", flush=True)
         finally:
@@ -289,68 +301,68 @@ class WorldServer:
                 self._living.remove(held)
                 self._slots.release()
 
-    def _of(self, asked: Mapping[str, Any]) -> tuple[_Held, Instance]:
-        name = _named(asked, "instance_id")
+    def _find_ready(self, request: Mapping[str, Any]) -> tuple[_HostedInstance, WorldInstance]:
+        name = _read_name(request, "instance_id")
         held = self._held.get(name)
         if held is None:
-            raise Unanswerable(
+            raise RequestRefusedError(
                 404, "there is no such instance: it was never created, was released, or was idle too long"
             )
-        if held.failed:
-            raise Unanswerable(410, f"the instance failed before: {held.failed}")
+        if held.failure:
+            raise RequestRefusedError(410, f"the instance failed before: {held.failure}")
         if held.is_busy or held.instance is None:
-            raise Unanswerable(409, "the instance is busy with an earlier request")
+            raise RequestRefusedError(409, "the instance is busy with an earlier request")
         return held, held.instance
 
-    async def _used(self, held: _Held, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _run_method(self, held: _HostedInstance, function: Callable[..., Any], *arguments: Any) -> Any:
         async with held.lock:
-            held.last = time.monotonic()
+            held.last_used = time.monotonic()
             try:
-                return await called(function, *arguments)
+                return await call_world(function, *arguments)
             except BaseException as problem:
                 if function.__name__ == "step":
-                    held.failed = f"{type(problem).__name__}: {problem}"
+                    held.failure = f"{type(problem).__name__}: {problem}"
                 raise
             finally:
-                held.last = time.monotonic()
+                held.last_used = time.monotonic()
 
-    async def _reap(self) -> None:
+    async def _reap_idle(self) -> None:
         while True:
-            await asyncio.sleep(min(LOOK_S, self._idle_s))
+            await asyncio.sleep(min(REAP_INTERVAL_S, self._idle_s))
             await self._release_idle()
 
     async def _release_idle(self) -> None:
         until = time.monotonic() - self._idle_s
-        idle = [each for each in self._held.values() if each.last < until and not each.is_busy]
+        idle = [each for each in self._held.values() if each.last_used < until and not each.is_busy]
         for held in idle:  # at once: a request that comes while one is released finds none of them
             del self._held[held.name]
-        await asyncio.gather(*map(self._let_go, idle))
+        await asyncio.gather(*map(self._end_when_made, idle))
 
 
-def _refusal(status: int, said: str, where: str = "") -> web.Response:
-    error = {"message": said, **({"where": where} if where else {})}
-    return web.json_response({"success": False, "error": error, "detail": said}, status=status)
+def _build_refusal(status: int, message: str, where: str = "") -> web.Response:
+    error = {"message": message, **({"where": where} if where else {})}
+    return web.json_response({"success": False, "error": error, "detail": message}, status=status)
 
 
-def _place(problem: BaseException) -> str:
+def _find_raising_line(problem: BaseException) -> str:
     """The line of the world's code that raised: file:line."""
     frames = traceback.extract_tb(problem.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
-def _named(asked: Mapping[str, Any], name: str) -> str:
-    value = asked.get(name)
+def _read_name(request: Mapping[str, Any], name: str) -> str:
+    value = request.get(name)
     if not isinstance(value, (str, int)) or value == "":
         raise ValueError(f"`{name}` is missing")
     return str(value)
 
 
-def _params(asked: Mapping[str, Any]) -> dict[str, Any]:
-    params = asked.get("params") or {}
+def _read_params(request: Mapping[str, Any]) -> dict[str, Any]:
+    params = request.get("params") or {}
     if not isinstance(params, dict):
         raise ValueError("`params` is no mapping")
     return params
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)

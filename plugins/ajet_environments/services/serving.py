@@ -24,18 +24,20 @@ from ajet_environments.services.server import END_S, IDLE_S, WorldServer
 from ajet_environments.services.sources import open_world
 
 
-def serve(source: str, *, host: str, port: int, instances: int, idle_s: float, tasks: int, data: Path | None) -> int:
+def serve_world(
+    source: str, *, host: str, port: int, instances: int, idle_s: float, tasks: int, data: Path | None
+) -> int:
     """Serve until SIGINT, SIGTERM or SIGHUP. Raises UserError."""
     token = os.environ.get(TOKEN)
     require_key_or_loopback(
         host, keyed=bool(token), name="environment service", do=f"set {TOKEN} here and where it is used"
     )
     world = open_world(source, base=Path.cwd(), tasks=tasks, data=data)
-    asyncio.run(_serve(WorldServer(world, instances=instances, idle_s=idle_s, token=token), host, port))
+    asyncio.run(_serve_until_signal(WorldServer(world, instances=instances, idle_s=idle_s, token=token), host, port))
     return 0
 
 
-async def _serve(server: WorldServer, host: str, port: int) -> None:
+async def _serve_until_signal(server: WorldServer, host: str, port: int) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores the last
@@ -54,7 +56,7 @@ async def _serve(server: WorldServer, host: str, port: int) -> None:
     await server.close()
 
 
-class Beside:
+class LocalWorldService:
     """A world served on a thread and loop of its own, for this process alone: loopback, with a token that nobody else
     has. `close` ends it."""
 
@@ -83,7 +85,7 @@ class Beside:
             self._loop.close()
 
 
-def serve_beside(used: str, base: Path) -> ChosenEnvironment:
+def serve_locally(used: str, base: Path) -> ChosenEnvironment:
     """Serve the world that `environment.use` names for this process alone. Raises UserError."""
-    beside = Beside(open_world(used, base=base))
-    return ChosenEnvironment(beside.service, leave=beside.close)
+    local = LocalWorldService(open_world(used, base=base))
+    return ChosenEnvironment(local.service, leave=local.close)

@@ -43,20 +43,20 @@ def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None
 
         return NemoGymWorld(
             checked(rest, source, "a NeMo Gym resource server", "nemo_gym:http://HOST:PORT"),
-            None if data is None else _rows(data, rest),
+            None if data is None else _read_rows(data, rest),
         )
     if kind in PACKAGES:
-        return _of_package(kind, rest, tasks, data)
+        return _open_package_world(kind, rest, tasks, data)
     found = resolve_reference(source, base=base, what="the environment")
     name = getattr(found, "__name__", source)
     if not isinstance(found, type):
         if not callable(found):
             raise ConfigError(f"{source} is a {type(found).__name__}.", where=source, expected="a class, or a function")
-        return _by_methods(found, _dropped(found()), name, source, tasks, data)
-    return _by_methods(found, found, name, source, tasks, data)
+        return _choose_world(found, _close_trial(found()), name, source, tasks, data)
+    return _choose_world(found, found, name, source, tasks, data)
 
 
-def _of_package(kind: str, rest: str, tasks: int, data: Path | None) -> World:
+def _open_package_world(kind: str, rest: str, tasks: int, data: Path | None) -> World:
     package = PACKAGES[kind]
     installed = package.replace("_", "-")
     try:
@@ -68,24 +68,24 @@ def _of_package(kind: str, rest: str, tasks: int, data: Path | None) -> World:
             do=installs(installed),
         ) from None
     name, _, query = rest.partition("?")
-    settings = {key: _value(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    settings = {key: _parse_value(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     if kind == "skyrl":
-        rows = _rows(data, name)
+        rows = _read_rows(data, name)
         return SkyRLWorld(lambda row: make(name, extras=dict(row), **settings), name, rows)
 
     def made() -> Any:
         return make(name, **settings)
 
     if kind == "textarena":
-        _tried(made, name)
+        _try_making(made, name)
         return TextArenaWorld(made, name, tasks)
-    tried = _tried(made, name)
+    tried = _try_making(made, name)
     if "render_mode" not in settings and "ansi" in (getattr(tried, "metadata", None) or {}).get("render_modes", ()):
         settings["render_mode"] = "ansi"
     return GymnasiumWorld(made, name, tasks)
 
 
-def _by_methods(make: Callable[..., Any], like: Any, name: str, source: str, tasks: int, data: Path | None) -> World:
+def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, tasks: int, data: Path | None) -> World:
     """The world of a class, by what it can do. `like`: the class, or an instance."""
 
     def has(*names: str) -> bool:
@@ -101,7 +101,7 @@ def _by_methods(make: Callable[..., Any], like: Any, name: str, source: str, tas
         _require_gymnasium(make, like, name, source)
         return GymnasiumWorld(make, name, tasks)
     if has("init", "step"):
-        return SkyRLWorld(lambda row: make(dict(row)), name, _rows(data, name))
+        return SkyRLWorld(lambda row: make(dict(row)), name, _read_rows(data, name))
     raise ConfigError(
         f"{source} is no environment: it has no `create` and `step`.",
         where=source,
@@ -115,7 +115,7 @@ def _by_methods(make: Callable[..., Any], like: Any, name: str, source: str, tas
 def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: str) -> None:
     """Raise ConfigError for a class with gymnasium's `reset` and `step` whose objects lack the rest of it."""
     lacks = [each for each in GYMNASIUM if not hasattr(like, each)]
-    made = _tried(make, name) if lacks and isinstance(like, type) else like
+    made = _try_making(make, name) if lacks and isinstance(like, type) else like
     if lacks := [each for each in lacks if not hasattr(made, each)]:
         has = ", ".join(each for each in GYMNASIUM if each not in lacks)
         raise ConfigError(
@@ -128,10 +128,10 @@ def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: s
         )
 
 
-def _tried(make: Callable[[], Any], name: str) -> Any:
+def _try_making(make: Callable[[], Any], name: str) -> Any:
     """Make one instance, so that a wrong name or setting is said before anything listens."""
     try:
-        return _dropped(make())
+        return _close_trial(make())
     except Exception as problem:
         raise UserError(
             f"{name} cannot be made: {type(problem).__name__}: {problem}".splitlines()[0],
@@ -140,21 +140,21 @@ def _tried(make: Callable[[], Any], name: str) -> Any:
         ) from problem
 
 
-def _dropped(made: Any) -> Any:
+def _close_trial(made: Any) -> Any:
     close = getattr(made, "close", None)
     if callable(close) and not hasattr(made, "get_observation"):  # textarena's close() answers rewards of a game
         close()
     return made
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _rows(data: Path | None, name: str) -> Mapping[str, Mapping[str, Any]]:
+def _read_rows(data: Path | None, name: str) -> Mapping[str, Mapping[str, Any]]:
     if data is None:
         raise UserError(
             f"skyrl-gym's {name} has no tasks of its own.",

@@ -26,10 +26,10 @@ import pytest
 from ajet.commands import supervised_process as kept_process
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError, UserError
-from ajet_environments.companions import RunningCompanion, beside, why_not
+from ajet_environments.companions import RunningCompanion, find_connection_problem, run_companions
 from ajet_environments.config import Companion, choose_services
-from ajet_environments.confined import Cell
-from ajet_environments.restarts import Watched
+from ajet_environments.confined import ServiceCell
+from ajet_environments.restarts import WatchedProcess
 from ajet_sandbox.choose import Trial, chosen_mechanism, tried
 from tests.ports import free_port
 from tests.waiting import until
@@ -90,14 +90,14 @@ def test_it_runs_within_the_block_and_ends_with_its_daemons(tmp_path: Path, serv
     address = f"http://127.0.0.1:{service.rpartition(' ')[2]}"
     lake = {"command": service, "ready": address, "env": {"COLOUR": "red"}}
     runs = tmp_path / "run"
-    with beside(experiment(tmp_path, lake=lake), runs) as named:
+    with run_companions(experiment(tmp_path, lake=lake), runs) as named:
         assert named == ["lake"]
         started = pids(runs)
         assert all(psutil.pid_exists(pid) for pid in started)
         log = (runs / "services" / "lake.log").read_text()
         assert f"red {tmp_path}" in log
         elsewhere = lake | {"cwd": "nowhere here"}
-        with beside(experiment(tmp_path, lake=elsewhere), tmp_path / "other", prefix="p") as named:
+        with run_companions(experiment(tmp_path, lake=elsewhere), tmp_path / "other", prefix="p") as named:
             assert named == [] and not (tmp_path / "other").exists(), "one that answers already is somebody else's"
         assert all(psutil.pid_exists(pid) for pid in started)
         keeper = psutil.Process(started[0]).parent()
@@ -119,7 +119,7 @@ def test_one_that_ran_for_longer_than_its_grace_still_has_it(tmp_path: Path, mon
     lake = Companion(command=["/bin/sh", "-c", cleans], ready="ready")
     running = RunningCompanion("lake", lake, tmp_path, tmp_path / "lake.log")
     running.start()
-    running.wait()
+    running.wait_until_ready()
     time.sleep(kept_process.GRACE_S + 0.1)
     running.close()
     assert (tmp_path / "cleaned").exists() and running.how().startswith(" with code 3")
@@ -128,11 +128,11 @@ def test_one_that_ran_for_longer_than_its_grace_still_has_it(tmp_path: Path, mon
 def test_one_that_is_killed_comes_back(tmp_path: Path, service: str) -> None:
     address = f"http://127.0.0.1:{service.rpartition(' ')[2]}"
     lake = {"command": service, "ready": address, "env": {"COLOUR": "red"}}
-    with beside(experiment(tmp_path, lake=lake), tmp_path):
+    with run_companions(experiment(tmp_path, lake=lake), tmp_path):
         first = pids(tmp_path)
         os.kill(first[0], signal.SIGKILL)
         assert until(lambda: all(gone(pid) for pid in first)), "what it started went with it"
-        assert until(lambda: pids(tmp_path) != first and not why_not(address))
+        assert until(lambda: pids(tmp_path) != first and not find_connection_problem(address))
         again = pids(tmp_path)
     assert all(gone(pid) for pid in again)
 
@@ -145,13 +145,13 @@ def test_a_keeper_that_is_killed_leaves_nothing_and_the_service_comes_back(
     """Either of the keeper's two processes, with its group."""
     address = f"http://127.0.0.1:{service.rpartition(' ')[2]}"
     lake = {"command": service, "ready": address, "env": {"COLOUR": "red"}}
-    with beside(experiment(tmp_path, lake=lake), tmp_path):
+    with run_companions(experiment(tmp_path, lake=lake), tmp_path):
         first = pids(tmp_path)
         keepers = psutil.Process(first[0]).parents()[:2]
         assert all("keeper.py" in " ".join(each.cmdline()) for each in keepers)
         os.killpg(os.getpgid(keepers[which].pid), signal.SIGKILL)
         assert until(lambda: all(gone(pid) for pid in [*first, *(each.pid for each in keepers)]))
-        assert until(lambda: pids(tmp_path) != first and not why_not(address))
+        assert until(lambda: pids(tmp_path) != first and not find_connection_problem(address))
         again = pids(tmp_path)
     assert all(gone(pid) for pid in again)
 
@@ -206,7 +206,7 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
             "confined": True, "shows": ["../more"],
         }  # fmt: skip
         before = psutil.Process().children(recursive=True)  # of other tests
-        with beside(experiment(tmp_path, lake=lake), tmp_path):
+        with run_companions(experiment(tmp_path, lake=lake), tmp_path):
             address = f"http://127.0.0.1:{port}"
             with urllib.request.urlopen(address, timeout=60) as answer:
                 found = json.load(answer)
@@ -216,9 +216,11 @@ def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
             assert not any("SOME_SECRET" in each.environ() for each in keepers), "bubblewrap gets it from them"
             first = next(each for each in ours if "looks.py" in words(each))
             first.kill()
-            assert until(lambda: gone(first.pid) and not why_not(address)), "it comes back, at the same port"
+            assert until(lambda: gone(first.pid) and not find_connection_problem(address)), (
+                "it comes back, at the same port"
+            )
             left = set(psutil.Process().children(recursive=True)).difference(before)
-    assert all(gone(each.pid) for each in left) and why_not(address)
+    assert all(gone(each.pid) for each in left) and find_connection_problem(address)
     assert len(made) == 2 and not any(map(os.path.exists, made))
     assert found.pop("processes") < 8
     here = found.pop("here")
@@ -235,18 +237,18 @@ def test_one_that_is_confined_is_not_taken_for_another_that_got_its_port(
     """As two runs at once would: a port that nobody listens at may be bound twice."""
     if not tried("bubblewrap").works:
         pytest.skip("no bubblewrap here")
-    port, others, begun = free_port(), [], Cell.begun
+    port, others, begun = free_port(), [], ServiceCell.start_forwarding
 
-    def late(cell: Cell) -> None:
+    def late(cell: ServiceCell) -> None:
         others.append(socket.create_server(("127.0.0.1", port)))
         begun(cell)
 
-    monkeypatch.setattr(Cell, "begun", late)
+    monkeypatch.setattr(ServiceCell, "start_forwarding", late)
     (tmp_path / "lake").mkdir()
     command = [sys.executable, "-I", "-S", "-m", "http.server", str(port)]
     lake = {"command": command, "cwd": "lake", "ready": f"tcp://127.0.0.1:{port}", "confined": True}
     found = experiment(tmp_path, lake=lake)
-    with pytest.raises(UserError, match="The port of the service lake cannot be had"), beside(found, tmp_path):
+    with pytest.raises(UserError, match="The port of the service lake cannot be had"), run_companions(found, tmp_path):
         raise AssertionError("the run began")
     others[0].close()
 
@@ -258,7 +260,7 @@ def test_one_whose_log_cannot_be_written_leaves_no_sandbox(tmp_path: Path, monke
     (tmp_path / "services" / "lake.log").mkdir(parents=True)
     (tmp_path / "lake").mkdir()
     lake = {"command": "sleep 9", "cwd": "lake", "ready": f"tcp://127.0.0.1:{free_port()}", "confined": True}
-    with pytest.raises(IsADirectoryError), beside(experiment(tmp_path, lake=lake), tmp_path):
+    with pytest.raises(IsADirectoryError), run_companions(experiment(tmp_path, lake=lake), tmp_path):
         raise AssertionError("the run began")
     assert not [*temporary.iterdir()] and "ajet-service-door" not in {each.name for each in threading.enumerate()}
     temporary.rmdir()
@@ -280,7 +282,7 @@ def test_one_that_cannot_be_confined_is_refused_by_its_key(
     monkeypatch.setattr("ajet_sandbox.choose.tried", lambda *_: Trial("bubblewrap", "off"))
     chosen_mechanism.cache_clear()
     told = experiment(tmp_path, lake={"command": "sleep 9", "confined": True, **lake})
-    with pytest.raises(ConfigError) as caught, beside(told, tmp_path):
+    with pytest.raises(ConfigError) as caught, run_companions(told, tmp_path):
         raise AssertionError("the run began")
     chosen_mechanism.cache_clear()
     assert said in caught.value.what and "services.lake" in caught.value.where
@@ -309,7 +311,7 @@ class Ending:
     def is_ready(self) -> bool:
         return self._steady
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         self.starts += 1
 
     def close(self) -> None:
@@ -318,24 +320,24 @@ class Ending:
 
 def test_one_that_always_ends_is_left_after_some_times() -> None:
     ending = Ending()
-    watched, began = Watched(ending, 2), time.monotonic()
+    watched, began = WatchedProcess(ending, 2), time.monotonic()
     seen = []
     for tenth in range(100):
-        watched.look(began + tenth / 10)
+        watched.check_process(began + tenth / 10)
         seen.append(ending.starts)
     assert [seen.index(1), seen.index(2), seen[-1]] == [10, 31, 2], "after one second, then after two"
-    steady, began = Watched(ending := Ending(steady=True), 1), time.monotonic()
+    steady, began = WatchedProcess(ending := Ending(steady=True), 1), time.monotonic()
     for minute in range(0, 60, 2):
-        steady.look(began + 60 * minute)
+        steady.check_process(began + 60 * minute)
     assert ending.starts == 10, "one that was ready for a minute counts anew"
-    done = Watched(well := Ending(well=True), 2)
+    done = WatchedProcess(well := Ending(well=True), 2)
     for second in range(100):
-        done.look(began + second)
+        done.check_process(began + second)
     assert well.starts == 0
-    slow = Watched(deaf := Ending(deaf=True, well=True), 2)
+    slow = WatchedProcess(deaf := Ending(deaf=True, well=True), 2)
     deaf.timeout = 100.0
     for second in range(1000):
-        slow.look(began + second)
+        slow.check_process(began + second)
     assert (deaf.starts, deaf.closed) == (2, 2), "one that is not ready in time is ended, and has not run a minute"
 
 
@@ -343,14 +345,14 @@ def test_one_that_always_ends_is_left_after_some_times() -> None:
 def test_one_that_cannot_be_started_is_left_and_the_others_are_looked_after(problem: Exception) -> None:
     ending, began = Ending(), time.monotonic()
 
-    def start_again() -> None:
+    def restart() -> None:
         ending.starts += 1
         raise problem
 
-    ending.start_again = start_again  # type: ignore[method-assign]
-    watched = Watched(ending, 3)
+    ending.restart = restart  # type: ignore[method-assign]
+    watched = WatchedProcess(ending, 3)
     for second in range(100):
-        watched.look(began + second)
+        watched.check_process(began + second)
     assert ending.starts == 1
 
 
@@ -413,7 +415,7 @@ def test_a_log_may_be_shortened_while_it_is_written(tmp_path: Path) -> None:
     """As `logrotate` does it with `copytruncate`: no hole is left where the old lines were."""
     command = ["sh", "-c", "echo ready; while [ ! -e on ]; do sleep 0.02; done; echo more; exec sleep 60"]
     lake = {"command": command, "ready": "ready"}
-    with beside(experiment(tmp_path, lake=lake), tmp_path):
+    with run_companions(experiment(tmp_path, lake=lake), tmp_path):
         log = tmp_path / "services" / "lake.log"
         os.truncate(log, 0)
         (tmp_path / "on").touch()
@@ -448,7 +450,7 @@ def test_it_ends_where_the_run_is_killed(tmp_path: Path, service: str) -> None:
 )
 def test_one_that_is_not_ready_is_an_error_and_nothing_stays(tmp_path: Path, lake: dict[str, Any], said: str) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
-    with pytest.raises(UserError) as caught, beside(experiment(tmp_path, lake=lake), tmp_path):
+    with pytest.raises(UserError) as caught, run_companions(experiment(tmp_path, lake=lake), tmp_path):
         raise AssertionError("the run began")
     assert said in caught.value.what and "services.lake" in caught.value.where
     assert "code 3" not in said or "boom" in caught.value.where

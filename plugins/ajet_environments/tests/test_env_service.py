@@ -14,7 +14,7 @@ from ajet.environment.services.chosen import is_service_url
 from ajet.schema.errors import ConfigError, EnvironmentFailure, TaskError
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
-from ajet_environments.services.serving import Beside
+from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
 from tests import world_fixtures, world_workflows
 from tests.support.rollouts import stage
@@ -28,7 +28,7 @@ JUDGE = "ajet.task_judge.env_service_as_judge->EnvServiceJudge"
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Any:
     Count.made.clear()
-    beside = Beside(open_world("world_fixtures.py->Count", base=HERE))
+    beside = LocalWorldService(open_world("world_fixtures.py->Count", base=HERE))
     monkeypatch.setenv("ENV_SERVICE_TOKEN", str(beside.service.token))
     yield beside.service
     beside.close()
@@ -130,8 +130,8 @@ def test_a_recorded_run_cannot_stand_for_an_environment_with_a_state(environment
 
 def test_an_address_that_is_none_is_said_in_words() -> None:
     from ajet.environment.services.chosen import choose_environment
-    from ajet_environments.services.check import check
-    from ajet_environments.services.reachable import services_of
+    from ajet_environments.services.check import run_check
+    from ajet_environments.services.reachable import list_services
 
     def open_openenv(url: str) -> None:
         open_world(f"openenv:{url.replace('http', 'ws')}", base=HERE)
@@ -139,12 +139,12 @@ def test_an_address_that_is_none_is_said_in_words() -> None:
     of_reader = experiment(settings("http://127.0.0.1:80800"))
     used = experiment({"environment": {"use": "http://[::1:8080"}})
     for found, key in ((of_reader, "ajet.task_reader.env_service.env_url"), (used, "ajet.environment.use")):
-        for reads in (choose_environment, lambda found: list(services_of(found))):
+        for reads in (choose_environment, lambda found: list(list_services(found))):
             with pytest.raises(ConfigError, match="is no address of an environment service") as caught:
                 reads(found)
             assert caught.value.where == key
     for url in ("http://127.0.0.1:port/x", "http://", "http://[::1"):
-        for asks in (open_openenv, partial(check, env_type="", split="train", actions=[], steps=1)):
+        for asks in (open_openenv, partial(run_check, env_type="", split="train", actions=[], steps=1)):
             with pytest.raises(ConfigError, match="is no address of an"):
                 asks(url)
     with pytest.raises(EnvironmentFailure, match="is no address such as"):

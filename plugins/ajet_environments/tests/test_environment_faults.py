@@ -16,7 +16,7 @@ from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import Task
 from ajet.task_judge.env_service_as_judge import EnvServiceJudge
 from ajet.task_judge.judge import Judge
-from ajet_environments.services.serving import Beside
+from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
 from tests import world_fixtures, world_workflows
 from tests.support.rollouts import Stage, stage
@@ -111,7 +111,7 @@ def test_a_score_that_does_not_come_is_no_score_of_0(score: Any) -> None:
 
 
 def test_a_service_that_dies_between_two_steps_is_known_by_the_next() -> None:
-    beside = Beside(open_world("world_fixtures.py->Count", base=HERE))
+    beside = LocalWorldService(open_world("world_fixtures.py->Count", base=HERE))
     env = GymEnv(beside.service, "1")
     env.create()
     env.step("2")
@@ -168,7 +168,7 @@ def test_a_resource_server_of_nemo_gym_that_fails_is_an_environment_lost(path: s
 
 def test_a_repeated_attempt_gets_an_instance_of_its_own_and_all_are_released() -> None:
     Count.made.clear()
-    beside = Beside(open_world("world_fixtures.py->Count", base=HERE))
+    beside = LocalWorldService(open_world("world_fixtures.py->Count", base=HERE))
     tree = {"environment": {"use": beside.service.url}}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(wire.TOKEN, str(beside.service.token))

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import ConfigError, UserError
-from ajet_environments.hosting.lifetime import down, listed, show, up
+from ajet_environments.hosting.lifetime import build_table, print_address, start_environment, stop_environment
 from ajet_mcp import CallFailedError
 from ajet_mcp.running_environments import running, state_file, token_for
 from tests.ajet_command import start
@@ -60,10 +60,10 @@ def shop(place):
             capacity: 5
         """)
     )
-    found = up(str(file), port=0)
+    found = start_environment(str(file), port=0)
     yield found
     if running("shop") is not None:
-        down("shop")
+        stop_environment("shop")
 
 
 class Client:
@@ -116,7 +116,7 @@ def episodes(shop):
 
 
 def test_it_says_how_it_is_reached_and_is_known_to_its_user_alone(shop, capsys):
-    show(shop)
+    print_address(shop)
     first, *lines = capsys.readouterr().out.splitlines()
     assert json.loads(first) == {"ip": "127.0.0.1", "port": shop.port, "token": shop.token}
     url = f"export MCP_SERVER_URL=http://127.0.0.1:{shop.port}/mcp"
@@ -125,11 +125,11 @@ def test_it_says_how_it_is_reached_and_is_known_to_its_user_alone(shop, capsys):
     assert token_for(shop.url) == shop.token and token_for("http://127.0.0.1:1/mcp") == ""
     assert token_for(f"http://localhost:{shop.port}/mcp") == shop.token
     console = Console(width=200, file=StringIO())
-    console.print(listed())
+    console.print(build_table())
     shown = console.file.getvalue()
     assert f"{shop.url}  notes, all, slow " in shown and "shop, off: paid: it needs SOME_KEY" in shown
     with pytest.raises(UserError, match="running already"):
-        up(str(state_file("shop").parents[1] / "shop.yaml"))
+        start_environment(str(state_file("shop").parents[1] / "shop.yaml"))
 
 
 def test_two_episodes_do_not_see_each_other_and_both_eras_see_one(shop, episodes):
@@ -340,7 +340,7 @@ def test_it_drains_and_leaves_no_process(place, tmp_path):
 
     def start_one():
         try:
-            found.append(up(str(file), port=0, token=False))
+            found.append(start_environment(str(file), port=0, token=False))
         except UserError as problem:
             refused.append(problem.what)
 
@@ -359,11 +359,11 @@ def test_it_drains_and_leaves_no_process(place, tmp_path):
     client = Client(brief, httpx.post(f"{brief.address}/episodes", json={}).json()["path"])
     client.call("note", text="x")
     children += psutil.Process(brief.process.pid).children(recursive=True)
-    down("brief")
+    stop_environment("brief")
     assert running("brief") is None and not state_file("brief").exists()
     assert until(lambda: not any(map(lives, (child.pid for child in children))))
     with pytest.raises(UserError, match="No environment brief runs"):
-        down("brief")
+        stop_environment("brief")
 
 
 def test_in_the_foreground_its_token_is_the_one_that_is_given_and_episodes_that_were_left_are_ended(place, tmp_path):
@@ -401,12 +401,12 @@ def test_in_the_foreground_its_token_is_the_one_that_is_given_and_episodes_that_
 def test_what_cannot_be_an_environment_is_one_screen(place, tmp_path, text, said):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises((ConfigError, UserError), match=said):
-        up(str(tmp_path / "bad.yaml"), port=0)
+        start_environment(str(tmp_path / "bad.yaml"), port=0)
 
 
 def test_only_this_machine_reaches_one_without_a_token():
     with pytest.raises(UserError, match="this machine alone"):
-        up("x.yaml", host="0.0.0.0", token=False)
+        start_environment("x.yaml", host="0.0.0.0", token=False)
 
 
 def test_calls_of_many_episodes_run_side_by_side(episodes):

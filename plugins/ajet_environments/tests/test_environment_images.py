@@ -15,9 +15,9 @@ import pytest
 from rich.console import Console
 
 from ajet.schema.errors import ConfigError
-from ajet_environments.deployment import described
-from ajet_environments.hosting.lifetime import down, up
-from ajet_environments.hosting.trial import plan
+from ajet_environments.deployment import read_description
+from ajet_environments.hosting.lifetime import start_environment, stop_environment
+from ajet_environments.hosting.trial import plan_episodes
 from ajet_mcp.running_environments import RunningEnvironment
 from ajet_mcp.servers import servers_of
 from ajet_sandbox.engine import LABEL
@@ -30,7 +30,7 @@ SECRET = "open sesame"
 def test_a_server_that_is_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its container has an episode's notes, its resources, and what it is given; `down` removes it."""
     file = boxed(tmp_path, monkeypatch, spare=1)
-    found = up(str(file), port=0)
+    found = start_environment(str(file), port=0)
     try:
         one, other = episode(found), episode(found)
         assert one("note", text="a") == "a" and other("notes") == ""
@@ -49,7 +49,7 @@ def test_a_server_that_is_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         engines = [each for each, words in zip(every, said, strict=True) if "--env-file" in words]
         assert engines and not any("LD_PRELOAD" in (each.info["environ"] or ()) for each in engines)
     finally:
-        down("boxed")
+        stop_environment("boxed")
     assert containers() == []
 
 
@@ -58,7 +58,7 @@ def test_what_a_killed_environment_leaves_the_next_start_removes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = boxed(tmp_path, monkeypatch, spare=1)
-    first = up(str(file), port=0)
+    first = start_environment(str(file), port=0)
     episode(first)("note", text="a")
     left = containers()
     for number in containers("{{.State.Pid}}"):  # so that none ends by itself when its pipes close
@@ -66,18 +66,18 @@ def test_what_a_killed_environment_leaves_the_next_start_removes(
     os.kill(first.process.pid, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(first.process.pid)], timeout=60)
     assert left and set(left) <= set(containers())
-    found = up(str(file), port=0)
+    found = start_environment(str(file), port=0)
     try:
         assert episode(found)("notes") == "" and not set(left) & set(containers())
     finally:
-        down("boxed")
+        stop_environment("boxed")
     assert containers() == []
 
 
 @pytest.mark.extra_slow
 def test_the_plan_counts_what_runs_in_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(width=160, record=True, file=StringIO())
-    console.print(plan(str(boxed(tmp_path, monkeypatch)), 10))
+    console.print(plan_episodes(str(boxed(tmp_path, monkeypatch)), 10))
     shown = console.export_text()
     assert "5 cores" in shown and f"{640 / 1024:.2f} GiB" in shown, "of ten at once, as the file says"
     (row,) = [line for line in shown.splitlines() if line.startswith(" notes")]
@@ -96,11 +96,11 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypat
     ):
         file.write_text(f"name: t\nmcpServers:\n  s: {{{entry}}}\n")
         with pytest.raises(ConfigError, match=said):
-            up(str(file))
+            start_environment(str(file))
     file.write_text("mcpServers:\n  s: {command: sh, resources: {cores: 1, memory: 5}}\n")
     with pytest.raises(ConfigError, match="cannot be held to its cores and memory"):
         servers_of(str(file), tmp_path)
-    (part,) = described(file).parts
+    (part,) = read_description(file).parts
     assert part.resources.memory == 5, "planned with, where nothing holds it"
 
 

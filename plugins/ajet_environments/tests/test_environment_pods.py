@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from ajet.schema.errors import UserError
-from ajet_environments.deployment import described
-from ajet_environments.hosting.kubernetes import PORT, kubernetes
-from ajet_environments.hosting.lifetime import down, up
+from ajet_environments.deployment import read_description
+from ajet_environments.hosting.kubernetes import PORT, render_kubernetes
+from ajet_environments.hosting.lifetime import start_environment, stop_environment
 from ajet_environments.tests.test_environment_images import containers, episode
 from ajet_mcp import CallFailedError, Limits
 from ajet_mcp.servers import Server
@@ -72,7 +72,7 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
         f"name: shop\nmcpServers:\n  notes: {command}, spare: 0, resources: {{cores: 0.2, memory: 64}}}}\ncapacity: 4\n"
     )
     manifests = tmp_path / "manifests.yaml"
-    manifests.write_text(kubernetes(described(file), image=AJET_IMAGE, count=2))
+    manifests.write_text(render_kubernetes(read_description(file), image=AJET_IMAGE, count=2))
     secret = json.dumps({"MCP_SERVER_TOKEN": base64.b64encode(TOKEN.encode()).decode()})
     podman("secret", "create", "shop", "-", text=secret)
     try:
@@ -176,8 +176,8 @@ def test_a_whole_environment_in_a_container(tmp_path: Path, monkeypatch: pytest.
     file = shop(tmp_path, monkeypatch)
     boxed = {"image": AJET_IMAGE, "network": "host"}  # this machine may have no iptables, which another one needs
     with pytest.raises(UserError, match="is not here"):
-        up(str(file), port=0, image="localhost/no-such-image")
-    first = up(str(file), port=0, **boxed)
+        start_environment(str(file), port=0, image="localhost/no-such-image")
+    first = start_environment(str(file), port=0, **boxed)
     (left,) = containers()
     said = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
     assert not any(secret in each for each in said for secret in (first.token, "open sesame"))
@@ -187,11 +187,11 @@ def test_a_whole_environment_in_a_container(tmp_path: Path, monkeypatch: pytest.
     psutil.wait_procs([psutil.Process(first.process.pid)], timeout=60)
     assert containers() == [left]
     swept.cache_clear()  # this process has looked before
-    found = up(str(file), port=0, **boxed)
+    found = start_environment(str(file), port=0, **boxed)
     try:
         assert left not in containers() and episode(found)("notes") == ""
     finally:
-        down("shop")
+        stop_environment("shop")
     assert containers() == []
 
 
@@ -201,7 +201,7 @@ def test_the_port_that_is_published_is_the_one_that_is_told(tmp_path: Path, monk
     tried = ["podman", "run", "--rm", "--log-driver", "none", "--publish", "127.0.0.1::8000", AJET_IMAGE, "sleep", "0"]
     if (done := subprocess.run(tried, capture_output=True, text=True)).returncode:
         pytest.skip(f"podman publishes no port here: {done.stderr.strip()[-300:]}")
-    found = up(str(file), host="127.0.0.1", port=0, image=AJET_IMAGE)
+    found = start_environment(str(file), host="127.0.0.1", port=0, image=AJET_IMAGE)
     try:
         assert episode(found)("note", text="a") == "a"
         (told,) = containers("{{json .NetworkSettings.Ports}}")
@@ -209,7 +209,7 @@ def test_the_port_that_is_published_is_the_one_that_is_told(tmp_path: Path, monk
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"http://{SERVICE}:{found.port}/health", timeout=30)
     finally:
-        down("shop")
+        stop_environment("shop")
     assert containers() == []
 
 

@@ -12,9 +12,9 @@ import yaml
 from rich.console import Console
 
 from ajet.schema.errors import UserError
-from ajet_environments.deployment import described
-from ajet_environments.hosting.kubernetes import faults, kubernetes
-from ajet_environments.hosting.trial import call_by_hand, plan
+from ajet_environments.deployment import read_description
+from ajet_environments.hosting.kubernetes import find_faults, render_kubernetes
+from ajet_environments.hosting.trial import call_by_hand, plan_episodes
 
 NOTES = Path(__file__).parents[3] / "tests" / "notes_server.py"
 
@@ -49,9 +49,9 @@ def test_tools_are_listed_and_called_by_hand(file, capsys):
 
 
 def test_the_plan_is_what_was_measured(file, monkeypatch):
-    monkeypatch.setattr("ajet_environments.hosting.trial.machine", lambda: (2, 6.0))
+    monkeypatch.setattr("ajet_environments.hosting.trial.measure_machine", lambda: (2, 6.0))
     console = Console(width=160, record=True, file=StringIO())
-    console.print(plan(str(file), 20))
+    console.print(plan_episodes(str(file), 20))
     shown = console.export_text()
     assert "9 processes" in shown and "40 cores" in shown and "80 GiB" in shown, "8 instances, and a spare one"
     assert "8: set `capacity: 20`" in shown
@@ -61,11 +61,11 @@ def test_the_plan_is_what_was_measured(file, monkeypatch):
 
 def test_manifests_keep_to_the_schema_and_agree_with_themselves(file):
     validate = pytest.importorskip("kubernetes_validate")
-    text = kubernetes(described(file), image="example.org/ajet:1", count=2)
+    text = render_kubernetes(read_description(file), image="example.org/ajet:1", count=2)
     manifests = list(yaml.safe_load_all(text))
     for each in manifests:
         validate.validate(each, "1.30", strict=True)
-    assert faults(manifests, ["notes"]) == []
+    assert find_faults(manifests, ["notes"]) == []
     assert "SOME_KEY" in text and {each["metadata"]["name"] for each in manifests} == {"notes", "notes-sessions"}
     assert manifests[0]["data"]["notes_server.py"] == NOTES.read_text()
 
@@ -76,7 +76,7 @@ def test_the_secret_has_all_that_the_file_cannot_do_without(file, monkeypatch):
     (file.parent / "keys.env").write_text("ITS_KEY=x\n")
     entry = "{url: 'http://127.0.0.1:1/mcp', headers: {Authorization: 'Bearer ${ITS_KEY}', Lang: '${TONGUE:-en}'}}"
     file.write_text(f"mcpServers:\n  far: {entry}\nenv_file: keys.env\n")
-    text = kubernetes(described(file), image="i")
+    text = render_kubernetes(read_description(file), image="i")
     assert "--from-literal=ITS_KEY=…" in text and "open sesame" not in text
     assert "from-literal=TONGUE" not in text
     (inside,) = [yaml.safe_load(each) for each in list(yaml.safe_load_all(text))[0]["data"].values()]
@@ -84,7 +84,7 @@ def test_the_secret_has_all_that_the_file_cannot_do_without(file, monkeypatch):
 
 
 def test_what_no_schema_sees_is_seen(file):
-    good = list(yaml.safe_load_all(kubernetes(described(file), image="i")))
+    good = list(yaml.safe_load_all(render_kubernetes(read_description(file), image="i")))
     said = {}
     for name, path, value in (
         ("selector", (1, "spec", "selector", "matchLabels", "app"), "other"),
@@ -100,6 +100,6 @@ def test_what_no_schema_sees_is_seen(file):
         for step in path[:-1]:
             place = place[step]
         place[path[-1]] = value
-        said[name] = faults(broken, ["notes"])
+        said[name] = find_faults(broken, ["notes"])
     assert all(said.values()), said
-    assert faults(good) == ["Deployment notes: there is no secret notes"]
+    assert find_faults(good) == ["Deployment notes: there is no secret notes"]

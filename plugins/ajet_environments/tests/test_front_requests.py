@@ -5,8 +5,8 @@ import json
 
 import httpx
 
-from ajet_environments.front import Episodes, Front, build_front
-from ajet_environments.front.app import Access
+from ajet_environments.front import Front, FrontEpisodes, build_front
+from ajet_environments.front.app import AccessRule
 from tests.hostile_requests import objects
 
 JSON = {"content-type": "application/json"}
@@ -16,7 +16,7 @@ def ask(*requests):
     """The replies to POST requests (path, body, headers) of a front without servers."""
 
     async def run():
-        front = Front("shop", Episodes((), capacity=1, idle=60.0), Access(), {})
+        front = Front("shop", FrontEpisodes((), capacity=1, idle=60.0), AccessRule(), {})
         transport = httpx.ASGITransport(build_front(front))
         async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
             return [

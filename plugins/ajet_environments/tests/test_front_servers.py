@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from ajet.schema.errors import BoundaryError, EnvironmentFailure, UserError
-from ajet_environments.deployment.description import Part
-from ajet_environments.deployment.instances import McpInstance, starter
+from ajet_environments.deployment.description import EnvironmentPart
+from ajet_environments.deployment.instances import McpInstance, make_starter
 from ajet_environments.deployment.workdirs import Workdirs
-from ajet_environments.front.app import Access, Front
-from ajet_environments.front.episodes import Episodes, NoSuchTool
-from ajet_environments.front.servers import Pool
+from ajet_environments.front.app import AccessRule, Front
+from ajet_environments.front.episodes import FrontEpisodes, UnknownToolError
+from ajet_environments.front.servers import InstancePool
 from ajet_mcp.contract import CallFailedError, Reply
 from ajet_mcp.servers import Server
 from tests.mcp_fixtures import lives
@@ -28,16 +28,16 @@ class Instance:
     tools = ({"name": "look"},)
 
     def __init__(self) -> None:
-        self.alive = True
+        self.is_alive = True
 
     async def call(self, name, arguments):
         return {"content": []}
 
     async def close(self) -> None:
-        self.alive = False
+        self.is_alive = False
 
 
-def server(**settings) -> tuple[Pool, list[Instance]]:
+def server(**settings) -> tuple[InstancePool, list[Instance]]:
     started: list[Instance] = []
 
     async def start(episode: str) -> Instance:
@@ -45,7 +45,7 @@ def server(**settings) -> tuple[Pool, list[Instance]]:
         started.append(Instance())
         return started[-1]
 
-    return Pool("s", start, **settings), started
+    return InstancePool("s", start, **settings), started
 
 
 def test_who_comes_while_a_shared_one_is_started_gets_the_same():
@@ -53,7 +53,7 @@ def test_who_comes_while_a_shared_one_is_started_gets_the_same():
 
     async def take_three() -> None:
         assert len({id(each) for each in await asyncio.gather(*(one.take() for _ in range(3)))}) == 1
-        started[0].alive = False
+        started[0].is_alive = False
         assert len({id(each) for each in await asyncio.gather(*(one.take() for _ in range(3)))}) == 1
 
     asyncio.run(take_three())
@@ -68,7 +68,7 @@ def test_one_that_is_only_asked_for_its_tools_serves_no_episode():
         return await one.take("episode")
 
     taken = asyncio.run(play())
-    assert one.tools and not started[0].alive and taken is started[1]
+    assert one.tools and not started[0].is_alive and taken is started[1]
 
 
 def test_one_whose_tools_are_known_is_started_when_it_is_needed():
@@ -80,10 +80,10 @@ def test_one_whose_tools_are_known_is_started_when_it_is_needed():
 
 def test_an_episode_that_is_called_while_another_idle_one_is_ended_stays():
     async def play() -> None:
-        episodes = Episodes([], capacity=9, idle=900)
+        episodes = FrontEpisodes([], capacity=9, idle=900)
         gone, used = episodes.create(), episodes.create()
-        gone.touched = used.touched = -900.0
-        episodes._ended = lambda name: setattr(used, "touched", time.monotonic())
+        gone.last_used = used.last_used = -900.0
+        episodes._on_ended = lambda name: setattr(used, "last_used", time.monotonic())
         assert await episodes.reap() == 1 and episodes.find(used.name) is used and len(episodes) == 1
 
     asyncio.run(play())
@@ -102,11 +102,11 @@ for line in sys.stdin:
 
 def test_one_that_starts_and_lists_no_tools_is_ended(tmp_path: Path):
     command = (sys.executable, "-I", "-S", "-c", GREETS, str(tmp_path / "pid"))
-    part = Part("greets", server=Server("greets", "stdio", command=command))
+    part = EnvironmentPart("greets", server=Server("greets", "stdio", command=command))
 
     async def start() -> None:
         with pytest.raises(BoundaryError, match="the MCP server greets does not list its tools: no list"):
-            await starter(part, Workdirs())("")
+            await make_starter(part, Workdirs())("")
         assert not lives(int((tmp_path / "pid").read_text()))
 
     asyncio.run(start())
@@ -119,10 +119,10 @@ def test_there_are_never_more_than_allowed_and_those_who_wait_get_one_in_turn():
     async def play(number: int) -> None:
         instance = await one.take()
         got.append(number)
-        assert len([each for each in started if each.alive]) <= 2
+        assert len([each for each in started if each.is_alive]) <= 2
         await asyncio.sleep(0)
         if number == 2:
-            instance.alive = False  # it died: another is started in its place
+            instance.is_alive = False  # it died: another is started in its place
         await one.give_back(instance)
 
     async def all_of_them() -> None:
@@ -146,7 +146,7 @@ def test_who_waits_in_vain_is_told_so_and_who_gives_up_takes_none_along():
         await one.give_back(held)
         waiting.cancel(), given_up.cancel()  # the first has been given its turn, and has not heard of it
         await asyncio.wait([waiting, given_up])
-        assert one.used == 0 and (await one.take()).alive
+        assert one.used == 0 and (await one.take()).is_alive
 
     asyncio.run(play())
 
@@ -159,12 +159,12 @@ def test_only_the_tools_that_are_named_are_shown_and_each_is_one_of_a_servers():
         return Two()
 
     async def play(*shown: str) -> list[str]:
-        episodes = Episodes([Pool("s", start)], capacity=1, idle=1, tools=shown)
+        episodes = FrontEpisodes([InstancePool("s", start)], capacity=1, idle=1, list_tools=shown)
         await episodes.open()
         episode = episodes.create()
-        found = [tool["name"] for tool in episodes.tools(episode)]
+        found = [tool["name"] for tool in episodes.list_tools(episode)]
         for name in {"look", "leap"} - set(found):
-            with pytest.raises(NoSuchTool, match=name):
+            with pytest.raises(UnknownToolError, match=name):
                 await episodes.call(episode, name, {})
         return found
 
@@ -178,7 +178,7 @@ def test_a_request_that_found_an_episode_before_it_ended_takes_nothing():
 
     async def play() -> None:
         await one.open()
-        episodes = Episodes([one], capacity=1, idle=900)
+        episodes = FrontEpisodes([one], capacity=1, idle=900)
         episode = episodes.create()
         await episodes.end(episode.name)
         with pytest.raises(EnvironmentFailure, match="the episode has ended"):
@@ -193,7 +193,7 @@ def test_an_episode_that_lost_a_server_is_answered_by_no_shared_one_either():
 
     async def play() -> None:
         await one.open()
-        episodes = Episodes([one], capacity=1, idle=900)
+        episodes = FrontEpisodes([one], capacity=1, idle=900)
         episode = episodes.create()
         assert await episodes.call(episode, "look", {})
         episode.lost = "another server is gone"
@@ -209,7 +209,7 @@ def test_one_that_died_keeps_its_place_until_it_is_closed_and_none_is_started_af
 
     async def play() -> None:
         await one.open()
-        started[0].alive, started[0].close = False, gone.wait
+        started[0].is_alive, started[0].close = False, gone.wait
         taking = asyncio.create_task(one.take())
         await asyncio.sleep(0.01)
         assert len(started) == 1
@@ -218,7 +218,7 @@ def test_one_that_died_keeps_its_place_until_it_is_closed_and_none_is_started_af
         await one.close()
         await one.give_back(taken)
         await asyncio.sleep(0.01)
-        assert not one.starting and not one.waiting and [each.alive for each in started] == [False, False]
+        assert not one.starting and not one.waiting and [each.is_alive for each in started] == [False, False]
         with pytest.raises(EnvironmentFailure, match="is being ended"):
             await one.take()
 
@@ -252,7 +252,7 @@ def test_a_call_of_a_shared_server_that_takes_too_long_costs_the_others_nothing(
         for session.problem in problems:
             with suppress(CallFailedError):
                 await instance.call("look", {})
-        return instance.alive
+        return instance.is_alive
 
     async def play() -> None:
         assert await lives_after(slow, slow, None, slow, huge, slow)
@@ -279,9 +279,9 @@ def test_an_episode_that_is_being_reaped_as_the_environment_ends_is_ended_whole(
         async def start(episode: str) -> Instance:
             return instance
 
-        pool = Pool("s", start, tools=Instance.tools, spare=0)
-        episodes = Episodes([pool], capacity=1, idle=0.01, ended=gone.append)
-        front = Front("f", episodes, Access(), {})
+        pool = InstancePool("s", start, tools=Instance.tools, spare=0)
+        episodes = FrontEpisodes([pool], capacity=1, idle=0.01, on_ended=gone.append)
+        front = Front("f", episodes, AccessRule(), {})
         episode = episodes.create()
         await episodes.call(episode, "look", {})
         front.start()
@@ -290,6 +290,6 @@ def test_an_episode_that_is_being_reaped_as_the_environment_ends_is_ended_whole(
         await asyncio.sleep(0)
         may_close.set()
         await ending
-        return not instance.alive and gone == [episode.name]
+        return not instance.is_alive and gone == [episode.name]
 
     assert asyncio.run(asyncio.wait_for(come(), 60))

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from ajet_environments.hosting.lifetime import down, up
+from ajet_environments.hosting.lifetime import start_environment, stop_environment
 from ajet_mcp.contract import CallFailedError, Limits, Session
 from ajet_mcp.running_environments import RunningEnvironment
 from ajet_mcp.servers import Server
@@ -116,13 +116,13 @@ def test_each_episode_ends_with_what_is_true_of_it(
     file = tmp_path / "many.yaml"
     notes = f"{{command: {sys.executable}, args: [-I, -S, {NOTES}], instances: {size['instances']}, reset: forget}}"
     file.write_text(f"name: many\nmcpServers: {{notes: {notes}}}\ncapacity: {size['episodes']}\n")
-    front = up(str(file), port=0)
+    front = start_environment(str(file), port=0)
     try:
         trial = Trial(front, **size)
         asyncio.run(trial.run(seconds=300))
         health = wait_until_free(front, seconds=30)
     finally:
-        down("many")
+        stop_environment("many")
     assert not trial.wrong, trial.wrong[:5]
     assert trial.ended.total() == size["episodes"] and trial.ended[COMPLETED] > 0
     assert trial.sure <= trial.ended[LOST] <= trial.kills, "a kill takes the episode of its process, and no other"

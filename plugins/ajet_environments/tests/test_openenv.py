@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet_environments.services.openenv import action_of
+from ajet_environments.services.openenv import parse_action
 
 SCHEMA = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 
@@ -19,8 +19,8 @@ SCHEMA = {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
     ],
 )  # fmt: skip
 def test_action_is_found_in_reply(said):
-    assert action_of({"role": "assistant", "content": said}, SCHEMA) == {"a": 1}
+    assert parse_action({"role": "assistant", "content": said}, SCHEMA) == {"a": 1}
 
 
 def test_reply_without_an_object_is_no_action():
-    assert action_of({"role": "assistant", "content": "```text\nnothing\n```"}, SCHEMA) is None
+    assert parse_action({"role": "assistant", "content": "```text\nnothing\n```"}, SCHEMA) is None

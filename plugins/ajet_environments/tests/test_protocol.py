@@ -14,7 +14,7 @@ import pytest
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
 from ajet.schema.errors import EnvironmentFailure
-from ajet_environments.services.check import check
+from ajet_environments.services.check import run_check
 
 SERVER = Path(__file__).with_name("guess_server.mjs")
 PAGE = Path(__file__).parents[3] / "docs/environment_protocol.md"
@@ -51,7 +51,7 @@ def test_unknown_task_is_a_failure(url: str) -> None:
 
 
 def test_check_plays_the_javascript_server(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(url, env_type="", split="train", actions=["2", "3"], steps=4) == 0
+    assert run_check(url, env_type="", split="train", actions=["2", "3"], steps=4) == 0
     printed = capsys.readouterr().out
     assert "missing" not in printed
     assert re.search(r"evaluate +1\n", printed)

@@ -21,8 +21,8 @@ from ajet.schema.tool_use import ToolUse
 from ajet_environments.services import serving
 from ajet_environments.services.ecosystems import SkyRLWorld
 from ajet_environments.services.hosted import OwnWorld
-from ajet_environments.services.server import Unanswerable, WorldServer
-from ajet_environments.services.serving import Beside
+from ajet_environments.services.server import RequestRefusedError, WorldServer
+from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
 from tests import world_fixtures
 from tests.waiting import until
@@ -66,7 +66,7 @@ def served(
             world = open_world(kind, base=HERE)
         else:
             world = open_world(f"world_fixtures.py->{kind}", base=HERE)
-        beside = Beside(world)
+        beside = LocalWorldService(world)
         stack.callback(beside.close)
         yield kind, beside.service
 
@@ -132,7 +132,7 @@ def test_nemo_gyms_servers_get_calls_that_fit_and_no_others() -> None:
     are no tools."""
     heard: list[str] = []
     with on_a_loop(nemo_gym_app(heard)) as place:
-        beside = Beside(open_world(f"nemo_gym:http://{place}", base=HERE))
+        beside = LocalWorldService(open_world(f"nemo_gym:http://{place}", base=HERE))
         try:
             env = GymEnv(beside.service, "any name")
             opened = env.create(params={"metadata": NEMO_ROWS["2"]})
@@ -165,8 +165,8 @@ def test_training_tasks_are_never_held_out_ones() -> None:
 
 
 def test_there_are_at_most_as_many_as_allowed_and_those_that_are_idle_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ajet_environments.services.server.LOOK_S", 0.05)
-    beside = Beside(open_world("world_fixtures.py->Count", base=HERE), instances=2, idle_s=900)
+    monkeypatch.setattr("ajet_environments.services.server.REAP_INTERVAL_S", 0.05)
+    beside = LocalWorldService(open_world("world_fixtures.py->Count", base=HERE), instances=2, idle_s=900)
     try:
         envs = [GymEnv(beside.service, "1") for _ in range(3)]
         Count.made.clear()
@@ -203,7 +203,7 @@ class Held(Count):
 def test_an_instance_that_is_released_while_it_is_made_is_let_go_when_it_is_made() -> None:
     may, free, failures, own = threading.Event(), threading.Event(), list[EnvironmentFailure](), list[Held]()
     free.set()
-    beside = Beside(OwnWorld(lambda: own.append(Held(may, free)) or own[0], "held", 1))
+    beside = LocalWorldService(OwnWorld(lambda: own.append(Held(may, free)) or own[0], "held", 1))
     env = GymEnv(beside.service, "1")
 
     def create() -> None:
@@ -236,7 +236,7 @@ def test_a_world_that_holds_up_its_loop_does_not_hold_up_the_end(monkeypatch: py
             goes.wait(60)
             return await super().step(action)
 
-    beside = Beside(OwnWorld(Holds, "holds", 1))
+    beside = LocalWorldService(OwnWorld(Holds, "holds", 1))
     env = GymEnv(beside.service, "1")
     env.create()
 
@@ -258,11 +258,11 @@ def test_what_is_used_while_idle_ones_are_released_stays() -> None:
     async def play() -> None:
         server = WorldServer(OwnWorld(lambda: own.append(Held(made, may)) or own[-1], "held", 1), idle_s=900)
         for name in "ab":
-            await server._create({"instance_id": name, "task_id": "1"})
-        server._held["a"].last = server._held["b"].last = -900.0
+            await server._answer_create({"instance_id": name, "task_id": "1"})
+        server._held["a"].last_used = server._held["b"].last_used = -900.0
         looking = asyncio.ensure_future(server._release_idle())
         await asyncio.sleep(0)
-        await server._create({"instance_id": "b", "task_id": "1"})
+        await server._answer_create({"instance_id": "b", "task_id": "1"})
         may.set()
         await looking
         assert server.instances == 1 and [each.released for each in own] == [True, True, False]
@@ -277,17 +277,17 @@ def test_one_that_is_being_released_counts_until_it_is_and_a_new_one_waits_for_i
     async def play() -> None:
         server = WorldServer(OwnWorld(lambda: own.append(Held(made, may)) or own[-1], "held", 1), instances=2)
         for name in "ab":
-            await server._create({"instance_id": name, "task_id": "1"})
-        leaving = [asyncio.ensure_future(server._release({"instance_id": name})) for name in "ab"]
+            await server._answer_create({"instance_id": name, "task_id": "1"})
+        leaving = [asyncio.ensure_future(server._answer_release({"instance_id": name})) for name in "ab"]
         await asyncio.sleep(0.01)
-        coming = [asyncio.ensure_future(server._create({"instance_id": name, "task_id": "1"})) for name in "cd"]
+        coming = [asyncio.ensure_future(server._answer_create({"instance_id": name, "task_id": "1"})) for name in "cd"]
         await asyncio.sleep(0.05)
         assert (len(own), server.instances) == (2, 2), "two more would be four at once"
-        assert (await server._release({"instance_id": "d"}))["success"], "it is heard when there is a slot"
+        assert (await server._answer_release({"instance_id": "d"}))["success"], "it is heard when there is a slot"
         leaving[0].cancel()  # as who asked for it goes away
         may.set()
         assert (await coming[0])["success"]
-        with pytest.raises(Unanswerable, match="it was released"):
+        with pytest.raises(RequestRefusedError, match="it was released"):
             await coming[1]
         assert [each.released for each in own] == [True, True, False], "the fourth was never made"
         assert server.instances == 1
@@ -301,8 +301,8 @@ def test_an_end_waits_for_what_is_being_released() -> None:
 
     async def play() -> None:
         server = WorldServer(OwnWorld(lambda: own.append(Held(made, may)) or own[-1], "held", 1))
-        await server._create({"instance_id": "a", "task_id": "1"})
-        asked = asyncio.ensure_future(server._release({"instance_id": "a"}))
+        await server._answer_create({"instance_id": "a", "task_id": "1"})
+        asked = asyncio.ensure_future(server._answer_release({"instance_id": "a"}))
         await asyncio.sleep(0.01)
         asked.cancel()  # as the end does to requests that take too long
         ending = asyncio.ensure_future(server.close())
@@ -346,7 +346,7 @@ def test_a_page_elsewhere_cannot_use_a_world_by_a_name_of_its_own_for_this_machi
 
 
 def test_an_instance_that_raised_is_not_used_again_and_its_error_says_where() -> None:
-    beside = Beside(open_world("world_fixtures.py->Count", base=HERE))
+    beside = LocalWorldService(open_world("world_fixtures.py->Count", base=HERE))
     try:
         env = GymEnv(beside.service, "1")
         env.create()
@@ -425,7 +425,7 @@ def test_a_check_plays_an_episode_and_says_what_is_missing(
     monkeypatch: Any,
     tmp_path: Path,
 ) -> None:
-    from ajet_environments.services.check import check
+    from ajet_environments.services.check import run_check
 
     monkeypatch.chdir(HERE)
     with ExitStack() as stack:
@@ -436,6 +436,6 @@ def test_a_check_plays_an_episode_and_says_what_is_missing(
             uri = f"nemo_gym:http://{stack.enter_context(on_a_loop(nemo_gym_app()))}"
             data = tmp_path / "rows.jsonl"
             data.write_text(json.dumps(NEMO_ROWS["1"]))
-        assert check(uri, env_type="", split="train", actions=actions, steps=3, data=data) == code
+        assert run_check(uri, env_type="", split="train", actions=actions, steps=3, data=data) == code
     printed = capsys.readouterr().out
     assert said in printed and ("An episode was played." in printed) == (code == 0)

@@ -9,11 +9,11 @@ import pytest
 
 from ajet.schema.errors import UserError
 from ajet_aworld.packages import folder as names_folder
-from ajet_environments.deployment import described, file_of
+from ajet_environments.deployment import find_environment_file, read_description
 from ajet_environments.deployment.description import find_shipped_name
 from ajet_environments.deployment.workdirs import Workdirs
-from ajet_environments.front import Episodes
-from ajet_environments.hosting.program import server_of
+from ajet_environments.front import FrontEpisodes
+from ajet_environments.hosting.program import build_pool
 from ajet_gaia.catalogue import SEED_NAMES
 from ajet_sandbox.choose import tried
 from tests.gaia_packages import packages
@@ -23,9 +23,11 @@ pytestmark = pytest.mark.slow
 
 
 def test_it_is_there_by_the_names_that_people_know(packages, tmp_path):
-    assert file_of("gaia-mcp-server") == file_of("gaia-local")
-    assert find_shipped_name(file_of("gaia-mcp-server")) == "gaia-local" and not find_shipped_name(tmp_path / "x.yaml")
-    description = described(file_of("gaia-local"))
+    assert find_environment_file("gaia-mcp-server") == find_environment_file("gaia-local")
+    assert find_shipped_name(find_environment_file("gaia-mcp-server")) == "gaia-local" and not find_shipped_name(
+        tmp_path / "x.yaml"
+    )
+    description = read_description(find_environment_file("gaia-local"))
     names = {part.name for part in description.parts} | set(description.aliases)
     assert set(SEED_NAMES) <= names
     by_name = {part.name: part for part in description.parts}
@@ -47,8 +49,8 @@ def test_servers_of_an_episode_share_a_folder_that_goes_with_it(packages, tmp_pa
     )
     monkeypatch.setenv("SOME_SECRET", "x")
     workdirs = Workdirs()
-    servers = [server_of(part, workdirs) for part in described(file).parts]
-    episodes = Episodes(servers, capacity=4, idle=60, ended=workdirs.remove)
+    servers = [build_pool(part, workdirs) for part in read_description(file).parts]
+    episodes = FrontEpisodes(servers, capacity=4, idle=60, on_ended=workdirs.remove)
 
     async def play():
         await episodes.open()
@@ -67,7 +69,7 @@ def test_servers_of_an_episode_share_a_folder_that_goes_with_it(packages, tmp_pa
         assert "hello" not in str(other["content"])
         off = await episodes.call(first, "search_google", {"query": "x"})
         assert off["isError"] and "GOOGLE_API_KEY" in str(off["content"])
-        folder, _ = workdirs.of(first.name)
+        folder, _ = workdirs.prepare_folder(first.name)
         await episodes.end(first.name)
         assert not folder.exists()
         await episodes.close()
@@ -95,11 +97,11 @@ def test_aworlds_script_starts_ours(tmp_path):
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.split() == ["-m", "ajet", "env", "up", "gaia-mcp-server"], done.stderr
-    assert file_of("gaia-mcp-server") == file_of("gaia-local")
+    assert find_environment_file("gaia-mcp-server") == find_environment_file("gaia-local")
 
 
 def test_a_name_in_no_table_is_an_error(tmp_path):
     (tmp_path / "x.yaml").write_text("gaia: {servers: [calculater-server]}")
     with pytest.raises(UserError, match="no tool server calculater-server") as caught:
-        described(tmp_path / "x.yaml")
+        read_description(tmp_path / "x.yaml")
     assert "calculator-server" in caught.value.expected

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from ajet.schema.errors import ConfigError, UserError
-from ajet_environments.deployment import described
+from ajet_environments.deployment import read_description
 from ajet_environments.deployment.workdirs import Workdirs
-from ajet_environments.front import Episodes
-from ajet_environments.hosting.program import server_of
+from ajet_environments.front import FrontEpisodes
+from ajet_environments.hosting.program import build_pool
 from ajet_mcp import CallFailedError, require_sandbox, servers_of
 from ajet_mcp import processes as mcp_processes
 from ajet_sandbox import choose
@@ -100,9 +100,9 @@ def test_servers_of_an_attempt_share_a_sandbox_and_see_nothing_of_this_machine(
 
 def test_each_episode_of_an_environment_has_one_of_its_own(file: Path) -> None:
     workdirs = Workdirs()
-    parts = described(file).parts
+    parts = read_description(file).parts
     assert [(part.server.confined, part.spare) for part in parts if part.server] == [(True, 0)] * 2
-    episodes = Episodes([server_of(parts[0], workdirs)], capacity=4, idle=60, ended=workdirs.remove)
+    episodes = FrontEpisodes([build_pool(parts[0], workdirs)], capacity=4, idle=60, on_ended=workdirs.remove)
 
     async def play() -> None:
         await episodes.open()
@@ -110,7 +110,7 @@ def test_each_episode_of_an_environment_has_one_of_its_own(file: Path) -> None:
         await episodes.call(first, "shell", {"command": "echo hello > a"})
         assert "hello" in str(await episodes.call(first, "shell", {"command": "cat a"}))
         assert "hello" not in str(await episodes.call(second, "shell", {"command": "cat a"}))
-        folder, _ = workdirs.of(first.name)
+        folder, _ = workdirs.prepare_folder(first.name)
         await episodes.end(first.name)
         assert not folder.exists()
         await episodes.close()
@@ -139,7 +139,7 @@ def test_what_cannot_be_confined_is_said(tmp_path: Path, entry: dict[str, object
 def test_an_environment_starts_a_confined_server_in_its_episode_only(tmp_path: Path, terms: str) -> None:
     (tmp_path / "x.yaml").write_text(f"mcpServers: {{x: {{command: a, confined: true, {terms}}}}}")
     with pytest.raises(UserError, match="its episode's own folder"):
-        described(tmp_path / "x.yaml")
+        read_description(tmp_path / "x.yaml")
 
 
 def test_where_there_is_no_sandbox_it_is_refused_and_never_started(

@@ -83,7 +83,7 @@ def main() -> None:
         _forward_for_ever(listening, told)
     listening.close()
     if leads_in:
-        os.close(told["says"])
+        os.close(told["ready_fd"])
     os.chdir(told["folder"])
     if told.get("projects"):
         from ajet_sandbox.inside.open_rule import restrict_opening
@@ -96,7 +96,7 @@ def _forward_for_ever(listening: socket.socket, told: Mapping[str, Any]) -> None
     """Forward for ever: it holds none of the descriptors that the command was given, and ends with it."""
     try:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
-        kept = [listening.detach(), *([told["says"]] if "says" in told else [])]
+        kept = [listening.detach(), *([told["ready_fd"]] if "ready_fd" in told else [])]
         kept = [os.dup(each) for each in kept]  # ascending, so that none is written over before it is read
         for place, number in enumerate(kept, 3):
             os.dup2(number, place)

@@ -21,7 +21,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet_command.printed import apply_score
 from ajet_command.settings import fill_placeholders
 from ajet_environments import venvs
-from ajet_environments.venvs import python_with
+from ajet_environments.venvs import prepare_python
 from ajet_verifiers.bridge import BOUNDARIES, SETUP, build_result, lock_preparation, make_error
 from ajet_verifiers.settings import VerifiersSettings
 from ajet_verifiers.tasks import VerifiersTasks
@@ -161,11 +161,11 @@ def test_what_cannot_be_played_is_said_before_a_run(tmp_path: Path, monkeypatch:
         VerifiersWorkflow.check(Experiment.from_dict({"ajet": {}, "verifiers": {"taskset": "x"}}, base=tmp_path).config)
     (tmp_path / "requirements.txt").write_bytes(b"\xff")
     with pytest.raises(UserError, match="it is no UTF-8"):
-        python_with(tmp_path / "requirements.txt")
+        prepare_python(tmp_path / "requirements.txt")
     (tmp_path / "requirements.txt").write_text("verifiers")
     (tmp_path / "cache").write_text("no folder")
     with pytest.raises(UserError, match="cache.* cannot be written"):
-        python_with(tmp_path / "requirements.txt")
+        prepare_python(tmp_path / "requirements.txt")
 
 
 def test_a_step_that_is_not_done_in_time_ends_with_all_that_it_started(
@@ -174,7 +174,7 @@ def test_a_step_that_is_not_done_in_time_ends_with_all_that_it_started(
     words = ["/bin/sh", "-c", 'sleep 60 & echo $! > "$0"; wait', str(tmp_path / "pid")]
     for seconds in (1.0, 10.0, 50.0):  # on a busy machine it may not have begun by then
         monkeypatch.setattr(venvs, "LIMIT_S", seconds)
-        assert venvs.ran(words, "the packages") == f"the packages: not done in {seconds:g} s"
+        assert venvs.run_command(words, "the packages") == f"the packages: not done in {seconds:g} s"
         if (tmp_path / "pid").exists():
             break
     pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 60
@@ -191,7 +191,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, fault in (("plays", ""), ("without_tools", "tool")):
         (folder / f"{name}.py").write_text(f"FAULT = {fault!r}\n{TASKSET}")
     try:
-        python_with(folder / "requirements.txt")
+        prepare_python(folder / "requirements.txt")
     except UserError as problem:
         pytest.skip(f"verifiers could not be installed here: {problem.do}")
     return folder
