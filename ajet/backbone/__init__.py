@@ -43,7 +43,7 @@ def open_backbone(experiment: Experiment) -> Backbone:
 def open_scorer(experiment: Experiment, checkpoint: Path | None) -> RecordedScorer:
     """What computes log-probabilities as the trainer does, at the weights in `checkpoint`, or, with None, at those the
     run began with. Raises UserError."""
-    opened: RecordedScorer = _scorer(experiment)(experiment, checkpoint)
+    opened: RecordedScorer = _load_scorer_class(experiment)(experiment, checkpoint)
     return opened
 
 
@@ -69,18 +69,18 @@ def open_teacher(experiment: Experiment, tokenizer: Any) -> TeacherModel | None:
 def saved_dtype(checkpoint: Path) -> str:
     """The number format that a checkpoint's weights were sampled in: float32, or a coarser one. Raises UserError where
     that is not known."""
-    from ajet.backbone.local.checkpoint import dtype_of
+    from ajet.backbone.local.checkpoint import read_dtype
 
-    return "float32" if dtype_of(checkpoint) == "float32" else "bfloat16"
+    return "float32" if read_dtype(checkpoint) == "float32" else "bfloat16"
 
 
 def saved_version(experiment: Experiment, checkpoint: Path) -> int:
     """The policy version whose weights a checkpoint holds. Raises UserError where that is not known."""
-    version: int = _scorer(experiment).version_of(checkpoint)
+    version: int = _load_scorer_class(experiment).version_of(checkpoint)
     return version
 
 
-def _scorer(experiment: Experiment) -> type[RecordedScorer]:
+def _load_scorer_class(experiment: Experiment) -> type[RecordedScorer]:
     from ajet.config.plugin import load_code
 
     backbone = experiment.backbone

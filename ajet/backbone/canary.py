@@ -65,6 +65,6 @@ class Canary:
             )
 
 
-def gap_of(engine: Floats, trainer: Floats) -> float:
+def compute_gap(engine: Floats, trainer: Floats) -> float:
     """The mean distance of the logprobs [T] of the same tokens, nats."""
     return float(np.abs(np.asarray(engine, np.float64) - np.asarray(trainer, np.float64)).mean())

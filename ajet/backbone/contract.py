@@ -1,8 +1,8 @@
 """What a backbone is in a process: who owns the engine and the optimizer (DESIGN decision 4), and who computes
 log-probabilities as its trainer does: of the present weights, of the reference, or of a checkpoint.
 
-Invariant: readers, workflows, gateway, judges, timelines and records are the same objects on every backbone; only
-these contracts differ. `version` counts optimizer steps of this run, resumed runs continue the count. `scored` packs
+Invariant: readers, workflows, gateway, judges, timelines and records are the same objects on every backbone; only these
+contracts differ. `version` counts optimizer steps of this run, resumed runs continue the count. `score_samples` packs
 rows as an update packs them, so that the same weights give the same bits.
 """
 
@@ -38,7 +38,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class LossAgain:
+class RecomputedLoss:
     """A number of an update, computed a second time."""
 
     value: float
@@ -153,7 +153,9 @@ class RecordedScorer(Scorer, Protocol):
         """[T] per sample: of the model that training began with, whose weights these must be but for adapters."""
         ...
 
-    def losses(self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None) -> dict[str, LossAgain]:
+    def losses(
+        self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None
+    ) -> dict[str, RecomputedLoss]:
         """`loss` and, with a KL term, `kl` of an update of these weights by one optimizer step over the batch, as its
         trainer computes them. `version`: that of the weights; `reference`: [T] per sample, read with a KL term."""
         ...
@@ -163,7 +165,7 @@ class RecordedScorer(Scorer, Protocol):
         ...
 
 
-def scored(scorer: Scorer, samples: Sequence[Sample], *, tokens: int, temperature: float) -> list[Floats]:
+def score_samples(scorer: Scorer, samples: Sequence[Sample], *, tokens: int, temperature: float) -> list[Floats]:
     """[T] per sample, where its mask is 1, else 0. `tokens`: of a row, as `micro_batch_tokens` says."""
     rows = pack(samples, tokens, share_prefixes=scorer.shares_prefixes)
     return placed(samples, rows, [scorer.logprobs(row, temperature) for row in rows])

@@ -63,32 +63,32 @@ class DebugBackbone:
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """Raises ConfigError: nothing is trained here, so nothing asks for it."""
-        raise self._refusal()
+        raise self._build_refusal()
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
         """Raises ConfigError: nothing is trained here, so there is no critic."""
-        raise self._refusal()
+        raise self._build_refusal()
 
     def update(self, batch: TrainingBatch) -> Update:
         """Raises ConfigError: the debug backbone does not train."""
-        raise self._refusal()
+        raise self._build_refusal()
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
         """Raises ConfigError: the debug backbone does not train."""
-        raise self._refusal()
+        raise self._build_refusal()
 
     def save(self, folder: Path) -> None:
         """Raises ConfigError: there is nothing of its own to save."""
-        raise self._refusal()
+        raise self._build_refusal()
 
     def load(self, folder: Path) -> None:
         """Raises ConfigError: debug runs are never resumed."""
-        raise self._refusal()
+        raise self._build_refusal()
 
     def close(self) -> None:
         """End the engine."""
         self.engine.close()
 
     @staticmethod
-    def _refusal() -> ConfigError:
+    def _build_refusal() -> ConfigError:
         return ConfigError("The debug backbone does not train.", where="ajet.backbone", do="use --backbone local")

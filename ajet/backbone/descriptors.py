@@ -47,7 +47,7 @@ DEBUG = Descriptor(
         }
     ),
     opens="ajet.backbone.debug->DebugBackbone",
-    scorer="ajet.backbone.local.scorer->Scorer",
+    scorer="ajet.backbone.local.scorer->LocalScorer",
     idle={
         **_IN_THIS_PROCESS,
         "data.train_batch_size": "debug trains nothing; `debug.debug_first_n_tasks` says how many tasks a launch plays",
@@ -76,7 +76,7 @@ LOCAL = Descriptor(
     ),
     opens="ajet.backbone.local->LocalBackbone",
     runner="ajet.commands.runner->LocalRunner",
-    scorer="ajet.backbone.local.scorer->Scorer",
+    scorer="ajet.backbone.local.scorer->LocalScorer",
     layer=find_default_config() / "local" / "local_default.yaml",
     idle={
         **_IN_THIS_PROCESS,

@@ -23,15 +23,15 @@ class FollowingBackbone(DebugBackbone):
     """Owns an engine; its weights are those that it was last told to `take`."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self._followed = open_followed(experiment.ajet, base=experiment.base)
-        self.engine = self._followed.engine
-        self.tokenizer: Any = self._followed.tokenizer
+        self._follower = open_followed(experiment.ajet, base=experiment.base)
+        self.engine = self._follower.engine
+        self.tokenizer: Any = self._follower.tokenizer
         self.adapters = Adapters([])
 
     @property
     def version(self) -> int:
         """The version of the weights that it samples with."""
-        return self._followed.version
+        return self._follower.version
 
     def take(
         self,
@@ -43,4 +43,4 @@ class FollowingBackbone(DebugBackbone):
         leads: bool = True,
     ) -> bool:
         """See `ajet.engine.followed`."""
-        return self._followed.take(folder, version, probe, waits, leads=leads)
+        return self._follower.take(folder, version, probe, waits, leads=leads)

@@ -11,22 +11,22 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
-def look(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
+def check_requirements(requirements: Sequence[Requirement]) -> tuple[list[str], list[str]]:
     """(what is wrong, what is there), each a few words."""
     wrong, have = [], []
     for each in requirements:
-        name, asked, version = each.name, each.specifier, version_of(each.name)
+        name, specifier, version = each.name, each.specifier, find_installed_version(each.name)
         if not version:
             wrong.append(f"{name} is not installed")
             continue
-        if asked.contains(version, prereleases=True):
+        if specifier.contains(version, prereleases=True):
             have.append(f"{name} {version}")
         else:
-            wrong.append(f"{name} {version} is installed where {asked} is asked for")
+            wrong.append(f"{name} {version} is installed where {specifier} is asked for")
     return wrong, have
 
 
-def version_of(name: str) -> str:
+def find_installed_version(name: str) -> str:
     """The installed version; "" without one."""
     try:
         return metadata.version(name)

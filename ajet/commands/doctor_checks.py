@@ -18,7 +18,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import psutil
 
-from ajet.backbone.requirements import has_nvidia, look, version_of
+from ajet.backbone.requirements import check_requirements, find_installed_version, has_nvidia
 from ajet.client.proxies import explain_proxies
 from ajet.engine.machine import main_memory
 from ajet.record.processors import usable_cpus
@@ -143,7 +143,7 @@ def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
 
 
 def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
-    wrong, have = look(requirements)
+    wrong, have = check_requirements(requirements)
     version = metadata.version("ajet")
     if wrong:
         return Finding("ajet", "problem", f"{version}, but {'; '.join(wrong)}", installs_here())
@@ -152,14 +152,14 @@ def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
 
 
 def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) -> Finding:
-    wrong, have = look(requirements)
+    wrong, have = check_requirements(requirements)
     topic = f"[{extra}]"
     if not wrong:
         return Finding(topic, "ok", ", ".join(have))
     do = installs_extra(extra)
     if needed:
         return Finding(topic, "problem", f"This experiment needs it, but {'; '.join(wrong)}", do)
-    if extra == "vllm" and version_of("verl"):
+    if extra == "vllm" and find_installed_version("verl"):
         text = f"{'; '.join(wrong)}: verl has its own pin"
         return Finding(topic, "note", text, "an environment of its own, for `rollout.engine: vllm` without verl")
     missing = all("not installed" in each for each in wrong)

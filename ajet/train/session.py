@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.algorithm import Algorithm, assign_credit, build_discarded_outcomes, open_algorithm
-from ajet.backbone.contract import scored
+from ajet.backbone.contract import score_samples
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
 from ajet.rollout.components import renderer_of
@@ -178,8 +178,8 @@ class TrainingSession:
         for reason, groups in taken.unused.items():
             outcomes |= build_discarded_outcomes(groups, reason)
         self._mark_used(taken, step, outcomes)
-        if taken.reuse.worn:
-            store.discard(taken.reuse.worn, step, "stale")
+        if taken.reuse.expired:
+            store.discard(taken.reuse.expired, step, "stale")
         for reason, groups in taken.unused.items():
             store.discard([group.order for group in groups], step, reason)
         store.give_back(taken.unfinished)
@@ -284,8 +284,8 @@ class TrainingSession:
         """Tell the store which positions the step used, and which groups may be trained on again."""
         orders = [*(group.order for group in taken.groups), *(e.order for e in (*taken.single, *taken.held_out))]
         if is_shared(self.store):
-            again: Collection[int] = taken.reuse.staying(taken.groups, outcomes)
-            self.store.use(orders, step, again=again, advantages=advantages_of(outcomes))
+            retrainable: Collection[int] = taken.reuse.find_retrainable(taken.groups, outcomes)
+            self.store.use(orders, step, again=retrainable, advantages=advantages_of(outcomes))
         else:
             self.store.use(orders, step)
 
@@ -301,7 +301,7 @@ def score_twice(
     found = []
     for reference in (False, True):
         with backbone.scorer(reference=reference) as scorer:
-            found.append(scored(scorer, samples, tokens=tokens, temperature=temperature))
+            found.append(score_samples(scorer, samples, tokens=tokens, temperature=temperature))
     policy, reference_model = found
     return policy, reference_model
 

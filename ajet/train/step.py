@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ajet.backbone.decoupled.closed_groups import Reuse
+from ajet.backbone.decoupled.closed_groups import GroupReuse
 from ajet.config.plugins import load_references
 from ajet.schema.episode import NO_OUTCOME
 
@@ -45,7 +45,7 @@ class StepGroups:
     """Attempts of clients at held-out tasks: a validation that is recorded with the step."""
     by_samplers: bool = False
     """True if samplers in other processes played the groups."""
-    reuse: Reuse = field(default_factory=Reuse)
+    reuse: GroupReuse = field(default_factory=GroupReuse)
     """Which groups were trained on before, and which may be again."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """Reasons of each failed attempt, by order, for positions that were given up since the last step."""

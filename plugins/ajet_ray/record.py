@@ -19,7 +19,7 @@ from loguru import logger
 from ajet.algorithm import build_discarded_outcomes
 from ajet.algorithm.staleness import warn_of_mismatch
 from ajet.backbone.canary import Canary
-from ajet.backbone.decoupled.closed_groups import samplers_of
+from ajet.backbone.decoupled.closed_groups import list_samplers
 from ajet.environment.pinned import PinnedFile
 from ajet.record.learned import is_idle
 from ajet.rollout.failure import refuse_if_all_failed
@@ -174,7 +174,7 @@ class Record:
             self._commit(self._saved)
         warn_of_mismatch(metrics, self._alarm)
         if "canary_gap" in metrics:
-            fresh = samplers_of(groups, letter.step - 1)
+            fresh = list_samplers(groups, letter.step - 1)
             self._canary.judge(metrics["canary_gap"], version=letter.step - 1, samplers=fresh)
 
     def _died(self, letter: Died) -> None:

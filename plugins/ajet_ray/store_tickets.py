@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training, show_in
+from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, make_status_writer, open_for_training
 from ajet.backbone.decoupled.closed_groups import ClosedGroups
-from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
-from ajet.backbone.decoupled.terms import PROBE, Terms
+from ajet.backbone.decoupled.quarantine import Quarantine, build_group_terms
+from ajet.backbone.decoupled.terms import PROBE, SamplingTerms
 from ajet.engine.probe import Probe
 from ajet.schema.episode import Group, advantages_of
 from ajet.schema.errors import ConfigError
@@ -142,20 +142,22 @@ class StoreTickets(Tickets):
         ]
         given = {group.order for group in over}
         stale = [group for group in ready.stale if group.order not in given]
-        reuse = self._closed_groups.take(over, stale, ready.worn)
+        reuse = self._closed_groups.take(over, stale, ready.expired)
         outcomes = {uuid: each.outcome for uuid, each in credited.items()}
         scored = [group for group in over if group.scored]
-        staying, told = reuse.staying(scored, outcomes), advantages_of(outcomes)
+        staying, told = reuse.find_retrainable(scored, outcomes), advantages_of(outcomes)
         self._shared.use((group.order for group in scored), step, again=staying, advantages=told)
         self._store.discard((group.order for group in over if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
-        self._store.discard(reuse.worn, step, "stale")
+        self._store.discard(reuse.expired, step, "stale")
         for group in over:
             del self._steps[group.order], self._places[group.order], self._groups[group.order]
         self._given_up.difference_update(group.order for group in stale)
         self._trained = step
         again = [group.order for group in scored if group.order in reuse.before]
-        return Taken(over, stale, again, self._says.newly_dead(self._order), self._says.dead, self._says.quarantined)
+        return Taken(
+            over, stale, again, self._says.take_newly_dead(self._order), self._says.dead, self._says.quarantined
+        )
 
     def waiting(self) -> list[int]:
         """Positions that were begun and that no step has taken yet."""
@@ -181,7 +183,7 @@ class StoreTickets(Tickets):
         self._shared.leave()
 
     def _say(self, *, stale: int, over: bool = False) -> None:
-        if self._says.asked and self._saved not in self._probe.said and not over:
+        if self._says.needs_probe and self._saved not in self._probe.said and not over:
             self._ask_probe()
         self._says.announce(
             self._saved,
@@ -235,10 +237,10 @@ def store_tickets_of(
         require_model_in(run.resumed)
         at = dict(run.resumed.state["frontier"])
         order.require_same(at)
-    terms = Terms.of(experiment, tokenizer, order)
+    terms = SamplingTerms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, at)
-    says = Announcer(store, terms, run.run_id, settings, show=show_in(run))
-    terms_of_groups = group_terms(experiment, run.run_id, adapters=settings.trainer_common.lora.adapters)
+    says = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run))
+    terms_of_groups = build_group_terms(experiment, run.run_id, adapters=settings.trainer_common.lora.adapters)
     probe = FolderProbe(experiment, tokenizer)
     return StoreTickets(store, says, order, run, probe, steps=steps, terms=terms_of_groups)
 

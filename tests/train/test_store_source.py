@@ -17,8 +17,8 @@ from loguru import logger
 
 from ajet.backbone.canary import Canary
 from ajet.backbone.decoupled import announcer
-from ajet.backbone.decoupled.announcer import Announcer, ahead
-from ajet.backbone.decoupled.closed_groups import ClosedGroups, Reuse
+from ajet.backbone.decoupled.announcer import Announcer, count_ahead
+from ajet.backbone.decoupled.closed_groups import ClosedGroups, GroupReuse
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import UserError
@@ -385,7 +385,7 @@ def test_a_trainer_that_waits_says_so_at_once_and_how_to_start_a_sampler(trainer
     try:
         says.wait(1, 0, 8, 0)
         says.wait(1, 0, 8, 0)
-        says._waited -= announcer.TOLD_EVERY + 1
+        says._last_wait_log -= announcer.HEARTBEAT_S + 1
         made.store.join("sampler", "machine-7")
         says.wait(1, 3, 8, 0)
     finally:
@@ -422,7 +422,7 @@ def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
 def test_of_a_group_of_which_nothing_was_trained_nothing_is_trained_later() -> None:
     groups = [Group(TASKS.task(order), order, [episode(f"{order}", order=order)]) for order in (0, 1, 2)]
     outcomes = {"0": Outcome(step=4), "1": Outcome(untrained={"zero_variance": 2}), "2": Outcome(step=4)}
-    assert Reuse(again=[0, 1]).staying(groups, outcomes) == [0]
+    assert GroupReuse(again=[0, 1]).staying(groups, outcomes) == [0]
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_of_a_group_of_which_nothing_was_trained_nothing_is_trained_later() -> N
 def test_the_more_often_a_group_is_trained_the_fewer_are_played_ahead(
     times: int, most: int | None, groups: int
 ) -> None:
-    assert ahead(config_of(**{"data__train_batch_size": 4, TIMES: times, AGE: most})) == groups
+    assert count_ahead(config_of(**{"data__train_batch_size": 4, TIMES: times, AGE: most})) == groups
 
 
 @pytest.mark.parametrize("torn", [True, False])

@@ -192,7 +192,7 @@ def test_a_check_whose_needs_are_not_there_is_said_and_not_tried(
     assert "- the check `a`, for want of 2 GPUs" in said
     assert "- ajet/engine/vllm/launch.py::memory: by `vllm` alone" in said
     assert "- trainer_common.megatron.expert_model_parallel_size: by no check" in said
-    assert not any("checkpoint.py::_tensors" in line or "refusals.py" in line for line in said)
+    assert not any("checkpoint.py::_list_tensors" in line or "refusals.py" in line for line in said)
 
 
 def test_a_check_that_fails_is_reported(gpu_check: ModuleType, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ajet.backbone.local.machine import choose_threads, leave_start_out, release_memory
+from ajet.backbone.local.machine import choose_threads, freeze_startup_objects, release_memory
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,8 @@ def none_frozen() -> Iterator[None]:
 
 def test_what_comes_after_a_start_is_collected_and_what_was_there_is_left_alone(none_frozen):
     old = Ring()
-    assert leave_start_out() and gc.get_freeze_count()
-    assert not leave_start_out(), "who did it first has it to undo"
+    assert freeze_startup_objects() and gc.get_freeze_count()
+    assert not freeze_startup_objects(), "who did it first has it to undo"
     rings = weakref.ref(old), weakref.ref(new := Ring())
     del old, new
     release_memory()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.backbone.local.backbone import made_up, rehearsed
+from ajet.backbone.local.backbone import make_sample, run_rehearsal
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
@@ -22,7 +22,7 @@ def trained(*, rehearse: bool, dtype: torch.dtype, **settings: Any) -> tuple[tor
     trainer = Trainer(tiny_qwen3(dtype=dtype), config_of(optim__lr=1e-3, **settings))
     torch.manual_seed(5)
     if rehearse:
-        done = rehearsed(trainer, [40, 40], CPU)
+        done = run_rehearsal(trainer, [40, 40], CPU)
         assert done.tokens == 80 and done.seconds > 0 and done.peak > 1 << 20
         assert trainer.policy.weights.gradients is None and trainer.version == trainer.optimizer.steps == 0
     numbers: dict[str, float] = {}
@@ -52,9 +52,9 @@ def test_a_run_is_the_same_bit_for_bit_with_and_without(dtype: torch.dtype, sett
 
 
 def test_all_tokens_but_the_first_are_trained() -> None:
-    sample = made_up(9, VOCABULARY, 3)
+    sample = make_sample(9, VOCABULARY, 3)
     assert sample.timeline.mask.sum() == 8 and sample.timeline.ids.max() < VOCABULARY
-    assert np.array_equal(sample.timeline.ids, made_up(9, VOCABULARY, 3).timeline.ids)
+    assert np.array_equal(sample.timeline.ids, make_sample(9, VOCABULARY, 3).timeline.ids)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_a_lack_of_memory_is_one_screen(monkeypatch: pytest.MonkeyPatch, error: 
     monkeypatch.setattr(trainer.policy.forward, "backward", lacks)
     before = weights_of(trainer)
     with pytest.raises(UserError, match="does not fit into the memory: a pass over 20 tokens") as said:
-        rehearsed(trainer, [10, 10], CPU)
+        run_rehearsal(trainer, [10, 10], CPU)
     assert "--no-rehearsal" in (said.value.do or "") and "micro_batch_tokens" in (said.value.do or "")
     assert torch.equal(weights_of(trainer), before) and trainer.policy.weights.gradients is None
     error.args = ("another mistake",)
     if isinstance(error, torch.OutOfMemoryError):
         return
     with pytest.raises(RuntimeError, match="another mistake"):
-        rehearsed(trainer, [10, 10], CPU)
+        run_rehearsal(trainer, [10, 10], CPU)

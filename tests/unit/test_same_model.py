@@ -13,7 +13,7 @@ import torch
 
 from ajet.backbone.local import packed_forward, tree_attention
 from ajet.backbone.local.packed_forward import PackedForward
-from ajet.backbone.local.policy import Policy
+from ajet.backbone.local.policy import LocalPolicy
 from ajet.config.schema.trainer_common import LoraConfig
 from ajet.context_tracker.packing import pack
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
@@ -186,7 +186,7 @@ def test_checkpointing_switches_on_no_dropout():
     samples = samples_of()
     with torch.no_grad():
         wanted = np.concatenate([plain_logprobs(model, sample).numpy() for sample in samples])
-    policy = Policy(model, lora=LoraConfig(), reference=False, gradient_checkpointing=True)
+    policy = LocalPolicy(model, lora=LoraConfig(), reference=False, gradient_checkpointing=True)
     assert policy.model.training
     policy.forward.packed = False
     policy.model.set_attn_implementation("eager")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.backbone.local.lora import add_adapters, with_saved
-from ajet.backbone.local.policy import Policy
+from ajet.backbone.local.lora import add_adapters, merge_saved_adapters
+from ajet.backbone.local.policy import LocalPolicy
 from ajet.backbone.local.trainer import Trainer
 from ajet.config.schema.trainer_common import AdapterConfig, LoraConfig
 from ajet.context_tracker import timelines
@@ -41,7 +41,7 @@ def trainer_of(**changes):
 
 
 def weights_of(trainer, name):
-    start, stop = trainer.policy.part_of(name)
+    start, stop = trainer.policy.locate_part(name)
     return trainer.policy.weights.values[start:stop].clone()
 
 
@@ -106,7 +106,7 @@ def test_the_gradient_of_one_adapter_is_exactly_zero_for_the_others(dtype):
     before = {name: weights_of(trainer, name) for name in TWO}
     trainer.update(TrainingBatch(2, of_adapters("solver")))
     assert list(found) == ["solver"]
-    start, stop = trainer.policy.part_of("critic")
+    start, stop = trainer.policy.locate_part("critic")
     assert not found["solver"][start:stop].any() and found["solver"].any()
     assert torch.equal(weights_of(trainer, "critic"), before["critic"]), "not even by its momentum"
     assert not torch.equal(weights_of(trainer, "solver"), before["solver"])
@@ -153,7 +153,7 @@ def test_an_error_in_the_step_of_one_leaves_the_others_as_they_were():
     with pytest.raises(MemoryError):
         trainer.update(TrainingBatch(2, of_adapters("solver", "critic", seed=1)))
     assert torch.equal(trainer.policy.weights.values, before) and torch.equal(trainer.optimizer.first, moments)
-    assert (trainer.optimizer.counts, trainer.version, trainer.torn) == (counts, 1, False)
+    assert (trainer.optimizer.counts, trainer.version, trainer.has_partial_update) == (counts, 1, False)
 
 
 def test_what_was_sampled_by_an_unknown_adapter_is_not_trained_on():
@@ -243,10 +243,10 @@ def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
     with pytest.raises(UserError, match="its alpha is 4"):
         Trainer(tiny_qwen3(layers=1), config_of(lora__adapters=louder), start=tmp_path / "b")
 
-    unnamed = with_saved(LoraConfig(adapters={"third": AdapterConfig(rank=3)}), tmp_path / "b")
-    known = Policy(tiny_qwen3(layers=1), lora=unnamed, reference=False, start=tmp_path / "b")
+    unnamed = merge_saved_adapters(LoraConfig(adapters={"third": AdapterConfig(rank=3)}), tmp_path / "b")
+    known = LocalPolicy(tiny_qwen3(layers=1), lora=unnamed, reference=False, start=tmp_path / "b")
     assert known.adapters.names == ("third", "solver", "critic"), "those of the folder, whatever the YAML names"
-    start, stop = known.part_of("critic")
+    start, stop = known.locate_part("critic")
     assert torch.equal(known.weights.values[start:stop], weights_of(trainer, "critic"))
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ajet.backbone.local import tree_attention
-from ajet.backbone.local.tree_attention import pieces, subtree_attention
+from ajet.backbone.local.tree_attention import list_pieces, subtree_attention
 from ajet.context_tracker.packing import Tree, tree_mask
 
 
@@ -46,7 +46,7 @@ def masked(tree, q, k, v, scaling):
 def test_each_pair_that_a_tree_sees_is_computed_once(seed):
     tree = random_tree(seed)
     count = np.zeros((tree.stop, tree.stop), int)
-    for queries, keys, causal in pieces(tree):
+    for queries, keys, causal in list_pieces(tree):
         block = np.ones((queries.stop - queries.start, keys.stop - keys.start), int)
         count[queries, keys] += np.tril(block) if causal else block
     assert (count == tree_mask(tree)).all()
@@ -117,5 +117,5 @@ def test_an_update_of_a_long_tree_computes_its_attention_once_and_makes_no_mask(
     plan = tree_attention.TreePlan([tree], torch.zeros(tree.stop))
     with Pairs() as pairs:
         tree_attention.tree_attention(torch.nn.Identity(), q, k, v, None, trees=plan)[0].sum().backward()
-    given = sum((queries.stop - queries.start) * (keys.stop - keys.start) for queries, keys, _ in pieces(tree))
+    given = sum((queries.stop - queries.start) * (keys.stop - keys.start) for queries, keys, _ in list_pieces(tree))
     assert tree.stop > 64 < given and (pairs.count, pairs.masks) == (given, 0)

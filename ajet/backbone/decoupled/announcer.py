@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.backbone.decoupled.closed_groups import newest
-from ajet.backbone.decoupled.terms import MOST, PROBE, SERVER, Terms
+from ajet.backbone.decoupled.closed_groups import find_newest_version
+from ajet.backbone.decoupled.terms import MOST, PROBE, SERVER, SamplingTerms
 from ajet.record.console import counted
 from ajet.rollout.failure import all_failed
 from ajet.store import Address, GroupRefusedError, check_values, open_shared, recorded_settings, write_store_address
@@ -37,7 +37,7 @@ SHOWN_SAMPLERS = 32
 """Samplers that are shown, those that are silent the longest first; all of them are counted."""
 
 
-def glance(
+def build_status(
     depths: StoreDepths, samplers: Sequence[StoreMember], *, free: int, quarantined: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Return the store's state as `status.json` has it.
@@ -58,17 +58,17 @@ def glance(
 
 
 def _describe_sampler(member: StoreMember) -> dict[str, Any]:
-    told, found = member.details, {"name": member.name, "leases": member.leases, "age": member.age}
-    if "version" in told:
-        found["version"] = told["version"]
-    if told.get("seconds") and "episodes" in told:
-        found["episodes_per_second"] = told["episodes"] / told["seconds"]
+    reported, found = member.details, {"name": member.name, "leases": member.leases, "age": member.age}
+    if "version" in reported:
+        found["version"] = reported["version"]
+    if reported.get("seconds") and "episodes" in reported:
+        found["episodes_per_second"] = reported["episodes"] / reported["seconds"]
     return found
 
 
 BACKLOG = 2
 """Batches that may be played ahead where no staleness is too much."""
-TOLD_EVERY = 30.0
+HEARTBEAT_S = 30.0
 """Seconds between two signs of life, and between two lines that say what is waited for."""
 SHOWN_EVERY = 2.0
 """Seconds between two looks at depths for those who watch the run, at least."""
@@ -80,24 +80,24 @@ class Announcer:
     def __init__(
         self,
         store: SharedStore,
-        terms: Terms,
+        terms: SamplingTerms,
         run_id: str,
         settings: AjetConfig,
         *,
-        show: Callable[[dict[str, Any]], None] = lambda told: None,
+        show: Callable[[dict[str, Any]], None] = lambda state: None,
         starts: str = "",
     ) -> None:
-        """`show` gets a `glance` once in a while. `starts`: the command that starts a sampler; "": nobody need be told
-        it."""
-        self.asked = False
+        """`show` gets a `build_status` once in a while. `starts`: the command that starts a sampler; "": nobody need be
+        told it."""
+        self.needs_probe = False
         """Whether a sampler at a server elsewhere was there at the last look: it needs a probe."""
         self._store, self._terms, self._run_id, self._show, self._starts = store, terms, run_id, show, starts
         self._shown, self._showing = -math.inf, threading.Lock()
         self._most = settings.trainer_common.max_staleness
-        self._ahead = ahead(settings)
+        self._ahead = count_ahead(settings)
         self._below = -1
         self._holds = False
-        self._told = self._waited = -math.inf
+        self._last_heartbeat = self._last_wait_log = -math.inf
         self.leased = 0
         """Positions that samplers held when this was asked last."""
         self._given_up = DeadLetterLog(store)
@@ -106,7 +106,7 @@ class Announcer:
 
     @property
     def dead(self) -> int:
-        """The number of positions that were given up, as of the last `newly_dead`."""
+        """The number of positions that were given up, as of the last `take_newly_dead`."""
         return self._given_up.count
 
     @property
@@ -139,8 +139,8 @@ class Announcer:
         if unchanged and not over:
             return
         more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.told()} if probe is not None else {})}
-        told = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
-        self._store.announce(told)
+        policy = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
+        self._store.announce(policy)
 
     def _show_depths(self, depths: StoreDepths | None = None, *, last: bool = False) -> None:
         """Show the store's depths; None: as they are now. `last`: nothing is shown after them."""
@@ -150,16 +150,16 @@ class Announcer:
             self._shown = time.monotonic()
             found = depths or self._store.depths()
             free = max(0, self._below - found.next) + found.waiting if self._below else 0
-            samplers = self._samplers()
-            self.asked = any(each.details.get(SERVER) for each in samplers)
+            samplers = self._list_samplers()
+            self.needs_probe = any(each.details.get(SERVER) for each in samplers)
             if found.dead != self._looked_dead:
                 self._given_up.read_dead_letters()
                 self._looked_dead = found.dead
-            self._show(glance(found, samplers, free=free, quarantined=self.quarantined))
+            self._show(build_status(found, samplers, free=free, quarantined=self.quarantined))
 
-    def _samplers(self) -> list[StoreMember]:
+    def _list_samplers(self) -> list[StoreMember]:
         """The samplers that are at work."""
-        return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * TOLD_EVERY]
+        return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * HEARTBEAT_S]
 
     def changed(self) -> None:
         """The policy is another from now on: it is announced whatever the positions are."""
@@ -174,9 +174,9 @@ class Announcer:
     def live(self, step: int) -> bool:
         """Say in the store that this trainer lives, after `step` steps; False where that was done just now."""
         now = time.monotonic()
-        if now - self._told <= TOLD_EVERY:
+        if now - self._last_heartbeat <= HEARTBEAT_S:
             return False
-        self._told = now
+        self._last_heartbeat = now
         self._store.join("trainer", self._run_id, {"step": step})
         return True
 
@@ -188,22 +188,22 @@ class Announcer:
             self.live(step())
             self._show_depths()
 
-        return signs_of_life(say, min(TOLD_EVERY, SHOWN_EVERY))
+        return signs_of_life(say, min(HEARTBEAT_S, SHOWN_EVERY))
 
     def wait(self, step: int, there: int, size: int, stale: int) -> None:
         """Wait a moment for groups of `step`, with a line that says so."""
         self.live(step - 1)
-        if time.monotonic() - self._waited <= TOLD_EVERY:
+        if time.monotonic() - self._last_wait_log <= HEARTBEAT_S:
             return
-        self._waited = time.monotonic()
-        samplers = len(self._samplers())
+        self._last_wait_log = time.monotonic()
+        samplers = len(self._list_samplers())
         who = f"{counted(samplers, 'sampler')} {'is' if samplers == 1 else 'are'} at work"
         who += f": start some with `{self._starts}`" if self._starts and not samplers else ""
         refused = sum(self.quarantined.values())
         old = f"{stale} too old" + (f", {refused} quarantined" if refused else "")
         logger.info("step {} waits: {} of {} groups are there, {}; {}", step, there, size, old, who)
 
-    def newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
+    def take_newly_dead(self, tasks: TaskOrder) -> dict[int, list[str]]:
         """Positions that are given out no more, with what went wrong each time, of which that was not said yet."""
         return self._given_up.log_new(tasks)
 
@@ -223,19 +223,19 @@ def open_for_training(
         run=run.run_id,
         settings=recorded_settings(run.path),
         redact=run.redact,
-        usable=_usable(settings.rollout.num_repeat, reached),
+        usable=_make_usable_check(settings.rollout.num_repeat, reached),
     )
     write_store_address(run.path, address.shown)
     store.join("trainer", run.run_id)
     return store
 
 
-def show_in(run: RunDirectory) -> Callable[[dict[str, Any]], None]:
+def make_status_writer(run: RunDirectory) -> Callable[[dict[str, Any]], None]:
     """For `ajet status` of that run."""
-    return lambda told: run.status.set(**told)
+    return lambda state: run.status.set(**state)
 
 
-def ahead(settings: AjetConfig) -> int:
+def count_ahead(settings: AjetConfig) -> int:
     """Groups that may be under way or wait to be trained on for the first time: one that is begun as the last of them
     is so after `max_staleness` steps, if all end in order and each is trained on as often as it may be."""
     trainer, size = settings.trainer_common, settings.data.train_batch_size
@@ -244,18 +244,18 @@ def ahead(settings: AjetConfig) -> int:
     return max(size, math.ceil(size * (trainer.max_staleness + 1) / trainer.algorithm.max_trained_count))
 
 
-def _usable(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
+def _make_usable_check(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
     """Whether a trainer that goes on after `step` takes a position's attempts as they are. It is played anew where one
     names a policy that only a lost checkpoint had, since another gets that number; and where all of a group failed: a
     run that ended with that would end with it again."""
 
-    def usable(kept: Sequence[Kept]) -> bool:
-        episodes = [one.episode for one in kept]
+    def usable(attempts: Sequence[Kept]) -> bool:
+        episodes = [attempt.episode for attempt in attempts]
         try:
             for episode in episodes:
                 check_values(episode)
         except GroupRefusedError:  # is quarantined, with its reason, once the group is taken
             return True
-        return newest(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
+        return find_newest_version(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
 
     return usable

@@ -37,13 +37,13 @@ class Quarantine:
         try:
             check_group(lease, task_id, version, self._terms)
         except GroupRefusedError as refused:
-            self._refuse(lease.order, task_id, refused)
+            self._quarantine_group(lease.order, task_id, refused)
             return False
         self._in_a_row.clear()
         self._report_at = MANY_IN_A_ROW
         return True
 
-    def _refuse(self, order: int, task_id: str, refused: GroupRefusedError) -> None:
+    def _quarantine_group(self, order: int, task_id: str, refused: GroupRefusedError) -> None:
         try:
             self._store.quarantine(order, refused.reason)
         except LeaseLostError as lost:  # another process changed it meanwhile; the next look finds it as it is
@@ -64,7 +64,7 @@ class Quarantine:
             )
 
 
-def group_terms(experiment: Experiment, run_id: str, *, adapters: Iterable[str] = ()) -> GroupTerms:
+def build_group_terms(experiment: Experiment, run_id: str, *, adapters: Iterable[str] = ()) -> GroupTerms:
     """What this run's trainer expects of a group. Raises UserError for a model that cannot be found."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, vocabulary_of

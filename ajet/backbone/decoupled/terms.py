@@ -43,7 +43,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class SamplingTerms:
     """The terms under which one side samples or trains."""
 
     lineage: str
@@ -55,7 +55,7 @@ class Terms:
     sampling: tuple[float, float, int]
 
     @classmethod
-    def of(cls, experiment: Experiment, tokenizer: Any, tasks: TaskOrder) -> Terms:
+    def of(cls, experiment: Experiment, tokenizer: Any, tasks: TaskOrder) -> SamplingTerms:
         """Raises UserError for a model that cannot be found."""
         from ajet.engine.models import tokenizer_fingerprint, weights_fingerprint
 
@@ -64,7 +64,7 @@ class Terms:
         return cls(
             weights_fingerprint(settings, base=experiment.base),
             tokenizer_fingerprint(tokenizer),
-            template_of(settings, tokenizer),
+            fingerprint_template(settings, tokenizer),
             tasks.identity(),
             rollout.num_repeat,
             (rollout.temperature, rollout.top_p, rollout.top_k),
@@ -85,7 +85,7 @@ class Terms:
         """The policy of `version`, after training step `step`, with weights in a folder (None: those of model.path).
         `began`: the version that its trainer went on from; `more` to tell."""
         about = {"version": version, BEGAN: began, OVER: over, TASKS_KEY: self.order["count"]}
-        told = {**about, **self._told(), **(more or {})}
+        facts = {**about, **self._list_shared_facts(), **(more or {})}
         return Policy(
             run,
             step,
@@ -94,14 +94,24 @@ class Terms:
             tokenizer=self.tokenizer,
             template=self.template,
             below=below,
-            told=told,
+            told=facts,
         )
 
     def require_same(self, theirs: Policy, uri: str) -> None:
         """For a sampler that would play for the trainer that announced `theirs`. Raises UserError."""
-        mine = {**self._told(), "lineage": self.lineage, "tokenizer": self.tokenizer, "template": self.template}
-        told = {**theirs.told, "lineage": theirs.lineage, "tokenizer": theirs.tokenizer, "template": theirs.template}
-        differing = [words for key, words in _NAMES.items() if told.get(key) != mine[key]]
+        mine = {
+            **self._list_shared_facts(),
+            "lineage": self.lineage,
+            "tokenizer": self.tokenizer,
+            "template": self.template,
+        }
+        announced = {
+            **theirs.told,
+            "lineage": theirs.lineage,
+            "tokenizer": theirs.tokenizer,
+            "template": theirs.template,
+        }
+        differing = [words for key, words in _NAMES.items() if announced.get(key) != mine[key]]
         if differing:
             raise UserError(
                 f"This sampler would play something else than what is trained: {'; '.join(differing)}.",
@@ -110,12 +120,12 @@ class Terms:
                 do="start the sampler with the trainer's YAML and the same files",
             )
 
-    def _told(self) -> dict[str, Any]:
+    def _list_shared_facts(self) -> dict[str, Any]:
         order = {key: self.order[key] for key in ("content", "tasks", "seed", "shuffle")}
         return {**order, "repeats": self.repeats, "sampling": list(self.sampling)}
 
 
-def template_of(settings: AjetConfig, tokenizer: Any) -> str:
+def fingerprint_template(settings: AjetConfig, tokenizer: Any) -> str:
     """The fingerprint of how these settings have this tokenizer render messages."""
     from ajet.engine.models import template_fingerprint
 

@@ -22,14 +22,14 @@ import torch
 from loguru import logger
 
 from ajet.algorithm import open_algorithm
-from ajet.backbone.canary import PROMPT, REPLY, Canary, gap_of
-from ajet.backbone.contract import Rehearsal, Scorer, Update, scored
+from ajet.backbone.canary import PROMPT, REPLY, Canary, compute_gap
+from ajet.backbone.contract import Rehearsal, Scorer, Update, score_samples
 from ajet.backbone.local.machine import (
     bound_kernel_caches,
     choose_device,
     choose_dtype,
     choose_threads,
-    leave_start_out,
+    freeze_startup_objects,
     release_memory,
 )
 from ajet.backbone.local.requirements import require_trainable
@@ -45,7 +45,7 @@ from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.timeline import SampledSpan, Timeline
 
 if TYPE_CHECKING:
-    from ajet.backbone.local.policy import Policy
+    from ajet.backbone.local.policy import LocalPolicy
     from ajet.config import AjetConfig, Experiment
     from ajet.engine.contract import ChatEngine
     from ajet.engine.model_source import ModelSource
@@ -72,7 +72,7 @@ class LocalBackbone:
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
         agreed = Agreed() if settings.canary is not None else None  # which holds the weights that a verdict does not
-        algorithm, start = open_algorithm(config, base=experiment.base), _beginning(config, source)
+        algorithm, start = open_algorithm(config, base=experiment.base), _find_adapter_folder(config, source)
         self.trainer = Trainer(model, config, algorithm, start=start, agreed=agreed)
         weights = self.trainer.policy.weights
         logger.info(
@@ -89,7 +89,7 @@ class LocalBackbone:
         self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)
         self._gap: float | None = None
         self._ask_canary()
-        self._left_out = leave_start_out()
+        self._is_gc_frozen = freeze_startup_objects()
 
     @property
     def adapters(self) -> Adapters:
@@ -99,7 +99,7 @@ class LocalBackbone:
     @property
     def whole_version(self) -> int | None:
         """The version of the weights as they are."""
-        return None if self.trainer.torn else self.trainer.version
+        return None if self.trainer.has_partial_update else self.trainer.version
 
     def scorer(self, *, reference: bool = False) -> AbstractContextManager[Scorer]:
         """A scorer at the present weights, or at those of the reference model."""
@@ -123,7 +123,7 @@ class LocalBackbone:
         device = self.trainer.policy.weights.values.device
         with self._sampler.paused():
             release_memory()
-            return rehearsed(self.trainer, lengths, device)
+            return run_rehearsal(self.trainer, lengths, device)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint into an existing empty folder."""
@@ -146,7 +146,9 @@ class LocalBackbone:
             return {}
         with self.scorer() as scorer:
             adapters = self.adapters.names
-            gap = gap_of(*scored_reply(self._sampler, scorer, self.tokenizer, version=self.version, adapters=adapters))
+            gap = compute_gap(
+                *score_canary_reply(self._sampler, scorer, self.tokenizer, version=self.version, adapters=adapters)
+            )
         leave_team()
         self._gap = gap
         self._canary.judge(gap, version=self.version)
@@ -155,12 +157,12 @@ class LocalBackbone:
     def close(self) -> None:
         """End the engine. Idempotent."""
         self.engine.close()
-        if self._left_out:
-            self._left_out = False
+        if self._is_gc_frozen:
+            self._is_gc_frozen = False
             gc.unfreeze()
 
 
-def _beginning(config: AjetConfig, source: ModelSource) -> Path | None:
+def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None:
     """The folder whose adapters training goes on from; None: there are none. Raises ConfigError where they would be
     left behind."""
     saved = Adapters.saved(source.folder) if source.folder is not None else Adapters([])
@@ -175,7 +177,7 @@ def _beginning(config: AjetConfig, source: ModelSource) -> Path | None:
     return source.folder if saved else None
 
 
-def scored_reply(
+def score_canary_reply(
     engine: PausableEngine, scorer: Scorer, tokenizer: Any, *, version: int, adapters: Sequence[str] = ()
 ) -> tuple[Floats, Floats]:
     """Return the logprobs of the canary's reply at temperature 1 by the engine and by the trainer, [T] each.
@@ -184,11 +186,11 @@ def scored_reply(
     cache, count or random number of the run changes. `version`: of the weights.
     """
     each: Sequence[str | None] = adapters or [None]
-    both = [_reply(engine, scorer, tokenizer, version, adapter) for adapter in each]
+    both = [_score_reply(engine, scorer, tokenizer, version, adapter) for adapter in each]
     return np.concatenate([found for found, _ in both]), np.concatenate([own for _, own in both])
 
 
-def _reply(
+def _score_reply(
     engine: PausableEngine, scorer: Scorer, tokenizer: Any, version: int, adapter: str | None
 ) -> tuple[Floats, Floats]:
     room = engine.max_model_len
@@ -202,7 +204,7 @@ def _reply(
     versions = np.where(mask, version, -1).astype(np.int32)
     timeline = Timeline(0, "canary", "canary", ids, mask, found, found, versions, span, adapter)
     sample = Sample(timeline, "canary", 0, np.zeros(ids.size, np.float32), 0.0)
-    [own] = scored(scorer, [sample], tokens=ids.size, temperature=1.0)
+    [own] = score_samples(scorer, [sample], tokens=ids.size, temperature=1.0)
     return found[mask], own[mask]
 
 
@@ -223,11 +225,11 @@ class PausableEngine(TokenEngine, Protocol):
 
 
 def open_engine(
-    config: AjetConfig, source: ModelSource, policy: Policy, agreed: Agreed | None = None
+    config: AjetConfig, source: ModelSource, policy: LocalPolicy, agreed: Agreed | None = None
 ) -> PausableEngine:
     """The engine that `rollout.engine` names. `agreed`: as in TransformersEngine. Raises UserError."""
     if config.rollout.engine == "vllm":
-        return _vllm(config, source, policy)
+        return _open_vllm(config, source, policy)
     from ajet.engine.transformers import TransformersEngine
 
     return TransformersEngine(
@@ -240,7 +242,7 @@ def open_engine(
     )
 
 
-def _vllm(config: AjetConfig, source: ModelSource, policy: Policy) -> PausableEngine:
+def _open_vllm(config: AjetConfig, source: ModelSource, policy: LocalPolicy) -> PausableEngine:
     from ajet.engine.models import folder_of
     from ajet.engine.vllm import VllmEngine
 
@@ -277,11 +279,11 @@ def _vllm(config: AjetConfig, source: ModelSource, policy: Policy) -> PausableEn
 _NO_MEMORY = ("not enough memory", "out of memory", "can't allocate memory")
 
 
-def rehearsed(trainer: Trainer, lengths: Sequence[int], device: torch.device) -> Rehearsal:
+def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device) -> Rehearsal:
     """Pass over a made-up sample of each length. Raises UserError for a lack of memory."""
     vocabulary = int(trainer.policy.forward.head.weight.shape[0])
     adapter = next(iter(trainer.policy.adapters.names), None)
-    samples = [made_up(length, vocabulary, seed, adapter) for seed, length in enumerate(lengths)]
+    samples = [make_sample(length, vocabulary, seed, adapter) for seed, length in enumerate(lengths)]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     began = time.monotonic()
@@ -299,10 +301,10 @@ def rehearsed(trainer: Trainer, lengths: Sequence[int], device: torch.device) ->
             "and trainer_common.micro_batch_tokens; gradient_checkpointing: true; lora.rank: 8; a smaller model. "
             "--no-rehearsal starts without this test",
         ) from error
-    return Rehearsal(sum(lengths), time.monotonic() - began, _peak(device))
+    return Rehearsal(sum(lengths), time.monotonic() - began, _measure_peak(device))
 
 
-def made_up(length: int, vocabulary: int, seed: int, adapter: str | None = None) -> Sample:
+def make_sample(length: int, vocabulary: int, seed: int, adapter: str | None = None) -> Sample:
     """A sample of which every token but the first is trained."""
     ids = np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
     mask = np.arange(length) > 0
@@ -317,7 +319,7 @@ def _lacks_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(w in str(error).lower() for w in _NO_MEMORY)
 
 
-def _peak(device: torch.device) -> int:
+def _measure_peak(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -7,9 +7,9 @@
                                                         critic's values and moments
     trainer/state.json                                  version, optimizer steps, the layout of the flat buffer
 
-Invariant: `read` after `write` restores every bit, and nothing is read that is not what was written. Writing copies
-no tensor but merged ones; an error of the disk reaches the caller, who keeps the folder from ever being taken for
-whole.
+Invariant: `read_checkpoint` after `write_checkpoint` restores every bit, and nothing is read that is not what was
+written. Writing copies no tensor but merged ones; an error of the disk reaches the caller, who keeps the folder from
+ever being taken for whole.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.backbone.local.optimizer import FlatAdamW
-    from ajet.backbone.local.policy import Policy
+    from ajet.backbone.local.policy import LocalPolicy
     from ajet.backbone.local.value_head import ValueHead
 
 FORMAT = 1
 BUFFER_BYTES = 1 << 24
 
 
-def write(
+def write_checkpoint(
     folder: Path,
-    policy: Policy,
+    policy: LocalPolicy,
     optimizer: FlatAdamW,
     tokenizer: Any,
     version: int,
@@ -58,8 +58,8 @@ def write(
         save_file(merged_state(policy.adapted), folder / "model.safetensors", metadata={"format": "pt"})
         save_adapters(policy.adapted, folder / "adapter")
     else:
-        kept = model.state_dict().keys()
-        buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in kept]
+        persistent = model.state_dict().keys()
+        buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in persistent]
         state = {name: tensor.detach() for name, tensor in [*model.named_parameters(), *buffers]}
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     model.config.save_pretrained(folder)
@@ -69,19 +69,19 @@ def write(
         tokenizer.save_pretrained(folder)
     trainer = folder / "trainer"
     trainer.mkdir()
-    save_file(_tensors(policy, optimizer, critic), trainer / "state.safetensors")
+    save_file(_list_tensors(policy, optimizer, critic), trainer / "state.safetensors")
     steps = optimizer.counts if policy.adapters else optimizer.steps
-    about = {"format": FORMAT, "version": version, "steps": steps, "layout": _layout(policy)}
+    about = {"format": FORMAT, "version": version, "steps": steps, "layout": _build_layout(policy)}
     if critic is not None:
         about["critic_steps"] = critic.optimizer.steps
     (trainer / "state.json").write_text(json.dumps(about, indent=1))
 
 
-def read(folder: Path, policy: Policy, optimizer: FlatAdamW, critic: ValueHead | None = None) -> int:
+def read_checkpoint(folder: Path, policy: LocalPolicy, optimizer: FlatAdamW, critic: ValueHead | None = None) -> int:
     """Restore weights, optimizer, critic and RNG in place; answers the version. Raises UserError for a folder that
     holds no such state or that of another model."""
     require_sound(folder)
-    about = _about(folder, policy)
+    about = _read_matching_state(folder, policy)
     if critic is not None and "critic_steps" not in about:
         raise UserError(
             f"The checkpoint in {folder} holds no value head, which this run's algorithm needs.",
@@ -89,8 +89,8 @@ def read(folder: Path, policy: Policy, optimizer: FlatAdamW, critic: ValueHead |
             expected="the trainer_common.algorithm.adv_estimator that it was written with",
             do="take it as model.path to begin anew with its weights",
         )
-    state = _tensors(policy, optimizer, critic)
-    _read_into(_state(folder), state)
+    state = _list_tensors(policy, optimizer, critic)
+    _read_into(_state_path(folder), state)
     torch.set_rng_state(state["rng"])
     if "rng_cuda" in state:
         torch.cuda.set_rng_state(state["rng_cuda"])
@@ -101,29 +101,29 @@ def read(folder: Path, policy: Policy, optimizer: FlatAdamW, critic: ValueHead |
     return int(about["version"])
 
 
-def read_weights(folder: Path, policy: Policy) -> None:
-    """Restore the weights alone, in place. Raises UserError as `read` does."""
+def read_weights(folder: Path, policy: LocalPolicy) -> None:
+    """Restore the weights alone, in place. Raises UserError as `read_checkpoint` does."""
     require_sound(folder)
-    _about(folder, policy)
-    _read_into(_state(folder), {"values": policy.weights.values})
+    _read_matching_state(folder, policy)
+    _read_into(_state_path(folder), {"values": policy.weights.values})
 
 
-def version_of(folder: Path) -> int:
+def read_version(folder: Path) -> int:
     """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
     require_sound(folder, tensors=False)
-    return int(_state_json(folder)["version"])
+    return int(_read_state_json(folder)["version"])
 
 
-def dtype_of(folder: Path) -> str:
+def read_dtype(folder: Path) -> str:
     """The number format of the checkpoint's weights. Raises UserError likewise."""
-    return str(_state_json(folder)["layout"][0]).removeprefix("torch.")
+    return str(_read_state_json(folder)["layout"][0]).removeprefix("torch.")
 
 
-def _state(folder: Path) -> Path:
+def _state_path(folder: Path) -> Path:
     return folder / "trainer" / "state.safetensors"
 
 
-def _state_json(folder: Path) -> dict[str, Any]:
+def _read_state_json(folder: Path) -> dict[str, Any]:
     place = folder / "trainer" / "state.json"
     try:
         about: dict[str, Any] = read_json(place)
@@ -139,9 +139,9 @@ def _state_json(folder: Path) -> dict[str, Any]:
     return about
 
 
-def _about(folder: Path, policy: Policy) -> dict[str, Any]:
-    about = _state_json(folder)
-    if about["format"] != FORMAT or about["layout"] != json.loads(json.dumps(_layout(policy))):
+def _read_matching_state(folder: Path, policy: LocalPolicy) -> dict[str, Any]:
+    about = _read_state_json(folder)
+    if about["format"] != FORMAT or about["layout"] != json.loads(json.dumps(_build_layout(policy))):
         raise UserError(
             f"The checkpoint in {folder} is of another model, dtype or LoRA setting.",
             where=str(folder / "trainer" / "state.json"),
@@ -172,7 +172,7 @@ def _read_into(file: Path, tensors: dict[str, torch.Tensor]) -> None:
                 part.copy_(torch.frombuffer(buffer, dtype=torch.uint8, count=part.numel()))
 
 
-def _tensors(policy: Policy, optimizer: FlatAdamW, critic: ValueHead | None) -> dict[str, torch.Tensor]:
+def _list_tensors(policy: LocalPolicy, optimizer: FlatAdamW, critic: ValueHead | None) -> dict[str, torch.Tensor]:
     weights = policy.weights
     tensors = {"values": weights.values, "first": optimizer.first, "second": optimizer.second}
     if weights.low is not None:
@@ -185,6 +185,6 @@ def _tensors(policy: Policy, optimizer: FlatAdamW, critic: ValueHead | None) -> 
     return tensors
 
 
-def _layout(policy: Policy) -> list[Any]:
+def _build_layout(policy: LocalPolicy) -> list[Any]:
     weights = policy.weights
     return [str(weights.values.dtype), [[place.name, list(place.shape), place.start] for place in weights.places]]

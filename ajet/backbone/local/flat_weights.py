@@ -25,7 +25,7 @@ ALIGN = 64
 """Elements that each parameter's place is rounded up to."""
 
 
-def zeros(size: int, device: torch.device) -> Tensor:
+def make_zeros(size: int, device: torch.device) -> Tensor:
     """[size] float32. On a CPU pages of memory come with their first use; torch writes to its own at once."""
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(size, np.float32))
@@ -79,7 +79,7 @@ class FlatWeights:
             self.values[place.stop : -(-place.stop // ALIGN) * ALIGN] = 0
             parameter.data = view
             if self.values.dtype == torch.bfloat16:
-                parameter.register_post_accumulate_grad_hook(self._collector(place))
+                parameter.register_post_accumulate_grad_hook(self._make_collector(place))
 
     @property
     def size(self) -> int:
@@ -90,7 +90,7 @@ class FlatWeights:
     def low(self) -> Tensor | None:
         """[size] int16; None in float32. Whoever changes values without masters reads it before."""
         if self._low is None and self.values.dtype == torch.bfloat16:
-            self._low = self._drawn()
+            self._low = self._draw_low()
         return self._low
 
     def dither(self, seed: int) -> None:
@@ -106,7 +106,7 @@ class FlatWeights:
         if self.values.device.type != "cpu":  # drawn in no time; the engine takes its part of the memory that is left
             self._low = self.low
 
-    def _drawn(self) -> Tensor:
+    def _draw_low(self) -> Tensor:
         low = torch.zeros(self.size, dtype=torch.int16, device=self.values.device)
         if self._dithered_by is not None:
             generator = torch.Generator(self.values.device).manual_seed(self._dithered_by)
@@ -141,7 +141,7 @@ class FlatWeights:
         weights, bfloat16, which is what that pass computes."""
         dtype = self.values.dtype if passes == 1 else torch.float32
         if dtype == torch.float32:
-            self.gradients = zeros(self.size, self.values.device)
+            self.gradients = make_zeros(self.size, self.values.device)
         else:  # no numpy: the large pages that it asks for take longer here, where memory was given back just before
             self.gradients = torch.zeros(self.size, dtype=dtype, device=self.values.device)
         self._begun.clear()
@@ -156,7 +156,7 @@ class FlatWeights:
         for _, parameter in self.parameters:
             parameter.grad = None
 
-    def _collector(self, place: Slot):  # type: ignore[no-untyped-def]
+    def _make_collector(self, place: Slot):  # type: ignore[no-untyped-def]
         def collect(parameter: Tensor) -> None:
             assert self.gradients is not None, "a backward pass outside of an update"
             assert parameter.grad is not None

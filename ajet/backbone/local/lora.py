@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ajet.config.schema.trainer_common import LoraConfig
 
-_NUMBERS, _SLICE, _APART = 1 << 20, 1 << 18, 40503
+_NOISE, _SLICE, _STRIDE = 1 << 20, 1 << 18, 40503
 """Random numbers that roundings share, how many weights are rounded at a time, and where the next ones begin."""
 
 
@@ -59,13 +59,13 @@ def add_adapters(model: Any, lora: LoraConfig) -> Any:
             where="ajet.trainer_common.lora.target_modules",
             expected="all-linear, or names of the model's linear modules",
         ) from error
-    _refuse_at_the_ends(model, several=len(configs) > 1 or bool(lora.adapters))
+    _refuse_end_adapters(model, several=len(configs) > 1 or bool(lora.adapters))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
     return adapted
 
 
-def _refuse_at_the_ends(model: Any, *, several: bool) -> None:
+def _refuse_end_adapters(model: Any, *, several: bool) -> None:
     """Raises ConfigError for adapters on embeddings and head that no sampler could follow: on one of two modules with
     the same weights, whose sum with its adapter the other would have, too; and several on a head, which does not see
     every token of a step."""
@@ -108,18 +108,18 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
             )
 
 
-def with_saved(lora: LoraConfig, folder: Path) -> LoraConfig:
+def merge_saved_adapters(lora: LoraConfig, folder: Path) -> LoraConfig:
     """`lora`, where the adapters in `folder` are as they were trained, and those that it names besides as it says."""
-    saved = {name: _as_saved(folder_of(folder, name)) for name in Adapters.saved(folder).names}
+    saved = {name: _read_saved_adapter(folder_of(folder, name)) for name in Adapters.saved(folder).names}
     return lora.model_copy(update={"adapters": {**lora.adapters, **saved}}) if saved else lora
 
 
-def _as_saved(place: Path) -> AdapterConfig:
-    told = read_json(place / "adapter_config.json")
-    return AdapterConfig(rank=told["r"], alpha=told["lora_alpha"], target_modules=told["target_modules"])
+def _read_saved_adapter(place: Path) -> AdapterConfig:
+    config = read_json(place / "adapter_config.json")
+    return AdapterConfig(rank=config["r"], alpha=config["lora_alpha"], target_modules=config["target_modules"])
 
 
-def adapter_in(parameter: str) -> str:
+def parse_adapter_name(parameter: str) -> str:
     """The adapter that a parameter of this name belongs to."""
     return parameter.partition(".lora_")[2].split(".")[1]
 
@@ -147,10 +147,10 @@ def adapted_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     for name, module in adapted:
         weight: torch.Tensor = module.get_base_layer().weight.detach()
         change: torch.Tensor = module.get_delta_weight("default")
-        yield f"{name}.weight", _sum(weight, change.detach(), seed=zlib.crc32(name.encode()))
+        yield f"{name}.weight", _add_rounded(weight, change.detach(), seed=zlib.crc32(name.encode()))
 
 
-def _sum(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> torch.Tensor:
+def _add_rounded(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> torch.Tensor:
     """`weight` + `change` in the weight's type. To the nearest bfloat16 most small changes would be rounded away
     together; so each element is rounded up with the probability that makes it right on average (stochastic rounding:
     Gupta 2015, arXiv 1502.02551), by a number that stays the same from step to step. In slices that a cache holds."""
@@ -162,20 +162,20 @@ def _sum(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> torch.Tens
     parts = (each.reshape(-1).split(_SLICE) for each in (weight, change, total))
     for number, (old, more, new) in enumerate(zip(*parts, strict=True)):
         bits = old.float().add_(more).view(torch.int32)
-        start = (seed + number * _APART) % _NUMBERS
-        bits.add_(_numbers(weight.device)[start : start + bits.numel()]).bitwise_right_shift_(16)
+        start = (seed + number * _STRIDE) % _NOISE
+        bits.add_(_draw_noise(weight.device)[start : start + bits.numel()]).bitwise_right_shift_(16)
         new.copy_(bits.to(torch.int16).view(torch.bfloat16))
     return total
 
 
 @cache
-def _numbers(device: torch.device) -> torch.Tensor:
-    """What is added to a weight's lower 16 bits: `_NUMBERS` of them, and the first `_SLICE` once more. Drawing one for
+def _draw_noise(device: torch.device) -> torch.Tensor:
+    """What is added to a weight's lower 16 bits: `_NOISE` of them, and the first `_SLICE` once more. Drawing one for
     each weight anew took two thirds of a sum."""
     import torch
 
     draw = torch.Generator().manual_seed(0)
-    drawn = torch.randint(0, 1 << 16, (_NUMBERS,), dtype=torch.int32, generator=draw)
+    drawn = torch.randint(0, 1 << 16, (_NOISE,), dtype=torch.int32, generator=draw)
     return torch.cat([drawn, drawn[:_SLICE]]).to(device)
 
 
@@ -188,5 +188,5 @@ def save_adapters(model: Any, folder: Path) -> None:
 
 
 def _persistent_buffers(base: Any) -> list[tuple[str, torch.Tensor]]:
-    kept = base.state_dict().keys()
-    return [(name, buffer) for name, buffer in base.named_buffers() if name in kept]
+    persistent = base.state_dict().keys()
+    return [(name, buffer) for name, buffer in base.named_buffers() if name in persistent]

@@ -122,15 +122,15 @@ class StepLoss:
         fresh = [bool((each.timeline.versions[each.timeline.mask] == self.version).all()) for each in self.samples]
         self._fresh = np.repeat(fresh, lengths)
         self._old = np.concatenate(self.old) if self.old is not None else None
-        given = [sample.reference for sample in self.samples if sample.reference is not None]
-        self._reference = np.concatenate(given) if len(given) == len(self.samples) else None
+        references = [sample.reference for sample in self.samples if sample.reference is not None]
+        self._reference = np.concatenate(references) if len(references) == len(self.samples) else None
         bounds = self.tokens.bounds
         ages = [self.version - sample.timeline.versions for sample in self.samples]
         self._ages = np.concatenate(ages).astype(np.float32) if bounds is not None and bounds.needs_ages else None
-        self._replies = self._of_replies() if self.tokens.over_replies else (None, None)
-        self._chosen = self._choice() if self.tokens.policy.over_batch else None
+        self._replies = self._compute_reply_statistics() if self.tokens.over_replies else (None, None)
+        self._chosen = self._choose_tokens() if self.tokens.policy.over_batch else None
 
-    def _of_replies(self) -> tuple[Floats | None, Floats | None]:
+    def _compute_reply_statistics(self) -> tuple[Floats | None, Floats | None]:
         """What `ReplyStatistics` holds, of all samples: a row sees some tokens of a reply at a time. Raises ValueError
         without `old`."""
         if self._old is None:
@@ -141,7 +141,7 @@ class StepLoss:
         replies = torch.cat([number_replies(each) + int(start) for each, start in zip(mask_S, counts, strict=False)])
         present = np.concatenate(self.present) if self.present is not None else self._old
         own, old, engine = (torch.from_numpy(values)[mask] for values in (present, self._old, self._engine))
-        told = self.tokens.compute_reply_statistics(own, old, engine, replies[mask])
+        statistics = self.tokens.compute_reply_statistics(own, old, engine, replies[mask])
 
         def spread(values: Tensor | None) -> Floats | None:
             if values is None:
@@ -150,15 +150,15 @@ class StepLoss:
             found[mask.numpy()] = values.numpy()
             return found
 
-        return spread(told.drift), spread(told.gaps)
+        return spread(statistics.drift), spread(statistics.gaps)
 
-    def _choice(self) -> npt.NDArray[np.bool_]:
+    def _choose_tokens(self) -> npt.NDArray[np.bool_]:
         """The tokens that the loss chooses, of all samples. Raises ValueError without `old`."""
         if self._old is None:
             raise ValueError("a loss that chooses among tokens needs the policy's logprobs before the update")
         chosen = np.concatenate([sample.timeline.mask for sample in self.samples])
-        told = self._old[chosen].astype(np.float64), self._advantages[chosen].astype(np.float64)
-        chosen[chosen] = self.tokens.policy.choose(*told, np.random.default_rng([self.version, chosen.size]))
+        inputs = self._old[chosen].astype(np.float64), self._advantages[chosen].astype(np.float64)
+        chosen[chosen] = self.tokens.policy.choose(*inputs, np.random.default_rng([self.version, chosen.size]))
         return chosen
 
     @property

@@ -64,8 +64,8 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
     use and that other processes leave free: a second thread on a busy core makes small steps ten times slower."""
     if isinstance(wanted, int):
         count, why = wanted, "as configured"
-    elif (told := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(told) > 0:
-        count, why = int(told), "OMP_NUM_THREADS"
+    elif (configured := os.environ.get("OMP_NUM_THREADS", "")).isdigit() and int(configured) > 0:
+        count, why = int(configured), "OMP_NUM_THREADS"
     else:
         free, busy = count_cores(), _busy_cores()
         count = max(1, math.floor(free - busy + NOISE))
@@ -83,7 +83,7 @@ def release_memory() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def leave_start_out() -> bool:
+def freeze_startup_objects() -> bool:
     """Have the collections to come leave alone what a start has made, until `gc.unfreeze()`: modules and a model are
     half a million objects, and looking through them costs a third of a second of a core, twice a step. Answers whether
     that was done here: False where somebody has done it for this process already, and has it to undo."""

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ajet.backbone.local.flat_weights import FlatWeights, zeros
+from ajet.backbone.local.flat_weights import FlatWeights, make_zeros
 
 SLICE = 1 << 16
 """Elements a thread: what a step computes of them is 2 MB, a core's cache, and no operator is called for less."""
@@ -27,7 +27,10 @@ class FlatAdamW:
         self, weights: FlatWeights, *, betas: tuple[float, float], eps: float, weight_decay: float, clip: float | None
     ) -> None:
         self.weights, self.betas, self.eps, self.weight_decay, self.clip = weights, betas, eps, weight_decay, clip
-        self.first, self.second = zeros(weights.size, weights.values.device), zeros(weights.size, weights.values.device)
+        self.first, self.second = (
+            make_zeros(weights.size, weights.values.device),
+            make_zeros(weights.size, weights.values.device),
+        )
         self.counts: dict[str, int] = {}
         """Steps that each part has taken, by its name."""
 
@@ -49,13 +52,13 @@ class FlatAdamW:
         decayed = min(max(self.weights.decayed, begin), end)
         size = SLICE * torch.get_num_threads() if gradients.device.type == "cpu" else NORM_SLICE
         room = torch.empty(3, min(size, end - begin), dtype=torch.float32, device=gradients.device)
-        for start, stop in _slices(begin, decayed, size):
-            self._move(gradients, start, stop, lr, scale, self.weight_decay, steps, room)
-        for start, stop in _slices(decayed, end, size):
-            self._move(gradients, start, stop, lr, scale, 0.0, steps, room)
+        for start, stop in _split_range(begin, decayed, size):
+            self._move_slice(gradients, start, stop, lr, scale, self.weight_decay, steps, room)
+        for start, stop in _split_range(decayed, end, size):
+            self._move_slice(gradients, start, stop, lr, scale, 0.0, steps, room)
         return norm
 
-    def _move(
+    def _move_slice(
         self, gradients: Tensor, start: int, stop: int, lr: float, scale: float, decay: float, steps: int, room: Tensor
     ) -> None:
         beta1, beta2 = self.betas
@@ -81,5 +84,5 @@ def gradient_norm(gradients: Tensor) -> float:
     return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
 
 
-def _slices(start: int, stop: int, size: int) -> list[tuple[int, int]]:
+def _split_range(start: int, stop: int, size: int) -> list[tuple[int, int]]:
     return [(at, min(at + size, stop)) for at in range(start, stop, size)]

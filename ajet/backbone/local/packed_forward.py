@@ -1,7 +1,7 @@
 """A packed row through the model: hidden states once, logits for the trained positions only, chunk by chunk.
 
-Invariant: equal to the model's eager forward pass over each sample alone, to float tolerance; `probe` holds every
-model against that before the first row, token by token, and one that disagrees (its layers do not attend through
+Invariant: equal to the model's eager forward pass over each sample alone, to float tolerance; `probe_packing` holds
+every model against that before the first row, token by token, and one that disagrees (its layers do not attend through
 transformers' attention interface, or it carries state along the row) is given its samples one at a time instead. One
 that agreed before on this machine (ajet.engine.agreed) is not asked again.
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 32 * 2**20
 
-TokenLoss = Callable[[Tensor, Tensor, slice], Tensor]
+ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
 """Logprobs [C], entropies [C] and the targets [start, stop) that they belong to, to the chunk's summed loss."""
-Beside = Callable[[Tensor, slice], Tensor | None]
+HeadGradient = Callable[[Tensor, slice], Tensor | None]
 """Hidden states [C, H] and their targets likewise, to what another head adds to their gradient: [C, H] or None."""
 
 
-def _as_it_is(adapter: str | None) -> None:
+def _ignore_adapter(adapter: str | None) -> None:
     """Does nothing: for a model that computes all rows alike, whichever adapter sampled them."""
 
 
@@ -56,7 +56,7 @@ class PackedForward:
         trunk = model.get_decoder()
         self.trunk = trunk if trunk is not model else model.model  # Llama 4's text model names itself
         self.head = model.get_output_embeddings()
-        self.choose: Callable[[str | None], None] = _as_it_is
+        self.choose: Callable[[str | None], None] = _ignore_adapter
         """Has the model compute with this adapter of several from here on."""
         self.packed = self._computes_rows(agreed) if packed is None else packed
 
@@ -71,7 +71,9 @@ class PackedForward:
         with torch.no_grad():
             hidden = self.hidden(row)
             targets = self._on_device(row.targets.token)
-            parts = [token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self._chunks(row)]
+            parts = [
+                token_logprobs(self.logits(hidden[at]), targets[at], temperature)[0] for at in self._split_targets(row)
+            ]
         return torch.cat(parts)
 
     def truncated(
@@ -83,7 +85,7 @@ class PackedForward:
             targets = self._on_device(row.targets.token)
             parts = [
                 truncated_logprobs(self.logits(hidden[at]), targets[at], temperature, top_p, top_k, slack=slack)
-                for at in self._chunks(row)
+                for at in self._split_targets(row)
             ]
         return torch.cat([low for low, _ in parts]), torch.cat([high for _, high in parts])
 
@@ -91,18 +93,18 @@ class PackedForward:
         self,
         row: PackedRow,
         temperature: float,
-        loss: TokenLoss,
+        loss: ChunkLoss,
         *,
         gather: bool = False,
-        beside: Beside | None = None,
+        head_gradient: HeadGradient | None = None,
     ) -> float:
         """Add the gradient of the row's loss to the weights' gradients; answers the loss. `gather`: those gradients are
-        of fewer bits than float32, so that the head's is added up over the chunks beforehand, in float32. `beside`:
-        what another head makes of the hidden states."""
+        of fewer bits than float32, so that the head's is added up over the chunks beforehand, in float32.
+        `head_gradient`: what another head makes of the hidden states."""
         hidden = self.hidden(row)
         targets = self._on_device(row.targets.token)
         total, grads = 0.0, []
-        chunks = self._chunks(row)
+        chunks = self._split_targets(row)
         head = [p for p in self.head.parameters() if p.requires_grad and p.dtype != torch.float32]
         sums = [torch.empty_like(p, dtype=torch.float32) for p in head] if gather and len(chunks) > 1 else []
         for at in chunks:
@@ -118,7 +120,7 @@ class PackedForward:
                 value.backward()
                 assert leaf.grad is not None
                 grads.append(leaf.grad)
-            if beside is not None and (more := beside(leaf, at)) is not None:
+            if head_gradient is not None and (more := head_gradient(leaf, at)) is not None:
                 grads[-1] = grads[-1] + more.to(grads[-1].dtype)
             total += value.item()
         for parameter, summed in zip(head, sums, strict=False):
@@ -137,7 +139,7 @@ class PackedForward:
             plan = TreePlan(row.trees, positions[0])
             states = self.trunk(input_ids=ids, position_ids=positions, use_cache=False, trees=plan).last_hidden_state
             return states[0].index_select(0, source)
-        parts = [self._alone(tree, ids, positions) for tree in row.trees]
+        parts = [self._compute_tree(tree, ids, positions) for tree in row.trees]
         return torch.cat(parts).index_select(0, source)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -155,16 +157,16 @@ class PackedForward:
 
     def _computes_rows(self, agreed: Agreed | None) -> bool:
         if agreed is None:
-            return probe(self)
+            return probe_packing(self)
         key = key_of(self.model, code=[Path(__file__).parent, Path(packing.__file__).parent])
         if agreed.has(key):
-            attend_by_trees(self.model)
+            use_tree_attention(self.model)
             return True
-        if computes := probe(self):
+        if computes := probe_packing(self):
             agreed.add(key)
         return computes
 
-    def _alone(self, tree: Tree, ids: Tensor, positions: Tensor) -> Tensor:
+    def _compute_tree(self, tree: Tree, ids: Tensor, positions: Tensor) -> Tensor:
         assert tree.parents.size == 1, "rows for this model are packed without sharing"
         at = slice(tree.start, tree.stop)
         states: Tensor = self.trunk(
@@ -172,7 +174,7 @@ class PackedForward:
         ).last_hidden_state[0]
         return states
 
-    def _chunks(self, row: PackedRow) -> list[slice]:
+    def _split_targets(self, row: PackedRow) -> list[slice]:
         count, vocabulary = row.targets.token.size, self.head.weight.shape[0]
         size = max(1, CHUNK_BYTES // (4 * vocabulary))
         pieces = max(1, math.ceil(count / size))
@@ -187,7 +189,7 @@ PREFIX, ENDS, LENGTHS = 12, (5, 21), (3, 40, 9)
 """Tokens of the probe's samples: two that share a prefix, and three others beside them."""
 
 
-def probe(forward: PackedForward) -> bool:
+def probe_packing(forward: PackedForward) -> bool:
     """Whether the model computes packed rows rightly; switches its attention to trees if so. If not, it keeps its own
     attention where that is the same as transformers' eager one, and takes the eager one where it is not.
 
@@ -203,43 +205,43 @@ def probe(forward: PackedForward) -> bool:
         with attending_by(model, EAGER):
             logits = model(input_ids=side_by_side(samples, forward.device), use_cache=False).logits
             plain = [row[: ids.size] for row, ids in zip(logits, samples, strict=True)]
-            alone = _alone(forward, samples)
+            alone = _compute_alone(forward, samples)
         if not agree(alone, torch.cat(plain), dtype):
             raise ConfigError(
                 f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it faithfully.",
                 where="ajet.model.path",
                 expected="a causal language model whose logits are lm_head(hidden states), scaled or soft-capped",
             )
-        attend_by_trees(model)
+        use_tree_attention(model)
         try:
             windows: dict[int, int | None] = {}
-            found = _packed(forward, prefix, left, right, others, windows)
+            found = _compute_packed(forward, prefix, left, right, others, windows)
             why = unseen_masks(model, windows)
-            if not why and agree(found, _in_rows(plain), dtype):
+            if not why and agree(found, _arrange_rows(plain), dtype):
                 return True
             why = why or "its layers carry state along a row, or attend in a way of their own"
         except (TypeError, ValueError) as error:
             why = str(error)
         attend_by(model, before)
-        if before != EAGER and not agree(_alone(forward, samples), torch.cat(plain), dtype):
+        if before != EAGER and not agree(_compute_alone(forward, samples), torch.cat(plain), dtype):
             attend_by(model, EAGER)
     logger.warning("{} cannot be given packed rows: its samples go one at a time ({})", type(model).__name__, why)
     return False
 
 
-def attend_by_trees(model: Any) -> None:
+def use_tree_attention(model: Any) -> None:
     """For good."""
-    tree_attention.register()
+    tree_attention.register_attention()
     attend_by(model, tree_attention.NAME)
 
 
-def _alone(forward: PackedForward, samples: list[Any]) -> Tensor:
+def _compute_alone(forward: PackedForward, samples: list[Any]) -> Tensor:
     """[sum of T, V] of the samples one after the other: each one's hidden states by themselves, through the head."""
     states = forward.trunk(input_ids=side_by_side(samples, forward.device), use_cache=False).last_hidden_state
     return forward.logits(torch.cat([row[: ids.size] for row, ids in zip(states, samples, strict=True)]))
 
 
-def _packed(
+def _compute_packed(
     forward: PackedForward, prefix: Any, left: Any, right: Any, others: list[Any], windows: dict[int, int | None]
 ) -> Tensor:
     """The logits of two rows: the tree in the middle of its neighbours, then at the end of a row that begins with
@@ -271,8 +273,8 @@ def _packed(
     return torch.cat(found)
 
 
-def _in_rows(plain: list[Tensor]) -> Tensor:
-    """The tensors side by side, against which the rows of `_packed` are held."""
+def _arrange_rows(plain: list[Tensor]) -> Tensor:
+    """The tensors side by side, against which the rows of `_compute_packed` are held."""
     left, right, *others = plain
     tree = [left, right[PREFIX:]]
     return torch.cat([others[0], *tree, others[1], others[2], others[1], *tree])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ajet.backbone.local.flat_weights import FlatWeights
-from ajet.backbone.local.lora import adapted_weights, adapter_in, add_adapters
+from ajet.backbone.local.lora import adapted_weights, add_adapters, parse_adapter_name
 from ajet.backbone.local.packed_forward import PackedForward
 from ajet.engine.adapters import Adapters, choose_adapter, take_weights
 from ajet.engine.rms_norm import cheapen_norms
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ajet.engine.agreed import Agreed
 
 
-class Policy:
+class LocalPolicy:
     """Takes over `model`, a transformers causal language model in the compute dtype, on its device. `start`: a model
     folder whose adapters it begins with."""
 
@@ -57,7 +57,7 @@ class Policy:
                 take_weights(self.adapted, start, name)
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if self.adapters:
-            trained.sort(key=lambda pair: self.adapters.names.index(adapter_in(pair[0])))
+            trained.sort(key=lambda pair: self.adapters.names.index(parse_adapter_name(pair[0])))
         self.weights = FlatWeights(trained)
         if gradient_checkpointing:
             _checkpoint_layers(model)
@@ -80,12 +80,12 @@ class Policy:
             choose_adapter(self.model, adapter)
         self._chosen = adapter
 
-    def part_of(self, adapter: str | None) -> tuple[int, int]:
+    def locate_part(self, adapter: str | None) -> tuple[int, int]:
         """The part of the buffer with the adapter's weights, [start, stop); None: all."""
         if adapter is None:
             return 0, self.weights.size
         places = self.weights.places
-        own = [at for at, place in enumerate(places) if adapter_in(place.name) == adapter]
+        own = [at for at, place in enumerate(places) if parse_adapter_name(place.name) == adapter]
         return places[own[0]].start, places[own[-1] + 1].start if own[-1] + 1 < len(places) else self.weights.size
 
     def changed(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -19,12 +19,12 @@ from ajet.algorithm import open_algorithm
 from ajet.algorithm.loss_terms import estimate_kl
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import compute_mini_batch_scale
-from ajet.backbone.contract import LossAgain, scored
+from ajet.backbone.contract import RecomputedLoss, score_samples
 from ajet.backbone.local import checkpoint as checkpoints
-from ajet.backbone.local.lora import with_saved
+from ajet.backbone.local.lora import merge_saved_adapters
 from ajet.backbone.local.losses import StepLoss
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
-from ajet.backbone.local.policy import Policy
+from ajet.backbone.local.policy import LocalPolicy
 from ajet.context_tracker.packing import PackedRow, pack, placed
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.call import Floats
@@ -33,7 +33,7 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ajet.backbone.contract import LossAgain
+    from ajet.backbone.contract import RecomputedLoss
     from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import Experiment
     from ajet.schema.batch import Sample, TrainingBatch
@@ -66,7 +66,7 @@ class ForwardScorer:
         return low.cpu().numpy(), high.cpu().numpy()
 
 
-class Scorer(ForwardScorer):
+class LocalScorer(ForwardScorer):
     """Scores with the model of `experiment`, with the weights in `checkpoint` or, without one, its own. Raises
     UserError."""
 
@@ -80,16 +80,16 @@ class Scorer(ForwardScorer):
         device = choose_device(config.trainer_common.device)
         bound_kernel_caches()
         choose_threads(config.trainer_common.threads, device)
-        name = checkpoints.dtype_of(checkpoint) if checkpoint is not None else config.model.dtype
+        name = checkpoints.read_dtype(checkpoint) if checkpoint is not None else config.model.dtype
         source = locate(config.model.path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
         model = load_model(
             source, dtype=choose_dtype(name, device), device=device, max_model_len=config.rollout.max_model_len
         )
         lora, start = config.trainer_common.lora, source.folder if checkpoint is None else None
         if start is not None:
-            lora = with_saved(lora, start)
+            lora = merge_saved_adapters(lora, start)
         self._experiment = experiment
-        self._policy = Policy(model, lora=lora, reference=False, start=start)
+        self._policy = LocalPolicy(model, lora=lora, reference=False, start=start)
         if checkpoint is not None:
             checkpoints.read_weights(checkpoint, self._policy)
         super().__init__(self._policy.forward, self._policy.weights.values)
@@ -97,24 +97,26 @@ class Scorer(ForwardScorer):
     @staticmethod
     def version_of(checkpoint: Path) -> int:
         """The policy version in a checkpoint. Raises UserError for a folder that the local backbone did not write."""
-        return checkpoints.version_of(checkpoint)
+        return checkpoints.read_version(checkpoint)
 
     def reference(self, samples: Sequence[Sample], temperature: float) -> list[Floats]:
         """[T] per sample: of the model that training began with, whose weights these must be but for adapters."""
         policy = self._policy
-        apart = bool(policy.adapters) or policy.adapted is not None
-        with policy.reference() if apart else nullcontext(policy.forward) as forward:
+        has_adapters = bool(policy.adapters) or policy.adapted is not None
+        with policy.reference() if has_adapters else nullcontext(policy.forward) as forward:
             scorer = ForwardScorer(forward, policy.weights.values)
-            return scored(scorer, samples, tokens=self._row_tokens, temperature=temperature)
+            return score_samples(scorer, samples, tokens=self._row_tokens, temperature=temperature)
 
-    def losses(self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None) -> dict[str, LossAgain]:
+    def losses(
+        self, batch: TrainingBatch, *, version: int, reference: Sequence[Floats] | None
+    ) -> dict[str, RecomputedLoss]:
         """`loss` and, with a KL term, `kl` of an update of these weights by one optimizer step over the batch."""
         config = self._experiment.ajet
         tokens = TokenLoss.from_settings(config.trainer_common, open_algorithm(config, base=self._experiment.base))
         rows = pack(batch.samples, self._row_tokens, share_prefixes=self.shares_prefixes)
         found = [self.logprobs(row, batch.temperature) for row in rows]
         scale = compute_mini_batch_scale(config.trainer_common.algorithm.loss_aggregation, batch.samples, batch.samples)
-        return losses_again(batch, tokens, rows, found, scale=scale, version=version, reference=reference)
+        return recompute_losses(batch, tokens, rows, found, scale=scale, version=version, reference=reference)
 
     @property
     def _row_tokens(self) -> int:
@@ -137,7 +139,7 @@ SIDES = 2
 reference model's. It has the same slope in both."""
 
 
-def losses_again(
+def recompute_losses(
     batch: TrainingBatch,
     tokens: TokenLoss,
     rows: Sequence[PackedRow],
@@ -146,7 +148,7 @@ def losses_again(
     scale: float,
     version: int,
     reference: Sequence[Floats] | None,
-) -> dict[str, LossAgain]:
+) -> dict[str, RecomputedLoss]:
     """Return the losses of an update that is over, from the log-probabilities that its weights give its tokens.
 
     `losses.StepLoss` joins them, as in the update, from the same batch and rows; nothing is trained. Only an update of
@@ -158,17 +160,17 @@ def losses_again(
         samples = [replace(each, reference=its) for each, its in zip(samples, reference, strict=True)]
     old = placed(samples, rows, logprobs) if tokens.needs_old_logprobs else None
     loss = StepLoss(samples, tokens, scale, compare_engine=False, old=old, version=version, written=batch.written)
-    slope = apart = 0.0
+    slope = kl_slope = 0.0
     for row, own in zip(rows, logprobs, strict=True):
         policy = torch.from_numpy(np.array(own, np.float32)).requires_grad_()
         its = loss.row(row.targets, policy.device, None)
         (gradient,) = torch.autograd.grad(its(policy, torch.zeros_like(policy), slice(0, policy.numel())), policy)
         slope += float(gradient.abs().sum())
         if its.reference is not None:
-            (drawn,) = torch.autograd.grad(estimate_kl(policy, its.reference, tokens.kl_type).sum(), policy)
-            apart += float(drawn.abs().sum())
+            (kl_gradient,) = torch.autograd.grad(estimate_kl(policy, its.reference, tokens.kl_type).sum(), policy)
+            kl_slope += float(kl_gradient.abs().sum())
     means = loss.tally.means()
-    found = {"loss": LossAgain(means["loss"], SIDES * slope)}
+    found = {"loss": RecomputedLoss(means["loss"], SIDES * slope)}
     if tokens.kl_coef is not None:
-        found["kl"] = LossAgain(means["kl"], SIDES * apart / max(loss.tally.tokens, 1))
+        found["kl"] = RecomputedLoss(means["kl"], SIDES * kl_slope / max(loss.tally.tokens, 1))
     return found

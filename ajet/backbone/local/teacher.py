@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ajet.backbone.contract import scored
+from ajet.backbone.contract import score_samples
 from ajet.backbone.local.requirements import teacher_source
-from ajet.backbone.local.scorer import Scorer
+from ajet.backbone.local.scorer import LocalScorer
 from ajet.config.schema.trainer_common import LoraConfig
 from ajet.engine.teacher_endpoint import other_tokenizer
 from ajet.environment.loop import in_thread
@@ -38,12 +38,12 @@ class LocalTeacher:
         require_same_vocabulary(tokenizer, load_tokenizer(teacher_source(experiment)))
         settings.trainer_common.lora = LoraConfig()
         self._tokens = settings.trainer_common.micro_batch_tokens
-        self._scorer = Scorer(replace(experiment, ajet=settings))
+        self._scorer = LocalScorer(replace(experiment, ajet=settings))
         self._lock = threading.Lock()
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
         """[T] per line, 0 where its mask is, at temperature 1."""
-        return await in_thread(self._computed, lines)
+        return await in_thread(self._compute_logprobs, lines)
 
     async def leave(self) -> None:
         """Does nothing: nothing is open on any loop."""
@@ -53,10 +53,10 @@ class LocalTeacher:
         with self._lock:
             del self._scorer
 
-    def _computed(self, lines: Sequence[Timeline]) -> list[Floats]:
+    def _compute_logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
         samples = [Sample(line, "", 0, np.zeros(line.ids.size, np.float32), 0.0) for line in lines]
         with self._lock:
-            return scored(self._scorer, samples, tokens=self._tokens, temperature=1.0)
+            return score_samples(self._scorer, samples, tokens=self._tokens, temperature=1.0)
 
 
 def require_same_vocabulary(policy: Any, teacher: Any) -> None:

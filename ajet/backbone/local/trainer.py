@@ -1,9 +1,9 @@
 """One training step: mini batches, packed rows, gradients, one optimizer step each.
 
 Invariants: all or nothing: until the last optimizer step has succeeded, an error leaves the weights, the moments and
-the version as they were, and what cuts short the one step of an update, of which no copy is held, is known by `torn`; a
-step whose loss or gradient is not finite changes nothing and is counted. The order of everything follows from the batch
-alone, so that the same batch gives the same bits.
+the version as they were, and what cuts short the one step of an update, of which no copy is held, is known by
+`has_partial_update`; a step whose loss or gradient is not finite changes nothing and is counted. The order of
+everything follows from the batch alone, so that the same batch gives the same bits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from ajet.algorithm.learning_rate import LearningRateSchedule
 from ajet.algorithm.staleness import build_tightened_metrics, warn_of_mismatch
 from ajet.algorithm.token_loss import TokenLoss
 from ajet.algorithm.weights import compute_mini_batch_scale, split_mini_batches
-from ajet.backbone.contract import scored
+from ajet.backbone.contract import score_samples
 from ajet.backbone.local import checkpoint
 from ajet.backbone.local.losses import LossTally, StepLoss
 from ajet.backbone.local.machine import release_memory
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
-from ajet.backbone.local.policy import Policy
+from ajet.backbone.local.policy import LocalPolicy
 from ajet.backbone.local.scorer import ForwardScorer
 from ajet.backbone.local.value_head import StepValueLoss, ValueHead, ValueTally
 from ajet.context_tracker.packing import PackedRow, pack, placed
@@ -65,7 +65,7 @@ class Trainer:
         self.truncates = config.rollout.truncates_sampling
         optim = self.settings.optim
         self.schedule = LearningRateSchedule.from_config(optim, self.settings.total_training_steps)
-        self.policy = Policy(
+        self.policy = LocalPolicy(
             model,
             lora=self.settings.lora,
             reference=config.needs_reference_model,
@@ -87,7 +87,7 @@ class Trainer:
             width = int(self.policy.forward.head.weight.shape[1])
             self.critic = ValueHead(width, self.policy.weights.values.device, self.settings)
         self.version = 0
-        self.torn = False
+        self.has_partial_update = False
         """Whether the weights are of no version: an update has begun to move them, and has not ended."""
         self.fresh_gap: float | None = None
         """See `Update`; of the last one."""
@@ -97,7 +97,7 @@ class Trainer:
     ) -> list[Floats]:
         """[T] per sample: of the policy or the reference at the rollout's temperature, where the mask is 1, else 0."""
         with self.scorer(reference=reference) as scorer:
-            return scored(
+            return score_samples(
                 scorer,
                 samples,
                 tokens=self.settings.micro_batch_tokens,
@@ -116,8 +116,8 @@ class Trainer:
         if self.critic is None:
             raise ValueError("this policy has no value head: its algorithm needs none")
         forward = self.policy.forward
-        rows = self._rows(samples, forward)
-        return placed(samples, rows, [self.critic.of_row(forward, row) for row in rows])
+        rows = self._pack_rows(samples, forward)
+        return placed(samples, rows, [self.critic.compute_values(forward, row) for row in rows])
 
     def update(self, batch: TrainingBatch, *, gap: float | None = None, alarm: float | None = None) -> dict[str, float]:
         """`mini_batch_num` optimizer steps, with fewer episodes as many as there are. Answers the metrics. `gap`: nats
@@ -134,7 +134,7 @@ class Trainer:
         tokens = 0
         tokens_loss = self.tokens.tighten(gap, alarm)
         warming = self.critic is not None and batch.step <= self.critic.settings.warmup
-        with self._all_or_nothing(sum(self._moves([batch.samples[index] for index in part]) for part in parts)):
+        with self._all_or_nothing(sum(self._count_moves([batch.samples[index] for index in part]) for part in parts)):
             looks_back = len(parts) > 1 or self.tokens.needs_old_logprobs
             old = self.logprobs(batch.samples, temperature=batch.temperature) if looks_back else None
             for number, part in enumerate(parts):
@@ -151,8 +151,8 @@ class Trainer:
                     written=batch.written,
                 )
                 critic = StepValueLoss(self.critic, samples, loss.scale) if self.critic is not None else None
-                tokens += self._gradients(loss, batch.temperature, critic=critic)
-                norm, its_own = self._step(loss, lr, critic, warming=warming)
+                tokens += self._add_gradients(loss, batch.temperature, critic=critic)
+                norm, its_own = self._step_optimizer(loss, lr, critic, warming=warming)
                 norms.append(norm)
                 own.append(its_own)
                 tallies.append(loss.tally)
@@ -160,10 +160,10 @@ class Trainer:
         if not batch.written:
             release_memory()
         self.version += 1
-        self.torn = False
+        self.has_partial_update = False
         tally = LossTally.merge(tallies)
         self.fresh_gap = tally.fresh_gap / tally.fresh if tally.fresh else None
-        metrics = self._metrics(tally, norms, lr, tokens, time.monotonic() - began)
+        metrics = self._build_metrics(tally, norms, lr, tokens, time.monotonic() - began)
         metrics |= self._adapter_metrics(batch.samples, own)
         metrics |= ValueTally.merge(critics).means() if critics else {}
         if tokens_loss is not self.tokens:
@@ -189,7 +189,7 @@ class Trainer:
         the critic's beside it, copies that several optimizer steps ask for. Weights, moments, gradients and random
         numbers are as before."""
         device = self.policy.weights.values.device
-        for held in self._state():
+        for held in self._list_state_tensors():
             held.mul_(1)  # memory that nothing has used yet is taken now, too
         with (
             torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -202,24 +202,24 @@ class Trainer:
                 for sample, before in zip(samples, self.values(samples), strict=True):
                     sample.values = sample.returns = before
                 critic = StepValueLoss(self.critic, samples, 1.0)
-            self._gradients(loss, self.temperature, passes=2, critic=critic)  # those of several passes are float32
+            self._add_gradients(loss, self.temperature, passes=2, critic=critic)  # those of several passes are float32
         release_memory()
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Everything that `load` needs, and the model as transformers loads it."""
-        checkpoint.write(folder, self.policy, self.optimizer, tokenizer, self.version, self.critic)
+        checkpoint.write_checkpoint(folder, self.policy, self.optimizer, tokenizer, self.version, self.critic)
 
     def load(self, folder: Path) -> None:
         """Bit for bit what was saved. Raises UserError."""
-        self.version = checkpoint.read(folder, self.policy, self.optimizer, self.critic)
+        self.version = checkpoint.read_checkpoint(folder, self.policy, self.optimizer, self.critic)
 
-    def _gradients(
+    def _add_gradients(
         self, loss: StepLoss, temperature: float, *, passes: int = 0, critic: StepValueLoss | None = None
     ) -> int:
         """Add up the gradients of all rows, and the critic's; answers how many tokens were computed. `passes`: room for
         the gradients of so many, where the rows are fewer."""
         forward = self.policy.forward
-        rows = self._rows(loss.samples, forward)
+        rows = self._pack_rows(loss.samples, forward)
         passes = max(passes, len(rows))
         self.policy.weights.open_gradients(passes=passes)
         if critic is not None:
@@ -230,11 +230,11 @@ class Trainer:
                 with self.policy.reference() as frozen:
                     reference = frozen.logprobs(row, temperature)
             its_loss = loss.row(row.targets, forward.device, reference)
-            beside = critic.row(row.targets, forward.device) if critic is not None else None
-            forward.backward(row, temperature, its_loss, gather=passes == 1, beside=beside)
+            head_gradient = critic.row(row.targets, forward.device) if critic is not None else None
+            forward.backward(row, temperature, its_loss, gather=passes == 1, head_gradient=head_gradient)
         return sum(row.ids.size for row in rows)
 
-    def _step(
+    def _step_optimizer(
         self, loss: StepLoss, lr: float, critic: StepValueLoss | None = None, *, warming: bool = False
     ) -> tuple[float, dict[str, float]]:
         """Take one optimizer step on the gradients, and the critic's; of each adapter by itself where there are
@@ -246,17 +246,17 @@ class Trainer:
         if critic is not None and finite:
             held = critic.head.held()
             finite = math.isfinite(critic.learn())
-        named, own = self._named(loss.samples), dict[str, float]()
+        named, own = self._list_sampling_adapters(loss.samples), dict[str, float]()
         if warming and finite:
             norm = gradient_norm(gradients)
         elif not self.policy.adapters:
-            self.torn |= finite
+            self.has_partial_update |= finite
             norm = self.optimizer.step(gradients, lr) if finite else math.nan
         else:
             norm = gradient_norm(gradients) if finite else math.nan
             for name in named if math.isfinite(norm) else ():
-                self.torn = True
-                own[name] = self.optimizer.step(gradients, lr, part=name, at=self.policy.part_of(name))
+                self.has_partial_update = True
+                own[name] = self.optimizer.step(gradients, lr, part=name, at=self.policy.locate_part(name))
         self.policy.weights.drop_gradients()
         if not math.isfinite(norm):
             if critic is not None and held is not None:
@@ -276,52 +276,55 @@ class Trainer:
                 metrics[f"adapters/{name}/grad_norm"] = float(np.mean(found))
         return metrics
 
-    def _named(self, samples: Sequence[Sample]) -> list[str]:
+    def _list_sampling_adapters(self, samples: Sequence[Sample]) -> list[str]:
         """The adapters that sampled them, in their order."""
         sampled = {each.timeline.adapter for each in samples if each.timeline.sampled}
         return [name for name in self.policy.adapters.names if name in sampled]
 
-    def _moves(self, samples: Sequence[Sample]) -> int:
+    def _count_moves(self, samples: Sequence[Sample]) -> int:
         """How many times weights are moved by an optimizer step on these."""
-        return len(self._named(samples)) if self.policy.adapters else 1
+        return len(self._list_sampling_adapters(samples)) if self.policy.adapters else 1
 
-    def _rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
+    def _pack_rows(self, samples: Sequence[Sample], forward: PackedForward) -> list[PackedRow]:
         return pack(samples, self.settings.micro_batch_tokens, share_prefixes=forward.packed)
 
     @contextmanager
     def _all_or_nothing(self, steps: int) -> Iterator[None]:
         """Undo on an error. Before the only optimizer step of an update nothing has changed, so that a copy of the
-        state is held only where there are several; what cuts that one short, as an interrupt may, leaves it `torn`."""
-        weights, optimizer, held = self.policy.weights, self.optimizer, self._state()
+        state is held only where there are several; what cuts that one short, as an interrupt may, leaves it
+        `has_partial_update`."""
+        weights, optimizer, held = self.policy.weights, self.optimizer, self._list_state_tensors()
         copies = [tensor.clone() for tensor in held] if steps > 1 else None
         counts = dict(optimizer.counts)
         critic = self.critic.held() if self.critic is not None else None
         try:
             yield
         except BaseException:
-            undone = copies is not None or not self.torn
-            self.torn = True  # until all is back, should another interrupt come
+            undone = copies is not None or not self.has_partial_update
+            self.has_partial_update = True  # until all is back, should another interrupt come
             if copies is not None:
                 for tensor, copied in zip(held, copies, strict=True):
                     tensor.copy_(copied)
                 optimizer.counts = counts
             if self.critic is not None and critic is not None:
                 self.critic.restore(critic)
-            self.torn = not undone
+            self.has_partial_update = not undone
             raise
         finally:
             weights.drop_gradients()
             if self.critic is not None:
                 self.critic.weights.drop_gradients()
 
-    def _state(self) -> list[torch.Tensor]:
+    def _list_state_tensors(self) -> list[torch.Tensor]:
         """The tensors that an optimizer step changes."""
         weights, optimizer = self.policy.weights, self.optimizer
         low = [] if weights.low is None else [weights.low]
         return [weights.values, optimizer.first, optimizer.second, *low]
 
     @staticmethod
-    def _metrics(tally: LossTally, norms: Sequence[float], lr: float, tokens: int, seconds: float) -> dict[str, float]:
+    def _build_metrics(
+        tally: LossTally, norms: Sequence[float], lr: float, tokens: int, seconds: float
+    ) -> dict[str, float]:
         metrics = tally.means() if tally.steps else {}
         metrics |= stale_metrics(tally.tokens, tally.stale, tally.stale_weight, tally.stale_capped)
         taken = [norm for norm in norms if math.isfinite(norm)]

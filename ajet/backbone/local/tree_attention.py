@@ -40,7 +40,7 @@ WRITTEN_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _How:
+class _AttentionTerms:
     """A layer's own terms of attention."""
 
     scaling: float | None
@@ -88,11 +88,11 @@ class TreePlan:
         all blocks that are alike, of which a long path has many."""
         known = self.masks.get((queries, keys, before, window))
         if known is None:
-            known = _causal(queries, keys, before, self.positions.device).triu_(before - window + 1)
+            known = _make_causal_mask(queries, keys, before, self.positions.device).triu_(before - window + 1)
             self.masks[queries, keys, before, window] = known
         return known
 
-    def shared(self, mask: Tensor, q: Tensor, how: _How) -> Tensor:
+    def shared(self, mask: Tensor, q: Tensor, how: _AttentionTerms) -> Tensor:
         """A kept mask as what it adds to the scores, once for all layers: torch's fused attention on the CPU makes the
         same of it in each call, and keeps that for the backward pass."""
         if not how.fused or q.device.type != "cpu":
@@ -104,11 +104,11 @@ class TreePlan:
         return known
 
 
-def _causal(queries: int, keys: int, before: int, device: torch.device) -> Tensor:
+def _make_causal_mask(queries: int, keys: int, before: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril_(before)
 
 
-def register() -> None:
+def register_attention() -> None:
     """Make the implementation known to transformers. Idempotent."""
     from transformers import AttentionInterface
 
@@ -134,32 +134,32 @@ def tree_attention(
     refuse_unknown(NAME, keywords)
     if trees is None:
         raise TypeError("its layers do not hand keywords on to their attention")
-    how = _How(scaling, softcap, s_aux)
+    how = _AttentionTerms(scaling, softcap, s_aux)
     trees.windows[int(getattr(module, "layer_idx", 0))] = sliding_window
     sizes = trees.sizes
     parts = zip(query.split(sizes, 2), key.split(sizes, 2), value.split(sizes, 2), strict=True)
     outputs = []
     for index, (q, k, v) in enumerate(parts):
         tree = trees.trees[index]
-        reach = _reach(tree) if sliding_window is not None else 0
+        reach = _bound_reach(tree) if sliding_window is not None else 0
         window = sliding_window if sliding_window is not None and reach > sliding_window else None
         if tree.parents.size == 1 and window is None:
-            outputs.append(_attend(q, k, v, None, how))
+            outputs.append(_attend_dense(q, k, v, None, how))
         elif q.shape[2] <= DENSE:
-            outputs.append(_attend(q, k, v, trees.shared(trees.dense_mask(index, window), q, how), how))
-        elif _in_subtrees(q, how, window):
+            outputs.append(_attend_dense(q, k, v, trees.shared(trees.dense_mask(index, window), q, how), how))
+        elif _uses_subtrees(q, how, window):
             outputs.append(subtree_attention(tree, q, k, v, how.scaling))
         else:
-            outputs.extend(_by_segment(trees, tree, q, k, v, how, window))
+            outputs.extend(_attend_by_segment(trees, tree, q, k, v, how, window))
     return torch.cat([part.transpose(1, 2) for part in outputs], 1), None
 
 
-def _in_subtrees(q: Tensor, how: _How, window: int | None) -> bool:
+def _uses_subtrees(q: Tensor, how: _AttentionTerms, window: int | None) -> bool:
     """Whether the kernel that computes these hands out the sums that `subtree_attention` puts parts together by."""
     return window is None and how.fused and q.device.type == "cpu"
 
 
-def _reach(tree: Tree) -> int:
+def _bound_reach(tree: Tree) -> int:
     """An upper bound of the tree's longest path, in tokens."""
     lengths = np.bincount(tree.segment_of, minlength=tree.parents.size)
     ends = np.zeros(tree.parents.size, np.int64)
@@ -168,8 +168,8 @@ def _reach(tree: Tree) -> int:
     return int(ends.max())
 
 
-def _by_segment(
-    trees: TreePlan, tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _How, window: int | None
+def _attend_by_segment(
+    trees: TreePlan, tree: Tree, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms, window: int | None
 ) -> list[Tensor]:
     """Segment by segment: queries of a segment against the keys of its ancestors and its own up to each query."""
     lengths = np.bincount(tree.segment_of, minlength=tree.parents.size).tolist()
@@ -177,7 +177,7 @@ def _by_segment(
     outputs = []
     for segment, parent in enumerate(tree.parents.tolist()):
         if parent < 0 and window is None:
-            outputs.append(_attend(queries[segment], keys[segment], values[segment], None, how))
+            outputs.append(_attend_dense(queries[segment], keys[segment], values[segment], None, how))
             continue
         path = [segment]
         while (parent := int(tree.parents[path[-1]])) >= 0:
@@ -189,7 +189,8 @@ def _by_segment(
             stop = first + block.shape[2]
             low = 0 if window is None else max(0, first - window + 1)
             pieces = [
-                (keys[index][:, :, a:b], values[index][:, :, a:b]) for index, a, b in _between(path, lengths, low, stop)
+                (keys[index][:, :, a:b], values[index][:, :, a:b])
+                for index, a, b in _slice_path(path, lengths, low, stop)
             ]
             seen: Tensor | int = first - low
             if window is not None:
@@ -204,7 +205,7 @@ def _by_segment(
     return outputs
 
 
-def _between(path: Sequence[int], lengths: Sequence[int], low: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def _slice_path(path: Sequence[int], lengths: Sequence[int], low: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """The positions [low, stop) of a path as (segment, start, stop) within each of its segments."""
     at = 0
     for segment in path:
@@ -214,15 +215,17 @@ def _between(path: Sequence[int], lengths: Sequence[int], low: int, stop: int) -
         at += lengths[segment]
 
 
-def _attend_path(q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], seen: Tensor | int, how: _How) -> Tensor:
+def _attend_path(
+    q: Tensor, pieces: Sequence[tuple[Tensor, Tensor]], seen: Tensor | int, how: _AttentionTerms
+) -> Tensor:
     """Queries [.., R, d] against a path's keys and values. `seen`: a mask, or how many keys are ahead of the first
     query's own."""
     keys, values = (torch.cat(part, 2) for part in zip(*pieces, strict=True))
-    mask = _causal(q.shape[2], keys.shape[2], seen, q.device) if isinstance(seen, int) else seen
-    return _attend(q, keys, values, mask, how)
+    mask = _make_causal_mask(q.shape[2], keys.shape[2], seen, q.device) if isinstance(seen, int) else seen
+    return _attend_dense(q, keys, values, mask, how)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _How) -> Tensor:
+def _attend_dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _AttentionTerms) -> Tensor:
     """Scaled dot-product attention, causal without a mask; fewer key heads than query heads are shared."""
     groups = q.shape[1] // k.shape[1]
     native = how.fused and groups > 1 and (mask is None or q.device.type == "cpu")
@@ -240,17 +243,17 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, how: _How) -> 
         which = start if mask is None else mask[start : start + WRITTEN_BLOCK]
         given = (block, k[:, :, :seen], v[:, :, :seen], which, how)
         if torch.is_grad_enabled():
-            parts.append(checkpoint(_written_out, *given, use_reentrant=False, preserve_rng_state=False))
+            parts.append(checkpoint(_attend_written_out, *given, use_reentrant=False, preserve_rng_state=False))
         else:
-            parts.append(_written_out(*given))
+            parts.append(_attend_written_out(*given))
     return torch.cat(parts, 2)
 
 
-def _written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _How) -> Tensor:
+def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | int, how: _AttentionTerms) -> Tensor:
     """Attention as two products, after transformers' eager attention. `seen`: a mask, or how many keys are ahead of the
     first query's own; a mask made here is not kept for the backward pass."""
     if isinstance(seen, int):
-        seen = _causal(q.shape[2], k.shape[2], seen, q.device)
+        seen = _make_causal_mask(q.shape[2], k.shape[2], seen, q.device)
     scores = torch.matmul(q, k.transpose(2, 3)) * (q.shape[-1] ** -0.5 if how.scaling is None else how.scaling)
     if how.softcap is not None:
         scores = torch.tanh(scores / how.softcap) * how.softcap
@@ -283,7 +286,7 @@ def subtree_attention(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: floa
     return result
 
 
-def pieces(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
+def list_pieces(tree: Tree) -> Iterator[tuple[slice, slice, bool]]:
     """The queries and the keys of each call, and whether it is causal. Every query has its own segment's first."""
     starts = np.flatnonzero(np.diff(tree.segment_of, prepend=-1))
     stops = np.append(starts[1:], tree.segment_of.size)
@@ -303,8 +306,10 @@ class _Subtrees(torch.autograd.Function):
         out = torch.empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3], dtype=exact).transpose(1, 2)
         sums = torch.empty(q.shape[0], q.shape[2], q.shape[1], dtype=exact).transpose(1, 2)
         heads = q.shape[1] // k.shape[1]
-        for at, seen, causal in pieces(tree):
-            part, more = _forward(q[:, :, at], _all(k, seen, heads), _all(v, seen, heads), 0.0, causal, scale=scaling)
+        for at, seen, causal in list_pieces(tree):
+            part, more = _forward(
+                q[:, :, at], _repeat_heads(k, seen, heads), _repeat_heads(v, seen, heads), 0.0, causal, scale=scaling
+            )
             into, total = out[:, :, at], sums[:, :, at]
             if causal:
                 into.copy_(part)
@@ -323,10 +328,10 @@ class _Subtrees(torch.autograd.Function):
         q, k, v, out, sums = ctx.saved_tensors
         heads = q.shape[1] // k.shape[1]
         found = [torch.zeros_like(each, dtype=sums.dtype) for each in (q, k, v)]
-        for at, seen, causal in pieces(ctx.tree):
+        for at, seen, causal in list_pieces(ctx.tree):
             parts = _backward(
-                grads[0][:, :, at], q[:, :, at], _all(k, seen, heads), _all(v, seen, heads), out[:, :, at],
-                sums[:, :, at], 0.0, causal, scale=ctx.scaling,
+                grads[0][:, :, at], q[:, :, at], _repeat_heads(k, seen, heads), _repeat_heads(v, seen, heads),
+                out[:, :, at], sums[:, :, at], 0.0, causal, scale=ctx.scaling,
             )  # fmt: skip
             found[0][:, :, at] += parts[0]
             for into, part in zip(found[1:], parts[1:], strict=True):
@@ -334,7 +339,7 @@ class _Subtrees(torch.autograd.Function):
         return *(each.to(given.dtype) for each, given in zip(found, (q, k, v), strict=True)), None, None
 
 
-def _all(given: Tensor, seen: slice, heads: int) -> Tensor:
+def _repeat_heads(given: Tensor, seen: slice, heads: int) -> Tensor:
     """The keys or values of a segment, once for each of the `heads` that share them."""
     part = given[:, :, seen]
     return part if heads == 1 else part.repeat_interleave(heads, 1)

@@ -57,7 +57,7 @@ class ValueHead:
         size = states.pow(2).mean(-1, keepdim=True).clamp(min=1e-12).rsqrt()
         return (states * size) @ self.weight / self.weight.numel() + self.bias
 
-    def of_row(self, forward: PackedForward, row: PackedRow) -> Any:
+    def compute_values(self, forward: PackedForward, row: PackedRow) -> Any:
         """[K] float32, on the CPU, without gradient: of a packed row's targets."""
         with torch.no_grad():
             return self(forward.hidden(row)).cpu().numpy()
@@ -72,15 +72,15 @@ class ValueHead:
 
     def held(self) -> tuple[list[Tensor], dict[str, int]]:
         """A copy of all that a step changes."""
-        return [tensor.clone() for tensor in self._changing()], dict(self.optimizer.counts)
+        return [tensor.clone() for tensor in self._list_changing_tensors()], dict(self.optimizer.counts)
 
     def restore(self, held: tuple[list[Tensor], dict[str, int]]) -> None:
         """Back to that."""
-        for tensor, copied in zip(self._changing(), held[0], strict=True):
+        for tensor, copied in zip(self._list_changing_tensors(), held[0], strict=True):
             tensor.copy_(copied)
         self.optimizer.counts = dict(held[1])
 
-    def _changing(self) -> list[Tensor]:
+    def _list_changing_tensors(self) -> list[Tensor]:
         return list(self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ class StepValueLoss:
     samples: Sequence[Sample]
     scale: float
     tally: ValueTally = field(default_factory=ValueTally)
-    _kept: list[tuple[Tensor, RowValueLoss, slice]] = field(default_factory=list)
+    _later_rows: list[tuple[Tensor, RowValueLoss, slice]] = field(default_factory=list)
     _starts: Any = field(init=False)
     _columns: tuple[Any, ...] = field(init=False)
 
@@ -128,14 +128,14 @@ class StepValueLoss:
         lengths = [sample.timeline.ids.size for sample in self.samples]
         self._starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         weights = np.repeat([sample.weight * self.scale for sample in self.samples], lengths).astype(np.float32)
-        told = [(sample.values, sample.returns) for sample in self.samples]
-        if any(values is None or returns is None for values, returns in told):
+        pairs = [(sample.values, sample.returns) for sample in self.samples]
+        if any(values is None or returns is None for values, returns in pairs):
             raise ValueError("a critic learns from samples with values and returns")
-        self._columns = (weights, *(np.concatenate([pair[at] for pair in told]) for at in (0, 1)))
+        self._columns = (weights, *(np.concatenate([pair[at] for pair in pairs]) for at in (0, 1)))
 
     def keep(self, states_CH: Tensor, row: RowValueLoss, at: slice) -> None:
         """For further optimizer steps of the head."""
-        self._kept.append((states_CH, row, at))
+        self._later_rows.append((states_CH, row, at))
 
     def learn(self) -> float:
         """The head's optimizer steps, the first of them on the gradients that the rows have added up, the others on
@@ -143,11 +143,11 @@ class StepValueLoss:
         norm = self.head.step()
         for _ in range(self.head.settings.epochs - 1):
             self.head.weights.open_gradients(passes=1)
-            for states, row, at in self._kept:
+            for states, row, at in self._later_rows:
                 row.loss(states, at)[0].backward()
             if not math.isfinite(self.head.step()):
                 return math.nan
-        self._kept.clear()
+        self._later_rows.clear()
         return norm
 
     def row(self, targets: Targets, device: torch.device) -> RowValueLoss:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from loguru import logger
 
-from ajet.backbone.decoupled.terms import OVER, SERVER, Terms
+from ajet.backbone.decoupled.terms import OVER, SERVER, SamplingTerms
 from ajet.commands.launch import warn_of_unconfined
 from ajet.commands.launch_checks import refuse_untrainable
 from ajet.commands.run_hooks import enter_run_hooks
@@ -181,7 +181,9 @@ class SamplerProcess:
             ExitStack() as given_back,
         ):
             tasks = TaskOrder(parts.tasks("train"), seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
-            Terms.of(experiment, parts.backbone.tokenizer, tasks).require_same(announced.policy, options.store.shown)
+            SamplingTerms.of(experiment, parts.backbone.tokenizer, tasks).require_same(
+                announced.policy, options.store.shown
+            )
             sampler = GroupSampler(
                 parts,
                 cast("FollowingBackbone", parts.backbone),

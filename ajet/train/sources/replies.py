@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ajet.algorithm.given_replies import TEMPERATURE, build_likelihood_batch, build_pairs_batch, list_samples
-from ajet.backbone.contract import scored
+from ajet.backbone.contract import score_samples
 from ajet.config.schema.algorithm import AlgorithmConfig
 from ajet.rollout.components import renderer_of
 from ajet.task_reader import TaskOrder
@@ -98,7 +98,7 @@ class LessonObjective:
         masks = [sample.timeline.mask for sample in samples]
         tokens = self._settings.trainer_common.micro_batch_tokens
         with self._backbone.scorer() as scorer:
-            rows = scored(scorer, samples, tokens=tokens, temperature=TEMPERATURE)
+            rows = score_samples(scorer, samples, tokens=tokens, temperature=TEMPERATURE)
         total = sum(-float(row[mask].sum(dtype=np.float64)) for row, mask in zip(rows, masks, strict=True))
         return {"loss": total / max(1, sum(int(mask.sum()) for mask in masks))}
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from ajet.algorithm.staleness import log_staleness
 from ajet.backbone.canary import Canary
-from ajet.backbone.contract import scored
-from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, open_for_training, show_in
-from ajet.backbone.decoupled.closed_groups import ClosedGroups, Ready, samplers_of
-from ajet.backbone.decoupled.quarantine import Quarantine, group_terms
-from ajet.backbone.decoupled.terms import PROBE, Terms
+from ajet.backbone.contract import score_samples
+from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, make_status_writer, open_for_training
+from ajet.backbone.decoupled.closed_groups import ClosedGroups, ReadyGroups, list_samplers
+from ajet.backbone.decoupled.quarantine import Quarantine, build_group_terms
+from ajet.backbone.decoupled.terms import PROBE, SamplingTerms
 from ajet.config.schema.trainer_common import CANARY_ROUNDED, TrainerConfig
 from ajet.engine.probe import Probe, tokens_of
 from ajet.rollout.failure import refuse_if_all_failed
@@ -88,13 +88,13 @@ class StoreSource(TaskReaderSource):
         settings = self.parts.experiment.ajet
         trainer = settings.trainer_common
         log_staleness(trainer, trainer.max_staleness)
-        terms = Terms.of(self.parts.experiment, self.parts.backbone.tokenizer, tasks)
+        terms = SamplingTerms.of(self.parts.experiment, self.parts.backbone.tokenizer, tasks)
         store = open_for_training(self._samplers.address, run, settings, frontier)
         conf = str(self.parts.experiment.yaml_path or "FILE.yaml")
         start = command("sample", "--conf", conf, "--store", self._samplers.address.shown)
         starts = "" if self._samplers.is_colocated else start
-        self._announcer = Announcer(store, terms, run.run_id, settings, show=show_in(run), starts=starts)
-        terms_of_groups = group_terms(self.parts.experiment, run.run_id, adapters=trainer.lora.adapters)
+        self._announcer = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run), starts=starts)
+        terms_of_groups = build_group_terms(self.parts.experiment, run.run_id, adapters=trainer.lora.adapters)
         self._closed = ClosedGroups(store, trainer, Quarantine(store, terms_of_groups))
         return store
 
@@ -118,7 +118,7 @@ class StoreSource(TaskReaderSource):
         size, step = session.experiment.ajet.data.train_batch_size, session.step + 1
         began, version = time.monotonic(), session.backbone.version
         session.run.status.set(phase="rollout", step=step)
-        ready, self._may_complete = Ready(), True
+        ready, self._may_complete = ReadyGroups(), True
         while len(ready.groups) < size:
             with session.interrupts.defer(ends_step=False):
                 self._closed.read(session.task_order, version)
@@ -127,7 +127,7 @@ class StoreSource(TaskReaderSource):
                 if len(ready.groups) < size:
                     self._wait_for_groups(session, len(ready.groups), size)
         groups = sorted(ready.groups[:size], key=lambda group: group.order)
-        reuse, self._stale = self._closed.take(groups, ready.stale, ready.worn), 0
+        reuse, self._stale = self._closed.take(groups, ready.stale, ready.expired), 0
         if not self._is_first_taken:
             self._samplers.on_first_batch(episodes_of(groups))
             self._is_first_taken = True
@@ -138,7 +138,7 @@ class StoreSource(TaskReaderSource):
             unused={"stale": ready.stale},
             by_samplers=True,
             reuse=reuse,
-            given_up=self._announcer.newly_dead(session.task_order),  # counts `dead`
+            given_up=self._announcer.take_newly_dead(session.task_order),  # counts `dead`
             dead=self._announcer.dead,
             quarantined=self._announcer.quarantined,
         )
@@ -154,7 +154,7 @@ class StoreSource(TaskReaderSource):
             UserError: they differ too much.
         """
         if update.fresh_gap is not None:
-            samplers = samplers_of(groups.groups, update.version)
+            samplers = list_samplers(groups.groups, update.version)
             self._canary.judge(update.fresh_gap, version=update.version, samplers=samplers)
 
     def save_if_due(self, session: TrainingSession) -> None:
@@ -244,7 +244,7 @@ def extend_probe(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:
     zeros, versions = np.zeros(len(ids), np.float32), np.where(mask, backbone.version, -1).astype(np.int32)
     line = Timeline(0, "probe", "probe", ids, mask, zeros, zeros, versions, ())
     with backbone.scorer() as scorer:
-        (logprobs,) = scored(scorer, [Sample(line, "probe", 0, zeros, 1.0)], tokens=len(ids), temperature=1.0)
+        (logprobs,) = score_samples(scorer, [Sample(line, "probe", 0, zeros, 1.0)], tokens=len(ids), temperature=1.0)
     return probe.grown(backbone.version, [float(value) for value in logprobs[1:]], keep=keep)
 
 

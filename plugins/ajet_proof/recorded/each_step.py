@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.backbone.contract import scored
+from ajet.backbone.contract import score_samples
 from ajet_proof.config import ProofKeys
 from ajet_proof.recorded.prove import prove_episode
 from ajet_proof.recorded.recompute import mask_version
@@ -68,7 +68,7 @@ class StepProof:
         samples = [sample for episode, line in lines for sample in build_samples([line], episode.uuid)]
         with backbone.scorer() as scorer:
             tokens = self._settings.trainer_common.micro_batch_tokens
-            computed = scored(scorer, samples, tokens=tokens, temperature=1.0)
+            computed = score_samples(scorer, samples, tokens=tokens, temperature=1.0)
         for (episode, line), found in zip(lines, computed, strict=True):
             at = mask_version(episode.calls, line.spans, line.ids.size, backbone.version)
             compare_logprobs(proof, episode.calls, line, found, at, tolerance=math.inf, episode=episode.uuid)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ajet.backbone.decoupled.terms import template_of
+from ajet.backbone.decoupled.terms import fingerprint_template
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.progress import Progress
 from ajet.schema.commands import command
@@ -297,7 +297,7 @@ def _require_same_model(
     differing = []
     if policy.tokenizer and policy.tokenizer != tokenizer_fingerprint(tokenizer):
         differing.append("tokenizer")
-    if policy.template and policy.template != template_of(settings, tokenizer):
+    if policy.template and policy.template != fingerprint_template(settings, tokenizer):
         differing.append("chat template")
     if weights and policy.lineage and policy.lineage != weights_fingerprint(settings):
         differing.append("weights")

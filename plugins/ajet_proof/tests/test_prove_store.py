@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet.backbone.decoupled.terms import template_of
+from ajet.backbone.decoupled.terms import fingerprint_template
 from ajet.cli import launcher
 from ajet.config import load_recorded_experiment
 from ajet.engine.models import tokenizer_fingerprint
@@ -50,7 +50,7 @@ def id_of(run: Path) -> str:
 def fingerprints(run: Path) -> dict[str, str]:
     experiment = load_recorded_experiment(run / "resolved.yaml")
     tokenizer, _ = load_tokenizer_and_renderer(experiment)
-    return {"tokenizer": tokenizer_fingerprint(tokenizer), "template": template_of(experiment.ajet, tokenizer)}
+    return {"tokenizer": tokenizer_fingerprint(tokenizer), "template": fingerprint_template(experiment.ajet, tokenizer)}
 
 
 def filled(

@@ -320,7 +320,7 @@ def test_a_checkpoint_that_no_sampler_can_load_is_not_gone_on_from(tmp_path: Pat
 
 def test_a_merge_that_takes_long_is_no_silence(launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, said = launch(), threading.Event()
-    monkeypatch.setattr(announcer, "TOLD_EVERY", 0.01)
+    monkeypatch.setattr(announcer, "HEARTBEAT_S", 0.01)
     join = one.store.join
 
     def joins(*about: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet.backbone.canary import gap_of
+from ajet.backbone.canary import compute_gap
 from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 
@@ -31,4 +31,4 @@ def canary_gap(
     ]
     if not fresh:
         return None
-    return gap_of(*(np.concatenate(parts) for parts in zip(*fresh, strict=True)))
+    return compute_gap(*(np.concatenate(parts) for parts in zip(*fresh, strict=True)))

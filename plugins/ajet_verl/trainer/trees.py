@@ -88,7 +88,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         self.theirs = before
         why = "it sees images" if hasattr(model.config, "vision_config") else ""
         if not why:
-            tree_attention.register()
+            tree_attention.register_attention()
             ulysses.register()
             with self.eval_mode():
                 why = self._probed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ajet.backbone.local import LocalBackbone
-from ajet.backbone.local.scorer import Scorer
+from ajet.backbone.local.scorer import LocalScorer
 
 
 class ToyBackbone(LocalBackbone):
@@ -17,7 +17,7 @@ class ToyBackbone(LocalBackbone):
         return replace(done, metrics=done.metrics | {"toy_updates": self.updates})
 
 
-class ToyScorer(Scorer):
+class ToyScorer(LocalScorer):
     opened = 0
 
     def __init__(self, experiment, checkpoint=None):
