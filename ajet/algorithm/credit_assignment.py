@@ -42,7 +42,7 @@ from ajet.algorithm.token_credit import (
 from ajet.algorithm.weights import token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
-from ajet.schema.episode import Episode, Group, Outcome, UntrainedReason, episodes_of
+from ajet.schema.episode import Episode, Group, Outcome, UntrainedReason, list_episodes
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def credit(
         silent = _without_advantage(scored, advantages)
     balanced = {uuid for group in groups for uuid in left_out(group)} if settings.balance_sample else set()
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
-    batch.outcomes = {e.uuid: _of_unscored(e) for e in episodes_of(groups) if not e.scored}
+    batch.outcomes = {e.uuid: _of_unscored(e) for e in list_episodes(groups) if not e.scored}
     weights = _weights(scored, config, silent, balanced)
     for item, row, weight in zip(scored, advantages, weights, strict=True):
         if item.episode.uuid in balanced or item.group in silent:
@@ -304,7 +304,7 @@ def discarded(groups: Iterable[Group], reason: UntrainedReason = "oversampled") 
     """Outcomes, by uuid, of groups that are not trained on, because the batch had no room for them or they are
     `stale`: the tokens of their timelines are counted as such."""
     found = {}
-    for episode in episodes_of(groups):
+    for episode in list_episodes(groups):
         left = episode.uncounted
         found[episode.uuid] = Outcome(untrained={reason: left} if left else {}, discarded=reason)
     return found

@@ -56,12 +56,12 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.commands.runner import algorithm_of, apply_sections, runner_of
     from ajet.config.idle import format_idle_keys
     from ajet.record.console import console
-    from ajet.schema.commands import command
+    from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet.train.remarks import format_remarks, review_settings, review_tasks
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=command("config", "validate", "--conf", "FILE.yaml"))
+        raise UserError("There is no --conf.", expected=format_command("config", "validate", "--conf", "FILE.yaml"))
     experiment, overridden = apply_sections(opened(conf, backbone, overrides))
     experiment.require_ready(previewing=True)
     refuse_untrainable(experiment)

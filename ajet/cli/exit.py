@@ -2,9 +2,9 @@
 
 Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, with
 its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown, and what a command
-itself answers with NOT_SO; 130 Ctrl-C; 75 SIGTERM or SIGHUP during a run, or a store that stayed out of
-reach (Unreachable): the same command goes on (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are typer's own,
-also 2.
+itself answers with NOT_SO; 130 Ctrl-C; 75 SIGTERM or SIGHUP during a run, or a store that stayed out of reach
+(ServiceUnreachableError): the same command goes on (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are
+typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ajet.schema.errors import RunFailed, Unreachable, UserError
+from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
 
 OK, UNEXPECTED, USER, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 NOT_SO = 1
@@ -41,7 +41,7 @@ class Boundary(TyperGroup):
             raise
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
-        except Unreachable as error:
+        except ServiceUnreachableError as error:
             show_user_error(error, show_traceback=show_traceback)
             raise typer.Exit(PREEMPTED) from None
         except RunFailed as error:

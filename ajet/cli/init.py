@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.schema.commands import command, program
+from ajet.schema.commands import find_program, format_command
 from ajet.schema.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -68,18 +68,18 @@ def init(
         typer.echo(f"wrote {directory / name}")
     conf = directory / f"{template.value}.yaml"
     if template is Template.serve:
-        typer.echo(f"\nRecord:    {command('serve', '--conf', conf)}")
-        typer.echo(f"Train:     {command('serve', '--conf', conf, '--backbone', 'local')}")
+        typer.echo(f"\nRecord:    {format_command('serve', '--conf', conf)}")
+        typer.echo(f"Train:     {format_command('serve', '--conf', conf, '--backbone', 'local')}")
         typer.echo(f"A client:  {directory / 'client.py'} says how it is started")
         return
-    typer.echo(f"\nLook at it:  {command('--conf', conf, '--backbone', 'debug')}")
+    typer.echo(f"\nLook at it:  {format_command('--conf', conf, '--backbone', 'debug')}")
     if template is Template.app:
         typer.echo(f"Answers:     python {directory / 'make_demonstrations.py'}")
-        typer.echo(f"Learn them:  {command('sft', '--conf', directory / 'sft.yaml')}")
-        typer.echo(f"Compare:     {command('eval', conf, '--model', 'base', '--model', 'sft')}")
-        typer.echo(f"Use it:      {command('deploy', 'sft')}")
+        typer.echo(f"Learn them:  {format_command('sft', '--conf', directory / 'sft.yaml')}")
+        typer.echo(f"Compare:     {format_command('eval', conf, '--model', 'base', '--model', 'sft')}")
+        typer.echo(f"Use it:      {format_command('deploy', 'sft')}")
         return
-    typer.echo(f"Train it:    {command('--conf', conf, '--backbone', 'local')}")
+    typer.echo(f"Train it:    {format_command('--conf', conf, '--backbone', 'local')}")
 
 
 def _cannot_write(path: Path, error: OSError) -> UserError:
@@ -105,7 +105,7 @@ def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
     python = json.dumps(_interpreter(directory))[1:-1]
     yield ".vscode/settings.json", (shared / "settings.json").read_text(encoding="utf-8").replace("@PYTHON@", python)
     told = (shared / "AGENTS.md").read_text(encoding="utf-8")
-    yield "AGENTS.md", told.replace("@YAML@", yaml).replace("@AJET@", _from_within(program(), directory))
+    yield "AGENTS.md", told.replace("@YAML@", yaml).replace("@AJET@", _from_within(find_program(), directory))
 
 
 def _interpreter(directory: Path) -> str:

@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from ajet.cli.options import RECORD, BackboneChoice, Conf, ExpDir, Overrides, say_reading
 from ajet.config.plugins import find_launch_flags
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 
@@ -105,8 +105,8 @@ def launch(
     if conf is None:
         raise UserError(
             "There is no --conf.",
-            expected=command("--conf", "FILE.yaml"),
-            do=f"`{command('init', 'DIR')}` makes one to begin with",
+            expected=format_command("--conf", "FILE.yaml"),
+            do=f"`{format_command('init', 'DIR')}` makes one to begin with",
         )
 
     say_reading(conf)

@@ -29,7 +29,7 @@ from ajet.cli.exit import USER, Boundary, show_user_error
 from ajet.cli.launch import add_flags, launch
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_all_commands, find_commands, find_launch_flags
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 LAUNCH, LAUNCH_CODE = "launch", "ajet.cli.launch:launch"
@@ -291,8 +291,9 @@ def _no_experiment(file: str) -> UserError:
     return UserError(
         f"{file} is Python, and a run is started from a YAML that names it.",
         where="command line",
-        expected=command("--conf", "FILE.yaml"),
-        do=f"write `rollout: {{user_workflow: {file}->NAME}}` into one, or begin with `{command('init', 'DIR')}`",
+        expected=format_command("--conf", "FILE.yaml"),
+        do=f"write `rollout: {{user_workflow: {file}->NAME}}` into one, "
+        f"or begin with `{format_command('init', 'DIR')}`",
     )
 
 

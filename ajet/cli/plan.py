@@ -24,11 +24,11 @@ def plan(
     """
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
-    from ajet.schema.commands import command
+    from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=command("plan", "--conf", "FILE.yaml"))
+        raise UserError("There is no --conf.", expected=format_command("plan", "--conf", "FILE.yaml"))
     say_reading(conf)
     show_logs()
     experiment = load_experiment(conf, backbone=backbone, overrides=overrides or (), exp_dir=exp_dir)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from ajet.cli.options import Conf, Overrides
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def sample(
     if conf is None or not store:
         missing = " and ".join(["--conf"] * (conf is None) + ["--store"] * (not store))
         raise UserError(
-            f"There is no {missing}.", expected=command("sample", "--conf", "FILE.yaml", "--store", "sqlite:PATH")
+            f"There is no {missing}.",
+            expected=format_command("sample", "--conf", "FILE.yaml", "--store", "sqlite:PATH"),
         )
     say_reading(conf)
     show_logs()

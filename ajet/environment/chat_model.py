@@ -25,7 +25,7 @@ from ajet.config.services import find_model_problem
 from ajet.environment.files import expanded, file_for, read_yaml, refused, said
 from ajet.environment.loop import at_end, of_this_process
 from ajet.record.seldom import Seldom
-from ajet.schema.addresses import is_loopback, parts_of
+from ajet.schema.addresses import is_loopback, parse_address
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, ConfigError
 
@@ -64,7 +64,7 @@ class Model(BaseModel):
     @field_validator("base_url")
     @classmethod
     def _an_address(cls, value: str) -> str:
-        parts = parts_of(value)
+        parts = parse_address(value)
         if parts is None:
             raise ValueError("expected an address, as http://HOST:PORT/v1")
         return value.rstrip("/") if parts.path.strip("/") else f"{value.rstrip('/')}/v1"

@@ -22,10 +22,10 @@ from typing import Any, Literal
 from ajet.environment.pinned import FILE, read_pinned
 from ajet.record.episodes import EpisodeFiles, recorded_uses
 from ajet.record.tool_uses import bounded, canonical
-from ajet.schema.commands import lists_runs
+from ajet.schema.commands import format_list_command
 from ajet.schema.errors import ConfigError, EnvironmentFailure
 from ajet.schema.task import Task
-from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, digest_of
+from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, compute_digest
 
 Miss = Literal["error", "live"]
 
@@ -149,7 +149,7 @@ def _same(one: ToolUse, other: ToolUse) -> bool:
 
 def _key(task: Task) -> str:
     told = task.model_dump(mode="json")
-    return digest_of(canonical({name: told.get(name) for name in ("task_id", "main_query", "init_messages")}))
+    return compute_digest(canonical({name: told.get(name) for name in ("task_id", "main_query", "init_messages")}))
 
 
 def replays_alone(environment: Any) -> bool:
@@ -169,5 +169,5 @@ def replayed_run(named: str, *, base: Path, root: Path) -> Path:
         f"There is no recorded run {named} to replay.",
         where="ajet.environment.replay",
         expected=f"a folder with episodes/ at {places[0]} or {places[1]}",
-        do=f"`{lists_runs(root)}` lists them: name one, or its folder",
+        do=f"`{format_list_command(root)}` lists them: name one, or its folder",
     )

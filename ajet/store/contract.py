@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ajet.record.write_errors import CannotWrite
 from ajet.schema.episode import Episode, UntrainedReason
-from ajet.schema.errors import AjetError, RunFailed, Unreachable, UserError
+from ajet.schema.errors import AjetError, RunFailed, ServiceUnreachableError, UserError
 
 
 class StoreAway(UserError):
@@ -25,7 +25,7 @@ class StoreDown(RunFailed, StoreAway):
     """The store's server refuses this process, or has no room."""
 
 
-class StoreUnreachable(Unreachable, StoreAway):
+class StoreUnreachable(ServiceUnreachableError, StoreAway):
     """The store was out of reach for as long as this process waits for it."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from loguru import logger
 
 from ajet.schema.errors import TaskError
-from ajet.schema.task import Task, non_finite
+from ajet.schema.task import Task, find_non_finite
 from ajet.task_reader.benchmark_files import located, rows
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import TaskSplit
@@ -199,7 +199,7 @@ def _paragraphs(context: Any) -> list[tuple[str, list[str]]]:
 def _task(
     row: Mapping[str, Any], question: str, answer: str | None, more: Mapping[str, Any], named: Any = None
 ) -> Task:
-    if (found := non_finite(row)) is not None:
+    if (found := find_non_finite(row)) is not None:
         raise BadRow(f"{found[0]} is {found[1]}, expected a finite number")
     kept = {name: value for name, value in row.items() if name != "answer"}
     metadata = {**kept, **more, **({"answer": answer} if answer else {})}

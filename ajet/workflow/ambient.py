@@ -27,7 +27,7 @@ from loguru import logger
 
 from ajet.client.proxies import build_bypass
 from ajet.config.other_models import OUTSIDE
-from ajet.schema.endpoint import ANOTHERS, Endpoint, Endpoints
+from ajet.schema.endpoint import FOREIGN_KEY, Endpoint, Endpoints
 from ajet.workflow.loop_pools import split_pools
 
 AGENT = "default"
@@ -175,7 +175,7 @@ def tie(request: Any) -> None:
             request.url = request.url.copy_with(scheme=place.scheme, host=place.hostname, port=place.port)
             headers[header], headers["host"] = prefix + endpoint.api_key, place.netloc
         elif _given.get(key, endpoints) is not endpoints:
-            headers[header] = prefix + ANOTHERS
+            headers[header] = prefix + FOREIGN_KEY
 
 
 def _name(url: Any) -> None:

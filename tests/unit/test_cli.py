@@ -12,7 +12,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.cli.init import Template
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from tests.ajet_command import ajet, environment
 
 READY = """
@@ -389,7 +389,7 @@ def test_config_validate(project, run):
 def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
     code, out, _ = run("init", "made", "--template", template)
     made = project / "made"
-    assert code == 0 and command("--conf", f"made/{template}.yaml", "--backbone", "local") in out
+    assert code == 0 and format_command("--conf", f"made/{template}.yaml", "--backbone", "local") in out
     told = {".vscode", "AGENTS.md"}
     assert {path.name for path in made.iterdir()} == {f"{template}.yaml", "workflow.py"} | told
 

@@ -24,7 +24,7 @@ from ajet.gateway.observing.requests import Sent
 from ajet.gateway.recorder import Recorder, common_start
 from ajet.schema.call import Call, FinishReason, Terms, full_ids
 from ajet.schema.episode import Episode, Failure
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 
 LOOKED_AT = 8
@@ -102,7 +102,7 @@ class Session:
         capture = self._recorder.capture
         calls, messages = capture.calls, capture.messages
         lines, untrained = timelines(calls)
-        asked = next((text_of(messages[at]) for call in calls for at in call.messages if _asks(messages[at])), "")
+        asked = next((extract_text(messages[at]) for call in calls for at in call.messages if _asks(messages[at])), "")
         exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
         task = Task(main_query=asked, task_id=self.name, metadata={"observed": True, "exact": exact})
         last = calls[-1] if calls else None

@@ -20,8 +20,8 @@ from ajet.config.other_models import find_other_server
 from ajet.environment.chat_model import Model, configured, model_at
 from ajet.record.progress import Bar, Progress
 from ajet.schema.errors import TaskError
-from ajet.schema.messages import text_of
-from ajet.schema.settled import whole_letters
+from ajet.schema.messages import extract_text
+from ajet.schema.settled import repair_text
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet_datagen.alike import Measure, by_letters, first_of_each, numbers_of
@@ -88,7 +88,7 @@ class GenerationReader:
         return bool(self._settings.document_reader.document_path) or (split == "train" and self._has_examples())
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Write them, or read what was written. Raises TaskError, MissingExtra, UserError."""
+        """Write them, or read what was written. Raises TaskError, MissingExtraError, UserError."""
         if not self.has(split):
             raise TaskError(
                 f"There is nothing to write {split} tasks from.",
@@ -237,7 +237,7 @@ class GenerationReader:
                 ajet = self._experiment.ajet.model_copy(update={"task_reader": reader.model_copy(update=sections)})
                 tasks = open_reader(replace(self._experiment, ajet=ajet)).tasks("train")
                 told = ((_question(task), _said(task.metadata.get("answer"))) for task in tasks)
-                self._examples = [(whole_letters(query), whole_letters(answer)) for query, answer in told]
+                self._examples = [(repair_text(query), repair_text(answer)) for query, answer in told]
         return self._examples
 
     def _models(self) -> list[Model]:
@@ -333,7 +333,7 @@ def _said(answer: Any) -> str:
 
 
 def _question(task: Task) -> str:
-    return task.main_query if not task.init_messages else text_of(task.init_messages[-1])
+    return task.main_query if not task.init_messages else extract_text(task.init_messages[-1])
 
 
 async def _all_of(asks: Sequence[Coroutine[Any, Any, list[Written]]]) -> list[list[Written]]:

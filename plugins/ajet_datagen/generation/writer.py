@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.environment.chat_model import Answer, Model, NoAnswer, completion
 from ajet.schema.errors import TaskError
-from ajet.schema.settled import whole_letters
+from ajet.schema.settled import repair_text
 from ajet_datagen.generation.cost import Cost, Price
 from ajet_datagen.generation.failover import REST_S, Failover
 from ajet_datagen.generation.patience import patiently
@@ -88,7 +88,7 @@ def written(reply: str, count: int) -> list[Written] | None:
 
 
 def _short(said: Any) -> str:
-    return "" if said is None else whole_letters(str(said)).strip()
+    return "" if said is None else repair_text(str(said)).strip()
 
 
 class Writer:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 from ajet_datagen.tracing.choosing import asked
 from ajet_datagen.tracing.trace import Message, Trace, said_in
@@ -28,7 +28,7 @@ def task_of(trace: Trace, settings: Tracing) -> Task:
     fine = settings.answers == "any" if rating.worth is None else rating.worth >= settings.liked_from
     answer = rating.corrected
     if answer is None and fine:
-        answer = text_of(trace.reply) or None
+        answer = extract_text(trace.reply) or None
     told = {
         "answer": answer,
         "reward": rating.worth,
@@ -56,7 +56,7 @@ def learned_rows(traces: Iterable[Trace], settings: Tracing, left: Counter[str])
         if corrected is None and (worth is None or worth < settings.liked_from):
             left["nothing to learn from: not liked"] += 1
             continue
-        if corrected is None and not text_of(trace.reply) and not trace.reply.get("tool_calls"):
+        if corrected is None and not extract_text(trace.reply) and not trace.reply.get("tool_calls"):
             left["nothing to learn from: an empty reply"] += 1
             continue
         only = trace.alone or corrected is not None
@@ -69,7 +69,7 @@ def pairs(traces: Iterable[Trace], left: Counter[str]) -> Iterator[dict[str, Any
     several times, the best reply against the worst one."""
     same: dict[str, list[Trace]] = defaultdict(list)
     for trace in traces:
-        if trace.rating.corrected is not None and trace.rating.corrected != text_of(trace.reply):
+        if trace.rating.corrected is not None and trace.rating.corrected != extract_text(trace.reply):
             rows = {"prompt": list(trace.messages), "chosen": [_reply(trace)], "rejected": [trace.reply]}
             yield _row(rows, trace.tools)
         elif trace.rating.worth is not None:
@@ -102,11 +102,13 @@ def _asked_of(trace: Trace) -> Sequence[Message]:
 
 
 def _last_question(messages: Sequence[Message]) -> str:
-    return next((text_of(each) for each in reversed(messages) if each.get("role") == "user"), "")
+    return next((extract_text(each) for each in reversed(messages) if each.get("role") == "user"), "")
 
 
 def _context(trace: Trace) -> str:
-    return asked(trace) + "\0" + "\0".join(text_of(each) for each in trace.messages if each.get("role") == "system")
+    return (
+        asked(trace) + "\0" + "\0".join(extract_text(each) for each in trace.messages if each.get("role") == "system")
+    )
 
 
 def _worth(trace: Trace) -> float:

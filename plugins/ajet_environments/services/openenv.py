@@ -19,7 +19,7 @@ import aiohttp
 from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError
 from ajet.schema.fenced import read_fenced_blocks
-from ajet.schema.json_schema import problem_of_value
+from ajet.schema.json_schema import find_value_problem
 from ajet_environments.services.hosted import Message, Opened, Stepped, as_reward, as_state, seed_of, seeds, text_of
 
 ANSWER_S = 100.0
@@ -84,7 +84,7 @@ class OpenEnvInstance:
         chosen = action_of(action, self._schema)
         wrong: str | None = "it holds no JSON object"
         if chosen is not None:
-            wrong = await asyncio.to_thread(problem_of_value, chosen, self._schema)  # the schema is the server's
+            wrong = await asyncio.to_thread(find_value_problem, chosen, self._schema)  # the schema is the server's
         if chosen is None or wrong:
             return Stepped(as_state(f"That was no action: {wrong}."), 0.0, False, {"invalid_action": True})
         answer = await self._answer("step", chosen)

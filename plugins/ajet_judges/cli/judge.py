@@ -43,12 +43,12 @@ def check(
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
-    from ajet.schema.commands import command
+    from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet_judges.judging.check import SHIPPED, checked, read_examples, show
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=command("judge", "check", "--conf", "FILE.yaml"))
+        raise UserError("There is no --conf.", expected=format_command("judge", "check", "--conf", "FILE.yaml"))
     settings = list(overrides or ())
     if examples is not None and "=" in examples and not Path(examples).exists():
         settings, examples = [examples, *settings], None
@@ -75,13 +75,13 @@ def rubrics(
     from ajet.commands.run_hooks import enter_run_hooks
     from ajet.config import load_experiment
     from ajet.record.console import console
-    from ajet.schema.commands import command
+    from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet_judges.judging.rubrics import JUDGE, show
     from ajet_judges.rubrics.judge import RubricsJudge
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=command("judge", "rubrics", "--conf", "FILE.yaml"))
+        raise UserError("There is no --conf.", expected=format_command("judge", "rubrics", "--conf", "FILE.yaml"))
     show_logs("WARNING")
     experiment = load_experiment(conf, overrides=list(overrides or ()), exp_dir=exp_dir)
     if experiment.ajet.task_judge.judge_type != JUDGE:

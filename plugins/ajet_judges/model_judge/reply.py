@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from ajet.schema.errors import AjetError
 from ajet.schema.fenced import unfence
-from ajet.schema.json_schema import problem_of_reply
-from ajet.schema.settled import with_whole_letters
+from ajet.schema.json_schema import find_reply_problem
+from ajet.schema.settled import repair_surrogates
 from ajet.task_judge.extraction import thought_ends
 
 Said = Literal["correct", "incorrect", "undecided"]
@@ -90,14 +90,14 @@ def object_of(text: str, schema: dict[str, Any]) -> dict[str, Any]:
     """The one JSON object that a reply is, in whole letters. Raises Unreadable."""
     try:
         told = _load_object(_without_thoughts(text))
-        problem = problem_of_reply(json.dumps(told), schema)
+        problem = find_reply_problem(json.dumps(told), schema)
     except ValueError as error:
         raise Unreadable(f"it is not JSON: {error}") from None
     except RecursionError:
         raise Unreadable("it is nested too deeply") from None
     if problem is not None:
         raise Unreadable(problem)
-    return dict(with_whole_letters(told))
+    return dict(repair_surrogates(told))
 
 
 def _without_thoughts(text: str) -> str:
