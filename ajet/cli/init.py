@@ -49,7 +49,7 @@ def init(
     ] = Template.math,
 ) -> None:
     """Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know."""
-    files = dict(_files(template.value, directory))
+    files = dict(_list_files(template.value, directory))
     taken = [directory / name for name in files if (directory / name).exists()]
     if taken:
         raise UserError(f"{taken[0]} exists already.", where=str(directory.absolute()), do="name another folder")
@@ -58,13 +58,13 @@ def init(
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{directory} is not a folder.", where=str(directory.absolute()), do="name another") from None
     except OSError as error:
-        raise _cannot_write(directory, error) from None
+        raise _make_write_error(directory, error) from None
     for name, text in files.items():
         try:
             (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_bytes(text.encode())
         except OSError as error:
-            raise _cannot_write(directory / name, error) from None
+            raise _make_write_error(directory / name, error) from None
         typer.echo(f"wrote {directory / name}")
     conf = directory / f"{template.value}.yaml"
     if template is Template.serve:
@@ -82,7 +82,7 @@ def init(
     typer.echo(f"Train it:    {format_command('--conf', conf, '--backbone', 'local')}")
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def _make_write_error(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{path} cannot be written: {error.strerror}.",
         where=str(path.absolute()),
@@ -90,7 +90,7 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
     )
 
 
-def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
+def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
     """The files of a template by name, in the order in which they are told, and what they hold."""
     own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml", ".csv")]
     for path in own:
@@ -102,13 +102,16 @@ def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
     yaml = f"{template}.yaml"
     launch = "launch-serve.json" if template == "serve" else "launch.json"
     yield ".vscode/launch.json", (shared / launch).read_text(encoding="utf-8").replace("@YAML@", yaml)
-    python = json.dumps(_interpreter(directory))[1:-1]
+    python = json.dumps(_find_interpreter(directory))[1:-1]
     yield ".vscode/settings.json", (shared / "settings.json").read_text(encoding="utf-8").replace("@PYTHON@", python)
-    told = (shared / "AGENTS.md").read_text(encoding="utf-8")
-    yield "AGENTS.md", told.replace("@YAML@", yaml).replace("@AJET@", _from_within(find_program(), directory))
+    agents_text = (shared / "AGENTS.md").read_text(encoding="utf-8")
+    yield (
+        "AGENTS.md",
+        agents_text.replace("@YAML@", yaml).replace("@AJET@", _call_from_project(find_program(), directory)),
+    )
 
 
-def _interpreter(directory: Path) -> str:
+def _find_interpreter(directory: Path) -> str:
     """The one that runs ajet, from the project's folder on where it lies below it."""
     import sys
 
@@ -117,7 +120,7 @@ def _interpreter(directory: Path) -> str:
     return f"${{workspaceFolder}}/{place.relative_to(folder)}" if inside else str(place)
 
 
-def _from_within(called: str, directory: Path) -> str:
+def _call_from_project(called: str, directory: Path) -> str:
     """The word by which a program that is called so from here is called from the project's folder."""
     here = Path(called.split()[0])
     if here.is_absolute() or "/" not in called:

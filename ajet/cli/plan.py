@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, say_reading
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, print_reading
 from ajet.commands.gpu_estimate import GpuName
 
 
@@ -29,7 +29,7 @@ def plan(
 
     if conf is None:
         raise UserError("There is no --conf.", expected=format_command("plan", "--conf", "FILE.yaml"))
-    say_reading(conf)
+    print_reading(conf)
     show_logs()
     experiment = load_experiment(conf, backbone=backbone, overrides=overrides or (), exp_dir=exp_dir)
     if backbone is None and "trains" not in experiment.backbone.can:

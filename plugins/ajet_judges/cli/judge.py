@@ -7,8 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.exit import NOT_SO, OK
-from ajet.cli.options import RECORD, Conf, ExpDir, Overrides, RunName, RunRoot
+from ajet.cli.exit import NEGATIVE, OK
+from ajet.cli.options import RECORD_ROOT, Conf, ExpDir, Overrides, RunName, RunRoot
 
 app = typer.Typer(help="Judges, before a run trusts them.", no_args_is_help=True)
 
@@ -57,9 +57,9 @@ def check(
     found = checked(experiment, read_examples(Path(examples) if examples is not None else SHIPPED))
     show(found, console)
     if not found.decided:
-        return NOT_SO
+        return NEGATIVE
     low = found.kappa_low
-    return OK if at_least is None or (low is not None and low >= at_least) else NOT_SO
+    return OK if at_least is None or (low is not None and low >= at_least) else NEGATIVE
 
 
 @app.command("rubrics")
@@ -116,7 +116,7 @@ def compare(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Compare judges on a run's recorded episodes, with each other and with the verdicts of the play: agreement,
     Cohen's kappa, correlation, where they differ most, what each takes. Nothing is played. Exit code 1 where one of
@@ -134,4 +134,4 @@ def compare(
         typer.echo(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
         judge_comparison.show(found)
-    return NOT_SO if found.undecided() else OK
+    return NEGATIVE if found.undecided() else OK
