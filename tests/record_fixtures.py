@@ -15,7 +15,7 @@ from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.process_reward import ProcessReward, ReplySpan
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
-from ajet.schema.tool_use import ToolUse, digest_of
+from ajet.schema.tool_use import ToolUse, compute_digest
 
 PARTS = (
     ProcessReward(reward=0.5, step=0, tokens=(ReplySpan(0, 0, 5),)),
@@ -83,8 +83,8 @@ def episode(uuid: str = "e0", seed: int = 0, **more: Any) -> Episode:
         "messages": [{"role": "user", "content": "α"}, {"role": "system", "content": "s"}, {"role": "assistant"}, {}],
         "tools": [[{"type": "function", "function": {"name": "f"}}]],
         "tool_uses": [
-            ToolUse("f", {"x": [1, None]}, "αβ", digest_of("αβγ"), 1.5, 1.75, "", "s", "call-0", whole=3),
-            ToolUse("f", {}, "", digest_of("gone"), 1.75, 2.0, "transport"),
+            ToolUse("f", {"x": [1, None]}, "αβ", compute_digest("αβγ"), 1.5, 1.75, "", "s", "call-0", whole=3),
+            ToolUse("f", {}, "", compute_digest("gone"), 1.75, 2.0, "transport"),
         ],
         "timelines": timelines,
         "untrained": Counter({"aborted_call": 0, "over_length": 3}),

@@ -16,7 +16,7 @@ from ajet.schema.call import Call, VersionRun
 from ajet.schema.episode import Episode, Outcome, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
-from ajet.schema.tool_use import ToolUse, digest_of
+from ajet.schema.tool_use import ToolUse, compute_digest
 from tests.record_fixtures import episode, failed
 
 HOSTILE = (
@@ -88,7 +88,7 @@ def played(step: int, task: int, repeat: int, said: str) -> Episode:
         {"role": "tool", "content": "3", "tool_call_id": "c"},
     ]
     began = 1000.42 + step
-    use = ToolUse("add", {"a": 1}, "3", digest_of("3"), began, began + 0.02, "transport", call_id="c")
+    use = ToolUse("add", {"a": 1}, "3", compute_digest("3"), began, began + 0.02, "transport", call_id="c")
     uses = [use] if repeat else []  # those of earlier versions have none
     made = episode(
         f"e{step:03}{task}{repeat}",

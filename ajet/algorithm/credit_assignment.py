@@ -42,7 +42,7 @@ from ajet.algorithm.token_credit import (
 from ajet.algorithm.weights import compute_token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
-from ajet.schema.episode import Episode, Group, Outcome, UntrainedReason, episodes_of
+from ajet.schema.episode import Episode, Group, Outcome, UntrainedReason, list_episodes
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def assign_credit(
         skipped = _find_groups_without_advantage(scored, advantages)
     balanced = {uuid for group in groups for uuid in find_surplus_attempts(group)} if settings.balance_sample else set()
     batch = TrainingBatch(step=step, samples=[], temperature=config.rollout.temperature)
-    batch.outcomes = {e.uuid: _build_unscored_outcome(e) for e in episodes_of(groups) if not e.scored}
+    batch.outcomes = {e.uuid: _build_unscored_outcome(e) for e in list_episodes(groups) if not e.scored}
     weights = _weigh_episodes(scored, config, skipped, balanced)
     for item, row, weight in zip(scored, advantages, weights, strict=True):
         if item.episode.uuid in balanced or item.group in skipped:
@@ -306,7 +306,7 @@ def build_discarded_outcomes(groups: Iterable[Group], reason: UntrainedReason = 
     """Outcomes, by uuid, of groups that are not trained on, because the batch had no room for them or they are
     `stale`: the tokens of their timelines are counted as such."""
     outcomes = {}
-    for episode in episodes_of(groups):
+    for episode in list_episodes(groups):
         tokens = episode.uncounted
         outcomes[episode.uuid] = Outcome(untrained={reason: tokens} if tokens else {}, discarded=reason)
     return outcomes

@@ -17,7 +17,7 @@ from ajet.algorithm.token_credit import gather_tokens
 from ajet.algorithm.weights import compute_token_weights
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
-from ajet.schema.episode import Group, Outcome, episodes_of
+from ajet.schema.episode import Group, Outcome, list_episodes
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -31,7 +31,7 @@ TEMPERATURE = 1.0
 
 def build_likelihood_batch(groups: Sequence[Group], config: AjetConfig, *, step: int) -> TrainingBatch:
     """Every given reply, weighed as `sft.loss_aggregation` says."""
-    episodes = episodes_of(groups)
+    episodes = list_episodes(groups)
     lengths = [_count_trained_tokens(episode) for episode in episodes]
     weights = compute_token_weights(config.sft.loss_aggregation, lengths, max_length=1)
     batch = _make_batch(step)

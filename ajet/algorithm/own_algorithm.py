@@ -15,7 +15,7 @@ import numpy as np
 
 from ajet.algorithm.contract import Algorithm
 from ajet.config.plugins import find_part, list_packages
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import AjetError, UserError
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def explain_failures(algorithm: Algorithm) -> Iterator[None]:
             f"{algorithm.name} raised {type(problem).__name__}: {problem}.",
             where=place,
             do="mend the algorithm; "
-            f"`{command('config', 'validate')}` tries of_group with the returns {list(TRIAL_RETURNS)}",
+            f"`{format_command('config', 'validate')}` "
+            f"tries of_group with the returns {list(TRIAL_RETURNS)}",
         ) from problem
 
 

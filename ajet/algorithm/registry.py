@@ -29,7 +29,7 @@ LOSS_KEY = f"{SECTION}.policy_loss"
 
 def open_algorithm(config: AjetConfig, *, base: Path | None = None) -> Algorithm:
     """The algorithm that `config` names. `base`: the folder that a reference is relative to; None: `base_dir`, else the
-    working directory. Raises UnresolvedReference, ConfigError, or the UserError that a user's class raises."""
+    working directory. Raises UnresolvedReferenceError, ConfigError, or the UserError that a user's class raises."""
     settings = config.trainer_common.algorithm
     if config.sft.objective is None and "trains" in find_backbone(config.backbone).can:
         _require_trainable(config)
@@ -187,7 +187,7 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
 
 
 def open_loss(algorithm: Algorithm) -> PolicyLoss:
-    """The loss that its settings name, else its own. Raises UnresolvedReference or ConfigError."""
+    """The loss that its settings name, else its own. Raises UnresolvedReferenceError or ConfigError."""
     name = algorithm.settings.policy_loss
     if name is None:
         from ajet.algorithm.losses.own import OwnLoss

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
 def chat(
@@ -34,7 +34,7 @@ def chat(
         Optional[str],  # noqa: UP045
         typer.Option("--adapter", metavar="NAME", help="Which of the run's several adapters.", show_default=False),
     ] = None,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """Talk to the model that a run has tuned."""
     from ajet.commands.chat import chat as talk

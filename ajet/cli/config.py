@@ -15,10 +15,10 @@ app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
 @app.command("show")
 def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
     """Print the whole config, resolved; without --conf the defaults. With verl also what verl gets, as a second one."""
-    from ajet.cli.options import opened
+    from ajet.cli.options import open_experiment
     from ajet.commands.runner import runner_of
 
-    experiment = opened(conf, backbone, overrides)
+    experiment = open_experiment(conf, backbone, overrides)
     text = experiment.dump_resolved()
     text += runner_of(experiment.backbone).shown(experiment)
     if sys.stdout.isatty():
@@ -38,11 +38,11 @@ def why(
     overrides: Overrides = None,
 ) -> None:
     """Print each layer's value of a key, and the one that wins."""
-    from ajet.cli.options import opened
+    from ajet.cli.options import open_experiment
     from ajet.config.why import explain_key
     from ajet.record.console import console
 
-    for row in explain_key(opened(conf, backbone, overrides), key):
+    for row in explain_key(open_experiment(conf, backbone, overrides), key):
         console.print(row, soft_wrap=True)
 
 
@@ -50,19 +50,19 @@ def why(
 def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
     """Check a YAML: keys, types, and whether what it names is there. Keys that were set in vain are named, and
     settings that cannot do what a training is for."""
-    from ajet.cli.options import opened
+    from ajet.cli.options import open_experiment
     from ajet.commands.launch_checks import refuse_untrainable
     from ajet.commands.plan import require_present
     from ajet.commands.runner import algorithm_of, apply_sections, runner_of
     from ajet.config.idle import format_idle_keys
     from ajet.record.console import console
-    from ajet.schema.commands import command
+    from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet.train.remarks import format_remarks, review_settings, review_tasks
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=command("config", "validate", "--conf", "FILE.yaml"))
-    experiment, overridden = apply_sections(opened(conf, backbone, overrides))
+        raise UserError("There is no --conf.", expected=format_command("config", "validate", "--conf", "FILE.yaml"))
+    experiment, overridden = apply_sections(open_experiment(conf, backbone, overrides))
     experiment.require_ready(previewing=True)
     refuse_untrainable(experiment)
     if "trains" in experiment.backbone.can:
@@ -77,6 +77,6 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     *others, last = unchecked
     listed = f"{', '.join(others)} and {last}" if others else last
     valid = f"{conf} is valid. Not looked at: {listed}, which --dry-run opens."
-    for told in (valid, overridden, defaults, idle, format_remarks(remarks, experiment)):
-        if told:
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
+    for text in (valid, overridden, defaults, idle, format_remarks(remarks, experiment)):
+        if text:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, Engine, Host, Port, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, EngineName, Host, Port, RunName, RunRoot
 
 
 def deploy(
@@ -15,7 +15,7 @@ def deploy(
         str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which weights.")
     ] = "latest",
     engine: Annotated[
-        Optional[Engine],  # noqa: UP045
+        Optional[EngineName],  # noqa: UP045
         typer.Option(
             "--engine", metavar="transformers|vllm", show_default=False,
             help="In process or by vLLM; otherwise as the run sampled.",
@@ -33,7 +33,7 @@ def deploy(
     ] = False,
     host: Host = None,
     port: Port = None,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."""
     from dataclasses import replace

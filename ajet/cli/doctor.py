@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, BackboneChoice, Conf, RunRoot
+from ajet.cli.options import RECORD_ROOT, BackboneChoice, Conf, RunRoot
 
 
 def doctor(
@@ -18,7 +18,7 @@ def doctor(
     ] = None,
     conf: Conf = None,
     backbone: BackboneChoice = None,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
     store: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -35,9 +35,9 @@ def doctor(
 
     experiment = None
     if conf is not None:
-        from ajet.cli.options import opened
+        from ajet.cli.options import open_experiment
 
-        experiment = opened(conf, backbone, ())
+        experiment = open_experiment(conf, backbone, ())
     checkup = examine_store(store) if store is not None else examine(model, experiment, exp_dir=exp_dir.absolute())
     if as_json:
         typer.echo(json.dumps(checkup.plain(), indent=2, ensure_ascii=False))

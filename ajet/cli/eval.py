@@ -7,8 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.exit import NOT_SO, OK
-from ajet.cli.options import Conf, ExpDir, Overrides, say_reading
+from ajet.cli.exit import NEGATIVE, OK
+from ajet.cli.options import Conf, ExpDir, Overrides, print_reading
 
 _WHAT, _OUT = "What is played", "Results"
 
@@ -122,8 +122,8 @@ def evaluate(
     Exit code 1 where no attempt of a model came to a verdict: nothing is known of it."""
     if target is not None and target.endswith((".yaml", ".yml")) and conf is None:
         conf, target = Path(target), None
-    say_reading(conf, err=as_json)
-    from ajet.cli.screen import beside_json, show_logs
+    print_reading(conf, err=as_json)
+    from ajet.cli.screen import redirect_to_stderr, show_logs
     from ajet.commands.evaluation.models import open_target
     from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
     from ajet.commands.evaluation.report import draw, dump_json, show, write_csv, write_parquet
@@ -139,12 +139,12 @@ def evaluate(
         if file is not None:
             require_place(file, option, new=False)  # the same command again writes them anew
     keys = tuple(by) if by else TAG_KEYS
-    asked = EvaluationOptions(
+    evaluation_options = EvaluationOptions(
         tasks, at_most, repeat, temperature, tuple(dict.fromkeys(judge or ())), fresh, training, mark is not None
     )
-    with beside_json(as_json):
+    with redirect_to_stderr(as_json):
         experiment, models = open_target(target, conf, model or [], overrides=settings, exp_dir=exp_dir, fetch=fetch)
-        result = evaluate_models(experiment, models, asked)
+        result = evaluate_models(experiment, models, evaluation_options)
     if as_json:
         typer.echo(dump_json(result, keys))
     else:
@@ -159,4 +159,4 @@ def evaluate(
         write_parquet(result, parquet, keys)
     if picture is not None:
         draw(result, picture)
-    return NOT_SO if result.untold() else OK
+    return NEGATIVE if result.untold() else OK

@@ -2,9 +2,9 @@
 
 Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, with
 its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown, and what a command
-itself answers with NOT_SO; 130 Ctrl-C; 75 SIGTERM or SIGHUP during a run, or a store that stayed out of
-reach (Unreachable): the same command goes on (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are typer's own,
-also 2.
+itself answers with NEGATIVE; 130 Ctrl-C; 75 SIGTERM or SIGHUP during a run, or a store that stayed out of reach
+(ServiceUnreachableError): the same command goes on (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are
+typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from ajet.schema.errors import RunFailed, Unreachable, UserError
+from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
 
 OK, UNEXPECTED, USER, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
-NOT_SO = 1
+NEGATIVE = 1
 """The command did its work and the answer is no, or there is none: a proof that fails, judges that decided nothing."""
 LAST_LINES = 6
 _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
-class Boundary(TyperGroup):
+class ExitGroup(TyperGroup):
     """The root group: every command runs inside it."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -41,12 +41,12 @@ class Boundary(TyperGroup):
             raise
         except (typer.Exit, typer.Abort, BrokenPipeError):
             raise
-        except Unreachable as error:
+        except ServiceUnreachableError as error:
             show_user_error(error, show_traceback=show_traceback)
             raise typer.Exit(PREEMPTED) from None
         except RunFailed as error:
             show_user_error(error)
-            show_traceback_place(error, shown=show_traceback, record=record)
+            write_traceback(error, shown=show_traceback, record=record)
             raise typer.Exit(UNEXPECTED) from None
         except UserError as error:
             show_user_error(error, show_traceback=show_traceback)
@@ -74,7 +74,7 @@ def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
     from ajet.record.console import SafeConsole
 
     if show_traceback:
-        typer.echo(_redacted("".join(traceback.format_exception(error))), err=True)
+        typer.echo(_redact_text("".join(traceback.format_exception(error))), err=True)
     console = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("error  ", "bold red"), (error.what, "bold")))
     for label, text in error.rows():
@@ -83,30 +83,30 @@ def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
 
 def show_unexpected(error: Exception, *, show_traceback: bool = False, record: Path | None = None) -> None:
     """The last lines, and where the whole traceback is."""
-    lines = _redacted("".join(traceback.format_exception(error))).rstrip().splitlines()
+    lines = _redact_text("".join(traceback.format_exception(error))).rstrip().splitlines()
     typer.echo("\n".join(lines if show_traceback else lines[-LAST_LINES:]), err=True)
     typer.echo("This is unexpected, a bug in ajet most likely.", err=True)
-    show_traceback_place(error, record=record)
+    write_traceback(error, record=record)
 
 
-def show_traceback_place(error: Exception, *, shown: bool = False, record: Path | None = None) -> None:
+def write_traceback(error: Exception, *, shown: bool = False, record: Path | None = None) -> None:
     """Write the whole traceback into the log and say where that is; `shown`: also print it. `record`: the folder of
     runs, where no run has a log yet; None is the default one."""
-    text = _redacted("".join(traceback.format_exception(error)))
+    text = _redact_text("".join(traceback.format_exception(error)))
     if shown:
         typer.echo(text, err=True)
     log = getattr(error, "log", None) or (record or Path("launcher_record")) / "crash.log"
     try:
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         with Path(log).open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_redacted(' '.join(sys.argv))}\n{text}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {_redact_text(' '.join(sys.argv))}\n{text}\n")
     except OSError as refusal:
         typer.echo(f"(The traceback could not be written to {log}: {refusal}; --traceback shows it.)", err=True)
         return
     typer.echo(f"The whole traceback is in {Path(log).absolute()}", err=True)
 
 
-def _redacted(text: str) -> str:
+def _redact_text(text: str) -> str:
     from ajet.record.console import replace_control_characters
     from ajet.record.secrets import Redactor
 

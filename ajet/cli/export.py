@@ -8,12 +8,12 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, Engine, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, EngineName, RunName, RunRoot
 
 _CHECK = "Checking it"
 
 
-class Dtype(str, Enum):
+class DtypeName(str, Enum):
     """Number formats of weights."""
 
     float32 = "float32"
@@ -33,7 +33,7 @@ def export(
         ),
     ] = None,
     dtype: Annotated[
-        Optional[Dtype],  # noqa: UP045
+        Optional[DtypeName],  # noqa: UP045
         typer.Option(
             "--dtype", metavar="float32|bfloat16", show_default=False,
             help="Number format, of verl's checkpoints; otherwise the one that was trained in.",
@@ -49,11 +49,11 @@ def export(
         ),
     ] = False,
     engine: Annotated[
-        Engine,
+        EngineName,
         typer.Option(
             "--engine", metavar="transformers|vllm", help="vllm: through vLLM, too.", rich_help_panel=_CHECK
         ),
-    ] = Engine.transformers,
+    ] = EngineName.transformers,
     at_most: Annotated[
         int, typer.Option("--at-most", metavar="N", min=1, help="Tasks to replay.", rich_help_panel=_CHECK)
     ] = 16,
@@ -64,7 +64,7 @@ def export(
             help="How far a single improbable token may lie apart (0.01 in float32, 1.5 in bfloat16).",
         ),
     ] = None,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
     from ajet.commands.export import checkpoint_of, run_of

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
 def gc(
@@ -26,7 +26,7 @@ def gc(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise it is only said.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """Say what of a run's record could go, by kind and bytes; --yes removes it.
 
@@ -47,8 +47,8 @@ def gc(
         table.add_column(name, justify="left" if name == "kind" else "right")
     for kind, (count, size) in found.sizes.items():
         bound = bounds.get(kind)
-        kept = "none" if kind in ("leftovers", "store") else "all" if bound is None else f"{bound} newest"
-        table.add_row(kind, kept, str(count), f"{size:,}")
+        bound_text = "none" if kind in ("leftovers", "store") else "all" if bound is None else f"{bound} newest"
+        table.add_row(kind, bound_text, str(count), f"{size:,}")
     console.print(table)
     total = sum(size for _, size in found.sizes.values())
     if found.unasked:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.schema.commands import command, program
+from ajet.schema.commands import find_program, format_command
 from ajet.schema.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -49,7 +49,7 @@ def init(
     ] = Template.math,
 ) -> None:
     """Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know."""
-    files = dict(_files(template.value, directory))
+    files = dict(_list_files(template.value, directory))
     taken = [directory / name for name in files if (directory / name).exists()]
     if taken:
         raise UserError(f"{taken[0]} exists already.", where=str(directory.absolute()), do="name another folder")
@@ -58,31 +58,31 @@ def init(
     except (FileExistsError, NotADirectoryError):
         raise UserError(f"{directory} is not a folder.", where=str(directory.absolute()), do="name another") from None
     except OSError as error:
-        raise _cannot_write(directory, error) from None
+        raise _make_write_error(directory, error) from None
     for name, text in files.items():
         try:
             (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_bytes(text.encode())
         except OSError as error:
-            raise _cannot_write(directory / name, error) from None
+            raise _make_write_error(directory / name, error) from None
         typer.echo(f"wrote {directory / name}")
     conf = directory / f"{template.value}.yaml"
     if template is Template.serve:
-        typer.echo(f"\nRecord:    {command('serve', '--conf', conf)}")
-        typer.echo(f"Train:     {command('serve', '--conf', conf, '--backbone', 'local')}")
+        typer.echo(f"\nRecord:    {format_command('serve', '--conf', conf)}")
+        typer.echo(f"Train:     {format_command('serve', '--conf', conf, '--backbone', 'local')}")
         typer.echo(f"A client:  {directory / 'client.py'} says how it is started")
         return
-    typer.echo(f"\nLook at it:  {command('--conf', conf, '--backbone', 'debug')}")
+    typer.echo(f"\nLook at it:  {format_command('--conf', conf, '--backbone', 'debug')}")
     if template is Template.app:
         typer.echo(f"Answers:     python {directory / 'make_demonstrations.py'}")
-        typer.echo(f"Learn them:  {command('sft', '--conf', directory / 'sft.yaml')}")
-        typer.echo(f"Compare:     {command('eval', conf, '--model', 'base', '--model', 'sft')}")
-        typer.echo(f"Use it:      {command('deploy', 'sft')}")
+        typer.echo(f"Learn them:  {format_command('sft', '--conf', directory / 'sft.yaml')}")
+        typer.echo(f"Compare:     {format_command('eval', conf, '--model', 'base', '--model', 'sft')}")
+        typer.echo(f"Use it:      {format_command('deploy', 'sft')}")
         return
-    typer.echo(f"Train it:    {command('--conf', conf, '--backbone', 'local')}")
+    typer.echo(f"Train it:    {format_command('--conf', conf, '--backbone', 'local')}")
 
 
-def _cannot_write(path: Path, error: OSError) -> UserError:
+def _make_write_error(path: Path, error: OSError) -> UserError:
     return UserError(
         f"{path} cannot be written: {error.strerror}.",
         where=str(path.absolute()),
@@ -90,7 +90,7 @@ def _cannot_write(path: Path, error: OSError) -> UserError:
     )
 
 
-def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
+def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
     """The files of a template by name, in the order in which they are told, and what they hold."""
     own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml", ".csv")]
     for path in own:
@@ -102,13 +102,16 @@ def _files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
     yaml = f"{template}.yaml"
     launch = "launch-serve.json" if template == "serve" else "launch.json"
     yield ".vscode/launch.json", (shared / launch).read_text(encoding="utf-8").replace("@YAML@", yaml)
-    python = json.dumps(_interpreter(directory))[1:-1]
+    python = json.dumps(_find_interpreter(directory))[1:-1]
     yield ".vscode/settings.json", (shared / "settings.json").read_text(encoding="utf-8").replace("@PYTHON@", python)
-    told = (shared / "AGENTS.md").read_text(encoding="utf-8")
-    yield "AGENTS.md", told.replace("@YAML@", yaml).replace("@AJET@", _from_within(program(), directory))
+    agents_text = (shared / "AGENTS.md").read_text(encoding="utf-8")
+    yield (
+        "AGENTS.md",
+        agents_text.replace("@YAML@", yaml).replace("@AJET@", _call_from_project(find_program(), directory)),
+    )
 
 
-def _interpreter(directory: Path) -> str:
+def _find_interpreter(directory: Path) -> str:
     """The one that runs ajet, from the project's folder on where it lies below it."""
     import sys
 
@@ -117,7 +120,7 @@ def _interpreter(directory: Path) -> str:
     return f"${{workspaceFolder}}/{place.relative_to(folder)}" if inside else str(place)
 
 
-def _from_within(called: str, directory: Path) -> str:
+def _call_from_project(called: str, directory: Path) -> str:
     """The word by which a program that is called so from here is called from the project's folder."""
     here = Path(called.split()[0])
     if here.is_absolute() or "/" not in called:

@@ -8,22 +8,22 @@ from typing import Annotated, Optional
 import typer
 from typer.core import TyperCommand
 
-from ajet.cli.options import RECORD, BackboneChoice, Conf, ExpDir, Overrides, say_reading
+from ajet.cli.options import RECORD_ROOT, BackboneChoice, Conf, ExpDir, Overrides, print_reading
 from ajet.config.plugins import find_launch_flags
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 
-class _Context(typer.Context):
+class _LaunchContext(typer.Context):
     @property
     def command_path(self) -> str:
         return self.parent.command_path if self.parent is not None else super().command_path
 
 
-class Launch(TyperCommand):
+class LaunchCommand(TyperCommand):
     """A command that is called by its program's name alone, also in what it says of a wrong use."""
 
-    context_class = _Context
+    context_class = _LaunchContext
 
 
 _START, _CLUSTER, _OTHERS = "Start", "Ray and services", "Earlier runs"
@@ -99,18 +99,18 @@ def launch(
     if kill or autokill:
         from ajet.commands.stop import kill as end_runs
 
-        code = end_runs(None if autokill else kill, (exp_dir or RECORD).absolute())
+        code = end_runs(None if autokill else kill, (exp_dir or RECORD_ROOT).absolute())
         if conf is None:
             return code
     if conf is None:
         raise UserError(
             "There is no --conf.",
-            expected=command("--conf", "FILE.yaml"),
-            do=f"`{command('init', 'DIR')}` makes one to begin with",
+            expected=format_command("--conf", "FILE.yaml"),
+            do=f"`{format_command('init', 'DIR')}` makes one to begin with",
         )
 
-    say_reading(conf)
-    from ajet.cli.options import address
+    print_reading(conf)
+    from ajet.cli.options import parse_store_address
     from ajet.cli.screen import show_logs, warn
     from ajet.config import load_experiment
     from ajet.train.runner import LaunchOptions
@@ -141,7 +141,7 @@ def launch(
         skip_check_avail_gpu=skip_check_avail_gpu,
         traceback=traceback,
         rehearsal=not no_rehearsal,
-        from_store=address(from_store, experiment) if from_store else None,
+        from_store=parse_store_address(from_store, experiment) if from_store else None,
     )
 
     from ajet.commands.launch import launch as run

@@ -25,42 +25,42 @@ import typer
 from typer.core import TyperCommand
 
 import ajet
-from ajet.cli.exit import USER, Boundary, show_user_error
+from ajet.cli.exit import USER, ExitGroup, show_user_error
 from ajet.cli.launch import add_flags, launch
 from ajet.config.plugin import load_code
 from ajet.config.plugins import find_all_commands, find_commands, find_launch_flags
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 LAUNCH, LAUNCH_CODE = "launch", "ajet.cli.launch:launch"
 """Listed nowhere: its options are the program's own."""
 
 
-def built(name: str) -> Any:
+def build_typer_command(name: str) -> Any:
     """The command as typer makes it."""
     found = load_code(LAUNCH_CODE if name == LAUNCH else find_all_commands()[name].code)
     holder = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
     if isinstance(found, typer.Typer):
         holder.add_typer(found, name=name)
     elif name == LAUNCH:
-        from ajet.cli.launch import Launch
+        from ajet.cli.launch import LaunchCommand
 
-        holder.command(name, cls=Launch, hidden=True)(found)
+        holder.command(name, cls=LaunchCommand, hidden=True)(found)
     else:
         holder.command(name)(found)
-    return _unwrapped(typer.main.get_group(holder).commands[name])
+    return _unwrap_help(typer.main.get_group(holder).commands[name])
 
 
-def _unwrapped(command: Any) -> Any:
+def _unwrap_help(command: Any) -> Any:
     """The command with each paragraph of its help on one line, as long as it may be: the terminal breaks it, not the
     source."""
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help) if command.help else command.help
     for inner in getattr(command, "commands", {}).values():
-        _unwrapped(inner)
+        _unwrap_help(inner)
     return command
 
 
-class Commands(dict[str, Any]):
+class CommandTable(dict[str, Any]):
     """Name to command; each is built when it is asked for."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Commands(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         command = super().__getitem__(name)
         if command is None:
-            command = self[name] = built(name)
+            command = self[name] = build_typer_command(name)
         return command
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -87,12 +87,12 @@ class Commands(dict[str, Any]):
         return {name: self[name] for name in self}.values()
 
 
-class Root(Boundary):
+class RootGroup(ExitGroup):
     """The root group, with `Commands`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = Commands()
+        self.commands = CommandTable()
         self._lists = False
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -117,9 +117,9 @@ class Root(Boundary):
         return super().get_command(ctx, cmd_name)
 
 
-OF_CONFIG = ("validate", "show", "why")
+CONFIG_COMMANDS = ("validate", "show", "why")
 """Commands of `config` that are understood without that word."""
-BY_YAML = ("config", "plan", "sft", "serve")
+YAML_COMMANDS = ("config", "plan", "sft", "serve")
 """Commands that take a YAML alone for `--conf`, as a launch does."""
 TRAIN = "train"
 """Another name of `launch`."""
@@ -127,7 +127,7 @@ _NOT_A_LAUNCH = ("--help", "-h", "--version", "--install-completion", "--show-co
 
 app = typer.Typer(
     name="ajet",
-    cls=Root,
+    cls=RootGroup,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     subcommand_metavar="[KEY=VALUE]...  |  COMMAND [ARGS]...",
@@ -135,14 +135,14 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"ajet {ajet.__version__}")
         raise typer.Exit
 
 
 def root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
     **_: Any,
 ) -> None:
     """Tune the model inside a working LLM agent by reinforcement learning.
@@ -184,12 +184,12 @@ def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     from ajet.config.schema.agentrl import advice  # 30 ms, which `ajet --help` has no use for
 
-    kept: list[str] = []
-    said: list[str] = []
+    arguments: list[str] = []
+    notes: list[str] = []
     for argument, following in zip(given, [*given[1:], ""], strict=True):
         name, equals, value = argument.partition("=")
-        if argument == "=" and kept:
-            setting = f"{kept[-1]}={following or 'VALUE'}"
+        if argument == "=" and arguments:
+            setting = f"{arguments[-1]}={following or 'VALUE'}"
             raise UserError("There are blanks around a `=`.", where="command line", do=f"write {setting}")
         if name in MISSING_FLAGS:
             raise UserError(f"There is no {name} here.", where="command line", do=MISSING_FLAGS[name])
@@ -206,17 +206,17 @@ def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
                 f"There is no option {name}: settings have no dashes.", where="command line", do=f"write {setting}"
             )
         if name in UNNEEDED_FLAGS:
-            said.append(f"{name} {UNNEEDED_FLAGS[name]}")
+            notes.append(f"{name} {UNNEEDED_FLAGS[name]}")
         elif name.startswith("--with-") and name.removeprefix("--with-") not in find_launch_flags():
-            kept.append(f"--with={name.removeprefix('--with-')}")
+            arguments.append(f"--with={name.removeprefix('--with-')}")
         else:
-            kept.append(f"{FLAG_ALIASES[name]}{equals}{value}" if name in FLAG_ALIASES else argument)
-    return kept, said
+            arguments.append(f"{FLAG_ALIASES[name]}{equals}{value}" if name in FLAG_ALIASES else argument)
+    return arguments, notes
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
-    _settle_surroundings()
+    _prepare_environment()
     given = list(sys.argv[1:] if arguments is None else arguments)
     show_traceback = "--traceback" in given
     given = [argument for argument in given if argument != "--traceback"]
@@ -226,35 +226,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given = ["launch", *given]
     elif given[0].endswith((".yaml", ".yml")):
         given = ["launch", "--conf", *given]
-    elif given[0] in OF_CONFIG:
+    elif given[0] in CONFIG_COMMANDS:
         given = ["config", *given]
     elif given[0] == TRAIN:
         given = ["launch", *(["--conf"] if len(given) > 1 and given[1].endswith((".yaml", ".yml")) else []), *given[1:]]
     if given[0].endswith(".py"):
-        show_user_error(_no_experiment(given[0]))
+        show_user_error(_make_python_file_error(given[0]))
         sys.exit(USER)
-    if given[0] in BY_YAML:
+    if given[0] in YAML_COMMANDS:
         at = 1 + (given[0] == "config")
         if len(given) > at and given[at].endswith((".yaml", ".yml")):
             given.insert(at, "--conf")
     if given[0] == "launch":
-        given = _ours(given)
+        given = _translate_arguments(given)
     if given[0] in ("launch", "--help", "-h"):
         _take_options(shipped=False)
     try:
-        app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _record(given)})
+        app(args=given, prog_name="ajet", obj={"traceback": show_traceback, "record": _find_record(given)})
     finally:
-        atexit.unregister(_end_undisturbed)
-        atexit.register(_end_undisturbed)  # the last that was registered is the first that is called
+        atexit.unregister(_ignore_interrupts)
+        atexit.register(_ignore_interrupts)  # the last that was registered is the first that is called
 
 
-def _end_undisturbed() -> None:
+def _ignore_interrupts() -> None:
     """All is said, and what libraries and children are ended by is seconds: a Ctrl-C there would cut it, with a
     traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _settle_surroundings() -> None:
+def _prepare_environment() -> None:
     """What a terminal that cannot show all signs gets is "?" for them; a width of 0, as terminals without a size have
     it, is none; no proxy leads to this machine itself. Exits where the working directory is gone."""
     for stream in (sys.stdout, sys.stderr):
@@ -275,28 +275,29 @@ def _settle_surroundings() -> None:
         sys.exit(USER)
 
 
-def _ours(given: Sequence[str]) -> list[str]:
+def _translate_arguments(given: Sequence[str]) -> list[str]:
     """The arguments in our words; what has no effect is said."""
     try:
-        kept, said = translate_flags(given)
+        arguments, notes = translate_flags(given)
     except UserError as error:
         show_user_error(error)
         sys.exit(USER)
-    for sentence in said:
+    for sentence in notes:
         typer.echo(sentence, err=True)
-    return kept
+    return arguments
 
 
-def _no_experiment(file: str) -> UserError:
+def _make_python_file_error(file: str) -> UserError:
     return UserError(
         f"{file} is Python, and a run is started from a YAML that names it.",
         where="command line",
-        expected=command("--conf", "FILE.yaml"),
-        do=f"write `rollout: {{user_workflow: {file}->NAME}}` into one, or begin with `{command('init', 'DIR')}`",
+        expected=format_command("--conf", "FILE.yaml"),
+        do=f"write `rollout: {{user_workflow: {file}->NAME}}` into one, "
+        f"or begin with `{format_command('init', 'DIR')}`",
     )
 
 
-def _record(given: Sequence[str]) -> Path | None:
+def _find_record(given: Sequence[str]) -> Path | None:
     """The folder that --exp-dir names; None without one."""
     for argument, value in zip(given, [*given[1:], ""], strict=True):
         name, equals, own = argument.partition("=")

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ajet.store import Address
 
 
-RECORD = Path("launcher_record")
+RECORD_ROOT = Path("launcher_record")
 
 
-class Engine(str, Enum):
+class EngineName(str, Enum):
     """What samples a checkpoint's replies."""
 
     transformers = "transformers"
@@ -54,39 +54,45 @@ Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. rollout.num_repeat=8.", show_default=False),
 ]
-WHERE = "Where"
+ADDRESS_PANEL = "Where"
 """Panel of what is said of an address."""
 Host = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1).", show_default=False,
-        rich_help_panel=WHERE,
+        rich_help_panel=ADDRESS_PANEL,
     ),
 ]  # fmt: skip
 Port = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option(
-        "--port", metavar="N", help="Port (a free one).", show_default=False, rich_help_panel=WHERE, min=0, max=65535
+        "--port",
+        metavar="N",
+        help="Port (a free one).",
+        show_default=False,
+        rich_help_panel=ADDRESS_PANEL,
+        min=0,
+        max=65535,
     ),
 ]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Its name below --exp-dir, or its folder.")]
 RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where runs are recorded.")]
 
 
-def say_reading(conf: Path | None, *, err: bool = False) -> None:
+def print_reading(conf: Path | None, *, err: bool = False) -> None:
     """What follows takes seconds, before anything heavy is imported. `err`: standard output is for JSON."""
     if conf is not None:
         typer.echo(f"Reading {conf} …", err=err)
 
 
-def address(text: str, experiment: Experiment) -> Address:
+def parse_store_address(text: str, experiment: Experiment) -> Address:
     """The store that was named on the command line: a path is one from here. Raises ConfigError."""
     from ajet.store import Address
 
     return Address.of(text, run=experiment.name)
 
 
-def opened(conf: Path | None, backbone: str | None, overrides: Sequence[str] | None) -> Experiment:
+def open_experiment(conf: Path | None, backbone: str | None, overrides: Sequence[str] | None) -> Experiment:
     """Compose `conf`; without one, the defaults and overrides alone."""
     from ajet.config import load_experiment
     from ajet.config.experiment import load_defaults

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, say_reading
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, print_reading
 from ajet.commands.gpu_estimate import GpuName
 
 
@@ -24,12 +24,12 @@ def plan(
     """
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
-    from ajet.schema.commands import command
+    from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=command("plan", "--conf", "FILE.yaml"))
-    say_reading(conf)
+        raise UserError("There is no --conf.", expected=format_command("plan", "--conf", "FILE.yaml"))
+    print_reading(conf)
     show_logs()
     experiment = load_experiment(conf, backbone=backbone, overrides=overrides or (), exp_dir=exp_dir)
     if backbone is None and "trains" not in experiment.backbone.can:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from ajet.cli.options import Conf, Overrides
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-PLAYS_AS = "local"
+SAMPLER_BACKBONE = "local"
 """The backbone whose keys it reads, whoever trains."""
 _PACE = "Pace"
 
@@ -89,7 +89,7 @@ def sample(
     overrides: Overrides = None,
 ) -> int:
     """Play episodes for a trainer elsewhere; start as many as there is room for."""
-    from ajet.cli.options import address, say_reading
+    from ajet.cli.options import parse_store_address, print_reading
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.config.overrides import quote_value
@@ -97,24 +97,25 @@ def sample(
     if conf is None or not store:
         missing = " and ".join(["--conf"] * (conf is None) + ["--store"] * (not store))
         raise UserError(
-            f"There is no {missing}.", expected=command("sample", "--conf", "FILE.yaml", "--store", "sqlite:PATH")
+            f"There is no {missing}.",
+            expected=format_command("sample", "--conf", "FILE.yaml", "--store", "sqlite:PATH"),
         )
-    say_reading(conf)
+    print_reading(conf)
     show_logs()
     settings = [*(overrides or ()), "ajet.trainer_common.mode=async"]
     settings += ["ajet.rollout.engine=vllm", f"ajet.rollout.vllm.base_url={quote_value(engine)}"] if engine else []
     settings += [f"ajet.rollout.max_env_worker={concurrency}"] if concurrency is not None else []
-    experiment = load_experiment(conf, backbone=PLAYS_AS, overrides=settings)
+    experiment = load_experiment(conf, backbone=SAMPLER_BACKBONE, overrides=settings)
     if tasks is not None:
-        settings.append(f"{_file_of(experiment)}={quote_value(str(tasks.absolute()))}")
-        experiment = load_experiment(conf, backbone=PLAYS_AS, overrides=settings)
+        settings.append(f"{_find_tasks_key(experiment)}={quote_value(str(tasks.absolute()))}")
+        experiment = load_experiment(conf, backbone=SAMPLER_BACKBONE, overrides=settings)
 
     from ajet.commands.sampling.sample import SampleOptions
     from ajet.commands.sampling.sample import sample as run
     from ajet.store.shared import LEASE_SECONDS
 
     options = SampleOptions(
-        address(store, experiment),
+        parse_store_address(store, experiment),
         name=name,
         per_minute=per_minute,
         grace=grace,
@@ -124,7 +125,7 @@ def sample(
     return run(experiment, options)
 
 
-def _file_of(experiment: Experiment) -> str:
+def _find_tasks_key(experiment: Experiment) -> str:
     """The key of the file with the training tasks. Raises UserError where the reader has none."""
     from ajet.config.plugins import find_part
     from ajet.config.readiness import TRAINING_FILE

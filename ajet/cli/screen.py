@@ -36,7 +36,7 @@ def warn(text: str) -> None:
 
 
 @contextmanager
-def beside_json(wanted: bool) -> Iterator[None]:
+def redirect_to_stderr(wanted: bool) -> Iterator[None]:
     """Within the block, if `wanted`, whatever is shown goes to standard error: standard output is for JSON."""
     from ajet.record.console import console
 

@@ -6,7 +6,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import BackboneChoice, Conf, ExpDir, Host, Overrides, Port, say_reading
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Host, Overrides, Port, print_reading
 
 
 def serve(
@@ -24,7 +24,7 @@ def serve(
     overrides: Overrides = None,
 ) -> int:
     """Give agents outside episodes over HTTP; with --backbone local, train on them."""
-    say_reading(conf)
+    print_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.config.experiment import load_defaults

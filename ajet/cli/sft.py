@@ -7,9 +7,9 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, say_reading
+from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, print_reading
 
-_GIVEN = "What is learned"
+_DATA_PANEL = "What is learned"
 
 
 def sft(
@@ -21,7 +21,7 @@ def sft(
             metavar="FILE.jsonl",
             help="Rows with messages (sft.train_files).",
             show_default=False,
-            rich_help_panel=_GIVEN,
+            rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
     from_run: Annotated[
@@ -31,7 +31,7 @@ def sft(
             metavar="RUN",
             help="The best episodes of this run (sft.from_run).",
             show_default=False,
-            rich_help_panel=_GIVEN,
+            rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
     objective: Annotated[
@@ -41,7 +41,7 @@ def sft(
             metavar="sft|dpo",
             help="dpo: of pairs, the chosen one (sft.objective).",
             show_default=False,
-            rich_help_panel=_GIVEN,
+            rich_help_panel=_DATA_PANEL,
         ),
     ] = None,
     model: Annotated[
@@ -61,7 +61,7 @@ def sft(
 
     Leaves the record and the checkpoints of a training: chat, export, eval and prove work on them, and a run of
     reinforcement learning begins from one (model.path)."""
-    say_reading(conf)
+    print_reading(conf)
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.config.experiment import load_defaults

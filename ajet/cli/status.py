@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
 def status(
@@ -15,7 +15,7 @@ def status(
     once: Annotated[bool, typer.Option("--once", help="Say it once, also on a terminal.")] = False,
     prometheus: Annotated[bool, typer.Option("--prometheus", help="Once, as Prometheus reads it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Once, as JSON.")] = False,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """What a run does now: phase, depths, rates, which side waits, how stale."""
     from ajet.commands.status import show

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
-def stop(run: RunName, exp_dir: RunRoot = RECORD) -> int:
+def stop(run: RunName, exp_dir: RunRoot = RECORD_ROOT) -> int:
     """End a run as Ctrl-C would: its checkpoint is saved."""
     from ajet.commands.stop import stop as stop_run
 

@@ -22,7 +22,7 @@ from ajet.config.references import resolve_reference
 from ajet.config.schema.choices import is_reference
 from ajet.record.console import counted
 from ajet.schema.episode import Episode
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -76,7 +76,7 @@ def printed_task_hint(episodes: Sequence[Episode]) -> str:
 def _is_printed(episode: Episode) -> bool:
     start = f"{_FIELD}={episode.task.main_query!r}"
     sent = {index for call in episode.calls for index in call.messages}
-    texts = [text_of(episode.messages[index]) for index in sent]
+    texts = [extract_text(episode.messages[index]) for index in sent]
     return any(start in text and "init_messages=[" in text for text in texts)
 
 
@@ -86,11 +86,13 @@ def is_unasked(episode: Episode) -> bool:
     if task.main_query.strip() or task.env_type != "no_env" or not episode.calls:
         return False
     sent = [episode.messages[index] for call in episode.calls for index in call.messages]
-    words = [_normalize_space(text_of(message)) for message in sent]
+    words = [_normalize_space(extract_text(message)) for message in sent]
     if not task.init_messages:
         questions_sent = [text for message, text in zip(sent, words, strict=True) if message.get("role") == "user"]
         return not any(questions_sent)
-    questions = [_normalize_space(text_of(message)) for message in task.init_messages if message.get("role") == "user"]
+    questions = [
+        _normalize_space(extract_text(message)) for message in task.init_messages if message.get("role") == "user"
+    ]
     questions = [question for question in questions if question]
     return bool(questions) and not any(question in text for question in questions for text in words)
 
@@ -148,7 +150,7 @@ def _has_foreign_question(episode: Episode, questions: set[str]) -> bool:
 
 
 def _first_request(episode: Episode) -> list[str]:
-    return [text_of(episode.messages[index]).strip() for index in episode.calls[0].messages]
+    return [extract_text(episode.messages[index]).strip() for index in episode.calls[0].messages]
 
 
 def _remove_question(episode: Episode) -> list[str]:

@@ -24,7 +24,7 @@ from ajet.record.checkpoint import NAME, STATE
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, counted, printable
 from ajet.record.find_run import require_run
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
@@ -88,7 +88,9 @@ def chat(
     if conf is None:
         experiment = load_recorded_settings(folder)
         if through_agent:
-            require_own_code(experiment, folder, otherwise=command("chat", run, "--agent", "--conf", "FILE.yaml"))
+            require_own_code(
+                experiment, folder, otherwise=format_command("chat", run, "--agent", "--conf", "FILE.yaml")
+            )
     else:
         experiment = load_experiment(conf, backbone="debug")
     experiment.ajet.model.path = str(model.absolute())
@@ -108,7 +110,7 @@ def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
         f"{run} has no adapter {adapter}." if adapter else f"{run} has several adapters, each for agents of its own.",
         where="--adapter",
         expected=f"one of {listed}" if known else "nothing: the run has trained no several adapters",
-        do=command("chat", run, "--adapter", known.names[0]) if known else "",
+        do=format_command("chat", run, "--adapter", known.names[0]) if known else "",
     )
 
 

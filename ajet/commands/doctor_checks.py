@@ -22,7 +22,7 @@ from ajet.backbone.requirements import check_requirements, find_installed_versio
 from ajet.client.proxies import explain_proxies
 from ajet.engine.machine import main_memory
 from ajet.record.processors import usable_cpus
-from ajet.schema.commands import installs_extra, installs_here
+from ajet.schema.commands import format_extra_install, format_own_install
 from ajet.schema.errors import Finding, State, UserError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
         lines = metadata.requires("ajet") or []
     except metadata.PackageNotFoundError:
         text = "ajet runs from a folder and is not installed: its requirements are not known"
-        return [Finding("ajet", "warning", text, installs_here())]
+        return [Finding("ajet", "warning", text, format_own_install())]
     requirements: dict[str, list[Requirement]] = {"": []}
     extras = metadata.metadata("ajet").get_all("Provides-Extra") or []
     for line in lines:
@@ -146,7 +146,7 @@ def _check_requirements(requirements: Sequence[Requirement]) -> Finding:
     wrong, have = check_requirements(requirements)
     version = metadata.version("ajet")
     if wrong:
-        return Finding("ajet", "problem", f"{version}, but {'; '.join(wrong)}", installs_here())
+        return Finding("ajet", "problem", f"{version}, but {'; '.join(wrong)}", format_own_install())
     shown = {"torch", "transformers", "openai", "pydantic"}
     return Finding("ajet", "ok", f"{version}; " + ", ".join(each for each in have if each.split()[0] in shown))
 
@@ -156,7 +156,7 @@ def _check_extra(extra: str, requirements: Sequence[Requirement], needed: bool) 
     topic = f"[{extra}]"
     if not wrong:
         return Finding(topic, "ok", ", ".join(have))
-    do = installs_extra(extra)
+    do = format_extra_install(extra)
     if needed:
         return Finding(topic, "problem", f"This experiment needs it, but {'; '.join(wrong)}", do)
     if extra == "vllm" and find_installed_version("verl"):

@@ -21,7 +21,7 @@ from rich.text import Text
 from ajet.config.plugins import find_failure_hint, list_package_roots
 from ajet.record.console import console, counted, label, printable
 from ajet.record.plain_json import strict_json
-from ajet.schema.commands import installs, program
+from ajet.schema.commands import find_program, format_install
 from ajet.task_judge.extraction import answer_text
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
     """Return what to do about a failure; for the user's own code with the line that raised it."""
     if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
-        return f"install {printable(lacks[1])}, by the name that its package has: {installs(printable(lacks[1]))}"
+        return f"install {printable(lacks[1])}, by the name that its package has: {format_install(printable(lacks[1]))}"
     if failure.boundary == "engine" and "://" in failure.message:
         return HINTS["server"]
     if failure.boundary == "judge" and failure.own and failure.retryable:
@@ -109,7 +109,7 @@ def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
     if failure.boundary == "judge" and own:
         return f"correct {printable(own[-1].place)}, where the judge raised"
     if failure.boundary != "agent":
-        return HINTS[failure.boundary].replace("{program}", program())
+        return HINTS[failure.boundary].replace("{program}", find_program())
     if failure.kind == "wrong_type" and "returned a tuple" in failure.message:
         return RETURN_OF_A_PAIR
     if known := find_failure_hint(failure.kind, workflow):

@@ -23,7 +23,7 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.record.evaluations import evaluations_of
 from ajet.record.progress import Progress
 from ajet.schema.call import Call, Ids, prompt_ids
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _find_recorded_calls(
         f"Nothing is recorded that the weights of step {step} sampled, so there is nothing to hold the folder to.",
         where=str(files.folder),
         expected="a validation after that step, or an evaluation of it",
-        do=f"evaluate it: {command('eval', 'FILE.yaml', '--model', checkpoint.path)}; or check another --step",
+        do=f"evaluate it: {format_command('eval', 'FILE.yaml', '--model', checkpoint.path)}; or check another --step",
     )
 
 

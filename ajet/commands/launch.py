@@ -17,7 +17,7 @@ from loguru import logger
 from ajet.commands.launch_checks import require_launchable
 from ajet.commands.runner import apply_sections, runner_of
 from ajet.config.plugins import find_launch_flags, hand_to_workers, try_load
-from ajet.schema.errors import RunFailed, Unreachable, UserError
+from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
 from ajet.train.runner import LaunchOptions
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
     except Exception as error:
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         run.status.set(problem=text)
-        if isinstance(error, Unreachable):
+        if isinstance(error, ServiceUnreachableError):
             outcome = "interrupted"
         elif isinstance(error, UserError) and not isinstance(error, RunFailed):
             run.discard()  # another run's log may have that path by now

@@ -10,7 +10,7 @@ from ajet.config.plugins import find_part, list_packages
 from ajet.config.references import parse_reference
 from ajet.config.schema.choices import is_reference
 from ajet.config.unread_sections import JUDGE, find_unread_keys
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import ConfigError, UserError
 
 _EXPORTING = ("ajet", "ajet.workflow")
@@ -48,7 +48,7 @@ def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
         raise UserError(
             f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
             where="ajet.trainer_common.algorithm.adv_estimator",
-            do=f"train with `{command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
+            do=f"train with `{format_command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
         )
     if (remote or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
         raise UserError(

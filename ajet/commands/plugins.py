@@ -10,7 +10,7 @@ from rich.markup import escape
 from ajet.config.plugin import NAMED_KINDS, Plugin
 from ajet.config.plugins import LoadedPlugin, describe_broken_keys, list_added_keys, list_plugins
 from ajet.record.console import console, print_line
-from ajet.schema.commands import installs, installs_extra
+from ajet.schema.commands import format_extra_install, format_install
 
 
 def show_plugins() -> int:
@@ -44,7 +44,7 @@ def _describe_plugin(loaded: LoadedPlugin) -> Iterator[str]:
     if problem := describe_broken_keys(plugin):
         yield f"not loaded: {problem}"
     if missing := [package for package in plugin.packages if find_spec(package) is None]:
-        command = installs_extra(plugin.extra) if plugin.extra else installs(*missing)
+        command = format_extra_install(plugin.extra) if plugin.extra else format_install(*missing)
         yield f"needs {', '.join(missing)}, not installed here: {command}"
 
 

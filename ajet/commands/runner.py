@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ajet.config.backbones import find_backbone
 from ajet.config.experiment import DEFAULT_ROOT
 from ajet.config.plugin import load_code
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.train.runner import LaunchOptions, Runner
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def command_for(experiment: Experiment, backbone: str) -> str:
         words += ["--exp-dir", _shorten_path(experiment.root)]
     if "spreads" in find_backbone(backbone).can:
         words.append("--with-ray-cluster" if os.environ.get("RAY_ADDRESS") else "--with-ray")
-    return command(*words, *(each for each in experiment.overrides if _has_effect(each, backbone)))
+    return format_command(*words, *(each for each in experiment.overrides if _has_effect(each, backbone)))
 
 
 def _has_effect(override: str, backbone: str) -> bool:

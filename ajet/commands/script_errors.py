@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, TypeVar
 
-from ajet.schema.errors import RunFailed, Unreachable, UserError
+from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -77,7 +77,7 @@ def _called_at(trace: TracebackType | None) -> str:
 def _exit_code(error: BaseException) -> int:
     from ajet.train.interrupts import Preempted
 
-    if isinstance(error, Unreachable | Preempted):
+    if isinstance(error, ServiceUnreachableError | Preempted):
         return PREEMPTED
     if isinstance(error, UserError):
         return FAILED if isinstance(error, RunFailed) else USER

@@ -20,7 +20,7 @@ from ajet.record.gamed import GAMED
 from ajet.record.held_out import FEWEST_TASKS, format_validation, rows_of_last_judge
 from ajet.record.learned import LEARNED_NOTHING, advise_given_answers, idle_steps, is_never_right, why_nothing
 from ajet.record.scores import Scores, compare, failure_reward
-from ajet.schema.commands import command, run_named
+from ajet.schema.commands import format_command, format_run_name
 from ajet.schema.errors import UserError
 from ajet.train.gaming import describe_alarm
 
@@ -170,7 +170,7 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     console.print(tally.line())
     if cut := sum(int(row.get("train/cut_replies", 0)) for row in rows):
         calls = sum(int(row.get("train/calls", 0)) for row in rows)
-        where = command("episodes", run_named(run.path, run.name))
+        where = format_command("episodes", format_run_name(run.path, run.name))
         print_line(f"{cut} of {calls} replies cut by a limit on tokens: see {where}")
     for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
         told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
@@ -180,7 +180,7 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
     where = f"Record: {run.path}" + (f"\nCheckpoint: {checkpoint.path}" if checkpoint else "")
     print_line(where)
-    named = run_named(run.path, run.name)
+    named = format_run_name(run.path, run.name)
     if alarm := run.status.get(GAMED):
         console.print("[bold yellow]Are the rewards of this run gamed?[/]")
         print_line("\n".join(describe_alarm(alarm, named)))
@@ -190,7 +190,7 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.", soft_wrap=True)
-        console.print("See what was played: ", command("episodes", named), sep="", markup=False, soft_wrap=True)
+        console.print("See what was played: ", format_command("episodes", named), sep="", markup=False, soft_wrap=True)
         if advice:
             print_line(advice)
         if ended:
@@ -206,8 +206,8 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
         console.print(f"It ended early: the last {idle} steps had nothing to learn from ({why}).", soft_wrap=True)
         if advice:
             print_line(advice)
-    console.print(Text.assemble("Try the tuned model: ", (command("chat", named), "bold")), soft_wrap=True)
+    console.print(Text.assemble("Try the tuned model: ", (format_command("chat", named), "bold")), soft_wrap=True)
     if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
         measured = "best" if run.checkpoints.best() else "latest"
-        again = command("eval", named, "--model", "base", "--model", measured)
+        again = format_command("eval", named, "--model", "base", "--model", measured)
         console.print(Text.assemble("What it is worth:    ", (again, "bold")), soft_wrap=True)

@@ -161,7 +161,7 @@ def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _parse_table(path: str | Path, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a CSV, TSV or Parquet file. Raises UserError, MissingExtra."""
+    """Return the rows of a CSV, TSV or Parquet file. Raises UserError, MissingExtraError."""
     from ajet.task_reader.hugging_face import load_rows, locate_dataset
 
     return _parse_objects(load_rows(locate_dataset(str(path), None, Path.cwd()), "train"), name)

@@ -24,7 +24,7 @@ from ajet.config.schema import agentrl
 from ajet.config.schema.accepted import ACCEPTED, FIXED, MOVED, explain_accepted_key, map_moved_key
 from ajet.config.schema.base import Section, find_entry_model, find_section_model, walk_keys
 from ajet.config.schema.extended import config_model
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import ConfigError
 
 
@@ -179,7 +179,7 @@ def make_unknown_key_error(
         return ConfigError(
             f"There is no key {shown}.",
             where=where,
-            do=f"did you mean {near}?" if near else f"see `{command('config', 'show')}`",
+            do=f"did you mean {near}?" if near else f"see `{format_command('config', 'show')}`",
         )
     return ConfigError(
         f"There is no key ajet.{shown}.",

@@ -114,7 +114,7 @@ class Plugin:
     fallback_judges: tuple[str, ...] = ()
     """References to functions `(experiment) -> Judging | None`, for a run that has no judge otherwise."""
     sandboxes: Mapping[str, str | PluginPart] = field(default_factory=dict)
-    """Values of `environment.sandbox`: classes with the methods of `ajet.schema.sandbox.SandboxMaker`."""
+    """Values of `environment.sandbox`: classes with the methods of `ajet.schema.sandbox.SandboxFactory`."""
     embedders: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)

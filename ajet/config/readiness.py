@@ -19,7 +19,7 @@ from ajet.config.schema.base import walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.config.schema.sft import OBJECTIVE
 from ajet.config.unread_sections import suggest_first_lines
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import ConfigError
 
 TIMES = "trainer_common.algorithm.max_trained_count"
@@ -115,7 +115,7 @@ def require_ready(
         elif (other := _find_misnamed_root(layers)) is not None:
             do = f"write `ajet:` for `{other}:`, which is read as a section of your own"
         elif not list_missing_keys(config, serving=True) and has_tasks(config):
-            do += f"; agents that ajet does not start: {command('serve', '--conf', 'FILE.yaml')}"
+            do += f"; agents that ajet does not start: {format_command('serve', '--conf', 'FILE.yaml')}"
         raise ConfigError(f"Still missing for a run: {listed}.", where=where, do=do)
 
 

@@ -3,7 +3,7 @@
 Invariant: a reference means a place, not a base name: two files named workflow.py give two classes, the same file the
 same class. Files and modules are looked for in `base` (the YAML's folder), then in the working directory, then among
 installed modules; `tutorial.…` also among the tutorials that come with ajet; `__main__` is the running program or
-notebook, and means nothing in any other process. What does not resolve is an UnresolvedReference that names the
+notebook, and means nothing in any other process. What does not resolve is an UnresolvedReferenceError that names the
 reference, where it looked, and for a missing name the nearest ones in that file.
 """
 
@@ -28,8 +28,8 @@ from ajet.config.plugin import NamedKind, load_code
 from ajet.config.plugins import find_part, find_renamed, list_package_roots, start_plugins
 from ajet.config.schema.choices import is_reference
 from ajet.config.scope import import_in, make_scope, strip_scope
-from ajet.schema.commands import installs_extra
-from ajet.schema.errors import UnresolvedReference
+from ajet.schema.commands import format_extra_install
+from ajet.schema.errors import UnresolvedReferenceError
 
 FORMS = "workflow.py->Class, dir/file.py->Class, pkg.module->Class or pkg.module:Class"
 RUNNING = "__main__"
@@ -53,7 +53,7 @@ class CodeReference:
 
 
 def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
-    """Split a reference. Raises UnresolvedReference when it has none of the forms."""
+    """Split a reference. Raises UnresolvedReferenceError when it has none of the forms."""
     place, arrow, name = text.partition("->")
     if not arrow:
         place, arrow, name = text.rpartition(":")
@@ -63,7 +63,7 @@ def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
         do = f"write {module}->{last}" if dot and last.isidentifier() and module.replace(".", "").isidentifier() else ""
         if text.strip().endswith(".py"):
             do = f"name what is in the file, too: {text.strip()}->NAME"
-        raise UnresolvedReference(
+        raise UnresolvedReferenceError(
             f"{what}: {text!r} does not name a file and what is in it.", where=what, expected=FORMS, do=do
         )
     place, _, name = find_renamed(f"{place}:{name}").rpartition(":")
@@ -93,7 +93,7 @@ def resolve_reference(
     found = found if convert is None else convert(found, reference)
     if expect is not None and not (isinstance(found, type) and issubclass(found, expect)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
-        raise UnresolvedReference(
+        raise UnresolvedReferenceError(
             f"{what}: {reference} is {kind}, which is no {expect.__name__}.",
             where=str(file or dotted),
             expected=f"a subclass of {expect.__module__.split('.')[0]}.{expect.__name__}",
@@ -103,8 +103,8 @@ def resolve_reference(
 
 
 def check_reference(reference: str, *, base: Path, what: str) -> None:
-    """Raises UnresolvedReference where there is no such file or module, it does not parse, or plainly has no such name.
-    None of its code runs; a package that a module is in is imported."""
+    """Raises UnresolvedReferenceError where there is no such file or module, it does not parse, or plainly has no such
+    name. None of its code runs; a package that a module is in is imported."""
     parsed = parse_reference(reference, what=what)
     if parsed.place == RUNNING:
         return
@@ -117,13 +117,13 @@ def resolve_class(
     chosen: str, kind: NamedKind, *, base: Path, what: str, methods: Sequence[str], like: str
 ) -> type[Any]:
     """Return the class that the key `what` names: a part of this kind, or the user's own by reference. `methods`: those
-    that it must have, as `like` documents them. Raises UnresolvedReference."""
+    that it must have, as `like` documents them. Raises UnresolvedReferenceError."""
     part = find_part(kind, chosen)
     found: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, what=what)
     missing = [name for name in methods if not callable(getattr(found, name, None))]
     if not isinstance(found, type) or missing:
         problem = f"has no {', '.join(missing)}" if isinstance(found, type) else f"is a {type(found).__name__}"
-        raise UnresolvedReference(
+        raise UnresolvedReferenceError(
             f"{what}: {chosen} {problem}.", where=what, expected=f"a class with {', '.join(methods)}, as {like}"
         )
     return found
@@ -154,7 +154,7 @@ def relativize(value: Any, base: Path) -> Any:
 
 def find_code_file(reference: str, base: Path) -> Path | None:
     """The file whose code `resolve_reference` would run first for `reference`, looked for without importing anything;
-    None for an installed module, or where no such file is. Raises UnresolvedReference."""
+    None for an installed module, or where no such file is. Raises UnresolvedReferenceError."""
     parsed = parse_reference(reference)
     if parsed.is_file:
         return find_referenced_file(reference, base)
@@ -196,7 +196,7 @@ def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | No
         return None, None, RUNNING
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise UnresolvedReference(
+        raise UnresolvedReferenceError(
             f"{what}: {parsed.text!r} does not name a file and what is in it.", where=what, expected=FORMS
         )
     looked = _list_module_candidates(parsed, base)
@@ -234,25 +234,25 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
     except ModuleNotFoundError as error:
         missing = strip_scope(error.name or "")
         if replacement := describe_replacement(missing):
-            raise UnresolvedReference(
+            raise UnresolvedReferenceError(
                 f"{what}: {parsed.text} imports {missing}, which is AgentJet's and not here.",
                 where=_find_last_user_line(error),
                 do=f"{replacement} (docs/agentjet.md)",
             ) from error
         extra = _EXTRAS.get(missing.partition(".")[0])
-        raise UnresolvedReference(
+        raise UnresolvedReferenceError(
             f"{what}: {parsed.text} imports {missing}, which is not installed.",
             where=_find_last_user_line(error),
-            do=installs_extra(extra) if extra else f"install it, or mend the import of {missing}",
+            do=format_extra_install(extra) if extra else f"install it, or mend the import of {missing}",
         ) from error
     except SystemExit as ended:
-        raise UnresolvedReference(
+        raise UnresolvedReferenceError(
             f"{what}: {parsed.text} ends the program as it is imported: SystemExit: {ended.code}",
             where=_find_last_user_line(ended),
             do='keep what a program does under `if __name__ == "__main__":`',
         ) from ended
     except Exception as error:  # the user's module runs here, it may raise anything
-        raise UnresolvedReference(
+        raise UnresolvedReferenceError(
             f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",
             where=_find_last_user_line(error),
             do="mend the file; --traceback shows the whole error",
@@ -290,7 +290,7 @@ def _check_name(parsed: CodeReference, file: Path, what: str) -> None:
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
-        raise UnresolvedReference(
+        raise UnresolvedReferenceError(
             f"{what}: {parsed.text} does not parse: {error.msg}",
             where=f"{file}:{error.lineno}:{error.offset}",
             do="mend the syntax there",
@@ -323,9 +323,9 @@ def _list_bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
     return bound, certain
 
 
-def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what: str) -> UnresolvedReference:
+def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what: str) -> UnresolvedReferenceError:
     if parsed.place == RUNNING:
-        return UnresolvedReference(
+        return UnresolvedReferenceError(
             f"{what}: {parsed.text} names {parsed.name} in the program that is running, which has none.",
             where=what,
             expected=f"a program or notebook that defines {parsed.name}, such as the one that began this run",
@@ -333,7 +333,7 @@ def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what
         )
     code = sorted(name for name, value in bound.items() if value is True or isinstance(value, type))
     near = get_close_matches(parsed.name, [name for name in bound if not name.startswith("__")], 3, cutoff=0.5)
-    return UnresolvedReference(
+    return UnresolvedReferenceError(
         f"{what}: {parsed.text} names {parsed.name}, which is not there.",
         where=where,
         expected=f"one of {', '.join(near or code[:8])}"
@@ -345,10 +345,10 @@ def _make_missing_name_error(parsed: CodeReference, bound: Any, where: str, what
     )
 
 
-def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, what: str) -> UnresolvedReference:
+def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, what: str) -> UnresolvedReferenceError:
     looked_from = "the working directory" if base == Path.cwd() else "the YAML's folder"
     near = _suggest_file(looked)
-    return UnresolvedReference(
+    return UnresolvedReferenceError(
         f"{what}: {parsed.text} names {parsed.place}, which is not there.",
         where="looked for " + ", ".join(looked),
         expected=FORMS,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.compose import Layers
 from ajet.config.document import Document, KeyPath, list_leaves
 from ajet.schema.errors import ConfigError
-from ajet.schema.secrets import has_secret_shape, is_secret_name, without_secret_shapes
+from ajet.schema.secrets import has_secret_shape, is_secret_name, replace_secret_shapes
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -95,7 +95,7 @@ def make_writable(
                 _set_value(shown, path, hide(str(value)))
         elif isinstance(value, str):
             text = value if as_written else value.replace("${", "\\${")
-            text = without_secret_shapes(text, hide) if shaped else text
+            text = replace_secret_shapes(text, hide) if shaped else text
             _set_value(shown, path, text if path[0] == "ajet" or as_written else own(text))
     return shown
 
@@ -125,7 +125,7 @@ def hide_secrets(document: Document) -> str:
     ]
     for place in sorted(set(literal), key=lambda place: -place.start):
         text = f'{text[: place.start]}"{HIDDEN}"{text[place.end :]}'
-    return without_secret_shapes(text, HIDDEN)
+    return replace_secret_shapes(text, HIDDEN)
 
 
 def _set_value(tree: Any, path: KeyPath, value: Any) -> None:

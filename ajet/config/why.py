@@ -17,7 +17,7 @@ from ajet.config.resolution import is_literal_secret, is_secret_path
 from ajet.config.schema.accepted import explain_accepted_key, map_moved_key
 from ajet.config.schema.base import describe_field, walk_keys
 from ajet.config.schema.extended import config_model
-from ajet.schema.secrets import without_secret_shapes
+from ajet.schema.secrets import replace_secret_shapes
 
 
 def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
@@ -118,6 +118,6 @@ def _format_value(path: KeyPath, value: Any) -> str:
     if is_secret_path(path) and is_literal_secret(value) and "${" not in str(value):
         return "(hidden)"
     if isinstance(value, str):
-        value = without_secret_shapes(value, "(hidden)")
+        value = replace_secret_shapes(value, "(hidden)")
     text = dump_yaml({"v": value}).removeprefix("v:").strip()
     return text if "\n" not in text else repr(value)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.record.bounded_json import read_json
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtraError, UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -119,7 +119,7 @@ def with_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
     try:
         from peft import PeftModel
     except ImportError:
-        raise MissingExtra("peft", "local", needed_for="a model with adapters") from None
+        raise MissingExtraError("peft", "local", needed_for="a model with adapters") from None
     first, *others = names
     settings: dict[str, Any] = {"autocast_adapter_dtype": False, "is_trainable": False}
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ajet.engine.model_cache import Progress, quiet_transformers
 from ajet.record.files import apply_umask
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtraError, UserError
 
 _ALONE = {"trust_remote_code": False, "local_files_only": True}
 """What lies beside the file has no part in it."""
@@ -25,7 +25,7 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
         import accelerate  # noqa: F401
         import gguf as _gguf  # noqa: F401
     except ImportError as error:
-        raise MissingExtra(str(error.name), "local", needed_for=f"Loading {gguf.name}") from None
+        raise MissingExtraError(str(error.name), "local", needed_for=f"Loading {gguf.name}") from None
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -19,7 +19,7 @@ from ajet.config.locations import find_cache_root
 from ajet.config.other_models import OPENAI, read_api_key
 from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
 from ajet.schema.advice import advise_on_path
-from ajet.schema.commands import command, lists_runs, python
+from ajet.schema.commands import find_python, format_command, format_list_command
 from ajet.schema.errors import UserError
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -142,7 +142,7 @@ def _who_makes(path: str, base: Path | None) -> str:
     """What to do first where something makes the model that is not there: a `make_model.py` beside the YAML, or a run
     that the path names; "" where nothing is known to."""
     if (of_run := re.search(r"(.*/)?([^/]+)/(?:checkpoints|exports)/step-\d+/?$", path)) is not None:
-        listed = lists_runs(Path(of_run[1] or "."))
+        listed = format_list_command(Path(of_run[1] or "."))
         return f"The run {of_run[2]} makes it, and has not yet: begin with that. `{listed}` lists those there are."
     if base is None or not (script := base / "make_model.py").is_file():
         return ""
@@ -151,7 +151,7 @@ def _who_makes(path: str, base: Path | None) -> str:
         return ""  # org/model: no folder of this project's
     near = os.path.relpath(script)
     named = str(script.absolute()) if near.startswith(os.pardir) else near
-    makes = f"`{python()} {shlex.quote(named)} {shlex.quote(path)}` makes it."
+    makes = f"`{find_python()} {shlex.quote(named)} {shlex.quote(path)}` makes it."
     return f"{makes} If a model of the hub is meant, check its name and the network." if of_hub else makes
 
 
@@ -191,7 +191,7 @@ def _model_below(folder: Path) -> str:
         if models:
             return f"did you mean {max(models, key=_step_and_time)}?"
     if (folder / "run.json").is_file() and any(folder.glob("checkpoints/step-*")):
-        return f"{command('export', folder)} makes a model folder of its last checkpoint"
+        return f"{format_command('export', folder)} makes a model folder of its last checkpoint"
     return ""
 
 
@@ -276,7 +276,7 @@ def refuse_hosted(name: str, expected: str = "") -> None:
     if (found := of_openai or other) is None:
         return
     model = f"{found[1]}@{OPENAI if of_openai else 'https://HOST/v1'}"
-    evaluation = command("eval", "FILE.yaml", "--model", model)
+    evaluation = format_command("eval", "FILE.yaml", "--model", model)
     raise UserError(
         f"{name} is a hosted model: its weights cannot be downloaded, so it cannot be tuned here.",
         where="model.path",

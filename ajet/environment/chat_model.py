@@ -24,7 +24,7 @@ from ajet.config.services import find_model_problem
 from ajet.environment.files import expand_variables, find_named_file, first_message, invalid_section_error, read_yaml
 from ajet.environment.loop import close_at_exit, process_local
 from ajet.record.seldom import RateLimiter
-from ajet.schema.addresses import is_loopback, parts_of
+from ajet.schema.addresses import is_loopback, parse_address
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, ConfigError
 
@@ -63,7 +63,7 @@ class ChatModel(BaseModel):
     @field_validator("base_url")
     @classmethod
     def _an_address(cls, value: str) -> str:
-        parts = parts_of(value)
+        parts = parse_address(value)
         if parts is None:
             raise ValueError("expected an address, as http://HOST:PORT/v1")
         return value.rstrip("/") if parts.path.strip("/") else f"{value.rstrip('/')}/v1"

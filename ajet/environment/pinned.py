@@ -18,7 +18,7 @@ from typing import Any
 
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import EnvironmentFailure, UserError
 
 FILE = "tools.json"
@@ -68,7 +68,7 @@ class PinnedTools:
         ]  # fmt: skip
         more = f"\n… and {len(lines) - LINES} lines more" if len(lines) > LINES else ""
         raise ToolsChangedError(
-            f"the tools have changed since the run began; bring the old ones back, or {ANEW}:\n"
+            f"the tools have changed since the run began; bring the old ones back, or {FRESH_ADVICE}:\n"
             + "\n".join(lines[:LINES])
             + more
         )

@@ -21,10 +21,10 @@ from typing import Any, Literal
 from ajet.environment.pinned import FILE, read_pinned
 from ajet.record.episodes import EpisodeFiles, read_tool_uses
 from ajet.record.tool_uses import bound_arguments, canonical_json
-from ajet.schema.commands import lists_runs
+from ajet.schema.commands import format_list_command
 from ajet.schema.errors import ConfigError, EnvironmentFailure
 from ajet.schema.task import Task
-from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, digest_of
+from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, compute_digest
 
 Miss = Literal["error", "live"]
 
@@ -148,7 +148,7 @@ def _has_same_outcome(one: ToolUse, other: ToolUse) -> bool:
 
 def _task_key(task: Task) -> str:
     fields = task.model_dump(mode="json")
-    return digest_of(canonical_json({name: fields.get(name) for name in ("task_id", "main_query", "init_messages")}))
+    return compute_digest(canonical_json({name: fields.get(name) for name in ("task_id", "main_query", "init_messages")}))
 
 
 def replays_alone(environment: Any) -> bool:
@@ -168,5 +168,5 @@ def find_replayed_run(named: str, *, base: Path, root: Path) -> Path:
         f"There is no recorded run {named} to replay.",
         where="ajet.environment.replay",
         expected=f"a folder with episodes/ at {places[0]} or {places[1]}",
-        do=f"`{lists_runs(root)}` lists them: name one, or its folder",
+        do=f"`{format_list_command(root)}` lists them: name one, or its folder",
     )

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from loguru import logger
 
 from ajet.gateway.request import Refused, build_ended_error
-from ajet.schema.endpoint import ANOTHERS
+from ajet.schema.endpoint import FOREIGN_KEY
 
 S = TypeVar("S")
 _REMEMBERED = 4096
@@ -78,7 +78,7 @@ class Keys(Generic[S]):
                 self._logged_clients.add(client)
                 logger.warning("a model call of {} is refused: {}", client or "a client", UNTIED)
             return Refused(f"This call is refused: {UNTIED}", status=403, code="no_episode")
-        if secret == ANOTHERS:
+        if secret == FOREIGN_KEY:
             return Refused(f"This call is refused: {KEPT}", status=403, code="another_episode")
         if secret and _digest_key(secret) in self._dead:
             return build_ended_error()

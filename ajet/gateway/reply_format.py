@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ajet.gateway.request import ParsedRequest
 from ajet.schema.call import FinishReason
-from ajet.schema.json_schema import problem_of_reply
+from ajet.schema.json_schema import find_reply_problem
 
 
 class FormatViolation(NamedTuple):
@@ -39,7 +39,7 @@ def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: F
     calls = message.get("tool_calls") or ()
     for tool in _list_strict_functions(request):
         for called in (call["function"] for call in calls if call["function"]["name"] == tool["name"]):
-            problem = problem_of_reply(called["arguments"], tool.get("parameters") or {})
+            problem = find_reply_problem(called["arguments"], tool.get("parameters") or {})
             if problem is not None:
                 name = tool["name"]
                 return FormatViolation(
@@ -47,7 +47,7 @@ def find_violation(request: ParsedRequest, message: Mapping[str, Any], finish: F
                 )
     if request.json_schema is None or calls or finish == "length":
         return None
-    problem = problem_of_reply(message["content"] or "", request.json_schema)
+    problem = find_reply_problem(message["content"] or "", request.json_schema)
     return None if problem is None else FormatViolation(problem, "was JSON that the schema admits", "response_format")
 
 

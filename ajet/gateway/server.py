@@ -34,7 +34,7 @@ from ajet.gateway.server_thread import start_server
 from ajet.gateway.session import Inspect, Session
 from ajet.gateway.stream_pacing import StreamPacing
 from ajet.gateway.transport import GatewayLoop, GatewayTransport, loop_calls_of
-from ajet.schema.addresses import own_address
+from ajet.schema.addresses import find_own_address
 from ajet.schema.call import Ids
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
@@ -269,7 +269,7 @@ def build_base_url(advertise: str, host: str, port: int) -> str:
         port: Its port.
     """
     if advertise == "auto":
-        address = own_address() if host in ("0.0.0.0", "::") else host
+        address = find_own_address() if host in ("0.0.0.0", "::") else host
     elif "://" in advertise:
         return advertise.rstrip("/") + ("" if advertise.rstrip("/").endswith("/v1") else "/v1")
     else:

@@ -17,7 +17,7 @@ from ajet.record.files import read_rows
 from ajet.schema.call import UNDELIVERED
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.errors import UserError
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 
 TAG_KEYS = ("tag", "tags")
@@ -155,7 +155,7 @@ def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> Attemp
         parts=dict(verdict.parts) if verdict else {},
         spent=dict(verdict.metrics) if verdict else {},
         tools=tuple(f"{use['name']}: {use['result']}" for use in row.get("tool_uses", ())) if judge_inputs else (),
-        last_reply=text_of(row["messages"][reply]) if reply is not None else None,
+        last_reply=extract_text(row["messages"][reply]) if reply is not None else None,
     )
 
 

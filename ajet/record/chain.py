@@ -25,7 +25,7 @@ from ajet.config.record_file import has_record_file, open_record_file, read_reco
 from ajet.record import write_errors
 from ajet.record.bounded_json import next_line, parse_object
 from ajet.record.files import append_lines, cut_partial_line
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
 
 FILE = "chain.jsonl"
@@ -145,7 +145,7 @@ class Chain:
                 + (f"{KEY} holds {self._name}." if key else f"{KEY} is not set."),
                 where=str(self.path),
                 expected=f"the same key in the environment variable {KEY}",
-                do=f"set it; or {ANEW}",
+                do=f"set it; or {FRESH_ADVICE}",
             )
 
     @property
@@ -244,7 +244,7 @@ def last_link(path: Path) -> ChainHead:
         raise UserError(
             f"The last link of the chain is damaged ({error}).",
             where=str(path),
-            do=f"restore the file from a copy; or {ANEW}",
+            do=f"restore the file from a copy; or {FRESH_ADVICE}",
         ) from error
 
 

@@ -37,7 +37,7 @@ from ajet.record.checkpoint import (
 )
 from ajet.record.files import apply_umask, sync_folder, sync_tree, write_atomically
 from ajet.record.held_out import Measurement
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
 
 
@@ -240,7 +240,8 @@ def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
         f"There is no sound checkpoint to continue from: {rows}.",
         where=", ".join(map(str, damaged)),
         expected="a checkpoint whose files are what ajet wrote",
-        do=f"restore the folder from a copy; or name an earlier one in the launch, with --resume FOLDER; or {ANEW}",
+        do=f"restore the folder from a copy; or name an earlier one in the launch, with --resume FOLDER; "
+        f"or {FRESH_ADVICE}",
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet.record.console import console
 from ajet.record.held_out import rows_of_last_judge
-from ajet.schema.commands import installs_extra
+from ajet.schema.commands import format_extra_install
 
 HALF_LIFE_STEPS = 2.0
 """Of the exponential mean that smooths what is trained on."""
@@ -182,7 +182,7 @@ def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> No
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        console.print(f"metrics.png was not drawn: {installs_extra('local')} brings matplotlib.", markup=False)
+        console.print(f"metrics.png was not drawn: {format_extra_install('local')} brings matplotlib.", markup=False)
         return
     training, held_out = training_course(rows), held_out_course(rows)
     figure = Figure(figsize=(7.2, 4.8), dpi=150, layout="constrained")

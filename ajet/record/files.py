@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from ajet.config.record_file import open_record_file, replace_record_file
 from ajet.record.bounded_json import next_line, parse_object
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
 
 
@@ -126,7 +126,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
                     f"A line of the record is damaged: {error}.",
                     where=f"{path}:{number}",
                     expected="one JSON object a line, as ajet writes it",
-                    do=f"restore the file from a copy; or {ANEW}",
+                    do=f"restore the file from a copy; or {FRESH_ADVICE}",
                 ) from error
             yield row, line
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ajet.config.record_file import has_record_file, list_record_folder
 from ajet.record.console import SafeConsole
-from ajet.schema.commands import command, lists_runs
+from ajet.schema.commands import format_command, format_list_command
 from ajet.schema.errors import UserError
 
 
@@ -80,7 +80,7 @@ def _run_above(folder: Path) -> Path | None:
 def _train_command(named: str) -> str:
     """Return the command that trains the run of this name: a run is called as its YAML is, unless it says otherwise."""
     yaml = f"{named}.yaml"
-    return command("--conf", yaml if Path(yaml).is_file() else "FILE.yaml", "--backbone", "local")
+    return format_command("--conf", yaml if Path(yaml).is_file() else "FILE.yaml", "--backbone", "local")
 
 
 def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
@@ -91,8 +91,8 @@ def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
     others = [folder.name for folder in _list_folders(root) if folder.is_dir() and folder.name != named]
     near = get_close_matches(named, others, 1)
     if trains and not near and Path(f"{named}.yaml").is_file():
-        return f"train it first: {_train_command(named)} ({lists_runs(root)} lists the runs there are)"
-    return (f"did you mean {near[0]}? " if near else "") + f"{lists_runs(root)} lists them"
+        return f"train it first: {_train_command(named)} ({format_list_command(root)} lists the runs there are)"
+    return (f"did you mean {near[0]}? " if near else "") + f"{format_list_command(root)} lists them"
 
 
 def _say_which(debug: Path, run: Path) -> None:

@@ -15,7 +15,7 @@ from ajet.record.episodes import NAME, read_recorded
 from ajet.record.files import read_rows
 from ajet.record.find_run import newest_run, run_folder, suggest_run
 from ajet.schema.episode import Episode, Outcome
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtraError, UserError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -99,7 +99,7 @@ def _make_frame(rows: list[dict[str, Any]]) -> DataFrame:
     try:
         from pandas import DataFrame
     except ImportError as error:
-        raise MissingExtra("pandas", "local", needed_for="A data frame") from error
+        raise MissingExtraError("pandas", "local", needed_for="A data frame") from error
     return DataFrame(rows)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
@@ -48,7 +48,7 @@ def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
 
 def advise_given_answers(settings: AjetConfig) -> str:
     """Return what to do where no attempt is ever right: learn given answers first, then the other ways."""
-    learn = command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
+    learn = format_command("sft", "--model", settings.model.path, "--data", "ROWS.jsonl")
     return (
         f"no attempt is right. If you have right answers, learn from them first (docs/sft.md):\n  {learn}\n"
         "Otherwise try easier tasks, a worked example in the prompt, longer replies, ajet.rollout.num_repeat of 4 or "

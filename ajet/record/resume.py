@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.code_digests import CodeDigests, list_changed_files
 from ajet.record.bounded_json import read_json
 from ajet.record.files import write_atomically
-from ajet.schema.commands import ANEW, short_path
+from ajet.schema.commands import FRESH_ADVICE, shorten_path
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class RunIdentity:
                 f"What tells which run is in {folder} is damaged ({type(error).__name__}: {error}).",
                 where=str(folder / FILE),
                 expected="the JSON object that ajet wrote there: run_id, backbone, training",
-                do=f"restore the file from a copy; or {ANEW}",
+                do=f"restore the file from a copy; or {FRESH_ADVICE}",
             ) from error
 
     def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -135,15 +135,15 @@ def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
 def refuse_other_project(folder: Path, then: str, now: str) -> UserError:
     """The error for a folder whose run belongs to a YAML of another project."""
     return UserError(
-        f'Two projects use the run name "{folder.name}": the run in {short_path(folder)} is of {short_path(then)}, and '
-        f"you started {short_path(now)}.",
-        where=short_path(now),
+        f'Two projects use the run name "{folder.name}": the run in {shorten_path(folder)} is of {shorten_path(then)}, '
+        f"and you started {shorten_path(now)}.",
+        where=shorten_path(now),
         expected="another ajet.experiment_name for each project",
         do=(
             "one of three:\n"
-            f"  name this one: ajet.experiment_name: {Path(now).parent.name}-{folder.name} in {short_path(now)}\n"
+            f"  name this one: ajet.experiment_name: {Path(now).parent.name}-{folder.name} in {shorten_path(now)}\n"
             f"  a new run: --fresh (in Python fresh=True); the old folder is kept as {folder.name}.old-N\n"
-            f"  continue that run with this YAML: --resume {short_path(folder)} (in Python resume=)"
+            f"  continue that run with this YAML: --resume {shorten_path(folder)} (in Python resume=)"
         ),
     )
 

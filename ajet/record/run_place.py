@@ -37,7 +37,7 @@ from ajet.record.resume import (
 )
 from ajet.record.secrets import SHAPES_ONLY, Redactor
 from ajet.record.status import read_status
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class RunPlace:
                 f"{self.name} began from the checkpoint {path}, and has saved none of its own: {found}.",
                 where=str(path),
                 expected="that checkpoint, to begin from it again",
-                do=f"put it back there; or name another with --resume FOLDER; or {ANEW}",
+                do=f"put it back there; or name another with --resume FOLDER; or {FRESH_ADVICE}",
             )
         self.notes.append(f"{self.name} has saved no checkpoint: it begins again from {path} (step {found.step})")
         return found
@@ -256,7 +256,7 @@ class RunPlace:
             raise UserError(
                 f"The run in {self.folder} began with a default that this version of ajet does not take: {error}",
                 where=str(self.folder),
-                do=f"set the key in the YAML; or {ANEW}",
+                do=f"set the key in the YAML; or {FRESH_ADVICE}",
             ) from error
 
     def _read_earlier_run(self, *, anew: bool) -> RunIdentity | None:
@@ -299,7 +299,7 @@ class RunPlace:
                 f"The checkpoints of {self.name} lie in {there.folder}, and this start looks for them in {here}.",
                 where="ajet.trainer_common.checkpoint_base_dir",
                 expected="the same folder as before",
-                do=f"set the key as it was; or move that folder to {here}; or {ANEW}",
+                do=f"set the key as it was; or move that folder to {here}; or {FRESH_ADVICE}",
             )
 
     def _archive_run_except(self, chosen: Checkpoint) -> Checkpoint:

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from ajet.record.plain_json import dumps
-from ajet.schema.secrets import has_secret_shape, is_secret_name, parts_of_secret, without_secret_shapes
+from ajet.schema.secrets import has_secret_shape, is_secret_name, list_secret_parts, replace_secret_shapes
 
 SHORTEST = 8
 """Characters; shorter values are no secrets worth the name, and would blot out ordinary words."""
@@ -66,7 +66,7 @@ class Redactor:
         for secret in self._longest_first:
             if secret in text:
                 text = text.replace(secret, self._replacements[secret])
-        return without_secret_shapes(text, SHAPE)
+        return replace_secret_shapes(text, SHAPE)
 
     def row(self, row: Any) -> str:
         """One line of strict JSON in which the string values of `row` have no secrets."""
@@ -119,7 +119,7 @@ def literal_secrets(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
 def _secret_texts(name: str, value: str) -> list[str]:
     """The texts to look for, of what lies under this name."""
     values = [value.strip()] if is_secret_name(name) else []
-    inside = parts_of_secret(value) if values or has_secret_shape(value) else []
+    inside = list_secret_parts(value) if values or has_secret_shape(value) else []
     return [secret for secret in [*values, *inside] if _is_unmistakable(secret)]
 
 

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from ajet.record.plain_json import plain, strict_json
-from ajet.schema.tool_use import ToolError, ToolUse, digest_of
+from ajet.schema.tool_use import ToolError, ToolUse, compute_digest
 
 RESULT = 1 << 16
 """Characters kept of what the model was shown of one result, the first ones; its digest is kept in any case."""
@@ -42,7 +42,7 @@ def bound_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments as plain JSON that is not too long, a copy."""
     text = canonical_json(arguments)
     if len(text) > ARGUMENTS:
-        return {CUT: text[: ARGUMENTS // 4], "digest": digest_of(text)}
+        return {CUT: text[: ARGUMENTS // 4], "digest": compute_digest(text)}
     return dict(json.loads(text))
 
 
@@ -73,7 +73,7 @@ def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
 def chain_digest(before: str, use: ToolUse) -> str:
     """The `chain` of a use; `before`: that of the one before it, "" of the first."""
     (row,) = encode_uses([replace(use, chain="")])
-    return digest_of(strict_json([before, row]))[:32]
+    return compute_digest(strict_json([before, row]))[:32]
 
 
 def size_of(use: ToolUse) -> int:

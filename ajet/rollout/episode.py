@@ -30,7 +30,7 @@ from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.failure import bound_failure, classify_exception, keep_head, score_failure
 from ajet.rollout.runtime import wait_first
 from ajet.schema.call import Call
-from ajet.schema.episode import Episode, Verdict, utc_offset
+from ajet.schema.episode import Episode, Verdict, measure_utc_offset
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import WorkflowOutput
 from ajet.schema.timeline import Timeline
@@ -61,7 +61,7 @@ class TurnSelector:
         """Return the selector of the experiment, or None if every turn trains.
 
         Raises:
-            ConfigError, UnresolvedReference: `rollout.train_turn` names no such function.
+            ConfigError, UnresolvedReferenceError: `rollout.train_turn` names no such function.
         """
         rollout = experiment.ajet.rollout
         if not rollout.train_turn:
@@ -112,7 +112,7 @@ class EpisodeBuilder:
 
     @classmethod
     def open(cls, experiment: Experiment) -> EpisodeBuilder:
-        """Open the builder with the user's `train_turn`. Raises ConfigError and UnresolvedReference."""
+        """Open the builder with the user's `train_turn`. Raises ConfigError and UnresolvedReferenceError."""
         return cls(experiment.ajet, TurnSelector.open(experiment))
 
     async def build(
@@ -176,7 +176,7 @@ def build_episode(identity: Identity, played: AttemptResult, verdict: Verdict | 
         attempts=played.attempts,
         started=played.started,
         ended=played.ended,
-        utc_offset=utc_offset(played.started),
+        utc_offset=measure_utc_offset(played.started),
     )
     timelines, untrained = _account_tokens(episode, settings)
     episode = replace(episode, timelines=timelines, untrained=untrained)

@@ -29,7 +29,7 @@ from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure, Verdict
 from ajet.schema.errors import AjetError, Boundary, BoundaryError, UserError
 from ajet.schema.task import Task
-from ajet.schema.tool_use import OUTSIDE, ToolError, ToolUse
+from ajet.schema.tool_use import EXTERNAL_ERRORS, ToolError, ToolUse
 
 if TYPE_CHECKING:
     from ajet.gateway import Capture
@@ -211,7 +211,7 @@ def _find_lost_tool(uses: Sequence[ToolUse]) -> Failure | None:
     """
     answered: set[str] = set()
     for use in reversed(uses):
-        if use.error in OUTSIDE and use.name not in answered:
+        if use.error in EXTERNAL_ERRORS and use.name not in answered:
             boundary: Boundary = _BOUNDARIES.get(use.error, "tool")
             message = f"{use.name} failed ({use.error}) and did not answer after that: {use.result}"
             return Failure(boundary, f"tool_{use.error}", keep_head(message), retryable=True)

@@ -36,7 +36,7 @@ def is_loopback(host: str | None) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def host_of(url: str) -> str:
+def parse_netloc(url: str) -> str:
     """The host and port that a URL names ("" for none, and for what is no URL): an Origin's, to compare with a Host."""
     try:
         return urlsplit(url).netloc
@@ -44,13 +44,13 @@ def host_of(url: str) -> str:
         return ""
 
 
-def hostname_in_header(value: str) -> str | None:
+def parse_header_host(value: str) -> str | None:
     """The host that a Host header or an Origin names; None for what no client sends there: a user, a path, words."""
     found = _AUTHORITY.fullmatch(value)
     return None if found is None else found["name"] or found["address"]
 
 
-def loopback_hosts(host: str, port: int) -> frozenset[str]:
+def list_loopback_hosts(host: str, port: int) -> frozenset[str]:
     """What a request's Host header may say where a server listens at `host`, on loopback alone: a page elsewhere that
     has a name of its own for this machine says another one."""
     return frozenset(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in {*LOOPBACK, host.lower()})
@@ -68,7 +68,7 @@ def require_key_or_loopback(host: str, *, keyed: bool, name: str, do: str) -> No
         )
 
 
-def own_address() -> str:
+def find_own_address() -> str:
     """The IPv4 address by which other machines, and containers of this one, reach it: that of the interface which leads
     out, else of the first that is up; loopback where there is no other. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -76,10 +76,10 @@ def own_address() -> str:
             asked.connect(_OUTSIDE)  # it chooses the interface
             return str(asked.getsockname()[0])
         except OSError:
-            return _first_interface() or "127.0.0.1"
+            return _find_first_interface() or "127.0.0.1"
 
 
-def _first_interface() -> str | None:
+def _find_first_interface() -> str | None:
     import psutil
 
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
@@ -93,7 +93,7 @@ _PORTS = {"http": 80, "https": 443}
 _BY_ENDING: dict[str, ToolKind] = {"mcp": "http", "sse": "sse", "mcpapi": "dock"}
 
 
-def parts_of(url: str, schemes: tuple[str, ...] = ("http", "https")) -> SplitResult | None:
+def parse_address(url: str, schemes: tuple[str, ...] = ("http", "https")) -> SplitResult | None:
     """Its parts; None for what is no address with one of these schemes, a host, and a port that can be one."""
     try:
         parts = urlsplit(url)
@@ -103,20 +103,22 @@ def parts_of(url: str, schemes: tuple[str, ...] = ("http", "https")) -> SplitRes
     return parts if named else None
 
 
-def checked(url: str, where: str, what: str, expected: str, schemes: tuple[str, ...] = ("http", "https")) -> str:
+def require_address(
+    url: str, where: str, what: str, expected: str, schemes: tuple[str, ...] = ("http", "https")
+) -> str:
     """The address itself. Raises ConfigError for what is none, and so none of `what`."""
-    if parts_of(url, schemes) is None:
+    if parse_address(url, schemes) is None:
         raise ConfigError(f"{url!r} is no address of {what}.", where=where, expected=expected)
     return url
 
 
-def origin_of(url: str) -> tuple[str, str, int | None]:
+def parse_origin(url: str) -> tuple[str, str, int | None]:
     """Return scheme, host and port of an address, the port also where it is the scheme's own. Raises ValueError."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
 
 
-def tool_kind(url: str) -> ToolKind | None:
+def find_tool_kind(url: str) -> ToolKind | None:
     """The protocol of the tool server at an http address; None where it is none's by its path."""
-    parts = parts_of(url)
+    parts = parse_address(url)
     return None if parts is None else _BY_ENDING.get(parts.path.rstrip("/").rpartition("/")[2])

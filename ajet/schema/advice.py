@@ -30,23 +30,25 @@ _MEANT = {
 }
 _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})|%\w+%")
 _NAMES_OF_TUNER = ("tuner", "ajet_tuner", "model_tuner")
-SHOWN = 12
+MAX_SHOWN_COLUMNS = 12
 """Columns that are listed."""
 
 
 def advise_on(problem: BaseException, task: Task | None = None, output: WorkflowOutput | None = None) -> str:
     """Return advice on an exception of an agent's or a judge's code, or "". `task` and `output`: what it was given."""
     if isinstance(problem, KeyError):
-        return _on_key(problem, task, output)
+        return _advise_on_key(problem, task, output)
     words = str(problem)
     if isinstance(problem, AttributeError) and (found := _NO_ATTRIBUTE.search(words)):
-        return _on_renamed_tuner(problem, found["name"]) or _on_attribute(found["kind"], found["name"], task)
+        return _advise_on_renamed_tuner(problem, found["name"]) or _advise_on_attribute(
+            found["kind"], found["name"], task
+        )
     if isinstance(problem, TypeError) and (kind := _KIND.search(words)):
         return _MEANT[kind["kind"]]
     return ""
 
 
-def _on_renamed_tuner(problem: AttributeError, name: str) -> str:
+def _advise_on_renamed_tuner(problem: AttributeError, name: str) -> str:
     """Return advice on a tuner used as a client by a function that calls it otherwise; "" for any other."""
     if name not in _OF_A_CLIENT or type(problem.obj).__name__ != "ModelTuner":
         return ""
@@ -71,7 +73,7 @@ def advise_on_path(path: str) -> str:
     return f"write the path in full: environment variables such as {variable[0]} are not expanded in paths"
 
 
-def _on_attribute(kind: str, name: str, task: Task | None) -> str:
+def _advise_on_attribute(kind: str, name: str, task: Task | None) -> str:
     """Return advice on an attribute that one of ajet's objects does not have."""
     if kind == "Task":
         if name.startswith("as_"):  # the tuner's
@@ -80,7 +82,7 @@ def _on_attribute(kind: str, name: str, task: Task | None) -> str:
             return _OF_JUDGE
         if hasattr(str, name):
             return _QUESTION
-        return f"the columns of a row are in its `metadata`: {_column(name, task)}"
+        return f"the columns of a row are in its `metadata`: {_advise_on_column(name, task)}"
     if kind == "ModelTuner":
         is_tasks = name in Task.model_fields or (task is not None and name in task.metadata)
         return _CLIENT if name in _OF_A_CLIENT else _OF_AGENT if is_tasks else ""
@@ -90,7 +92,7 @@ def _on_attribute(kind: str, name: str, task: Task | None) -> str:
     return _INNER if kind == "WorkflowTask" else ""
 
 
-def _on_key(problem: KeyError, task: Task | None, output: WorkflowOutput | None) -> str:
+def _advise_on_key(problem: KeyError, task: Task | None, output: WorkflowOutput | None) -> str:
     """Return advice on a key that was looked for in a `metadata`."""
     frames = traceback.extract_tb(problem.__traceback__)
     name = problem.args[0] if problem.args else None
@@ -98,20 +100,20 @@ def _on_key(problem: KeyError, task: Task | None, output: WorkflowOutput | None)
         return ""
     if output is not None and (name in task.metadata or name in output.metadata):
         return _OF_JUDGE
-    return "" if name == "final_answer" else _column(name, task)
+    return "" if name == "final_answer" else _advise_on_column(name, task)
 
 
-def _column(name: str, task: Task | None) -> str:
+def _advise_on_column(name: str, task: Task | None) -> str:
     """Return how a column is read, or that the row has others."""
     if task is None or name in task.metadata:
         return f'`task.metadata["{name}"]`'
     if not task.metadata:
         return f"the row has no column {name}, nor any other"
-    return f"the row has no column {name}, but {_listed(task.metadata, name)}"
+    return f"the row has no column {name}, but {_list_columns(task.metadata, name)}"
 
 
-def _listed(columns: Mapping[str, Any], name: str) -> str:
+def _list_columns(columns: Mapping[str, Any], name: str) -> str:
     folded = {each.casefold(): each for each in columns}
     near = get_close_matches(name.casefold(), folded, 1)
-    listed = ", ".join(list(columns)[:SHOWN]) + (", …" if len(columns) > SHOWN else "")
+    listed = ", ".join(list(columns)[:MAX_SHOWN_COLUMNS]) + (", …" if len(columns) > MAX_SHOWN_COLUMNS else "")
     return listed + (f'; did you mean "{folded[near[0]]}"?' if near else "")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ajet.schema.tool_use import ToolUse
 
 
-ANOTHERS = "the-key-of-another-attempt"
+FOREIGN_KEY = "the-key-of-another-attempt"
 """Stands in a request for the key of an attempt that is not the sender's: it opens nothing."""
 
 

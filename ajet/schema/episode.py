@@ -102,7 +102,7 @@ class Outcome:
     asked no reference model."""
 
 
-def advantages_of(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
+def collect_advantages(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
     """The advantage of each episode of which something was trained, by uuid."""
     return {uuid: each.advantage for uuid, each in outcomes.items() if each.advantage is not None}
 
@@ -161,7 +161,7 @@ class Episode:
     @property
     def day(self) -> date:
         """The one that a template wrote into its prompts, if any did."""
-        return day_of(self.started, self.utc_offset)
+        return compute_day(self.started, self.utc_offset)
 
     @property
     def reward(self) -> float | None:
@@ -223,16 +223,16 @@ class Group:
         return [episode for episode in self.episodes if episode.scored]
 
 
-def episodes_of(groups: Iterable[Group]) -> list[Episode]:
+def list_episodes(groups: Iterable[Group]) -> list[Episode]:
     """The episodes of all groups, group by group."""
     return [episode for group in groups for episode in group.episodes]
 
 
-def utc_offset(at: float) -> int:
+def measure_utc_offset(at: float) -> int:
     """Seconds by which this process's local time was ahead of UTC at `at`, in seconds since the epoch."""
     return time.localtime(at).tm_gmtoff
 
 
-def day_of(at: float, offset: int) -> date:
+def compute_day(at: float, offset: int) -> date:
     """The day of `at` where local time was `offset` seconds ahead of UTC."""
     return datetime.fromtimestamp(at, timezone(timedelta(seconds=offset))).date()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ajet.schema.commands import installs_extra
+from ajet.schema.commands import format_extra_install
 
 Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge", "ajet"]
 
@@ -47,7 +47,7 @@ class RunFailed(UserError):
     1, and the traceback is in the log."""
 
 
-class Unreachable(RunFailed):
+class ServiceUnreachableError(RunFailed):
     """Something that the run stands on was out of reach for too long. One screen, exit code 75: the same command goes
     on."""
 
@@ -56,7 +56,7 @@ class ConfigError(UserError):
     """A YAML file, key, value or override that cannot be used."""
 
 
-class UnresolvedReference(UserError):
+class UnresolvedReferenceError(UserError):
     """A `file.py->Class` that does not resolve."""
 
 
@@ -64,13 +64,13 @@ class TaskError(UserError):
     """A task file, row or data set that cannot be used."""
 
 
-class MissingExtra(UserError):
+class MissingExtraError(UserError):
     """An optional package is not installed; names the extra that brings it."""
 
     def __init__(self, package: str, extra: str, *, needed_for: str) -> None:
         super().__init__(
             f"{needed_for} needs the package {package}, which is not installed.",
-            do=installs_extra(extra),
+            do=format_extra_install(extra),
         )
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-MOST_REPAIRS = 8
+MAX_REPAIRS = 8
 """Blocks of one reply that are repaired. Each repair may read the rest of the reply again."""
-MOST_ENDS = 16
+MAX_ENDS = 16
 """Places at which an incomplete block may end instead."""
 _PYTHON = re.compile(r"(?:i|c)?python[\d.]*|py[23]?|pypy3?", re.IGNORECASE)
 _GLUED_OPENING = re.compile(r"(?<![`~])(?:(?:`{3,}|~{3,})[A-Za-z][\w+.#-]*|(?<=>)`{3,})[ \t]*$")
@@ -32,7 +32,7 @@ _GLUED_CLOSING = re.compile(r"[ \t]*(?:`{3,}|~{3,})[ \t]*(?=</\w+>)")
 _DEEP_FENCE = re.compile(r"^([ \t]{4,}|[ \t]*\t)(?:`{3,}|~{3,})", re.MULTILINE)
 _LIST_MARKS = " \t>*+-.)0123456789"
 _HUGE_NUMBER = re.compile(r"\d{4301,}")
-_NAMES = frozenset(dir(builtins))
+_BUILTIN_NAMES = frozenset(dir(builtins))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def read_fenced_blocks(text: str, is_complete: Callable[[str], bool] | None = No
     while fences:
         token, offset = fences.pop(0)
         block = _build_block(token, offset)
-        if is_complete is not None and repairs < MOST_REPAIRS and not is_complete(block.content):
+        if is_complete is not None and repairs < MAX_REPAIRS and not is_complete(block.content):
             repaired = _repair_block(block, token.markup, lines, is_complete)
             if repaired is not None:
                 repairs += 1
@@ -95,7 +95,7 @@ def read_program(reply: str) -> str:
     blocks = [block for block in read_fenced_blocks(reply, is_python_source) if block.content.strip()]
     if not blocks:
         return reply
-    acting = [block for block in blocks if _acts(block)]
+    acting = [block for block in blocks if _is_program(block)]
     labelled = [block.content for block in acting if block.is_python]
     if labelled:
         return _join_parts(labelled)
@@ -184,7 +184,7 @@ def _repair_block(
         if place < 0:
             continue
         ends += 1
-        if ends > MOST_ENDS:
+        if ends > MAX_ENDS:
             break
         before, after = lines[number][:place], lines[number][place:].strip(markup[0] + " \t")
         opens = not before.strip(" \t>") and bool(after) and "`" not in after
@@ -197,7 +197,7 @@ def _repair_block(
     return cut
 
 
-def _acts(block: FencedBlock) -> bool:
+def _is_program(block: FencedBlock) -> bool:
     """Return True if it is a program, not just a value, a comment, a session at a prompt or something else."""
     tree = parse_python(block.content)
     if tree is None:
@@ -211,12 +211,12 @@ def _acts(block: FencedBlock) -> bool:
 def _join_parts(parts: list[str]) -> str:
     program = parts[-1]
     for earlier in reversed(parts[:-1]):
-        if _free_names(program) & _defined_names(earlier):
+        if _find_free_names(program) & _find_defined_names(earlier):
             program = f"{earlier.rstrip()}\n{program}"
     return program
 
 
-def _free_names(text: str) -> set[str]:
+def _find_free_names(text: str) -> set[str]:
     """Names that a program reads and does not bind anywhere."""
     tree = parse_python(text)
     if tree is None:
@@ -234,10 +234,10 @@ def _free_names(text: str) -> set[str]:
             bound |= {(each.asname or each.name).split(".")[0] for each in node.names}
         elif isinstance(node, ast.ExceptHandler) and node.name:
             bound.add(node.name)
-    return read - bound - _NAMES
+    return read - bound - _BUILTIN_NAMES
 
 
-def _defined_names(text: str) -> set[str]:
+def _find_defined_names(text: str) -> set[str]:
     """Names that a program binds at its top level."""
     tree = parse_python(text)
     found: set[str] = set()

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 
-LONGEST_HEAD = 1 << 20
+MAX_HEAD_BYTES = 1 << 20
 """Bytes of JSON in one frame."""
 
 
-class BadFrame(ValueError):
+class FrameError(ValueError):
     """The stream holds something else."""
 
 
-def packed(head: dict, *blobs: bytes) -> bytes:
+def pack_frame(head: dict, *blobs: bytes) -> bytes:
     """One frame."""
     import json  # takes longer than all else that a sandbox starts with
 
@@ -26,44 +26,44 @@ def packed(head: dict, *blobs: bytes) -> bytes:
     return len(text).to_bytes(4, "big") + len(rest).to_bytes(4, "big") + text + rest
 
 
-class Frames:
-    """The frames that arrive over a stream; `feed` bytes, `take` frames."""
+class FrameReader:
+    """The frames that arrive over a stream; `feed` bytes, `take_frame` frames."""
 
     def __init__(self, longest: int) -> None:
         """`longest`: bytes beside the JSON that one frame may hold."""
         self._longest = longest
-        self._held = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, more: bytes) -> None:
         """What was read."""
-        self._held += more
+        self._buffer += more
 
-    def take(self) -> tuple[dict, list[bytes]] | None:
-        """The next frame; None while it is not whole. Raises BadFrame."""
-        if len(self._held) < 8:
+    def take_frame(self) -> tuple[dict, list[bytes]] | None:
+        """The next frame; None while it is not whole. Raises FrameError."""
+        if len(self._buffer) < 8:
             return None
-        text, rest = int.from_bytes(self._held[:4], "big"), int.from_bytes(self._held[4:8], "big")
-        if text > LONGEST_HEAD or rest > self._longest:
-            raise BadFrame(f"a frame of {text} and {rest} bytes")
-        if len(self._held) < 8 + text + rest:
+        text, rest = int.from_bytes(self._buffer[:4], "big"), int.from_bytes(self._buffer[4:8], "big")
+        if text > MAX_HEAD_BYTES or rest > self._longest:
+            raise FrameError(f"a frame of {text} and {rest} bytes")
+        if len(self._buffer) < 8 + text + rest:
             return None
-        frame = bytes(self._held[8 : 8 + text + rest])
-        del self._held[: 8 + text + rest]
-        return _parsed(frame[:text], frame[text:])
+        frame = bytes(self._buffer[8 : 8 + text + rest])
+        del self._buffer[: 8 + text + rest]
+        return _parse_frame(frame[:text], frame[text:])
 
 
-def _parsed(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
+def _parse_frame(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
     import json
 
     try:
         head = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadFrame("no JSON") from error
+        raise FrameError("no JSON") from error
     sizes = head.get("blobs") if isinstance(head, dict) else None
     if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise BadFrame("no sizes")
+        raise FrameError("no sizes")
     if sum(sizes) != len(rest):
-        raise BadFrame("sizes that do not add up")
+        raise FrameError("sizes that do not add up")
     blobs, at = [], 0
     for size in sizes:
         blobs.append(rest[at : at + size])
@@ -71,7 +71,7 @@ def _parsed(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
     return head, blobs
 
 
-def send(number: int, frame: bytes) -> None:
+def send_all(number: int, frame: bytes) -> None:
     """All of it, to a blocking descriptor."""
     view = memoryview(frame)
     while view:

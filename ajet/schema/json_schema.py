@@ -29,8 +29,8 @@ _ANCHOR_PART_COST = 5
 _CHARS_PER_ERROR_COST = 100
 """Characters of an error's message, which spells the value, for which it is charged once more."""
 _PATTERN_SECONDS = 0.1
-NAMED = ("properties", "$defs", "definitions", "dependentSchemas")
-DATA = ("const", "enum", "default", "examples", "required", "type")
+NAMED_SUBSCHEMAS = ("properties", "$defs", "definitions", "dependentSchemas")
+DATA_KEYWORDS = ("const", "enum", "default", "examples", "required", "type")
 
 
 class _BudgetExceededError(AjetError):
@@ -55,29 +55,29 @@ _Keyword = Callable[[Any, Any, Any, Any], Any]
 """As jsonschema has them: (validator, value of the keyword, instance, schema) -> errors."""
 
 
-def problem_of_schema(schema: Mapping[str, Any]) -> str | None:
+def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
     """Why replies cannot be held to `schema`; None if they can."""
     try:
-        return _checked(json.dumps(schema, sort_keys=True))[1]
+        return _load_validator(json.dumps(schema, sort_keys=True))[1]
     except RecursionError:
         return "it is nested too deeply"
     except ValueError as error:  # an `$id` that is no address
         return str(error)
 
 
-def problem_of_value(value: Any, schema: Mapping[str, Any]) -> str | None:
+def find_value_problem(value: Any, schema: Mapping[str, Any]) -> str | None:
     """Why a value, such as a tool's arguments, does not keep to `schema`; None if it does, or if the schema cannot be
     checked: then only who made it judges."""
-    return None if problem_of_schema(schema) is not None else problem_of_reply(json.dumps(value), schema)
+    return None if find_schema_problem(schema) is not None else find_reply_problem(json.dumps(value), schema)
 
 
-def problem_of_reply(text: str, schema: Mapping[str, Any]) -> str | None:
+def find_reply_problem(text: str, schema: Mapping[str, Any]) -> str | None:
     """Why `text` is not JSON that `schema` admits; None if it is. An empty schema admits any JSON object."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_refuse_constant)
         if not schema:
             return None if isinstance(value, dict) else "it is no JSON object"
-        validator, problem = _checked(json.dumps(schema, sort_keys=True))
+        validator, problem = _load_validator(json.dumps(schema, sort_keys=True))
         if problem is not None:
             return problem
         _BUDGET.set(_CheckBudget())
@@ -94,7 +94,7 @@ def problem_of_reply(text: str, schema: Mapping[str, Any]) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _checked(text: str) -> tuple[Any, str | None]:
+def _load_validator(text: str) -> tuple[Any, str | None]:
     from jsonschema import validators
     from referencing import Registry
 
@@ -106,7 +106,7 @@ def _checked(text: str) -> tuple[Any, str | None]:
     if not isinstance(schema.get("$schema", ""), str):
         return None, "`$schema` is no text"
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)
-    parts = list(_parts(schema))
+    parts = list(_walk_schemas(schema))
     budget = _CheckBudget(MAX_SCHEMA_COST)
     _BUDGET.set(budget)
     try:
@@ -114,7 +114,7 @@ def _checked(text: str) -> tuple[Any, str | None]:
         error = next(meta.iter_errors(schema), None)
         if error is not None:
             return None, f"{error.json_path}: {error.message[:200]}"
-        problem = _problem_of_parts(schema, parts, budget)
+        problem = _find_part_problem(schema, parts, budget)
     except _BudgetExceededError:
         return None, "it takes too long to check"
     if problem is not None:
@@ -122,7 +122,7 @@ def _checked(text: str) -> tuple[Any, str | None]:
     return _charging_validator(kind, len(parts))(schema, registry=Registry()), None
 
 
-def _problem_of_parts(schema: Any, parts: Sequence[Mapping[str, Any]], budget: _CheckBudget) -> str | None:
+def _find_part_problem(schema: Any, parts: Sequence[Mapping[str, Any]], budget: _CheckBudget) -> str | None:
     """Why one of the parts of a schema is not supported. Raises _BudgetExceededError."""
     from referencing import Registry
     from referencing.exceptions import Unresolvable
@@ -133,7 +133,7 @@ def _problem_of_parts(schema: Any, parts: Sequence[Mapping[str, Any]], budget: _
     for part in parts:
         for name in ("$ref", "$dynamicRef"):
             if name in part:
-                budget.charge(_reference_cost(part[name], len(parts)))
+                budget.charge(_estimate_reference_cost(part[name], len(parts)))
                 if not str(part[name]).startswith("#"):
                     return f"the reference {part[name]!r} leads out of it"
                 try:
@@ -150,19 +150,21 @@ def _charging_validator(kind: Any, parts: int) -> Any:
     import attrs
     from jsonschema import validators
 
-    own: dict[str, _Keyword] = {**kind.VALIDATORS, "pattern": _pattern, "uniqueItems": _unique_items}
-    extended: Any = validators.extend(kind, {name: _charged(name, keyword, parts) for name, keyword in own.items()})
+    own: dict[str, _Keyword] = {**kind.VALIDATORS, "pattern": _check_pattern, "uniqueItems": _check_unique_items}
+    extended: Any = validators.extend(
+        kind, {name: _charge_keyword(name, keyword, parts) for name, keyword in own.items()}
+    )
     # jsonschema's own `evolve` goes over to a class without our keywords where a subschema says `$schema`.
     extended.evolve = attrs.evolve
     return extended
 
 
-def _charged(name: str, keyword: _Keyword, parts: int) -> _Keyword:
+def _charge_keyword(name: str, keyword: _Keyword, parts: int) -> _Keyword:
     is_reference = name in ("$ref", "$dynamicRef")
 
     def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         budget = _BUDGET.get()
-        cost = _reference_cost(value, parts) if is_reference else 1
+        cost = _estimate_reference_cost(value, parts) if is_reference else 1
         for walked in (value, instance):  # a keyword may walk through its list and through what it is applied to
             if isinstance(walked, (list, dict)):
                 cost += len(walked)
@@ -174,43 +176,45 @@ def _charged(name: str, keyword: _Keyword, parts: int) -> _Keyword:
     return apply
 
 
-def _reference_cost(reference: Any, parts: int) -> int:
+def _estimate_reference_cost(reference: Any, parts: int) -> int:
     is_pointer = not isinstance(reference, str) or reference == "#" or reference.startswith("#/")
     return _REFERENCE_COST + (0 if is_pointer else parts * _ANCHOR_PART_COST)
 
 
-def _unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
     """In linear time: jsonschema compares every pair of objects."""
     from jsonschema import ValidationError
 
-    if wanted and isinstance(instance, list) and len({_hashable(item) for item in instance}) < len(instance):
+    if wanted and isinstance(instance, list) and len({_make_hashable(item) for item in instance}) < len(instance):
         yield ValidationError(f"{instance!r} has non-unique elements")
 
 
-def _hashable(value: Any) -> Any:
+def _make_hashable(value: Any) -> Any:
     """Two values of JSON are equal if these are: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, dict):
-        return frozenset((name, _hashable(item)) for name, item in value.items())
+        return frozenset((name, _make_hashable(item)) for name, item in value.items())
     if isinstance(value, list):
-        return tuple(_hashable(item) for item in value)
+        return tuple(_make_hashable(item) for item in value)
     return (bool, value) if isinstance(value, bool) else value
 
 
-def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+def _walk_schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
     """The schema and all schemas in it."""
     if isinstance(schema, list):
         for each in schema:
-            yield from _parts(each)
+            yield from _walk_schemas(each)
     elif isinstance(schema, dict):
         yield schema
         for name, value in schema.items():
-            if name in NAMED and isinstance(value, dict):  # anything else is no schema, which is told elsewhere
-                yield from _parts(list(value.values()))
-            elif name not in DATA:
-                yield from _parts(value)
+            if name in NAMED_SUBSCHEMAS and isinstance(
+                value, dict
+            ):  # anything else is no schema, which is told elsewhere
+                yield from _walk_schemas(list(value.values()))
+            elif name not in DATA_KEYWORDS:
+                yield from _walk_schemas(value)
 
 
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+def _check_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
     import regex
     from jsonschema import ValidationError
 
@@ -223,5 +227,5 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def text_of(message: Mapping[str, Any]) -> str:
+def extract_text(message: Mapping[str, Any]) -> str:
     """The text of its content, without its images."""
     content = message.get("content")
     if isinstance(content, list):

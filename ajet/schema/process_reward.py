@@ -46,13 +46,13 @@ class ProcessReward(BaseModel):
 
     @field_validator("reward", mode="before")
     @classmethod
-    def _a_number(cls, value: Any) -> Any:
+    def _require_number(cls, value: Any) -> Any:
         if isinstance(value, (bool, str, bytes)):
             raise ValueError(f"{value!r:.200} is no number; expected a finite one")
         return value
 
     @model_validator(mode="after")
-    def _one_part(self) -> ProcessReward:
+    def _require_one_part(self) -> ProcessReward:
         named = [self.agent != "", self.tool_use is not None, self.text != "", self.step is not None and not self.text]
         if sum(named) != 1:
             raise ValueError("expected one of step, agent, tool_use and text (text may have a step)")

@@ -13,10 +13,10 @@ from typing import Any, Literal, Protocol
 
 from ajet.schema.errors import SandboxFailure
 
-Ended = Literal["exit", "signal", "time", "memory", "output", "disk", "stopped", "killed"]
+EndReason = Literal["exit", "signal", "time", "memory", "output", "disk", "stopped", "killed"]
 """Why a call ended: by itself; by a signal; because it had used its seconds (of the clock or of the processor), its
 memory, its bytes of output or of disk; because `stop` was called; with the sandbox, which was lost."""
-NOTHING: Mapping[str, str] = {}
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Result:
     stdout: bytes
     stderr: bytes
     code: int
-    ended: Ended
+    ended: EndReason
     seconds: float
     kept: bool = False
 
@@ -70,7 +70,7 @@ class Sandbox(Protocol):
         argv: Sequence[str],
         *,
         stdin: bytes = b"",
-        environment: Mapping[str, str] = NOTHING,
+        environment: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> Result:
         """A command in the working folder, with nothing of the host's environment. Raises SandboxFailure."""
@@ -81,7 +81,7 @@ class Sandbox(Protocol):
         code: str,
         *,
         stdin: bytes = b"",
-        environment: Mapping[str, str] = NOTHING,
+        environment: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
         keep: bool = False,
     ) -> Result:
@@ -90,11 +90,11 @@ class Sandbox(Protocol):
         ...
 
     def put(self, path: str, content: bytes) -> None:
-        """Write a file of the working folder, its folders too. Raises SandboxFailure, UnsafePath."""
+        """Write a file of the working folder, its folders too. Raises SandboxFailure, UnsafePathError."""
         ...
 
     def read(self, path: str, longest: int) -> bytes:
-        """The file's first bytes, `longest` at most. Raises FileNotFoundError, SandboxFailure, UnsafePath."""
+        """The file's first bytes, `longest` at most. Raises FileNotFoundError, SandboxFailure, UnsafePathError."""
         ...
 
     def stop(self) -> None:
@@ -106,7 +106,7 @@ class Sandbox(Protocol):
         ...
 
 
-class SandboxMaker(Protocol):
+class SandboxFactory(Protocol):
     """Opens the sandboxes of an experiment: what a value of `environment.sandbox` stands for."""
 
     mechanism: str
@@ -115,16 +115,16 @@ class SandboxMaker(Protocol):
     """Of a call that names none."""
 
     @classmethod
-    def of(cls, config: Any, base: Path) -> SandboxMaker:
+    def of(cls, config: Any, base: Path) -> SandboxFactory:
         """Return one for the section `environment`; `base`: where relative paths begin. Raises ConfigError."""
         ...
 
-    def open(self, environment: Mapping[str, str] = NOTHING) -> Sandbox:
+    def open(self, environment: Mapping[str, str] = NO_VARIABLES) -> Sandbox:
         """Open a sandbox with these variables. Raises SandboxFailure, ConfigError."""
         ...
 
 
-class UnsafePath(SandboxFailure):
+class UnsafePathError(SandboxFailure):
     """A path that leads out of the working folder: absolute, with .., or over a link that was left there."""
 
     retryable = False

@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
-def _words(text: str) -> frozenset[str]:
+def _split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SECRET_WORDS = _words(
+_SECRET_WORDS = _split_words(
     "pass password passwords passwd passphrase passcode pwd pat auth authorization authorisation bearer cookie "
     "cookies credential credentials creds dsn jwt psk secret secrets token webhook webhooks apikey apikeys"
 )
 _ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "credential", "credentials", "accesstoken")
 _SHOUTED_ENDINGS = (*_ENDINGS, "key", "token", "auth", "pass", "pat")
 """Words of variables are written together (PGPASSWORD, OPENAIKEY, MYAUTH)."""
-_KEYS_OF = _words(
+_KEYS_OF = _split_words(
     "access account admin api app auth client crypt deploy encryption license licence master private secret "
     "service session signing ssh storage subscription x"
 )
 """What stands before `key` where it opens something; `prompt_key` and `answer_key` are names of columns."""
-_NO_TOKENS_OF = _words(
+_NO_TOKENS_OF = _split_words(
     "bos eos pad unk sep cls mask special stop end start begin image video audio vision tool think max min num "
     "per first last next new total"
 )
 """What stands before `token` where it is a piece of text."""
-_ABOUT = _words(
+_ABOUT = _split_words(
     "path paths file files dir directory folder env name names type kind mode method count level limit len length "
     "size max min n k rate at ttl timeout expiry sock socket host port"
 )
@@ -74,21 +74,21 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
         r"-----END [A-Z ]{0,32}PRIVATE KEY-----",
     ),
 )
-_SELDOM = "_-/JI"
+_RARE_CHARACTERS = "_-/JI"
 """Each mark has one of these; the parts of a text between them are few."""
 
 
-def _by_seldom() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+def _index_marks_by_character() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Shapes of secrets by a seldom character in them: what stands before it in marks, and the shapes."""
     found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for mark in (mark for marks, _ in _SHAPES for mark in marks):
-        char = next(char for char in _SELDOM if char in mark)
+        char = next(char for char in _RARE_CHARACTERS if char in mark)
         before, marks = found.get(char, ((), ()))
         found[char] = (*before, max(mark.split(char)[:-1], key=len)), (*marks, mark)
     return found
 
 
-_BY_SELDOM = _by_seldom()
+_MARKS_BY_CHARACTER = _index_marks_by_character()
 _LONG_CHARS, _LONGEST_MARK = 1 << 20, 32
 """A longer text is looked through in pieces, and without the interpreter's lock: other threads run meanwhile."""
 
@@ -121,13 +121,13 @@ def is_secret_name(name: str) -> bool:
 def has_secret_shape(text: str) -> bool:
     """Whether a text holds user information of a URL, or a key of a known service."""
     return _has_mark(text) and any(
-        _compiled(shape).search(text, concurrent=len(text) > _LONG_CHARS)
+        _compile_shape(shape).search(text, concurrent=len(text) > _LONG_CHARS)
         for marks, shape in _SHAPES
         if any(mark in text for mark in marks)
     )
 
 
-def without_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
+def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
     """The text with `put`, or what `put` answers, for each secret that shows itself by its shape; the same object where
     there is none."""
     if not _has_mark(text):
@@ -135,14 +135,16 @@ def without_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
     for marks, shape in _SHAPES:
         if any(mark in text for mark in marks):
             is_long = len(text) > _LONG_CHARS
-            text = _compiled(shape).sub(lambda found: _put(found.group(), put), text, concurrent=is_long)
+            text = _compile_shape(shape).sub(
+                lambda found: _replace_secret(found.group(), put), text, concurrent=is_long
+            )
     return text
 
 
-def parts_of_secret(text: str) -> list[str]:
+def list_secret_parts(text: str) -> list[str]:
     """The secrets inside one, to be hidden by themselves: the password of a URL, what follows `Bearer` or `Basic`."""
-    told = [match.group().removeprefix("://") for match in _compiled(_USER_INFORMATION).finditer(text)]
-    found = [each.partition(":")[2] or each for each in told]
+    user_parts = [match.group().removeprefix("://") for match in _compile_shape(_USER_INFORMATION).finditer(text)]
+    found = [each.partition(":")[2] or each for each in user_parts]
     scheme, _, credential = text.strip().partition(" ")
     if scheme.lower() in ("bearer", "basic", "token") and credential.strip():
         found.append(credential.strip())
@@ -158,18 +160,18 @@ def _has_mark(text: str) -> bool:
 def _holds_mark(text: str) -> bool:
     return any(
         any(mark in text for mark in marks)
-        for char, (before, marks) in _BY_SELDOM.items()
+        for char, (before, marks) in _MARKS_BY_CHARACTER.items()
         if char in text and any(part.endswith(before) for part in text.split(char))
     )
 
 
 @cache
-def _compiled(shape: str) -> regex.Pattern[str]:
+def _compile_shape(shape: str) -> regex.Pattern[str]:
     import regex  # slow to load, and most texts hold no mark
 
     return regex.compile(shape)
 
 
-def _put(found: str, put: str | Callable[[str], str]) -> str:
+def _replace_secret(found: str, put: str | Callable[[str], str]) -> str:
     before = "://" if found.startswith("://") else ""
     return before + (put if isinstance(put, str) else put(found.removeprefix(before)))

@@ -30,8 +30,8 @@ class Task(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict, description="Everything else of the row, e.g. `answer`.")
 
     @model_validator(mode="after")
-    def _finite(self) -> Task:
-        found = non_finite(dict(self))
+    def _require_finite(self) -> Task:
+        found = find_non_finite(dict(self))
         if found is not None:
             field, number = found
             raise TaskError(
@@ -43,7 +43,7 @@ class Task(BaseModel):
         return self
 
 
-_PAST_THE_TUNER = ("tokenizer", "llm_inference_fn", "observation_window")
+_REFUSED_NAMES = ("tokenizer", "llm_inference_fn", "observation_window")
 
 
 class WorkflowTask(BaseModel):
@@ -66,7 +66,7 @@ class WorkflowTask(BaseModel):
 
     def __getattr__(self, name: str) -> Any:
         """For what AgentJet's has beside these. Raises AttributeError."""
-        if name in _PAST_THE_TUNER:
+        if name in _REFUSED_NAMES:
             raise AttributeError(f"a WorkflowTask has no {name}: the tuner is the one way to the model")
         return super().__getattr__(name)  # type: ignore[misc] # which pydantic hides from type checkers
 
@@ -97,7 +97,7 @@ class WorkflowOutput(BaseModel):
 
     @field_validator("reward", mode="before")
     @classmethod
-    def _a_number(cls, value: Any) -> Any:
+    def _require_number(cls, value: Any) -> Any:
         for part in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(part, (str, bytes, dict)):
                 raise TypeError(
@@ -107,7 +107,7 @@ class WorkflowOutput(BaseModel):
         return value
 
 
-def non_finite(value: Any) -> tuple[str, float] | None:
+def find_non_finite(value: Any) -> tuple[str, float] | None:
     """The first number within `value` that is NaN or infinite, with its place (`scores.2`, "" for the value itself);
     None where all are finite. Values of other types are let be."""
     waiting: list[tuple[str, Any]] = [("", value)]

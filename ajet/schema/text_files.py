@@ -33,7 +33,7 @@ def guess_encoding(data: bytes) -> str:
     return "cp1252"
 
 
-def marked_encoding(path: Path) -> str:
+def read_marked_encoding(path: Path) -> str:
     """Return the encoding that the file's byte order mark names, as Python calls it; "utf-8" without a mark."""
     with path.open("rb") as stream:
         head = stream.read(4)
@@ -41,7 +41,7 @@ def marked_encoding(path: Path) -> str:
     return found.removesuffix("-le").removesuffix("-be")  # these read the mark, and leave it out
 
 
-def convert_command(path: Path, encoding: str) -> str:
+def format_convert_command(path: Path, encoding: str) -> str:
     """Return a command line that writes the file as UTF-8 under another name."""
     return f"iconv -f {encoding} -t utf-8 {path.name} > {path.stem}.utf8{path.suffix}"
 
@@ -63,5 +63,5 @@ def read_text(path: Path) -> str:
         f"{path.name} is not UTF-8; it looks like {guess}.",
         where=f"{path}:{line}",
         expected="UTF-8, or UTF-16 with a byte order mark",
-        do=f"save it as UTF-8 in your editor, or run: {convert_command(path, guess)}",
+        do=f"save it as UTF-8 in your editor, or run: {format_convert_command(path, guess)}",
     )

@@ -19,8 +19,8 @@ ToolError = Literal[
 sent). The tool's answer: "tool" (it says that it failed), "too_large". Nobody's that is trained: the rest."""
 BROWSE_AGENT = "browse_agent"
 """The name under which questions to a browse agent are recorded; what it answers is in the result of the tool."""
-POLICYS_OWN: frozenset[ToolError] = frozenset({"unknown_tool", "arguments"})
-OUTSIDE: frozenset[ToolError] = frozenset({"timeout", "transport", "environment", "sandbox"})
+POLICY_ERRORS: frozenset[ToolError] = frozenset({"unknown_tool", "arguments"})
+EXTERNAL_ERRORS: frozenset[ToolError] = frozenset({"timeout", "transport", "environment", "sandbox"})
 """What says nothing about the model: an episode that such a use ended is no outcome of it."""
 
 
@@ -66,6 +66,6 @@ class ToolUse:
         return self.whole in (-1, self.shown)
 
 
-def digest_of(whole: str) -> str:
+def compute_digest(text: str) -> str:
     """SHA-256 of a result's text, in hexadecimal."""
-    return hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ajet.record.write_errors import CannotWriteError
 from ajet.schema.episode import Episode, UntrainedReason
-from ajet.schema.errors import AjetError, RunFailed, Unreachable, UserError
+from ajet.schema.errors import AjetError, RunFailed, ServiceUnreachableError, UserError
 
 
 class StoreUnavailableError(UserError):
@@ -25,7 +25,7 @@ class StoreDownError(RunFailed, StoreUnavailableError):
     """The store's server refuses this process, or has no room."""
 
 
-class StoreUnreachableError(Unreachable, StoreUnavailableError):
+class StoreUnreachableError(ServiceUnreachableError, StoreUnavailableError):
     """The store was out of reach for as long as this process waits for it."""
 
 

@@ -107,7 +107,7 @@ def is_shared(store: Store) -> TypeGuard[SharedStore]:
 
 
 def store_class(experiment: Experiment) -> type[Any]:
-    """What `store.type` names, where it is no shared one; made as `RunStore` is. Raises UnresolvedReference."""
+    """What `store.type` names, where it is no shared one; made as `RunStore` is. Raises UnresolvedReferenceError."""
     from ajet.config.references import resolve_class
 
     does = ("lease", "put", "close", "use", "commit", "forget")

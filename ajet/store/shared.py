@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ajet.record.secrets import Redactor
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import RunFailed, UserError
 from ajet.store.contract import Kept, Lease, Store, StoreUnavailableError
 from ajet.store.outage import UNREACHABLE_TIMEOUT
@@ -72,7 +72,8 @@ def other_store_error(where: str) -> UserError:
         "The checkpoint that this run goes on from was made with another store.",
         where=where,
         expected="the store that the run had then",
-        do=f"Set store.type and store.uri, or --from-store, as they were; or, with an empty one named there, {ANEW}.",
+        do=f"Set store.type and store.uri, or --from-store, as they were; or, with an empty one named "
+        f"there, {FRESH_ADVICE}.",
     )
 
 

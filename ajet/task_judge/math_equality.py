@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from typing import IO
 
 from ajet.config.programs import build_command
-from ajet.schema.errors import JudgeFailure, MissingExtra
+from ajet.schema.errors import JudgeFailure, MissingExtraError
 from ajet.task_judge.math_rules import AnswerComparer
 from ajet.task_judge.math_text import normalize_math
 
@@ -33,16 +33,16 @@ LONGEST = 10_000
 
 
 def require_math_verify() -> None:
-    """Raises MissingExtra when math-verify is not installed: judges ask when they are made, not in mid-run."""
+    """Raises MissingExtraError when math-verify is not installed: judges ask when they are made, not in mid-run."""
     if find_spec("math_verify") is None:
-        raise MissingExtra("math-verify", "local", needed_for="Comparing mathematical answers")
+        raise MissingExtraError("math-verify", "local", needed_for="Comparing mathematical answers")
 
 
 def equal(candidate: str, reference: str, *, timeout: float = 5.0) -> bool:
     """Whether `candidate` equals the answer `reference`: 1/2 = 0.5 = \\frac{1}{2}, 1,234 = 1234, (x+1)^2 expanded.
 
     False also where the comparison takes longer than `timeout` seconds: an answer that cannot be checked is not
-    accepted. Raises MissingExtra when it takes math-verify and that is not installed, JudgeFailure when no worker
+    accepted. Raises MissingExtraError when it takes math-verify and that is not installed, JudgeFailure when no worker
     starts.
     """
     if max(len(candidate), len(reference)) > LONGEST:

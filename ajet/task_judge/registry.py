@@ -30,7 +30,7 @@ JudgeOpener = Callable[["Experiment"], "Judging | None"]
 
 def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> Judge:
     """The experiment's judge: the one or the scorers it names, else the task reader's own, else a plug-in's fallback,
-    else none. Raises ConfigError, UnresolvedReference, or the UserError that the judge raises when it is
+    else none. Raises ConfigError, UnresolvedReferenceError, or the UserError that the judge raises when it is
     made."""
     opener: JudgeOpener = load_code(_find_judge(experiment).code)
     scorers = open_scorers(experiment)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ajet.schema.errors import MissingExtra, TaskError
+from ajet.schema.errors import MissingExtraError, TaskError
 from ajet.schema.text_files import read_text
 from ajet.task_reader.contract import find_path, require_place
 from ajet.task_reader.jsonl import line_rows
@@ -71,7 +71,7 @@ def _is_named_for(file: Path, split: str) -> bool:
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
-    """Each row's place, and the row, or why it is none. Raises TaskError, MissingExtra."""
+    """Each row's place, and the row, or why it is none. Raises TaskError, MissingExtraError."""
     if file.suffix == ".parquet":
         yield from _read_parquet(file)
     elif file.suffix == ".jsonl":
@@ -98,7 +98,7 @@ def _read_parquet(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowErro
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise MissingExtra("pyarrow", "local", needed_for=file.name) from None
+        raise MissingExtraError("pyarrow", "local", needed_for=file.name) from None
     try:
         table = parquet.read_table(file)
     except (ArrowException, OSError) as error:

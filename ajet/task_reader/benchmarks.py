@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from loguru import logger
 
 from ajet.schema.errors import TaskError
-from ajet.schema.task import Task, non_finite
+from ajet.schema.task import Task, find_non_finite
 from ajet.task_reader.benchmark_files import find_split_files, read_rows
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import TaskSplit
@@ -199,7 +199,7 @@ def _parse_paragraphs(context: Any) -> list[tuple[str, list[str]]]:
 def _make_task(
     row: Mapping[str, Any], question: str, answer: str | None, more: Mapping[str, Any], named: Any = None
 ) -> Task:
-    if (found := non_finite(row)) is not None:
+    if (found := find_non_finite(row)) is not None:
         raise BadRowError(f"{found[0]} is {found[1]}, expected a finite number")
     columns = {name: value for name, value in row.items() if name != "answer"}
     metadata = {**columns, **more, **({"answer": answer} if answer else {})}

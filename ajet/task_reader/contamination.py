@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 
 RUN = 13
@@ -82,7 +82,7 @@ def find_overlap(trained: Sequence[Task], held_out: Sequence[Task]) -> TaskOverl
 
 def prompt_words(task: Task) -> tuple[str, ...]:
     """The words and signs that a task's user is shown asking, in lower case."""
-    texts = [text_of(message) for message in task.init_messages if message.get("role") == "user"]
+    texts = [extract_text(message) for message in task.init_messages if message.get("role") == "user"]
     return tuple(_WORDS.findall(" ".join([*texts, task.main_query]).lower()))
 
 

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from ajet.schema.errors import TaskError
-from ajet.schema.text_files import marked_encoding, read_text
+from ajet.schema.text_files import read_marked_encoding, read_text
 from ajet.task_reader.column_names import trim_name
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
@@ -73,7 +73,7 @@ def find_csv_format(file: Path, usual: str) -> CsvFormat:
                 expected=f"cells that are separated by {SEPARATORS[separator]}",
                 do='put a text that holds the separator between double quotes ("…")',
             )
-    return CsvFormat(marked_encoding(file), separator, tuple(names))
+    return CsvFormat(read_marked_encoding(file), separator, tuple(names))
 
 
 def _find_separator(text: str, usual: str) -> str:

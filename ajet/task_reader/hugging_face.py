@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loguru import logger
 
 from ajet.schema.advice import advise_on_path
-from ajet.schema.errors import MissingExtra, TaskError
+from ajet.schema.errors import MissingExtraError, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.benchmark_files import read_array
 from ajet.task_reader.contract import TaskSplit, explain_read_errors, find_path
@@ -81,7 +81,7 @@ class HuggingFaceReader:
         return bool(self._splits[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Every row of the split. Raises TaskError, MissingExtra."""
+        """Every row of the split. Raises TaskError, MissingExtraError."""
         if not self._path:
             raise TaskError("No data set is named.", where=f"{KEY}.dataset_path", do=f"set {KEY}.dataset_path")
         name = self._splits[split]
@@ -449,6 +449,6 @@ def _import_datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise MissingExtra("datasets", "local", needed_for="huggingface_dat_repo") from None
+        raise MissingExtraError("datasets", "local", needed_for="huggingface_dat_repo") from None
     datasets.disable_progress_bars()
     return datasets

@@ -15,7 +15,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from ajet.schema.errors import MissingExtra
+from ajet.schema.errors import MissingExtraError
 from ajet.task_reader.rows import BadRowError
 
 PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")
@@ -52,7 +52,7 @@ class ImageColumns:
 
 
 def data_url(data: bytes) -> str:
-    """An encoded image as a `data:` URL. Raises BadRowError for bytes of no known image format, MissingExtra."""
+    """An encoded image as a `data:` URL. Raises BadRowError for bytes of no known image format, MissingExtraError."""
     image = _open_image(data)
     if image is None:
         raise BadRowError("an image is damaged, or of an unknown format")
@@ -110,7 +110,7 @@ def _open_image(data: bytes) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise MissingExtra("Pillow", "local", needed_for="a data set with images") from None
+        raise MissingExtraError("Pillow", "local", needed_for="a data set with images") from None
     try:
         return Image.open(io.BytesIO(data))
     except (OSError, Image.DecompressionBombError):

@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
-from ajet.schema.text_files import convert_command, guess_encoding
+from ajet.schema.text_files import format_convert_command, guess_encoding
 from ajet.task_reader.contract import TaskSplit, explain_read_errors, find_file
 from ajet.task_reader.csv_format import require_no_spreadsheet
 from ajet.task_reader.plain_values import read_json
@@ -148,7 +148,7 @@ def _encoding_error(file: Path, number: int, line: bytes, why: str = "") -> Task
         f"{file.name} is not UTF-8; it looks like {encoding}{why}.",
         where=f"{file}:{number}",
         expected=LINES,
-        do=f"save it as UTF-8 in your editor, or run: {convert_command(file, encoding)}",
+        do=f"save it as UTF-8 in your editor, or run: {format_convert_command(file, encoding)}",
     )
 
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import TaskError
 from ajet.schema.task import Task
 
@@ -91,7 +91,7 @@ class TaskOrder:
                 raise TaskError(
                     f"The saved task order cannot be continued: {name} changed since.",
                     expected=f"{key} {saved[key]}, found {now[key]}",
-                    do=f"restore what changed; or {ANEW}",
+                    do=f"restore what changed; or {FRESH_ADVICE}",
                 )
 
     def _digest_parts(self, parts: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.schema.errors import TaskError
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def drop_overlong(tasks: Sequence[Task], data: DataConfig, tokenizer: Any) -> Se
 
 
 def _fits_prompt(task: Task, tokenizer: Any, limit: int) -> bool:
-    text = "\n".join(text_of(message) for message in task.init_messages) + task.main_query
+    text = "\n".join(extract_text(message) for message in task.init_messages) + task.main_query
     if tokenizer is None or len(text.encode()) <= limit:  # a token is at least one byte
         return True
     return len(tokenizer.encode(text, add_special_tokens=False, verbose=False)) <= limit

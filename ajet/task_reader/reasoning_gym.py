@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.errors import JudgeFailure, MissingExtra, TaskError
+from ajet.schema.errors import JudgeFailure, MissingExtraError, TaskError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_reader.contract import TaskSplit
 
@@ -75,7 +75,9 @@ class ReasoningGymReader:
                 warnings.simplefilter("ignore", SyntaxWarning)
                 from reasoning_gym.factory import DATASETS, create_dataset
         except ImportError:
-            raise MissingExtra("reasoning-gym", "reasoning-gym", needed_for="task_reader.type: reasoning_gym") from None
+            raise MissingExtraError(
+                "reasoning-gym", "reasoning-gym", needed_for="task_reader.type: reasoning_gym"
+            ) from None
         if self._family not in DATASETS:
             near = difflib.get_close_matches(str(self._family), DATASETS, n=3) or sorted(DATASETS)[:8]
             raise TaskError(

@@ -115,7 +115,7 @@ class TrainingAsValidation(OpenedReader):
 
 
 def open_reader(experiment: Experiment) -> OpenedReader:
-    """The reader that the experiment names. Raises ConfigError, UnresolvedReference, MissingExtra, TaskError."""
+    """The reader that the experiment names. Raises UserError."""
     name, key = experiment.ajet.task_reader.type, "ajet.task_reader.type"
     if isinstance(name, type):
         return _open_user_reader(name, name.__name__, experiment)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.environment.services.chosen import is_service_url, is_world
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 from ajet.task_reader.column_names import RowColumns, fold_name, nearest_name
 from ajet.task_reader.plain_values import BadRowError, to_plain
@@ -119,7 +119,7 @@ def _split_reply(messages: list[Any]) -> tuple[list[Any], str | None]:
     last = messages[-1] if messages else None
     if len(messages) < 2 or not isinstance(last, Mapping) or last.get("role") != "assistant":
         return messages, None
-    text = text_of(last)
+    text = extract_text(last)
     return messages[:-1], text or None
 
 

@@ -18,7 +18,7 @@ from ajet.context_tracker import snaps
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
 from ajet.rollout.checks import wrong_toolcall
-from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, list_episodes
 
 if TYPE_CHECKING:
     from ajet.config.schema.data import ContextTrackerConfig
@@ -127,7 +127,7 @@ def interval_metrics(groups: Sequence[Group], prefix: str) -> dict[str, float]:
     Their sample size is the number of tasks: attempts at one task are not independent.
     """
     metrics: dict[str, float] = {}
-    counted = [e for e in episodes_of(groups) if not e.left_out]
+    counted = [e for e in list_episodes(groups) if not e.left_out]
     tasks = sum(any(not e.left_out for e in group.episodes) for group in groups)
     if _knows_success(counted):
         low, high = wilson(fmean(episode.succeeded for episode in counted), tasks)
@@ -151,7 +151,7 @@ def group_by_order(episodes: Iterable[Episode]) -> list[Group]:
 
 def validation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the metrics of a validation with one group a task."""
-    metrics = episode_metrics(episodes_of(groups), "validation") | pass_metrics(groups, "validation")
+    metrics = episode_metrics(list_episodes(groups), "validation") | pass_metrics(groups, "validation")
     metrics |= interval_metrics(groups, "validation")
     metrics["validation/tasks"] = len(groups)
     return metrics
@@ -164,7 +164,7 @@ def measurement_of(groups: Sequence[Group]) -> Measurement:
         rewards = [e.reward if e.scored else None for e in group.episodes if not e.left_out]
         if rewards:
             attempts[group.task.task_id] = (*attempts.get(group.task.task_id, ()), *rewards)
-    episodes = episodes_of(groups)
+    episodes = list_episodes(groups)
     return Measurement(attempts, sum(e.left_out for e in episodes) / max(1, len(episodes)))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.record.gamed import GAMED, WINDOW, EpisodeSummary, GamingAlarm, detect_gaming
-from ajet.schema.commands import command, run_named
+from ajet.schema.commands import format_command, format_run_name
 from ajet.schema.episode import Episode
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class GamingWatch:
             self._run.status.set(**{GAMED: None if found is None else as_status(found)})
         if found is not None and not self._fired:
             self._fired = True
-            named = run_named(self._run.path, self._run.name)
+            named = format_run_name(self._run.path, self._run.name)
             logger.warning("Are the rewards of this run gamed? {}", "\n".join(describe_alarm(as_status(found), named)))
 
 
@@ -58,7 +58,7 @@ def describe_alarm(status: dict[str, Any], run: str) -> list[str]:
     """Return lines on the alarm, with commands that show the episodes."""
     lines = [f"After step {status['step']} {status['text']}. Look at these:"]
     for each in status["episodes"]:
-        shown = command("episodes", run, "--episode", each["uuid"])
+        shown = format_command("episodes", run, "--episode", each["uuid"])
         lines.append(f"  {shown}  (step {each['step']}, task {each['task']}, attempt {each['repeat']})")
     return lines
 

@@ -19,7 +19,7 @@ from ajet.backbone.contract import score_samples
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
 from ajet.rollout.components import renderer_of
-from ajet.schema.episode import Group, Outcome, advantages_of, episodes_of
+from ajet.schema.episode import Group, Outcome, collect_advantages, list_episodes
 from ajet.store import Store, is_shared
 from ajet.store import open_store as open_ledger
 from ajet.store.given_up import DeadLetterLog, list_dead_letters
@@ -157,7 +157,7 @@ class TrainingSession:
         backbone, version = self.backbone, self.backbone.version
         metrics, fresh_gap = dict(batch.metrics), None
         if self.experiment.ajet.rollout.truncates_sampling or not batch.samples:
-            metrics |= self.sink.observers.recomputed(episodes_of(taken.groups), self.step + 1, backbone)
+            metrics |= self.sink.observers.recomputed(list_episodes(taken.groups), self.step + 1, backbone)
         self.is_step_partial = True
         if batch.samples:
             try:
@@ -285,7 +285,7 @@ class TrainingSession:
         orders = [*(group.order for group in taken.groups), *(e.order for e in (*taken.single, *taken.held_out))]
         if is_shared(self.store):
             retrainable: Collection[int] = taken.reuse.find_retrainable(taken.groups, outcomes)
-            self.store.use(orders, step, again=retrainable, advantages=advantages_of(outcomes))
+            self.store.use(orders, step, again=retrainable, advantages=collect_advantages(outcomes))
         else:
             self.store.use(orders, step)
 

@@ -17,7 +17,7 @@ from loguru import logger
 
 from ajet.algorithm.staleness import compute_staleness_metrics
 from ajet.record.held_out import MOST_LEFT_OUT, Measurement
-from ajet.schema.episode import NO_OUTCOME, Episode, Group, episodes_of
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, list_episodes
 from ajet.train.accounting import check_tokens, episode_metrics, log_formats, measurement_of, validation_metrics
 from ajet.train.gaming import GamingWatch
 from ajet.train.remarks import describe_remarks
@@ -98,7 +98,7 @@ class RunSink:
             UserError: the record cannot be written.
         """
         run, settings, step, outcomes = self.run, self.experiment.ajet, trained.step, trained.outcomes
-        episodes, unused = episodes_of(trained.groups), episodes_of(trained.unused)
+        episodes, unused = list_episodes(trained.groups), list_episodes(trained.unused)
         log_formats(episodes, settings.context_tracker)
         check_tokens([*episodes, *unused], outcomes, trained.tokens)
         metrics = episode_metrics(episodes, "train", outcomes)
@@ -136,7 +136,7 @@ class RunSink:
             groups: one group a task.
             recorded: uuids of attempts that an earlier process recorded.
         """
-        run, episodes = self.run, episodes_of(groups)
+        run, episodes = self.run, list_episodes(groups)
         new = [episode for episode in episodes if episode.uuid not in recorded]
         if new:
             run.episodes.write(step, "validation", new)
@@ -172,7 +172,7 @@ class RunSink:
 def _count_retrained(trained: TrainedStep) -> dict[str, float]:
     """Return the part of the step's numbers that an earlier step has counted, too."""
     before = {*trained.retrained}
-    counted = episode_metrics(episodes_of(each for each in trained.groups if each.order in before), "train", {})
+    counted = episode_metrics(list_episodes(each for each in trained.groups if each.order in before), "train", {})
     metrics: dict[str, float] = {
         "train/retrained": len(trained.retrained),
         "train/retrained_failed": counted["train/failed"],

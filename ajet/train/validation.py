@@ -14,7 +14,7 @@ from ajet.record.status import TO_VALIDATE
 from ajet.rollout.attempt import Identity
 from ajet.rollout.components import split_repeats
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.schema.episode import Episode, Group, episodes_of
+from ajet.schema.episode import Episode, Group, list_episodes
 from ajet.schema.task import Task
 from ajet.train.sink import RunSink, measure_span
 
@@ -45,7 +45,7 @@ def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[
         recorded={episode.uuid for episode in earlier},
     )
     if step == 0:
-        refuse_if_all_failed(episodes_of(groups), step)
+        refuse_if_all_failed(list_episodes(groups), step)
     return metrics, measured
 
 

@@ -26,7 +26,7 @@ from loguru import logger
 
 from ajet.client.proxies import build_bypass
 from ajet.config.other_models import OUTSIDE
-from ajet.schema.endpoint import ANOTHERS, Endpoint, Endpoints
+from ajet.schema.endpoint import FOREIGN_KEY, Endpoint, Endpoints
 from ajet.workflow.loop_pools import split_pools
 
 AGENT = "default"
@@ -174,7 +174,7 @@ def bind_request(request: Any) -> None:
             request.url = request.url.copy_with(scheme=place.scheme, host=place.hostname, port=place.port)
             headers[header], headers["host"] = prefix + endpoint.api_key, place.netloc
         elif _endpoints_by_key.get(key, endpoints) is not endpoints:
-            headers[header] = prefix + ANOTHERS
+            headers[header] = prefix + FOREIGN_KEY
 
 
 def _warn_of_foreign_host(url: Any) -> None:

@@ -26,8 +26,8 @@ from loguru import logger
 
 from ajet.config.references import resolve_class
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, SandboxFailure, ToolFailure, UserError
-from ajet.schema.sandbox import Sandbox, SandboxMaker
-from ajet.schema.tool_use import ToolUse, digest_of
+from ajet.schema.sandbox import Sandbox, SandboxFactory
+from ajet.schema.tool_use import ToolUse, compute_digest
 
 T = TypeVar("T")
 Outside = Literal["environment", "tool"]
@@ -177,7 +177,7 @@ OPENING = "sandbox.open"
 """The name of the use that the record keeps."""
 
 
-def find_sandbox_maker(config: Any) -> SandboxMaker:
+def find_sandbox_maker(config: Any) -> SandboxFactory:
     """Return what opens sandboxes of the kind that `environment.sandbox` names. Raises UserError."""
     base = Path(config.ajet.base_dir or ".")
     kind = resolve_class(
@@ -186,9 +186,9 @@ def find_sandbox_maker(config: Any) -> SandboxMaker:
         base=base,
         what="ajet.environment.sandbox",
         methods=("of", "open"),
-        like="ajet.schema.sandbox.SandboxMaker",
+        like="ajet.schema.sandbox.SandboxFactory",
     )
-    maker: SandboxMaker = kind.of(config.ajet.environment, base)
+    maker: SandboxFactory = kind.of(config.ajet.environment, base)
     return maker
 
 
@@ -203,7 +203,7 @@ def open_sandbox(
         raise SandboxFailure(f"{error.what} {error.do}".strip(), retryable=False) from error
     resources.callback(sandbox.close)
     arguments = {"mechanism": sandbox.mechanism, "confined": sandbox.mechanism != "none"}
-    record(ToolUse(OPENING, arguments, "", digest_of(""), began, time.time(), server="sandbox"))
+    record(ToolUse(OPENING, arguments, "", compute_digest(""), began, time.time(), server="sandbox"))
     return sandbox
 
 

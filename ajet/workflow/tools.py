@@ -21,7 +21,7 @@ from ajet.record.bounded_json import parse_object
 from ajet.record.plain_json import dumps
 from ajet.record.tool_uses import bound_arguments
 from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, SandboxFailure
-from ajet.schema.tool_use import ToolError, ToolUse, digest_of
+from ajet.schema.tool_use import ToolError, ToolUse, compute_digest
 from ajet.workflow.resources import Deadline
 
 Record = Callable[[ToolUse], None]
@@ -113,7 +113,7 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
         if problem is not None:
             self.error = self.error or classify_error(problem)
             self.result = self.result or f"{type(problem).__name__}: {problem}"
-        self._digest = digest_of(self.result if self.whole is None else self.whole)
+        self._digest = compute_digest(self.result if self.whole is None else self.whole)
         self._whole_length = -1 if self.whole is None else len(self.whole)
 
 

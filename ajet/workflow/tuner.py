@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from ajet.environment.pinned import Pin, ToolPins
 from ajet.schema.endpoint import Endpoint, Endpoints
-from ajet.schema.sandbox import NOTHING, Sandbox
+from ajet.schema.sandbox import NO_VARIABLES, Sandbox
 from ajet.schema.tool_use import ToolUse
 from ajet.workflow.adapters import agentscope, openai_sdk
 from ajet.workflow.ambient import register_endpoint
@@ -139,7 +139,7 @@ class ModelTuner:
             return record_calls(tool, self.tool_used, self.replay, self._deadline)
         return RunningToolUse(tool, arguments, self.tool_used, self.replay, call_id=call_id, server=server)
 
-    def sandbox(self, environment: Mapping[str, str] = NOTHING) -> Sandbox:
+    def sandbox(self, environment: Mapping[str, str] = NO_VARIABLES) -> Sandbox:
         """A place of this attempt's own to run code that the model wrote: `tuner.sandbox().python(code)` says what
         came of it. `environment.sandbox` says how it is held; it is recorded as a use of a tool, and closed with the
         attempt. Starting takes tens of milliseconds in which the caller waits. Raises SandboxFailure."""
@@ -160,7 +160,7 @@ class ModelTuner:
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
     ) -> ChatModelBase:
         """An AgentScope chat model, with the tuner's `config`. `debug_model`: a model's name, or an AgentScope model
-        of your own, which then answers unrecorded. Raises MissingExtra without agentscope."""
+        of your own, which then answers unrecorded. Raises MissingExtraError without agentscope."""
 
         def make(endpoint: Endpoint) -> ChatModelBase:
             return agentscope.make_chat_model(endpoint, openai_sdk.make_client(endpoint), self._config)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from ajet.schema.errors import AjetError, BoundaryError, MissingExtra
+from ajet.schema.errors import AjetError, BoundaryError, MissingExtraError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.tuner import ModelTuner
 from ajet.workflow.workflow import Workflow
@@ -43,7 +43,7 @@ class AworldAgentLoop(Workflow):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises MissingExtra."""
+        """Raises MissingExtraError."""
         require_aworld()
 
     @abstractmethod
@@ -115,6 +115,6 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def require_aworld() -> None:
-    """Raises MissingExtra."""
+    """Raises MissingExtraError."""
     if find_spec("aworld") is None:
-        raise MissingExtra("aworld", "aworld", needed_for="An agent of AWorld")
+        raise MissingExtraError("aworld", "aworld", needed_for="An agent of AWorld")

@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from ajet.cli.options import Conf, ExpDir, Overrides
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 app = typer.Typer(help="Runs on a cluster (verl).", no_args_is_help=True)
@@ -59,7 +59,7 @@ def render(
     from ajet_cluster.slurm import render_slurm
 
     if conf is None:
-        wanted = command("cluster", "render", scheduler.value, "--conf", "FILE.yaml")
+        wanted = format_command("cluster", "render", scheduler.value, "--conf", "FILE.yaml")
         raise UserError("There is no --conf.", expected=wanted)
     if scheduler is ClusterScheduler.kuberay and not image:
         raise UserError("There is no --image.", expected="a container image with ajet[verl], such as REGISTRY/ajet:1")

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from ajet.config.plugins import list_package_roots
 from ajet.record.held_folder import make_workdir
 from ajet.record.remove_folder import remove_folder
-from ajet.schema.commands import command as ajet_command
+from ajet.schema.commands import format_command as ajet_command
 from ajet.schema.errors import ConfigError
 from ajet.schema.sandbox import Limits
 from ajet_environments.config import Companion

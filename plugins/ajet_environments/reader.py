@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ajet.environment.services import EnvService
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import EnvironmentFailure, TaskError
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit
@@ -52,7 +52,7 @@ class EnvServiceReader:
                 f"The tasks cannot be had: {problem}",
                 where=f"{KEY}.env_url ({service.url})",
                 expected=f"an environment service there that has the environment {service.env_type!r}",
-                do=f"{advise_start()}, and try it with `{command('env', 'check', service.url)}`",
+                do=f"{advise_start()}, and try it with `{format_command('env', 'check', service.url)}`",
             ) from problem
         if not found:
             raise TaskError(

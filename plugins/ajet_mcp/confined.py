@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ajet.record.held_folder import HeldFolder, make_workdir
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import ConfigError
 from ajet_mcp.images import require_images
 from ajet_mcp.servers import Server
@@ -48,7 +48,8 @@ def require_sandbox(servers: Sequence[Server]) -> None:
             f"The server {confined[0]} is confined, and cannot be: {error.what}",
             where=f"mcpServers.{confined[0]}.confined",
             expected="bubblewrap, whatever environment.sandbox says",
-            do=error.do or f"{command('doctor')} says what is missing; `confined: false` runs the server as this user",
+            do=error.do
+            or f"{format_command('doctor')} says what is missing; `confined: false` runs the server as this user",
         ) from None
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ajet.config.services import RequiredService
 from ajet.environment.replay import replays_alone
 from ajet.environment.services.chosen import is_service_url, is_world
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
             KEY,
             partial(why_not, server),
             "AgentDock's interface" if dock else "a server that speaks MCP, and lists its tools",
-            f"start it (`{command('env', 'up', 'FILE')}` starts one of yours; `ajet.services` starts it with the run), "
-            "or mend the address; a token is read from MCP_SERVER_TOKEN",
+            f"start it (`{format_command('env', 'up', 'FILE')}` starts one of yours; `ajet.services` starts it with "
+            "the run), or mend the address; a token is read from MCP_SERVER_TOKEN",
         )
 
 

@@ -22,7 +22,7 @@ from ajet.config.other_models import read_api_key
 from ajet.config.plugins import find_first_name
 from ajet.config.unread_sections import list_servers_files
 from ajet.environment.files import expand_variables, find_named_file, invalid_section_error, read_yaml
-from ajet.schema.addresses import ToolKind, checked, tool_kind
+from ajet.schema.addresses import ToolKind, find_tool_kind, require_address
 from ajet.schema.errors import ConfigError
 from ajet_sandbox.engine import OF_THE_ENGINE, one_line
 from ajet_sandbox.program import Walls
@@ -178,7 +178,7 @@ class _Entry(BaseModel):
     def kind(self) -> Kind:
         if self.url is None:
             return "stdio"
-        return "sse" if self.type == "sse" else tool_kind(self.url) or "http"
+        return "sse" if self.type == "sse" else find_tool_kind(self.url) or "http"
 
 
 def _described(use: str, base: Path) -> tuple[Server, ...]:
@@ -220,7 +220,7 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
     return Server(
         name,
         read.kind,
-        url=checked(read.url, where, *_SERVERS) if read.url is not None else "",
+        url=require_address(read.url, where, *_SERVERS) if read.url is not None else "",
         headers=read.headers,
         command=tuple(_placed(word, folder) for word in words),
         env=read.env,
@@ -238,9 +238,9 @@ def server_from(name: str, entry: Any, file: Path) -> Server | None:
 def _addressed(url: str) -> Server:
     from ajet_mcp.running_environments import token_for
 
-    checked(url, KEY, *_SERVERS)
+    require_address(url, KEY, *_SERVERS)
     token = read_api_key(TOKEN) or token_for(url)
-    return Server(urlsplit(url).netloc, tool_kind(url) or "http", url=url, headers=_bearer(token))
+    return Server(urlsplit(url).netloc, find_tool_kind(url) or "http", url=url, headers=_bearer(token))
 
 
 def _running(name: str) -> Server | None:

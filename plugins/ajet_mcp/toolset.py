@@ -24,8 +24,8 @@ from loguru import logger
 from ajet.environment.loop import on_tools_loop
 from ajet.environment.pinned import Pin, PinnedTools
 from ajet.schema.errors import AjetError, EnvironmentFailure
-from ajet.schema.json_schema import problem_of_reply, problem_of_schema
-from ajet.schema.tool_use import ToolError, ToolUse, digest_of
+from ajet.schema.json_schema import find_reply_problem, find_schema_problem
+from ajet.schema.tool_use import ToolError, ToolUse, compute_digest
 from ajet_mcp.confined import Workdir, behind_walls
 from ajet_mcp.contract import CallFailedError, Limits, Session, Tool
 from ajet_mcp.results import CountTokens, Shown, has_image, shown
@@ -181,7 +181,7 @@ class Toolset:
             lost, result = problem, Shown(str(problem), str(problem), error="environment")
         server = place.server if place is not None else ""
         whole = len(result.whole) if result.text != result.whole else -1
-        digest, ended = digest_of(result.whole), time.time()
+        digest, ended = compute_digest(result.whole), time.time()
         told = (digest, started, ended, result.error, server, call_id, whole)
         self._keep(ToolUse(name, given, result.text, *told, images=len(result.images)))
         if lost is not None:
@@ -294,7 +294,7 @@ def _read(given: str | Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     """Raises _Wrong for what is no object."""
     try:
         text = (given if isinstance(given, str) else json.dumps(given)).strip() or "{}"
-        problem = problem_of_reply(text, {})
+        problem = find_reply_problem(text, {})
     except (TypeError, ValueError) as error:  # a workflow's own values: a date, an integer beyond what Python writes
         raise _Wrong(f"these are no arguments of {tool.name}: {error}", "arguments") from None
     if problem is not None:
@@ -307,11 +307,11 @@ async def _hold(arguments: Mapping[str, Any], tool: Tool) -> None:
     """Raises _Wrong for what does not keep to the tool's schema; by one that cannot be used only the server judges."""
 
     def find_problem() -> str | None:
-        unchecked = problem_of_schema(tool.schema)
+        unchecked = find_schema_problem(tool.schema)
         if unchecked is not None:
             _warn_unchecked(tool.name, unchecked)
             return None
-        return problem_of_reply(json.dumps(arguments), tool.schema)
+        return find_reply_problem(json.dumps(arguments), tool.schema)
 
     problem = await asyncio.to_thread(find_problem)  # the schema is the server's: its check may take a second
     if problem is not None:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet.schema.errors import MissingExtra
-from ajet.schema.secrets import without_secret_shapes
+from ajet.schema.errors import MissingExtraError
+from ajet.schema.secrets import replace_secret_shapes
 from ajet.store.contract import StoreDownError, StoreUnreachableError
 from ajet.store.outage import Outage
 
@@ -48,13 +48,13 @@ class Connection:
         patience: float = PATIENCE,
     ) -> None:
         """`login`: user and password. `patience`: seconds until the first contact. `later`: seconds that the owner
-        waits afterwards (`outage.patience`), which bound one answer. Raises MissingExtra, StoreDownError."""
+        waits afterwards (`outage.patience`), which bound one answer. Raises MissingExtraError, StoreDownError."""
         try:
             from pymongo import MongoClient, ReadPreference, WriteConcern
             from pymongo.errors import PyMongoError
         except ImportError as error:
-            raise MissingExtra("pymongo", "mongo", needed_for="A store in MongoDB") from error
-        self.shown = f"{without_secret_shapes(uri.rstrip('/'), '…')}/{database}"
+            raise MissingExtraError("pymongo", "mongo", needed_for="A store in MongoDB") from error
+        self.shown = f"{replace_secret_shapes(uri.rstrip('/'), '…')}/{database}"
         self.outage = Outage(self.shown, patience)
         answer_ms = int(min(ANSWER_MS, 1000 * max(patience if later is None else later, 0.1)))
         options: dict[str, Any] = {"appname": "ajet", "connectTimeoutMS": 5000, "socketTimeoutMS": answer_ms}

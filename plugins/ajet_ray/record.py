@@ -23,7 +23,7 @@ from ajet.backbone.decoupled.closed_groups import list_samplers
 from ajet.environment.pinned import PinnedFile
 from ajet.record.learned import is_idle
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.schema.episode import Group, episodes_of
+from ajet.schema.episode import Group, list_episodes
 from ajet.schema.errors import UserError
 from ajet.train.step import TrainedStep
 from ajet_ray.mailbox import (
@@ -139,7 +139,7 @@ class Record:
             return
         self._failed = [] if group.scored else [*self._failed, group]
         if len(self._failed) >= self._settings.data.train_batch_size:
-            refuse_if_all_failed(episodes_of(self._failed), first.step)
+            refuse_if_all_failed(list_episodes(self._failed), first.step)
         if len(self._failed) >= HOPELESS * self._settings.data.train_batch_size:
             raise UserError(
                 f"No episode of the last {len(self._failed)} tasks was scored: there is nothing to train on.",

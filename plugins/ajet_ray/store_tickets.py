@@ -19,7 +19,7 @@ from ajet.backbone.decoupled.closed_groups import ClosedGroups
 from ajet.backbone.decoupled.quarantine import Quarantine, build_group_terms
 from ajet.backbone.decoupled.terms import PROBE, SamplingTerms
 from ajet.engine.probe import Probe
-from ajet.schema.episode import Group, advantages_of
+from ajet.schema.episode import Group, collect_advantages
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet_ray.folder_probe import FolderProbe
@@ -145,7 +145,7 @@ class StoreTickets(Tickets):
         reuse = self._closed_groups.take(over, stale, ready.expired)
         outcomes = {uuid: each.outcome for uuid, each in credited.items()}
         scored = [group for group in over if group.scored]
-        staying, told = reuse.find_retrainable(scored, outcomes), advantages_of(outcomes)
+        staying, told = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
         self._shared.use((group.order for group in scored), step, again=staying, advantages=told)
         self._store.discard((group.order for group in over if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from ajet.schema.errors import SandboxFailure
-from ajet.schema.sandbox import NOTHING, Limits
+from ajet.schema.sandbox import NO_VARIABLES, Limits
 from ajet_sandbox.identity import SYS_ADMIN, counts_by_namespace, fresh_uid, has_capability
 from ajet_sandbox.interpreter import NEUTRAL, Interpreter, own_interpreter
 from ajet_sandbox.seccomp import seccomp_filter
@@ -41,7 +41,7 @@ class Bubblewrap(Warm):
     def __init__(
         self,
         limits: Limits,
-        environment: Mapping[str, str] = NOTHING,
+        environment: Mapping[str, str] = NO_VARIABLES,
         *,
         python: Interpreter | None = None,
         root: Path | None = None,

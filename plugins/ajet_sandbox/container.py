@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from ajet.schema.errors import SandboxFailure
-from ajet.schema.sandbox import NOTHING, Limits
+from ajet.schema.sandbox import NO_VARIABLES, Limits
 from ajet_sandbox.engine import LABEL, owner, remove, swept
 from ajet_sandbox.identity import uid_of_a_container
 from ajet_sandbox.seccomp import seccomp_filter
@@ -37,7 +37,7 @@ class Container(Warm):
     ends_within = 5.0
 
     def __init__(
-        self, engine: str, limits: Limits, environment: Mapping[str, str] = NOTHING, *, image: str | None = None
+        self, engine: str, limits: Limits, environment: Mapping[str, str] = NO_VARIABLES, *, image: str | None = None
     ) -> None:
         """`image`: has a `python3`, 3.10 or later, on its PATH. Raises SandboxFailure."""
         self.mechanism = engine

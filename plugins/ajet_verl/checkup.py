@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from ajet.backbone.requirements import check_requirements, find_installed_version, has_nvidia
-from ajet.schema.commands import installs, installs_extra
+from ajet.schema.commands import format_extra_install, format_install
 from ajet.schema.errors import Finding, State
 
 _VALUE_HEAD = "AutoModelForCausalLMWithValueHead"
@@ -28,7 +28,7 @@ def verl_findings(engine: str = "vllm", *, needed: bool = False) -> list[Finding
     if not find_installed_version("verl"):
         return []
     bad: State = "problem" if needed else "warning"
-    there = installs_extra("verl" if has_nvidia() else "verl-cpu")
+    there = format_extra_install("verl" if has_nvidia() else "verl-cpu")
     anew = f"make an environment anew (docs/install.md), in which you run {there}"
     own = {name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_name(each)] if name}
     pinned = {each.name.lower(): each for each in _of_ajet()}
@@ -90,7 +90,7 @@ def _trl(bad: State) -> list[Finding]:
     if any(_VALUE_HEAD in place.read_text(encoding="utf-8") for place in places if place.is_file()):
         return [Finding("trl", "ok", f"{version}: it has the class that verl patches")]
     text = f"trl {version} lacks a class that verl patches in every trl it finds: a run would fail in its first minutes"
-    return [Finding("trl", bad, text, f"uninstall trl (nothing here needs it), or {installs('trl==0.27.0')}")]
+    return [Finding("trl", bad, text, f"uninstall trl (nothing here needs it), or {format_install('trl==0.27.0')}")]
 
 
 def _flash_attention() -> list[Finding]:

@@ -34,7 +34,7 @@ def verl_settings(
 
     model_folder: where the model lies, if `model.path` is nothing that verl could load. run_folder: the run's.
     own_cluster: the run's machine is all of the cluster, so its accelerators decide what `device: auto` is. Raises
-    ConfigError for what verl would refuse, MissingExtra without verl.
+    ConfigError for what verl would refuse, MissingExtraError without verl.
     """
     folder = model_folder or _folder_at_hand(experiment)
     model = read_limits(folder) if folder is not None else ModelLimits()

@@ -17,7 +17,7 @@ from ajet.record.console import console, counted, format_age
 from ajet.record.find_run import newest_run, run_folder, suggest_run
 from ajet.record.gamed import GAMED
 from ajet.record.learned import LEARNED_NOTHING
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.episode import Split
 from ajet.schema.errors import UserError
 from ajet_viewer.episode_page import read_episode
@@ -39,7 +39,7 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
     """A table of the runs below `root`, the one that changed last first. `debug`: with debug runs. Exit code 0."""
     rows = [row for row in (Library(root).runs() if root.is_dir() else []) if debug or row["kind"] != "debug"]
     if not rows:
-        start = command("--conf", "FILE.yaml", "--backbone", "local")
+        start = format_command("--conf", "FILE.yaml", "--backbone", "local")
         console.print(f"No runs in {root}. Start one: {start}", markup=False, soft_wrap=True)
         return 0
     narrow = console.width < NARROW

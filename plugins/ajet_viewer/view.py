@@ -25,8 +25,8 @@ from ajet.config.programs import build_command
 from ajet.config.record_file import has_record_file, list_record_folder
 from ajet.record.console import console
 from ajet.record.find_run import newest_run, suggest_run
-from ajet.schema.addresses import is_loopback, loopback_hosts
-from ajet.schema.commands import command
+from ajet.schema.addresses import is_loopback, list_loopback_hosts
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 from ajet_viewer.browser import OpenedPage, open_page
 
@@ -74,7 +74,7 @@ def _make_missing_error(place: Path) -> UserError:
         return UserError(f"{place.name} is a file, and no run.", where=str(place), expected=expected)
     from ajet.config.experiment import DEFAULT_ROOT
 
-    begins = f"`{command('--conf', 'FILE.yaml')}` begins a run; --exp-dir names another folder of runs"
+    begins = f"`{format_command('--conf', 'FILE.yaml')}` begins a run; --exp-dir names another folder of runs"
     if place.name == DEFAULT_ROOT:
         what = f"There is no {place.name} here: nothing was run in this folder yet."
         return UserError(what, where=str(place), expected=expected, do=begins)
@@ -120,7 +120,7 @@ def _serve_views(views: Views, host: str, port: int, browser: bool, is_attached:
 
     listener = listen(host, port, name="viewer", where="--host, --port")
     port = listener.getsockname()[1]
-    hosts = loopback_hosts(host, port) if is_loopback(host) else frozenset[str]()
+    hosts = list_loopback_hosts(host, port) if is_loopback(host) else frozenset[str]()
     token = secrets.token_urlsafe(16)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/?token={token}"
@@ -197,7 +197,7 @@ def start_viewer(run: RunDirectory) -> ViewerProcess | None:
         raise
     if not line.startswith("Viewer: "):
         _end_process(process)
-        logger.warning("--with-logview: the viewer did not start; `{}` says why", command("view", run.path))
+        logger.warning("--with-logview: the viewer did not start; `{}` says why", format_command("view", run.path))
         return None
     run.status.add_process(process.pid, "viewer")
     console.print(line, markup=False, soft_wrap=True)

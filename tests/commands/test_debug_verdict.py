@@ -9,7 +9,7 @@ import pytest
 from ajet.algorithm import open_algorithm
 from ajet.commands.debug import advise, describe_tasks
 from ajet.config import AjetConfig
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.episode import Episode, Failure, Group, Verdict
 from ajet.schema.task import Task
 
@@ -53,7 +53,7 @@ def test_what_to_change_follows_from_what_was_played() -> None:
     judged = settings(task_judge__judge_protocol="judge.py->judge")
     assert "the judge decided none" in advise([group(None)], judged)
     never = advise([group(0.0, 0.0), group(0.0)], AjetConfig())
-    for given in (command("sft", "--model", AjetConfig().model.path), "docs/sft.md"):
+    for given in (format_command("sft", "--model", AjetConfig().model.path), "docs/sft.md"):
         assert never.index(given) < never.index("easier tasks")
     assert "harder tasks" in advise([group(1.0, 1.0)], AjetConfig())
     assert "rollout.num_repeat to 4" in advise([group(1.0), group(0.0)], settings(rollout__num_repeat=1))

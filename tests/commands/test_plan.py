@@ -13,7 +13,7 @@ from ajet.backbone.local import LocalBackbone
 from ajet.cli import launcher
 from ajet.commands.pace import EpisodePace
 from ajet.config import Experiment, load_experiment
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.train import footprint
 from tests.judge_fixtures import judge_server
 from tests.verl_fixtures import without_verl
@@ -50,8 +50,8 @@ def test_a_plan_says_what_a_run_takes_and_starts_nothing(project: Path, capsys: 
     assert "backbone local" in said, "not debug, which trains nothing"
     assert "2 tasks × 4 episodes" in said and "a pass of up to 1,440 tokens" in said and "GiB are free" in said
     assert "MiB a checkpoint, at most 1 at once" in said
-    assert f"not measured yet: {command('--conf', 'x.yaml', '--backbone', 'debug')}" in said
-    start = command("--conf", "x.yaml", "--backbone", "local", "store.type=sqlite")
+    assert f"not measured yet: {format_command('--conf', 'x.yaml', '--backbone', 'debug')}" in said
+    start = format_command("--conf", "x.yaml", "--backbone", "local", "store.type=sqlite")
     assert said.endswith(f"Nothing was started. Start it: {start}")
     assert not (project / "launcher_record").exists()
     assert "memory about" not in planned(capsys, "--backbone", "debug")

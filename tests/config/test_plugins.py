@@ -28,7 +28,7 @@ from ajet.config.references import resolve_reference
 from ajet.config.schema.extended import PluginKeys
 from ajet.environment.services.chosen import choose_environment, is_world
 from ajet.schema.episode import Failure
-from ajet.schema.errors import ConfigError, UnresolvedReference, UserError
+from ajet.schema.errors import ConfigError, UnresolvedReferenceError, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.schema.tool_use import ToolUse
 from ajet.store import Address, check_store, open_reader, open_shared, store_address, write_store_address
@@ -276,7 +276,7 @@ def test_a_renamed_reference_still_works(install: Install, tmp_path: Path) -> No
 
     for reference in ("older.board->Board", "older.board:Board", "newer.code:NewBoard"):
         assert resolve_reference(reference, base=tmp_path) is newer.code.NewBoard
-    with pytest.raises(UnresolvedReference) as error:
+    with pytest.raises(UnresolvedReferenceError) as error:
         resolve_reference("older.board->Other", base=tmp_path)
     assert "older.board" in error.value.what
 
@@ -394,7 +394,7 @@ def test_a_family_of_tool_servers_has_a_section(install: Install, tmp_path: Path
 
 
 def test_a_misspelled_export_is_corrected(tmp_path: Path) -> None:
-    with pytest.raises(UnresolvedReference) as error:
+    with pytest.raises(UnresolvedReferenceError) as error:
         resolve_reference("ajet.workflow->ComandWorkflow", base=tmp_path)
     assert "ajet.workflow->CommandWorkflow" in error.value.do
 

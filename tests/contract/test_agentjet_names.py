@@ -16,7 +16,7 @@ from ajet.cli import launcher
 from ajet.cli.launcher import FLAG_ALIASES, MISSING_FLAGS, UNNEEDED_FLAGS
 from ajet.config import load_experiment
 from ajet.config.references import resolve_reference
-from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReference, UserError
+from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReferenceError, UserError
 from ajet.train.runner import LaunchOptions
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
@@ -104,7 +104,7 @@ def test_roles_that_are_registered_by_its_earlier_names():
 )
 def test_reference_that_imports_agentjets_module_is_answered(tmp_path, module, words):
     (tmp_path / "w.py").write_text(f"import {module}\nclass W: ...\n")
-    with pytest.raises(UnresolvedReference, match="is AgentJet's and not here") as refused:
+    with pytest.raises(UnresolvedReferenceError, match="is AgentJet's and not here") as refused:
         resolve_reference("w.py->W", base=tmp_path)
     assert words in refused.value.do and refused.value.where.endswith("w.py:1")
 

@@ -12,7 +12,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.record import EpisodeFiles
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 
 AGENT = '''
 import glob, os, signal, time
@@ -117,7 +117,7 @@ def test_tools_rewards_and_a_verdict(debug: Callable[..., Any]) -> None:
     assert re.search(r"A step of training here: about .* to play 8 episodes \(at \d+ tokens a second", said), said
     assert re.search(r"Its memory: about .* GiB at its peak: weights .* GiB are free\.", said), said
     given = ("--exp-dir", "record", "rollout.user_workflow=agent.py->asks")
-    assert f"Train it: {command('--conf', 'x.yaml', '--backbone', 'local', *given)}" in said
+    assert f"Train it: {format_command('--conf', 'x.yaml', '--backbone', 'local', *given)}" in said
     row = json.loads((folder / "metrics.jsonl").read_text())
     assert row["debug/all_tokens"] == row["debug/sampled_tokens"] > 0 and row["debug/seconds"] > 0
 

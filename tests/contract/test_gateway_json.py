@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.schema.call import full_ids, prompt_ids
-from ajet.schema.json_schema import problem_of_reply, problem_of_schema
+from ajet.schema.json_schema import find_reply_problem, find_schema_problem
 from tests.chat_templates import tokenizer, variant
 from tests.support.gateways import (
     ADD,
@@ -255,13 +255,13 @@ def test_a_schema_that_nothing_can_be_held_to_is_refused(schema, problem):
     ],
 )
 def test_what_keeps_to_a_schema(schema, text, fits):
-    assert problem_of_schema(schema) is None
-    assert (problem_of_reply(text, schema) is None) == fits
+    assert find_schema_problem(schema) is None
+    assert (find_reply_problem(text, schema) is None) == fits
 
 
 def test_a_pattern_that_would_take_for_ever_does_not():
     schema = {"type": "string", "pattern": "^(a|aa)+$"}
-    assert "too long" in problem_of_reply(json.dumps("a" * 60 + "b"), schema)
+    assert "too long" in find_reply_problem(json.dumps("a" * 60 + "b"), schema)
 
 
 KEYS = st.sampled_from(["type", "properties", "items", "$ref", "pattern", "enum", "anyOf", "required", "x"])
@@ -276,8 +276,8 @@ JSON = st.recursive(
 def test_no_schema_and_no_reply_make_the_judge_fail(value):
     schema = value if isinstance(value, dict) else {"enum": [value]}
     text = json.dumps(value)
-    wrong = problem_of_reply(text, schema)
-    assert isinstance(wrong, str) or (wrong is None and problem_of_schema(schema) is None)
+    wrong = find_reply_problem(text, schema)
+    assert isinstance(wrong, str) or (wrong is None and find_schema_problem(schema) is None)
 
 
 def test_what_a_failed_engine_said_is_no_rejection():

@@ -14,7 +14,7 @@ from loguru import logger
 from ajet.cli import launcher
 from ajet.config import Experiment
 from ajet.record import RunDirectory
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.train.sources.served import ServedSource
 from tests.ajet_command import metric_rows
 
@@ -77,7 +77,7 @@ def test_a_run_that_never_learned_ends_as_a_mistake(train: Callable[..., str], t
     assert "This run learned nothing: the attempts at each task had equal rewards in every step" in said
     assert "The run was ended: it learned nothing in 2 steps." in said and "stop_after_idle_steps" in said
     assert "Traceback" not in said
-    assert command("sft", "--model", "embedded:tiny-tools") in said and "docs/sft.md" in said
+    assert format_command("sft", "--model", "embedded:tiny-tools") in said and "docs/sft.md" in said
     status = json.loads((folder / "status.json").read_text())
     assert "equal rewards" in status["learned_nothing"] and status["outcome"] == "failed"
     said = train(code=2)
@@ -107,4 +107,4 @@ def test_a_run_that_learned_before_ends_well(train: Callable[..., str], tmp_path
     said = train("rollout.user_workflow=agent.py->first", code=0)
     assert len(metric_rows(tmp_path / "record" / "x")) == 3
     assert "It ended early: the last 2 steps had nothing to learn from (the attempts at each task had equal" in said
-    assert f"Try the tuned model: {command('chat', 'record/x')}" in said
+    assert f"Try the tuned model: {format_command('chat', 'record/x')}" in said

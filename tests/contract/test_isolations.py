@@ -17,7 +17,7 @@ import pytest
 
 from ajet import WorkflowOutput, WorkflowTask
 from ajet.schema.episode import Verdict
-from ajet.schema.tool_use import digest_of
+from ajet.schema.tool_use import compute_digest
 from tests.sandbox_fixtures import require
 from tests.support.rollouts import (
     HoldsNothing,
@@ -93,7 +93,7 @@ def test_clients_of_every_kind_reach_the_model(isolation: str, workflow: type[An
     for episode in episodes:
         for use in episode.tool_uses:
             assert episode.started <= use.started <= use.ended <= episode.ended
-            assert use.digest == digest_of("much more" if use.name == "look" else use.result)
+            assert use.digest == compute_digest("much more" if use.name == "look" else use.result)
             assert (use.call_id, use.server, use.whole) == (("c1", "eyes", 9) if use.name == "look" else ("", "", -1))
 
 

@@ -13,7 +13,7 @@ from ajet.environment.replay import ReplayMissError, RunReplay
 from ajet.record import EpisodeFiles
 from ajet.schema.errors import ConfigError, UserError
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, digest_of
+from ajet.schema.tool_use import BROWSE_AGENT, ToolUse, compute_digest
 from ajet.workflow import Workflow
 from ajet.workflow.tools import ToolFailedError
 from tests.record_fixtures import episode
@@ -116,7 +116,7 @@ def test_a_run_that_is_not_there_or_has_no_uses_is_said(tmp_path: Path) -> None:
 
 
 def use(name: str, started: float, ended: float, result: str, **more: Any) -> ToolUse:
-    return ToolUse(name, {}, result, digest_of(result), started, ended, **more)
+    return ToolUse(name, {}, result, compute_digest(result), started, ended, **more)
 
 
 def test_the_same_call_after_other_uses_is_another_state(tmp_path: Path) -> None:

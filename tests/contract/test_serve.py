@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ajet.schema.episode import Episode, Group, Verdict
-from ajet.schema.tool_use import digest_of
+from ajet.schema.tool_use import compute_digest
 from tests.support.rollouts import outages_pause
 from tests.support.served import (
     AwayStore,
@@ -46,7 +46,7 @@ def test_an_episode_from_its_opening_to_its_record():
         assert episode.verdict == Verdict(0.5, True) and episode.metadata == {"note": "n"}
         assert episode.metrics == {"turns": 1.0} and len(episode.timelines) == 1
         assert [(each.name, each.digest, each.ended) for each in episode.tool_uses] == [
-            ("look", digest_of("seen"), 2.5)
+            ("look", compute_digest("seen"), 2.5)
         ]
         assert episode.timelines[0].sampled == episode.sampled_tokens == said["usage"]["completion_tokens"]
         assert served.client.get(f"/episodes/{opened['episode']}").json() == ended

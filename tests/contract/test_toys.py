@@ -18,7 +18,7 @@ from ajet.config.backbones import find_backbone
 from ajet.config.plugin import KINDS, load_code
 from ajet.config.plugins import KERNEL, find_parts
 from ajet.record import RunDirectory
-from ajet.schema.commands import program
+from ajet.schema.commands import find_program
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
 from ajet.train.runner import Runner
@@ -126,7 +126,7 @@ def test_every_command_works_with_another_packages_parts(run: Command, tmp_path:
     assert "Nothing was started but a toy beside the run, ended again" in said and noted == ["entered", "left"]
     code, said = run("plan", *CONF)
     assert code == 0 and "1 task × 2 episodes" in said and "a toy is one process" in said, said
-    assert f"a toy beside the run, ended again. Start it: {program()} --conf x.yaml --backbone toy" in said, said
+    assert f"a toy beside the run, ended again. Start it: {find_program()} --conf x.yaml --backbone toy" in said, said
     launched = tmp_path / "launcher_record" / "x"
     assert not launched.exists()
 

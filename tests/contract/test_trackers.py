@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from ajet.schema.commands import installs_extra
+from ajet.schema.commands import format_extra_install
 from ajet.schema.episode import Outcome, Verdict
 from ajet.schema.task import Task
 from tests.record_fixtures import episode as recorded_episode
@@ -150,7 +150,7 @@ def test_one_that_is_not_installed_says_the_extra_and_the_console_stands_in(
         monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     (tracker,) = open_trackers(name, tracked_run(tmp_path / "run"))
     assert is_console(tracker)
-    assert len(said) == 1 and installs_extra(name) in said[0] and f"logger {name}" in said[0]
+    assert len(said) == 1 and format_extra_install(name) in said[0] and f"logger {name}" in said[0]
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ajet.schema.json_schema import problem_of_reply, problem_of_schema, problem_of_value
+from ajet.schema.json_schema import find_reply_problem, find_schema_problem, find_value_problem
 from tests.hostile_requests import lattice
 
 CHAIN = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}", "$dynamicRef": f"#/$defs/a{i + 1}"} for i in range(26)}
@@ -23,18 +23,18 @@ OWN_DIALECT = {**lattice(26), "$schema": "https://json-schema.org/draft/2020-12/
     ],
 )
 def test_check_beyond_its_budget_is_a_problem(schema, reply):
-    assert problem_of_reply(reply, schema) is not None
+    assert find_reply_problem(reply, schema) is not None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [{"allOf": [{}] * 60_000}, {"allOf": [{"enum": [1]}] * 10_000}])
 def test_schema_of_too_many_parts_is_refused(parts):
-    assert problem_of_schema(parts) is not None
+    assert find_schema_problem(parts) is not None
 
 
 def test_own_dialect_in_a_part_keeps_the_bounds():
     part = {"$schema": "https://json-schema.org/draft/2020-12/schema", "pattern": "^(a+)+$"}
-    assert problem_of_reply(json.dumps({"a": "a" * 40 + "!"}), {"properties": {"a": part}}) is not None
+    assert find_reply_problem(json.dumps({"a": "a" * 40 + "!"}), {"properties": {"a": part}}) is not None
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_own_dialect_in_a_part_keeps_the_bounds():
     [([{"x": n} for n in range(20_000)], True), ([1, True, [1], [True], "1"], True), ([{"a": 1}, {"a": 1.0}], False)],
 )
 def test_unique_items_are_compared_by_value(items, unique):
-    assert (problem_of_reply(json.dumps(items), {"uniqueItems": True}) is None) == unique
+    assert (find_reply_problem(json.dumps(items), {"uniqueItems": True}) is None) == unique
 
 
 def test_reply_of_many_rows_is_admitted():
     row = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(20)}, "required": ["p0"]}
     rows = [{f"p{n}": "x" for n in range(20)}] * 2000
-    assert problem_of_reply(json.dumps(rows), {"type": "array", "items": row}) is None
+    assert find_reply_problem(json.dumps(rows), {"type": "array", "items": row}) is None
 
 
 @pytest.mark.slow
@@ -57,19 +57,19 @@ def test_schema_of_thousands_of_properties_is_held_to():
     shared = {"anyOf": [{"type": "string", "maxLength": 9}, {"type": "null"}], "description": "as servers have it"}
     schema = {"type": "object", "properties": {n: {"$ref": "#/$defs/a"} for n in names}, "required": names}
     schema |= {"$defs": {"a": shared}, "additionalProperties": False}
-    assert problem_of_schema(schema) is None
-    assert problem_of_reply(json.dumps(dict.fromkeys(names, "x")), schema) is None
-    assert "p7" in (problem_of_reply(json.dumps({**dict.fromkeys(names), "p7": 7}), schema) or "")
+    assert find_schema_problem(schema) is None
+    assert find_reply_problem(json.dumps(dict.fromkeys(names, "x")), schema) is None
+    assert "p7" in (find_reply_problem(json.dumps({**dict.fromkeys(names), "p7": 7}), schema) or "")
 
 
 @pytest.mark.parametrize(
     "schema", [["a"], "a", 1, {"type": "no type"}, {"patternProperties": {"^a": {}}}, {"$ref": "x"}]
 )
 def test_values_pass_by_schemas_that_cannot_be_checked(schema):
-    assert problem_of_schema(schema) is not None and problem_of_value({"a": 1}, schema) is None
+    assert find_schema_problem(schema) is not None and find_value_problem({"a": 1}, schema) is None
 
 
 def test_values_are_held_to_schemas():
-    assert problem_of_value({"a": 1}, {"properties": {"a": {"type": "integer"}}}) is None
-    assert "$.a" in (problem_of_value({"a": "1"}, {"properties": {"a": {"type": "integer"}}}) or "")
-    assert problem_of_value({}, lattice(26)) is not None
+    assert find_value_problem({"a": 1}, {"properties": {"a": {"type": "integer"}}}) is None
+    assert "$.a" in (find_value_problem({"a": "1"}, {"properties": {"a": {"type": "integer"}}}) or "")
+    assert find_value_problem({}, lattice(26)) is not None

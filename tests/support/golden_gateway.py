@@ -21,7 +21,7 @@ from ajet.engine.contract import Sampling, TokenChunk, TokenRequest
 from ajet.engine.scripted import ScriptedChat, ScriptedEngine, ScriptedReply, scripted_logprob
 from ajet.gateway import Gateway
 from ajet.schema.call import Call, Ids, Terms
-from ajet.schema.endpoint import ANOTHERS
+from ajet.schema.endpoint import FOREIGN_KEY
 from ajet.schema.errors import EngineFailure, EngineHangs
 from ajet.tokens import Renderer
 from tests.chat_templates import tokenizer
@@ -111,7 +111,7 @@ class GoldenSession:
             "own": endpoint.api_key,
             "unknown": "0" * 32,
             "run": server.gateway.ambient.api_key,
-            "another": ANOTHERS,
+            "another": FOREIGN_KEY,
         }
         self.address = urlsplit(endpoint.base_url).netloc
         self.is_closed = False

@@ -10,7 +10,7 @@ import pytest
 
 from ajet.commands.observe import ObserveOptions, observe
 from ajet.gateway.server import build_base_url
-from ajet.schema.addresses import is_loopback, own_address
+from ajet.schema.addresses import find_own_address, is_loopback
 from ajet.schema.errors import UserError
 from ajet_environments.hosting import lifetime
 from ajet_environments.services import serving
@@ -67,13 +67,13 @@ def no_way_out(monkeypatch, *addresses):
 
 
 def test_gateway_and_environments_give_the_same_address_also_without_a_default_route(monkeypatch):
-    assert not is_loopback(own_address()) or len(psutil.net_if_addrs()) == 1
+    assert not is_loopback(find_own_address()) or len(psutil.net_if_addrs()) == 1
     no_way_out(monkeypatch, "127.0.0.1", "10.0.0.9", "172.17.0.1")  # the second is down
-    assert own_address() == "172.17.0.1"
+    assert find_own_address() == "172.17.0.1"
     assert build_base_url("auto", "0.0.0.0", 80) == "http://172.17.0.1:80/v1"
     assert lifetime._choose_address("0.0.0.0") == lifetime._choose_address("::") == "172.17.0.1"
     no_way_out(monkeypatch, "127.0.0.1")
-    assert own_address() == lifetime._choose_address("0.0.0.0") == "127.0.0.1"
+    assert find_own_address() == lifetime._choose_address("0.0.0.0") == "127.0.0.1"
 
 
 def test_an_environment_service_with_a_token_may_listen(monkeypatch):

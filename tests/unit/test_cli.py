@@ -12,7 +12,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.cli.init import Template
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from tests.ajet_command import ajet, environment
 
 READY = """
@@ -86,15 +86,15 @@ main(["--help"])
 
 def test_the_list_of_help_is_what_the_commands_say(run, monkeypatch):
     """The list is written without them; with each built it is the same, to the character."""
-    from ajet.cli.launcher import Root, built
+    from ajet.cli.launcher import RootGroup, build_typer_command
     from ajet.config.plugins import find_commands
 
     for name, entry in find_commands().items():
-        first, _, _ = (built(name).help or "").partition("\n\n")
+        first, _, _ = (build_typer_command(name).help or "").partition("\n\n")
         assert entry.help == " ".join(first.split()), name
     text = run("--help")[1]
-    monkeypatch.delattr(Root, "get_command")
-    monkeypatch.delattr(Root, "list_commands")
+    monkeypatch.delattr(RootGroup, "get_command")
+    monkeypatch.delattr(RootGroup, "list_commands")
     assert run("--help")[1] == text
 
 
@@ -389,7 +389,7 @@ def test_config_validate(project, run):
 def test_init_writes_two_files_that_compose_and_resolve(project, run, template):
     code, out, _ = run("init", "made", "--template", template)
     made = project / "made"
-    assert code == 0 and command("--conf", f"made/{template}.yaml", "--backbone", "local") in out
+    assert code == 0 and format_command("--conf", f"made/{template}.yaml", "--backbone", "local") in out
     told = {".vscode", "AGENTS.md"}
     assert {path.name for path in made.iterdir()} == {f"{template}.yaml", "workflow.py"} | told
 
@@ -494,7 +494,7 @@ def test_what_is_no_digest_of_a_link_is_no_change_of_a_run(project, run):
 
 
 def test_the_page_of_the_commands_has_whole_sentences_each_panel_once_and_both_names_of_a_switch():
-    from ajet.cli.launcher import built
+    from ajet.cli.launcher import build_typer_command
     from ajet.config.plugins import find_commands
     from scripts.reference.pages import cli_md
 
@@ -504,7 +504,7 @@ def test_the_page_of_the_commands_has_whole_sentences_each_panel_once_and_both_n
         assert len(titles) == len(set(titles)), name
         assert section.count("| option |") <= len(titles) + 1, name
     for name in find_commands():
-        command = built(name)
+        command = build_typer_command(name)
         for each in (command, *getattr(command, "commands", {}).values()):
             first, _, _ = (each.help or "").partition("\n\n")
             assert "\n" not in first, f"{each.name}: the terminal breaks a paragraph, not the source"

@@ -35,11 +35,11 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_program_that_is_not_on_the_path_is_called_by_its_place(environment, monkeypatch):
-    assert commands.command("chat", "a b") == ".venv/bin/ajet chat 'a b'"
+    assert commands.format_command("chat", "a b") == ".venv/bin/ajet chat 'a b'"
     monkeypatch.chdir("/usr")
-    assert commands.program() == f"{environment}/.venv/bin/ajet"
+    assert commands.find_program() == f"{environment}/.venv/bin/ajet"
     monkeypatch.setenv("PATH", f"{environment}/.venv/bin:/usr/bin")
-    assert commands.program() == "ajet"
+    assert commands.find_program() == "ajet"
 
 
 def test_another_ajet_on_the_path_is_not_this_one(environment, monkeypatch, tmp_path_factory):
@@ -47,38 +47,41 @@ def test_another_ajet_on_the_path_is_not_this_one(environment, monkeypatch, tmp_
     (other / "ajet").write_text("#!/bin/sh\n")
     (other / "ajet").chmod(0o755)
     monkeypatch.setenv("PATH", str(other))
-    assert commands.program() == ".venv/bin/ajet"
+    assert commands.find_program() == ".venv/bin/ajet"
 
 
 def test_without_a_script_it_is_a_module(environment):
     (environment / ".venv" / "bin" / "ajet").unlink()
-    assert commands.program() == ".venv/bin/python -m ajet"
+    assert commands.find_program() == ".venv/bin/python -m ajet"
 
 
 def test_a_clone_installs_from_itself_and_a_wheel_from_where_it_came(environment, monkeypatch):
     (environment / "pyproject.toml").touch()
     monkeypatch.setattr(commands, "HOME", environment)
-    assert commands.installs_extra("local") == '.venv/bin/python -m pip install -e ".[local]"'
+    assert commands.format_extra_install("local") == '.venv/bin/python -m pip install -e ".[local]"'
     monkeypatch.setattr(commands, "HOME", environment / "site-packages")
-    monkeypatch.setattr(commands, "_origin", lambda: "file:///tmp/ajet-0.1.0-py3-none-any.whl")
+    monkeypatch.setattr(commands, "_find_origin", lambda: "file:///tmp/ajet-0.1.0-py3-none-any.whl")
     wanted = 'install "ajet[local] @ file:///tmp/ajet-0.1.0-py3-none-any.whl"'
-    assert commands.installs_extra("local").endswith(wanted)
-    monkeypatch.setattr(commands, "_origin", lambda: None)
-    assert commands.installs_extra("local") == '.venv/bin/python -m pip install "ajet[local]"'
+    assert commands.format_extra_install("local").endswith(wanted)
+    monkeypatch.setattr(commands, "_find_origin", lambda: None)
+    assert commands.format_extra_install("local") == '.venv/bin/python -m pip install "ajet[local]"'
 
 
 def test_an_environment_without_pip_is_filled_by_uv(environment, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     (environment / ".venv" / "bin" / "uv").write_text("#!/bin/sh\n")
     (environment / ".venv" / "bin" / "uv").chmod(0o755)
-    assert commands.installs("a==1", "b") == '.venv/bin/uv pip install --python .venv/bin/python "a==1" b'
+    assert commands.format_install("a==1", "b") == '.venv/bin/uv pip install --python .venv/bin/python "a==1" b'
 
 
 def test_a_run_is_named_by_its_name_only_where_commands_look(environment):
     inside, elsewhere = environment / "launcher_record" / "tool", environment / "kept" / "tool"
     for folder in (inside, elsewhere):
         folder.mkdir(parents=True)
-    assert commands.run_named(inside, "tool") == "tool" and commands.run_named(elsewhere, "tool") == "kept/tool"
+    assert (
+        commands.format_run_name(inside, "tool") == "tool"
+        and commands.format_run_name(elsewhere, "tool") == "kept/tool"
+    )
 
 
 def test_a_name_is_a_run_before_it_is_a_folder_and_the_newest_debug_one_too(environment):
@@ -161,8 +164,8 @@ def test_no_command_is_printed_that_was_not_made_here():
 
 
 def test_runs_are_listed_where_they_are(environment):
-    assert commands.lists_runs(environment / "launcher_record") == ".venv/bin/ajet runs"
-    assert commands.lists_runs(Path("my runs")) == ".venv/bin/ajet runs --exp-dir 'my runs'"
+    assert commands.format_list_command(environment / "launcher_record") == ".venv/bin/ajet runs"
+    assert commands.format_list_command(Path("my runs")) == ".venv/bin/ajet runs --exp-dir 'my runs'"
     with pytest.raises(UserError) as caught:
         find_run.require_run("nobody", environment / "other", holding="metrics.jsonl", expected="a run")
     assert caught.value.do == ".venv/bin/ajet runs --exp-dir other lists them"

@@ -15,7 +15,7 @@ import pytest
 from ajet.cli import launcher
 from ajet.commands.doctor_checks import check_network, check_packages
 from ajet.engine.dimensions import embedding_shapes
-from ajet.schema.commands import installs_extra
+from ajet.schema.commands import format_extra_install
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
 from ajet_verl.checkup import verl_findings as verl
@@ -123,7 +123,7 @@ def test_an_extra_that_the_run_needs_and_lacks_is_a_problem():
     missing = [each for each in check_packages() if "not installed" in each.text]
     assert missing, "every extra is installed here"
     extra = missing[0].topic.strip("[]")
-    assert missing[0].state == "note" and missing[0].do == installs_extra(extra)
+    assert missing[0].state == "note" and missing[0].do == format_extra_install(extra)
     assert states(check_packages([extra]))[f"[{extra}]"] == "problem"
 
 

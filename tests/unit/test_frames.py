@@ -12,7 +12,7 @@ from ajet.record import EpisodeFiles
 from ajet.record.files import read_rows
 from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import UserError
-from ajet.schema.tool_use import ToolUse, digest_of
+from ajet.schema.tool_use import ToolUse, compute_digest
 from tests.record_fixtures import episode, failed
 from tests.viewer_fixtures import add_validation, write_run
 
@@ -55,7 +55,7 @@ def test_episodes_are_those_of_the_record(run: Path) -> None:
 
 
 def test_tokens_are_those_of_the_timelines(tmp_path: Path) -> None:
-    one, use = episode("abc"), ToolUse("add", {"a": 1}, "2", digest_of("2"), 5.0, 6.5)
+    one, use = episode("abc"), ToolUse("add", {"a": 1}, "2", compute_digest("2"), 5.0, 6.5)
     with_tool = Episode("d", one.task, 1, 1, "train", tool_uses=[use], status="aborted", ending="interrupted")
     EpisodeFiles(tmp_path / "episodes").write(1, "train", [one, with_tool, failed("e")], {"abc": Outcome(1, 0.5)})
     opened = ajet.record.open(tmp_path)

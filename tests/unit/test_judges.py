@@ -15,7 +15,7 @@ from ajet.schema.errors import (
     EnvironmentFailure,
     JudgeFailure,
     RewardFailure,
-    UnresolvedReference,
+    UnresolvedReferenceError,
 )
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.task_judge import BaseJudge, Judge, open_judge
@@ -253,7 +253,7 @@ def test_without_any_judge(tmp_path):
 @pytest.mark.parametrize(
     ("protocol", "error", "message"),
     [
-        ("judge.py->Nobody", UnresolvedReference, "Nobody"),
+        ("judge.py->Nobody", UnresolvedReferenceError, "Nobody"),
         ("judge.py->Broken", ConfigError, "missing"),
         ("judge.py->NoJudge", ConfigError, "is no judge"),
         ("judge.py->three", ConfigError, r"(?s)called with \(task, output\).*judge.py:\d+.*def three\(task, output\):"),

@@ -15,7 +15,7 @@ from ajet.engine.embedded.wheel import WheelModel
 from ajet.engine.model_cache import entry
 from ajet.engine.model_source import locate, refuse_hosted
 from ajet.engine.models import context_length, fast_dtype, load_model, load_tokenizer
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_run_as_model_names_its_newest_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "v/run.json").touch()
     with pytest.raises(UserError) as refused:
         locate(str(tmp_path / "v"))
-    assert command("export", tmp_path / "v") in refused.value.do, "verl's have no model folder yet"
+    assert format_command("export", tmp_path / "v") in refused.value.do, "verl's have no model folder yet"
 
 
 def test_a_hub_that_cannot_be_reached_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from ajet.record.progress import Progress
 from ajet.record.secrets import Redactor, literal_secrets
 from ajet.record.trackers import TrackedRun, Tracker, open_trackers
 from ajet.record.trackers.console import ConsoleTracker, format_number
-from ajet.schema.commands import installs_extra
+from ajet.schema.commands import format_extra_install
 
 
 def test_rows_come_back_and_what_is_not_finite_is_null(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_an_unknown_or_missing_tracker_warns_and_the_console_stands_in(
     finally:
         logger.remove(sink)
     assert [type(tracker) for tracker in trackers] == [ConsoleTracker]
-    assert len(said) == 2 and "swanlab" in said[0] and installs_extra("tensorboard") in said[1]
+    assert len(said) == 2 and "swanlab" in said[0] and format_extra_install("tensorboard") in said[1]
 
 
 def test_numbers_are_short() -> None:

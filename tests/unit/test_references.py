@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config import resolve_reference
-from ajet.schema.errors import UnresolvedReference
+from ajet.schema.errors import UnresolvedReferenceError
 
 
 def write(path: Path, text: str) -> Path:
@@ -177,8 +177,8 @@ def test_pydantic_models_with_postponed_annotations_work(tmp_path):
     assert resolve_reference("workflow.py->A", base=tmp_path)(inner={"x": 1}).inner.x == 1
 
 
-def error_of(base: Path, reference: str, **more) -> UnresolvedReference:
-    with pytest.raises(UnresolvedReference) as caught:
+def error_of(base: Path, reference: str, **more) -> UnresolvedReferenceError:
+    with pytest.raises(UnresolvedReferenceError) as caught:
         resolve_reference(reference, base=base, what="ajet.rollout.user_workflow", **more)
     assert "ajet.rollout.user_workflow" in caught.value.what
     return caught.value

@@ -14,7 +14,7 @@ import yaml
 from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.schema import secrets
-from ajet.schema.secrets import has_secret_shape, is_secret_name, without_secret_shapes
+from ajet.schema.secrets import has_secret_shape, is_secret_name, replace_secret_shapes
 from tests.record_fixtures import episode
 
 NAMES = """
@@ -51,12 +51,12 @@ def test_names_are_read_as_words() -> None:
 
 @pytest.mark.parametrize(("text", "shown"), SHAPES)
 def test_a_secret_shows_itself_by_its_shape(text: str, shown: str) -> None:
-    assert has_secret_shape(text) and without_secret_shapes(text, "#") == shown
+    assert has_secret_shape(text) and replace_secret_shapes(text, "#") == shown
 
 
 @pytest.mark.parametrize("text", NO_SHAPES)
 def test_what_only_resembles_one_stays(text: str) -> None:
-    assert without_secret_shapes(text, "#") is text
+    assert replace_secret_shapes(text, "#") is text
 
 
 def test_a_mark_of_a_shape_is_found_wherever_it_stands() -> None:
@@ -151,7 +151,7 @@ def test_a_variable_that_reads_like_a_setting_does_not_change_the_run(
 def test_halves_of_secrets_are_read_in_linear_time(half):
     text = half * (200_000 // len(half))
     began = time.thread_time()
-    without_secret_shapes(text, "#")
+    replace_secret_shapes(text, "#")
     assert time.thread_time() - began < 2  # seconds; it was 7 for the first
 
 
@@ -162,4 +162,4 @@ def test_secrets_of_long_texts_are_found(at):
     for secret in (jwt, f"a-{jwt}", rsa.format("BEGIN") + "\nMIIE-_+/=\n" * 9 + rsa.format("END")):
         text = " " * at + secret
         assert has_secret_shape(text)
-        assert without_secret_shapes(text, "#").strip().removeprefix("a-") == "#"
+        assert replace_secret_shapes(text, "#").strip().removeprefix("a-") == "#"

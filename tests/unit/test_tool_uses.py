@@ -19,7 +19,7 @@ from ajet.record.tool_uses import (
     encode_uses,
 )
 from ajet.schema.errors import EnvironmentFailure, SandboxFailure
-from ajet.schema.tool_use import ToolUse, digest_of
+from ajet.schema.tool_use import ToolUse, compute_digest
 from ajet.workflow.tools import RunningToolUse, record_calls
 from ajet_ray.episode_bytes import packed, unpacked
 from tests.record_fixtures import episode
@@ -27,7 +27,7 @@ from tests.workflow_fixtures import scene
 
 
 def use(**more: Any) -> ToolUse:
-    values = {"name": "f", "arguments": {}, "result": "r", "digest": digest_of("r"), "started": 1.0, "ended": 2.0}
+    values = {"name": "f", "arguments": {}, "result": "r", "digest": compute_digest("r"), "started": 1.0, "ended": 2.0}
     return ToolUse(**{**values, **more})
 
 
@@ -58,7 +58,7 @@ def test_a_wrapped_function_does_what_it_did_and_is_recorded() -> None:
     assert told[1] == ("add", {"a": -1}, "ValueError: too small", "tool")
     assert told[2][3] == "tool" and told[3] == ("late", {"items": [1]}, "done", "")
     assert told[4][:2] == ("add", {"a": 4})
-    assert all(each.digest == digest_of(each.result) and each.started <= each.ended for each in uses)
+    assert all(each.digest == compute_digest(each.result) and each.started <= each.ended for each in uses)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_what_a_tool_raises_goes_on_and_is_classified(problem: BaseException, er
 
 def test_what_is_kept_is_bounded_and_the_digest_is_of_the_whole() -> None:
     long = "x" * (RESULT + 10)
-    cut = bound_tool_use(use(result=long, digest=digest_of(long)))
-    assert len(cut.result) == RESULT and cut.cut == 10 and cut.shown_whole and cut.digest == digest_of(long)
+    cut = bound_tool_use(use(result=long, digest=compute_digest(long)))
+    assert len(cut.result) == RESULT and cut.cut == 10 and cut.shown_whole and cut.digest == compute_digest(long)
     assert bound_tool_use(cut) == cut
     many = bound_arguments({"text": '"' * (ARGUMENTS + 1)})
     assert set(many) == {"cut", "digest"} and bound_arguments(many) == many
@@ -87,7 +87,7 @@ def test_what_is_kept_is_bounded_and_the_digest_is_of_the_whole() -> None:
 
 
 def test_half_of_a_surrogate_pair_does_not_stop_the_record() -> None:
-    odd = bound_tool_use(use(result="a\udcff", arguments={"\udcff": "\udcff"}, digest=digest_of("a\udcff")))
+    odd = bound_tool_use(use(result="a\udcff", arguments={"\udcff": "\udcff"}, digest=compute_digest("a\udcff")))
     assert odd.result == "a\ufffd" and odd.arguments == {"\ufffd": "\ufffd"}
     assert unpacked(packed(episode(tool_uses=[odd]))).tool_uses == [odd]
 
@@ -103,13 +103,13 @@ def test_what_is_no_use_is_refused(wrong: dict[str, Any]) -> None:
 def test_an_episode_keeps_so_much_in_all_and_nothing_after_its_end() -> None:
     with scene() as made:
         for _ in range(IN_ALL // RESULT + 3):
-            made.tuner.tool_used(use(result="y" * RESULT, digest=digest_of("y" * RESULT)))
+            made.tuner.tool_used(use(result="y" * RESULT, digest=compute_digest("y" * RESULT)))
         capture = made.session.close()
         made.tuner.tool_used(use())
     assert len(capture.tool_uses) == IN_ALL // RESULT + 3
     assert sum(len(each.result) for each in capture.tool_uses) <= IN_ALL
     last = capture.tool_uses[-1]
-    assert (last.result, last.cut, last.digest) == ("", RESULT, digest_of("y" * RESULT))
+    assert (last.result, last.cut, last.digest) == ("", RESULT, compute_digest("y" * RESULT))
 
 
 def test_rows_leave_out_what_is_default_and_damaged_ones_are_refused() -> None:

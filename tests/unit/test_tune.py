@@ -17,7 +17,7 @@ import ajet
 from ajet import Task
 from ajet.commands import launch
 from ajet.config import Experiment, resolve_reference
-from ajet.schema.errors import ConfigError, TaskError, UnresolvedReference, UserError
+from ajet.schema.errors import ConfigError, TaskError, UnresolvedReferenceError, UserError
 from ajet.task_reader import open_reader
 
 TUNE: dict[str, Any] = {"agent": "agent.py->agent", "reward": "agent.py->reward", "model": "embedded:tiny-tools"}
@@ -243,7 +243,7 @@ def test_a_function_of_the_program_is_found_there_and_nowhere_else(
     assert reference == "__main__->agent"
     assert resolve_reference(reference, base=Path("/")) is live
     monkeypatch.delattr(sys.modules["__main__"], "agent")
-    with pytest.raises(UnresolvedReference, match="in the program that is running, which has none"):
+    with pytest.raises(UnresolvedReferenceError, match="in the program that is running, which has none"):
         resolve_reference(reference, base=Path("/"))
 
 

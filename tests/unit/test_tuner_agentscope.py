@@ -17,8 +17,8 @@ from pydantic import BaseModel  # noqa: E402
 
 from ajet import ModelTuner  # noqa: E402
 from ajet.context_tracker import timelines  # noqa: E402
-from ajet.schema.commands import installs_extra  # noqa: E402
-from ajet.schema.errors import MissingExtra  # noqa: E402
+from ajet.schema.commands import format_extra_install  # noqa: E402
+from ajet.schema.errors import MissingExtraError  # noqa: E402
 from ajet.task_judge.extraction import boxed_answer  # noqa: E402
 from ajet.workflow.adapters import agentscope as adapter  # noqa: E402
 from tests.workflow_fixtures import CALL, scene  # noqa: E402
@@ -180,8 +180,8 @@ def test_without_agentscope_the_extra_is_named(monkeypatch):
 
     adapter._model_class.cache_clear()
     monkeypatch.setattr(builtins, "__import__", absent)
-    with scene() as episode, pytest.raises(MissingExtra) as error:
+    with scene() as episode, pytest.raises(MissingExtraError) as error:
         episode.tuner.as_agentscope_model()
-    assert installs_extra("agentscope") in str(error.value)
+    assert format_extra_install("agentscope") in str(error.value)
     monkeypatch.undo()
     adapter._model_class.cache_clear()

@@ -46,7 +46,7 @@ from ajet.rollout.isolation.worker_channel import CHATTY_CHARS, OutputStream, Ou
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.episode import Failure
 from ajet.schema.errors import ToolFailure
-from ajet.schema.frames import packed
+from ajet.schema.frames import pack_frame
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.ambient import RunEnvironment
 from ajet.workflow.resources import Resources
@@ -205,7 +205,7 @@ def pipe() -> Iterator[tuple[int, MessageChannel]]:
 
 
 def frame(head: Any, *blobs: bytes) -> bytes:
-    return packed(head, *blobs)
+    return pack_frame(head, *blobs)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ajet.algorithm.staleness import measure_freshness
-from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, episodes_of
+from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, list_episodes
 
 if TYPE_CHECKING:
     from ajet.backbone.decoupled.quarantine import Quarantine
@@ -112,7 +112,7 @@ def is_fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:
 
 def list_samplers(groups: Iterable[Group], version: int) -> set[str]:
     """Who says that it sampled with the weights of `version` alone in them, of samplers elsewhere."""
-    return {each.sampler for each in episodes_of(groups) if each.policy == (version, version)} - {""}
+    return {each.sampler for each in list_episodes(groups) if each.policy == (version, version)} - {""}
 
 
 def find_newest_version(episodes: Iterable[Episode], version: int) -> int:

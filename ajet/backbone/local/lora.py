@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.schema.trainer_common import AdapterConfig
 from ajet.engine.adapters import Adapters, folder_of
 from ajet.record.bounded_json import read_json
-from ajet.schema.errors import ConfigError, MissingExtra
+from ajet.schema.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     import torch
@@ -30,12 +30,12 @@ _NOISE, _SLICE, _STRIDE = 1 << 20, 1 << 18, 40503
 
 def add_adapters(model: Any, lora: LoraConfig) -> Any:
     """The model as a peft model with fresh adapters (they change nothing yet): one, or those of `lora.adapters` in
-    their order, all of which train. Raises MissingExtra without peft and ConfigError when no module has one of the
+    their order, all of which train. Raises MissingExtraError without peft and ConfigError when no module has one of the
     names."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise MissingExtra("peft", "local", needed_for="LoRA (trainer_common.lora.rank)") from None
+        raise MissingExtraError("peft", "local", needed_for="LoRA (trainer_common.lora.rank)") from None
     wanted = {name: lora.resolve_adapter(name) for name in lora.adapters} or {"default": lora}
     configs = {
         name: LoraConfig(

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ajet.algorithm.learning_rate import LearningRateSchedule
-from ajet.schema.errors import ConfigError, MissingExtra, UserError
+from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -61,15 +61,15 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
 
 
 def require_machine(config: AjetConfig) -> None:
-    """Raise ConfigError or MissingExtra if this machine lacks the device or a package that the settings name."""
+    """Raise ConfigError or MissingExtraError if this machine lacks the device or a package that the settings name."""
     from ajet.backbone.local.machine import choose_device
 
     choose_device(config.trainer_common.device)
     lora = config.trainer_common.lora
     if (lora.rank or lora.adapters) and find_spec("peft") is None:
-        raise MissingExtra("peft", "local", needed_for="LoRA (trainer_common.lora.rank)")
+        raise MissingExtraError("peft", "local", needed_for="LoRA (trainer_common.lora.rank)")
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is None:
-        from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtra where vLLM is not installed
+        from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtraError where vLLM is not installed
 
 
 KEY = "ajet.trainer_common.algorithm.teacher.path"

@@ -20,7 +20,7 @@ from ajet.record.checkpoint import NAME, STATE, Checkpoint, damaged_checkpoint_e
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.evaluations import state_digest
 from ajet.schema.bounded_json import load_json
-from ajet.schema.commands import command, lists_runs, short_path
+from ajet.schema.commands import format_command, format_list_command, shorten_path
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -234,15 +234,15 @@ def open_target(
     if target is None:
         raise UserError(
             "There is nothing to evaluate.",
-            expected=f"{command('eval', 'RUN')}, or {command('eval', 'FILE.yaml')}",
-            do=f"`{lists_runs(Path(exp_dir or DEFAULT_ROOT))}` lists the runs",
+            expected=f"{format_command('eval', 'RUN')}, or {format_command('eval', 'FILE.yaml')}",
+            do=f"`{format_list_command(Path(exp_dir or DEFAULT_ROOT))}` lists the runs",
         )
     if overrides:
         raise UserError(
             f"{overrides[0]} changes nothing of a recorded run.",
             where=target,
             expected="a YAML beside settings",
-            do=command("eval", target, "--conf", "FILE.yaml", *overrides),
+            do=format_command("eval", target, "--conf", "FILE.yaml", *overrides),
         )
     return _open_recorded(target, models, (exp_dir or Path(DEFAULT_ROOT)).absolute(), fetch=fetch)
 
@@ -256,7 +256,7 @@ def _open_recorded(
     folder = run_of(target, root)
     load_project_dotenv(record=folder)
     experiment = load_recorded_settings(folder)
-    require_own_code(experiment, folder, judged=True, otherwise=command("eval", target, "--conf", "FILE.yaml"))
+    require_own_code(experiment, folder, judged=True, otherwise=format_command("eval", target, "--conf", "FILE.yaml"))
     chosen = []
     for model in choose_models(models, experiment, folder):
         if model.label in BASE and model.path is not None:
@@ -274,9 +274,9 @@ def _require_own_project(experiment: Experiment, run: Path, conf: Path) -> None:
     if identity is None or not identity.is_of_other_yaml(yaml, run) or not Path(str(identity.yaml)).exists():
         return
     raise UserError(
-        f'Two projects use the run name "{experiment.name}": the run in {short_path(run)} is of '
-        f"{short_path(str(identity.yaml))}, and you named {short_path(str(yaml))}.",
-        where=short_path(run),
+        f'Two projects use the run name "{experiment.name}": the run in {shorten_path(run)} is of '
+        f"{shorten_path(str(identity.yaml))}, and you named {shorten_path(str(yaml))}.",
+        where=shorten_path(run),
         expected="another ajet.experiment_name for each project",
-        do=f"{command('eval', experiment.name, '--conf', str(conf))} evaluates that run by this YAML",
+        do=f"{format_command('eval', experiment.name, '--conf', str(conf))} evaluates that run by this YAML",
     )

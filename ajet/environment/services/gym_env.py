@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ajet.environment.services.wire import EnvService
 from ajet.schema.errors import EnvironmentFailure
-from ajet.schema.tool_use import ToolError, ToolUse, digest_of
+from ajet.schema.tool_use import ToolError, ToolUse, compute_digest
 
 Message = dict[str, Any]
 ACTION = "step"
@@ -181,7 +181,7 @@ class GymEnv:
             return
         name, arguments, call_id = _as_call(message)
         place = self.service.url
-        self.on_use(ToolUse(name, arguments, result, digest_of(result), began, time.time(), error, place, call_id))
+        self.on_use(ToolUse(name, arguments, result, compute_digest(result), began, time.time(), error, place, call_id))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "on_use": None, "until": self.over_at}

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ajet.config.other_models import read_api_key
-from ajet.schema.addresses import parts_of
+from ajet.schema.addresses import parse_address
 from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError, EnvironmentFailure
 
@@ -139,7 +139,7 @@ class EnvService:
         return answer
 
     def _open_connection(self, seconds: float) -> http.client.HTTPConnection:
-        place = parts_of(self.url)
+        place = parse_address(self.url)
         if place is None or place.hostname is None:
             raise _NotSentError(f"{self.url} is no address such as http://127.0.0.1:8080")
         kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ajet.gateway.request import Refused
-from ajet.schema.json_schema import problem_of_schema
+from ajet.schema.json_schema import find_schema_problem
 
 IMAGE_BLOCKS = ("image_url", "input_image", "image")
 """The types of image blocks of Chat Completions, Responses and Messages."""
@@ -239,7 +239,7 @@ def check_schema(schema: Any, where: str) -> Mapping[str, Any]:
     """Return a schema that replies, or the arguments of a strict tool, can be held to."""
     if not isinstance(schema, dict):
         raise invalid_value(where, "a JSON schema (an object)")
-    problem = problem_of_schema(schema)
+    problem = find_schema_problem(schema)
     if problem is not None:
         raise unsupported_value(where, f"no reply can be held to it: {problem}.")
     return schema

@@ -21,7 +21,7 @@ from ajet.gateway.observing.sessions import CLIENT_LEFT
 from ajet.gateway.remote_reply import describe_body
 from ajet.gateway.remote_stream import DialectName, RemoteStream
 from ajet.schema.bounded_json import LONG_BYTES
-from ajet.schema.settled import settled_json, with_whole_letters
+from ajet.schema.settled import parse_storable_json, repair_surrogates
 
 MOST_KEPT = MAX_BODY
 """Bytes of a reply, unpacked, of which a copy is kept; all of it is passed on."""
@@ -94,7 +94,7 @@ class CopiedReply:
         if self._size > MOST_KEPT:
             problem = problem or f"the reply is larger than what is kept of one, {MOST_KEPT >> 20} MiB"
         if self._stream is not None:
-            body = with_whole_letters(self._stream.build_body())  # they may be halved between two events
+            body = repair_surrogates(self._stream.build_body())  # they may be halved between two events
             problem = problem or self._stream.error
             if not problem and not self._stream.has_ended:
                 problem = "the endpoint broke off its reply"
@@ -102,7 +102,7 @@ class CopiedReply:
                 problem = "the endpoint's stream held no reply"
         else:
             data = b"".join(self._parts)
-            body = settled_json(data) if data else None
+            body = parse_storable_json(data) if data else None
         if self._status >= 300 and self._dialect is not None and not (problem and self._status < 400):
             to = f" to {self._to}" if self._to else ""
             what = f"answered with a redirect{to}" if self._status < 400 else "refused"

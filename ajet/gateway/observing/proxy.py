@@ -38,9 +38,9 @@ from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.remote_stream import DialectName
 from ajet.gateway.request import Refused
 from ajet.record.seldom import RateLimiter
-from ajet.schema.addresses import hostname_in_header, is_loopback
+from ajet.schema.addresses import is_loopback, parse_header_host
 from ajet.schema.bounded_json import LONG_BYTES, load_json
-from ajet.schema.settled import settled, settled_json
+from ajet.schema.settled import make_storable, parse_storable_json
 
 T = TypeVar("T")
 SESSION, AGENT = b"x-ajet-session", b"x-ajet-agent"
@@ -274,7 +274,7 @@ class Proxy:
 
     def _read(self, hidden: Hidden, dialect: DialectName, body: bytes) -> tuple[Any, Sent | None, bytes]:
         """Return (what is recorded of a request, the same as read; None where it is no object, the body to send on)."""
-        said = without_keys(hidden.tree(settled_json(body)))
+        said = without_keys(hidden.tree(parse_storable_json(body)))
         if not isinstance(said, dict):
             return said, None, body
         return said, read_request(dialect, said), self._with_token_ids(body, dialect)
@@ -336,11 +336,11 @@ def _refuse_pages(scope: Scope) -> None:
 def _foreign_values(scope: Scope, header: bytes) -> list[str]:
     """The values of all headers of a name that name another machine. Another program may read any of them."""
     values = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == header]
-    return [value for value in values if value and not is_loopback(hostname_in_header(value))]
+    return [value for value in values if value and not is_loopback(parse_header_host(value))]
 
 
 def _parse(body: bytes) -> Any:
-    return settled(load_json(body))
+    return make_storable(load_json(body))
 
 
 def _header(headers: Mapping[bytes, bytes], name: bytes) -> str | None:

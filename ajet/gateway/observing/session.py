@@ -25,7 +25,7 @@ from ajet.gateway.remote_reply import RemoteChoice, RemoteReply, parse_reply
 from ajet.gateway.remote_stream import DialectName
 from ajet.schema.call import Call, FinishReason, Terms, full_ids
 from ajet.schema.episode import Episode, Failure
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 
 LOOKED_AT = 8
@@ -103,7 +103,7 @@ class Session:
         capture = self._recorder.capture
         calls, messages = capture.calls, capture.messages
         lines, untrained = timelines(calls)
-        asked = next((text_of(messages[at]) for call in calls for at in call.messages if _asks(messages[at])), "")
+        asked = next((extract_text(messages[at]) for call in calls for at in call.messages if _asks(messages[at])), "")
         exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
         task = Task(main_query=asked, task_id=self.name, metadata={"observed": True, "exact": exact})
         last = calls[-1] if calls else None

@@ -20,7 +20,7 @@ from ajet.config.plugins import find_all_parts, find_part, find_parts
 from ajet.config.references import resolve_class
 from ajet.config.schema.choices import is_reference
 from ajet.record.trackers.contract import CLOSING_S, PATIENCE_S, TrackedRun, Tracker
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtraError, UserError
 
 if TYPE_CHECKING:
     from ajet.schema.episode import Episode, Outcome
@@ -73,7 +73,7 @@ def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | N
             made = _tracker_class(name, base or Path.cwd())
             opened[name] = call_within(_patience_seconds(made), partial(made, run), what=name)
             continue
-        except MissingExtra as error:
+        except MissingExtraError as error:
             reason = f"{error.what} {error.do}"
         except UserError as error:
             reason = error.what

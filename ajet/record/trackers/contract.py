@@ -45,7 +45,7 @@ class TrackedRun:
 
 class Tracker:
     """Derive from it, write `metrics`, and name the class in `trainer_common.logger`. Made with the run; raises
-    MissingExtra, or anything else, where it cannot work: then the console stands in.
+    MissingExtraError, or anything else, where it cannot work: then the console stands in.
 
     It is made and told in a thread, one call after the other, and left out where one takes longer than `patience_s`
     seconds (`close`: than `closing_s`). None: in the thread that tells it, and waited for."""

@@ -18,7 +18,7 @@ from typing import Any
 from ajet.record.trackers.contract import TrackedRun, Tracker
 from ajet.record.trackers.sample import COLUMNS, sample_rows
 from ajet.schema.episode import Episode, Outcome
-from ajet.schema.errors import MissingExtra
+from ajet.schema.errors import MissingExtraError
 
 TAG = "ajet.run_id"
 AT_ONCE = 100
@@ -40,7 +40,7 @@ class MlflowTracker(Tracker):
             from mlflow import MlflowClient
             from mlflow.entities import Metric, Param, RunStatus
         except ImportError as error:
-            raise MissingExtra("mlflow", "mlflow", needed_for="The tracker mlflow") from error
+            raise MissingExtraError("mlflow", "mlflow", needed_for="The tracker mlflow") from error
         self._metric, self._status = Metric, RunStatus
         place = os.environ.get("MLFLOW_TRACKING_URI")
         with _files_allowed(place):

@@ -19,7 +19,7 @@ from typing import Any
 from ajet.record.trackers.contract import TrackedRun, Tracker
 from ajet.record.trackers.sample import COLUMNS, sample_rows
 from ajet.schema.episode import Episode, Outcome
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtraError, UserError
 
 _STATES = {"finished": "success", "interrupted": "aborted", "failed": "crashed"}
 
@@ -32,7 +32,7 @@ class SwanlabTracker(Tracker):
         try:
             import swanlab
         except ImportError as error:
-            raise MissingExtra("swanlab", "swanlab", needed_for="The tracker swanlab") from error
+            raise MissingExtraError("swanlab", "swanlab", needed_for="The tracker swanlab") from error
         _silence_console()
         chosen: Any = swanlab.Settings
         given = chosen(interactive=False)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from ajet.record.trackers.contract import TrackedRun, Tracker
-from ajet.schema.errors import MissingExtra
+from ajet.schema.errors import MissingExtraError
 
 
 class TensorboardTracker(Tracker):
@@ -21,7 +21,7 @@ class TensorboardTracker(Tracker):
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
-            raise MissingExtra("tensorboard", "tensorboard", needed_for="The tracker tensorboard") from error
+            raise MissingExtraError("tensorboard", "tensorboard", needed_for="The tracker tensorboard") from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(str(run.folder / "tensorboard"))
         if run.resumed_step is not None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from ajet.record.trackers.contract import TrackedRun, Tracker
 from ajet.record.trackers.sample import COLUMNS, sample_rows
 from ajet.schema.episode import Episode, Outcome
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtraError, UserError
 
 STEP = "step"
 """Our step as a number of theirs, by which everything is drawn: their own only ever rises, and a run that was stopped
@@ -29,7 +29,7 @@ class WandbTracker(Tracker):
         try:
             import wandb
         except ImportError as error:
-            raise MissingExtra("wandb", "wandb", needed_for="The tracker wandb") from error
+            raise MissingExtraError("wandb", "wandb", needed_for="The tracker wandb") from error
         for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
             os.environ.setdefault(name, str(run.folder / "wandb" / name.split("_")[1].lower()))
         settings = wandb.setup(wandb.Settings(silent=True)).settings

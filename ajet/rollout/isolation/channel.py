@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from pydantic import BaseModel
 
-from ajet.schema.frames import BadFrame, Frames, packed, send
+from ajet.schema.frames import FrameError, FrameReader, pack_frame, send_all
 
 MAX_MESSAGE_BYTES = 1 << 28
 """Most bytes of one message: a longer output fails its episode."""
@@ -46,11 +46,11 @@ class MessageChannel:
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._read_fd, self._write_fd = read_fd, write_fd
-        self._frames = Frames(MAX_MESSAGE_BYTES)
+        self._frames = FrameReader(MAX_MESSAGE_BYTES)
 
     def send(self, about: int, kind: str, body: bytes) -> None:
         """Send a message whose body was made by `encode_value`. Raises OSError when the other end is gone."""
-        send(self._write_fd, packed({"about": about, "kind": kind}, body))
+        send_all(self._write_fd, pack_frame({"about": about, "kind": kind}, body))
 
     def receive(self) -> Message:
         """Wait for the next message.
@@ -59,7 +59,7 @@ class MessageChannel:
             EOFError, OSError: The other end is gone.
             ValueError: The stream holds something else.
         """
-        while (frame := self._frames.take()) is None:
+        while (frame := self._frames.take_frame()) is None:
             received = os.read(self._read_fd, _READ_BYTES)
             if not received:
                 raise EOFError
@@ -67,7 +67,7 @@ class MessageChannel:
         head, blobs = frame
         about, kind = head.get("about"), head.get("kind")
         if type(about) is not int or not isinstance(kind, str) or len(blobs) != 1:
-            raise BadFrame("no message")
+            raise FrameError("no message")
         return Message(about, kind, decode_value(blobs[0]))
 
 

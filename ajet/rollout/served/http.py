@@ -26,8 +26,8 @@ from ajet.rollout.served.protocol import Finish, Open, openapi
 from ajet.rollout.served.registry import EpisodeRegistry
 from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, may_hold_surrogates
 from ajet.schema.episode import Failure
-from ajet.schema.task import Task, WorkflowOutput, non_finite
-from ajet.schema.tool_use import ToolUse, digest_of
+from ajet.schema.task import Task, WorkflowOutput, find_non_finite
+from ajet.schema.tool_use import ToolUse, compute_digest
 from ajet.task_reader.rows import BadRowError, ColumnNames, assign_ids, task_of
 
 MAX_BODY_BYTES = 16 << 20
@@ -137,7 +137,7 @@ def _parse_object(raw: bytes | bytearray) -> dict[str, Any]:
         json.dumps(value, ensure_ascii=False).encode()
     if not isinstance(value, dict):
         raise Refused("The body must be a JSON object.", code="invalid_json")
-    if (bad := non_finite(value)) is not None:
+    if (bad := find_non_finite(value)) is not None:
         raise Refused(f"{bad[0]}: {json.dumps(bad[1])} is no finite number.", param=bad[0], code="invalid_value")
     return value
 
@@ -156,7 +156,7 @@ def _validate_body(model: type[Any], body: dict[str, Any]) -> Any:
 
 def _parse_uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
     try:
-        complete = [row if "digest" in row else row | {"digest": digest_of(row["result"])} for row in rows]
+        complete = [row if "digest" in row else row | {"digest": compute_digest(row["result"])} for row in rows]
         return [bound_tool_use(use) for use in decode_uses(complete)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refused(f"A tool use is none: {error}.", param="tool_uses") from error

@@ -12,7 +12,7 @@ from typing import Any
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.fenced import read_fenced_blocks
-from ajet.schema.json_schema import problem_of_reply, problem_of_schema
+from ajet.schema.json_schema import find_reply_problem, find_schema_problem
 
 IN_ROW = ("json_schema", "schema")
 """Fields of a row that may hold one."""
@@ -23,7 +23,7 @@ class JsonSchemaScorer:
 
     def __init__(self, config: Any, schema: Any = None) -> None:
         self._schema = _parse_schema(schema)
-        problem = None if self._schema is None else problem_of_schema(self._schema)
+        problem = None if self._schema is None else find_schema_problem(self._schema)
         if schema is not None and (self._schema is None or problem is not None):
             raise ConfigError(f"The scorer json_schema: {problem or 'the schema is no mapping'}.",
                               where="ajet.task_judge.scorers", expected="a JSON schema")  # fmt: skip
@@ -36,11 +36,11 @@ class JsonSchemaScorer:
             if row_schema is None:
                 return Verdict(None, None, "no score: neither the scorer nor the row has a schema")
             schema = _parse_schema(row_schema)
-            problem = "it is no mapping" if schema is None else problem_of_schema(schema)
+            problem = "it is no mapping" if schema is None else find_schema_problem(schema)
             if schema is None or problem is not None:
                 raise JudgeFailure(f"the row's schema is none: {problem}")
-        fenced = read_fenced_blocks(reply, lambda text: problem_of_reply(text, {}) is None)
-        why = problem_of_reply(fenced[0].content if len(fenced) == 1 else reply.strip(), schema)
+        fenced = read_fenced_blocks(reply, lambda text: find_reply_problem(text, {}) is None)
+        why = find_reply_problem(fenced[0].content if len(fenced) == 1 else reply.strip(), schema)
         return Verdict(float(why is None), why is None, why or "as the schema says")
 
 

@@ -47,7 +47,7 @@ class ScorerJudge:
             named_by: the key that names the only scorer.
 
         Raises:
-            UserError: a ConfigError, an UnresolvedReference, or what a scorer raises when it is made.
+            UserError: a ConfigError, an UnresolvedReferenceError, or what a scorer raises when it is made.
         """
         judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
         self._experiment, self._schema = experiment, judge.answer_schema

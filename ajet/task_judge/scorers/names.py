@@ -15,7 +15,7 @@ from ajet.config.plugin import load_code
 from ajet.config.plugins import find_part, find_parts
 from ajet.config.references import resolve_reference
 from ajet.config.schema.choices import is_reference
-from ajet.schema.errors import ConfigError, UnresolvedReference
+from ajet.schema.errors import ConfigError, UnresolvedReferenceError
 
 F = TypeVar("F", bound=Callable[..., Any])
 _registered: dict[str, Callable[..., Any]] = {}
@@ -59,7 +59,7 @@ def list_scorers() -> list[str]:
 def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = ()) -> Any:
     """What a name or a reference means; `what`: the key or field that holds it. `others`: references to code of the
     user's that may register it, imported for a name that does not come with ajet. Raises ConfigError,
-    UnresolvedReference."""
+    UnresolvedReferenceError."""
     if is_reference(named):
         return resolve_reference(named, base=base, what=what)
     part = find_part("scorer", _OLDER.get(named, named))
@@ -85,6 +85,6 @@ def is_scorer(named: str, *, base: Path, others: tuple[str, ...] = ()) -> bool:
         return False
     try:
         find_scorer(named, base=base, what="", others=others)
-    except (ConfigError, UnresolvedReference):
+    except (ConfigError, UnresolvedReferenceError):
         return False
     return True

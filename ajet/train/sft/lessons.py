@@ -18,7 +18,7 @@ from ajet.context_tracker.timeline_making import timelines
 from ajet.gateway.recorder import Recorder
 from ajet.rollout.attempt import Identity
 from ajet.schema.call import Call, Terms
-from ajet.schema.episode import Episode, Group, Split, Verdict, utc_offset
+from ajet.schema.episode import Episode, Group, Split, Verdict, measure_utc_offset
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.schema.tool_use import ToolUse
@@ -142,7 +142,7 @@ def _tokenize_conversation(talk: RowConversation, renderer: Renderer, at: float)
             call.trained = index in talk.learned
             call.started = call.ended = at
     captured = recorder.capture
-    return LessonConversation(captured.calls, captured.messages, captured.tools, at, utc_offset=utc_offset(at))
+    return LessonConversation(captured.calls, captured.messages, captured.tools, at, utc_offset=measure_utc_offset(at))
 
 
 def _record_reply(

@@ -16,7 +16,7 @@ from ajet.record.console import counted
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.find_run import require_run
 from ajet.schema.errors import TaskError, UserError
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.train.sft.lessons import Lesson, make_lesson, use_record
 from ajet.train.sft.rows import find_files, read_files
 
@@ -77,7 +77,7 @@ def log_lessons(settings: AjetConfig, lessons: Sequence[Lesson], held_out: Seque
     first = lessons[0].conversations[0]
     replies = (first.messages[call.reply] for call in first.calls if call.trained and call.reply is not None)
     if (reply := next(replies, None)) is not None:  # a recorded reply may be ids alone
-        logger.info("The first reply to learn: {!r:.160}", text_of(reply) or reply.get("tool_calls") or "")
+        logger.info("The first reply to learn: {!r:.160}", extract_text(reply) or reply.get("tool_calls") or "")
 
 
 def _read_file_lessons(files: str | list[str], experiment: Experiment, renderer: Renderer, *, key: str) -> list[Lesson]:
@@ -140,7 +140,7 @@ def require_same_tokenizer(lessons: Sequence[Lesson], renderer: Renderer, run: s
         for lesson in lessons
         for talk in lesson.conversations
         for call in talk.calls
-        if call.trained and call.reply is not None and (text := text_of(talk.messages[call.reply]).strip())
+        if call.trained and call.reply is not None and (text := extract_text(talk.messages[call.reply]).strip())
     )
     checked = [text in decoded for text, decoded in islice(replies, REPLIES_CHECKED)]
     if checked and not any(checked):

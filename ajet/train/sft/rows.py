@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.schema.errors import TaskError
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 from ajet.task_reader.column_names import RowColumns
 from ajet.task_reader.contract import find_file
@@ -89,7 +89,7 @@ def _read_file(file: Path, pairs: bool, title: str) -> Iterator[LessonRow]:
             raise TaskError(
                 f"A row cannot be learned from: {problem}.", where=where, expected=PAIR if pairs else PLAIN
             ) from None
-        question = next((text_of(each) for each in conversations[0].messages if each["role"] == "user"), "")
+        question = next((extract_text(each) for each in conversations[0].messages if each["role"] == "user"), "")
         digest = hashlib.blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=16).hexdigest()
         task = Task(main_query=question, task_id=f"{title}:{number}", metadata={"content": digest})
         yield LessonRow(task, conversations, where, written)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ajet.rollout import ReturnedTask
 from ajet.rollout.failure import refuse_if_all_failed
-from ajet.schema.episode import Group, episodes_of
+from ajet.schema.episode import Group, list_episodes
 from ajet.task_reader import TaskOrder
 from ajet.task_reader.order import CurriculumSampler
 from ajet.train.sources.source import TaskReaderSource
@@ -45,7 +45,7 @@ class RolloutSource(TaskReaderSource):
                 (kept if ended.kept else oversampled).append(ended.group)
                 session.show_depths(closed=len(kept) + len(oversampled))
         kept.sort(key=lambda group: group.order)
-        refuse_if_all_failed(episodes_of(kept), step)
+        refuse_if_all_failed(list_episodes(kept), step)
         return session.add_given_up(StepGroups(began, kept, unused={"oversampled": oversampled}, unfinished=returned))
 
 

@@ -17,7 +17,7 @@ from loguru import logger
 
 from ajet.algorithm import build_discarded_outcomes
 from ajet.record.learned import advise_given_answers, is_never_right, why_nothing
-from ajet.schema.episode import Episode, Outcome, episodes_of
+from ajet.schema.episode import Episode, Outcome, list_episodes
 from ajet.train.interrupts import Preempted
 from ajet.train.session import TrainingSession, is_due
 from ajet.train.sink import group_by_task
@@ -131,7 +131,7 @@ class ServedSource(Source):
             outcomes: dict[str, Outcome] = {}
             for reason, each in unused.items():
                 outcomes |= build_discarded_outcomes(each, reason)
-            run.episodes.write(left.step, "train", episodes_of(groups), outcomes)
+            run.episodes.write(left.step, "train", list_episodes(groups), outcomes)
         if left.alone:
             run.episodes.write(left.step, "debug", left.alone)
         if session.step:
@@ -162,7 +162,7 @@ class ServedSource(Source):
         has_own = self._will_validate(session, step)  # now, or after the next start
         if has_own or any(row["step"] == step and "validation/episodes" in row for row in run.metrics.rows()):
             if episodes:
-                run.episodes.write(step, "validation", episodes_of(group_by_task(episodes)))
+                run.episodes.write(step, "validation", list_episodes(group_by_task(episodes)))
                 logger.info(
                     "{} held-out attempts of clients are recorded with step {} and are no part of its validation's "
                     "numbers",

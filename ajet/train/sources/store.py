@@ -29,8 +29,8 @@ from ajet.config.schema.trainer_common import CANARY_ROUNDED, TrainerConfig
 from ajet.engine.probe import Probe, tokens_of
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.batch import Sample
-from ajet.schema.commands import command
-from ajet.schema.episode import Episode, episodes_of
+from ajet.schema.commands import format_command
+from ajet.schema.episode import Episode, list_episodes
 from ajet.schema.timeline import Timeline
 from ajet.store import Address, SharedStore, is_shared
 from ajet.train.sources.source import TaskReaderSource
@@ -91,7 +91,7 @@ class StoreSource(TaskReaderSource):
         terms = SamplingTerms.of(self.parts.experiment, self.parts.backbone.tokenizer, tasks)
         store = open_for_training(self._samplers.address, run, settings, frontier)
         conf = str(self.parts.experiment.yaml_path or "FILE.yaml")
-        start = command("sample", "--conf", conf, "--store", self._samplers.address.shown)
+        start = format_command("sample", "--conf", conf, "--store", self._samplers.address.shown)
         starts = "" if self._samplers.is_colocated else start
         self._announcer = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run), starts=starts)
         terms_of_groups = build_group_terms(self.parts.experiment, run.run_id, adapters=trainer.lora.adapters)
@@ -129,9 +129,9 @@ class StoreSource(TaskReaderSource):
         groups = sorted(ready.groups[:size], key=lambda group: group.order)
         reuse, self._stale = self._closed.take(groups, ready.stale, ready.expired), 0
         if not self._is_first_taken:
-            self._samplers.on_first_batch(episodes_of(groups))
+            self._samplers.on_first_batch(list_episodes(groups))
             self._is_first_taken = True
-        refuse_if_all_failed(episodes_of(groups), step)
+        refuse_if_all_failed(list_episodes(groups), step)
         return StepGroups(
             began,
             groups,

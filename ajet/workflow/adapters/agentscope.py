@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.other_models import find_other_server
 from ajet.schema.endpoint import Endpoint
-from ajet.schema.errors import MissingExtra
+from ajet.schema.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from agentscope.model import ChatModelBase
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> ChatModelBase:
     """A chat model that answers whole replies (set its `stream` for chunks) and holds the run's composed `config`, as
-    AgentJet's does. Raises MissingExtra."""
+    AgentJet's does. Raises MissingExtraError."""
     model = _model_class()(
         model_name=endpoint.model,
         api_key=endpoint.api_key,
@@ -71,7 +71,7 @@ def _model_class() -> Any:
     try:
         from agentscope.model import OpenAIChatModel
     except ImportError as problem:
-        raise MissingExtra("agentscope", "agentscope", needed_for="A model for AgentScope agents") from problem
+        raise MissingExtraError("agentscope", "agentscope", needed_for="A model for AgentScope agents") from problem
 
     class TunedChatModel(OpenAIChatModel):
         """The tuned model."""
@@ -93,7 +93,7 @@ def _model_class() -> Any:
 @cache
 def other_model_class() -> Any:
     """An AgentScope chat model `(model_name, stream=False, max_try=4)` of the server that the environment names, at
-    each call (`config.other_models`); whatever formatter made the messages. Raises MissingExtra."""
+    each call (`config.other_models`); whatever formatter made the messages. Raises MissingExtraError."""
     base = _model_class()
 
     class OtherChatModel(base):  # type: ignore[misc, valid-type]

@@ -61,7 +61,7 @@ class DescribedAgent(AworldAgentLoop):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises MissingExtra; UserError for a secret that is not set here."""
+        """Raises MissingExtraError; UserError for a secret that is not set here."""
         super().check(config)
         filled(config.aworld.agent.to_dict())
 

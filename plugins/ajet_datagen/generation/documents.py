@@ -16,8 +16,8 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.schema.errors import MissingExtra, TaskError
-from ajet.schema.settled import whole_letters
+from ajet.schema.errors import MissingExtraError, TaskError
+from ajet.schema.settled import repair_text
 from ajet.task_reader.contract import explain_read_errors
 from ajet_datagen.generation.office import read_slides, read_word
 from ajet_gaia.servers.documents import MAX_FILE
@@ -81,7 +81,7 @@ def _is_document(path: Path) -> bool:
 
 
 def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
-    """All passages of a file. Raises TaskError for one that cannot be read, MissingExtra."""
+    """All passages of a file. Raises TaskError for one that cannot be read, MissingExtraError."""
     ends = ENDS.get(split_by)
     if ends is None:
         raise TaskError(
@@ -89,11 +89,11 @@ def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
             where="ajet.task_reader.data_generation.document_reader.split_by",
             expected=", ".join(ENDS),
         )
-    return [Passage(whole_letters(file.name), text) for text in _cut_passages(read_document(file), ends, size)]
+    return [Passage(repair_text(file.name), text) for text in _cut_passages(read_document(file), ends, size)]
 
 
 def read_document(file: Path) -> str:
-    """The text of a file. Raises TaskError, MissingExtra."""
+    """The text of a file. Raises TaskError, MissingExtraError."""
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise TaskError(f"{file.name} is of a kind that is not read.", where=KEY, expected=", ".join(READERS))
@@ -109,7 +109,7 @@ def read_document(file: Path) -> str:
         ) from None
     if not text.strip():
         raise TaskError(f"{file.name} has no text.", where=KEY, expected="text; what is scanned has none")
-    return whole_letters(text)
+    return repair_text(text)
 
 
 def _cut_passages(text: str, ends: re.Pattern[str], size: int) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _read_pdf(data: bytes, name: str) -> str:
         from pypdf import PdfReader
         from pypdf.errors import DependencyError, PyPdfError
     except ImportError as error:
-        raise MissingExtra("pypdf", "documents", needed_for="Reading PDF files") from error
+        raise MissingExtraError("pypdf", "documents", needed_for="Reading PDF files") from error
     try:
         pages = [page.extract_text().strip() for page in PdfReader(io.BytesIO(data)).pages]
     except (DependencyError, PyPdfError) as error:  # the first: what decrypts is not installed

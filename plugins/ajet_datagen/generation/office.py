@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ajet.schema.errors import MissingExtra
+from ajet.schema.errors import MissingExtraError
 from ajet_gaia.servers.documents import checked_archive
 
 PARAGRAPH, TABLE, ROW, CELL = "p", "tbl", "tr", "tc"
@@ -23,12 +23,12 @@ RELATED_PARTS = ("header", "footer", "footnotes", "endnotes")
 
 
 def read_word(data: bytes) -> str:
-    """A Word file's. Raises MissingExtra, and what its readers raise for damage."""
+    """A Word file's. Raises MissingExtraError, and what its readers raise for damage."""
     try:
         from docx import Document
         from docx.oxml.parser import parse_xml
     except ImportError as error:
-        raise MissingExtra("python-docx", "documents", needed_for="Reading Word files") from error
+        raise MissingExtraError("python-docx", "documents", needed_for="Reading Word files") from error
     document = Document(checked_archive(data))
     found = list(_read_blocks(document.element.body))
     found += _read_diagrams_and_charts(document.part, parse_xml)
@@ -44,7 +44,7 @@ def read_slides(data: bytes) -> str:
         from pptx import Presentation
         from pptx.oxml import parse_xml
     except ImportError as error:
-        raise MissingExtra("python-pptx", "documents", needed_for="Reading presentations") from error
+        raise MissingExtraError("python-pptx", "documents", needed_for="Reading presentations") from error
     found = []
     for slide in Presentation(checked_archive(data)).slides:
         blocks = [*_read_blocks(slide.element), *_read_diagrams_and_charts(slide.part, parse_xml)]

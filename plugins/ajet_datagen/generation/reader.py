@@ -20,8 +20,8 @@ from ajet.config.other_models import find_other_server
 from ajet.environment.chat_model import ChatModel, list_configured, model_at
 from ajet.record.progress import Progress, ProgressBar
 from ajet.schema.errors import TaskError
-from ajet.schema.messages import text_of
-from ajet.schema.settled import whole_letters
+from ajet.schema.messages import extract_text
+from ajet.schema.settled import repair_text
 from ajet.schema.task import Task
 from ajet.task_reader.contract import TaskSplit, require_place
 from ajet_datagen.alike import SimilarityMeasure, count_letter_runs, index_numbers, select_distinct
@@ -88,7 +88,7 @@ class GenerationReader:
         return bool(self._settings.document_reader.document_path) or (split == "train" and self._has_examples())
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Write them, or read what was written. Raises TaskError, MissingExtra, UserError."""
+        """Write them, or read what was written. Raises TaskError, MissingExtraError, UserError."""
         if not self.has(split):
             raise TaskError(
                 f"There is nothing to write {split} tasks from.",
@@ -265,7 +265,7 @@ class GenerationReader:
                 ajet = self._experiment.ajet.model_copy(update={"task_reader": reader.model_copy(update=sections)})
                 tasks = open_reader(replace(self._experiment, ajet=ajet)).tasks("train")
                 answered = ((_get_question(task), _answer_text(task.metadata.get("answer"))) for task in tasks)
-                self._examples = [(whole_letters(query), whole_letters(answer)) for query, answer in answered]
+                self._examples = [(repair_text(query), repair_text(answer)) for query, answer in answered]
         return self._examples
 
     def _list_models(self) -> list[ChatModel]:
@@ -368,7 +368,7 @@ def _answer_text(answer: Any) -> str:
 
 
 def _get_question(task: Task) -> str:
-    return task.main_query if not task.init_messages else text_of(task.init_messages[-1])
+    return task.main_query if not task.init_messages else extract_text(task.init_messages[-1])
 
 
 async def _gather_all(requests: Sequence[Coroutine[Any, Any, list[WrittenTask]]]) -> list[list[WrittenTask]]:

@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.environment.chat_model import ChatModel, ChatReply, NoAnswerError, request_completion
 from ajet.schema.errors import TaskError
-from ajet.schema.settled import whole_letters
+from ajet.schema.settled import repair_text
 from ajet_datagen.generation.cost import GenerationCost, TokenPrice
 from ajet_datagen.generation.failover import REST_S, ModelFailover
 from ajet_datagen.generation.patience import request_with_retries
@@ -88,7 +88,7 @@ def parse_tasks(reply: str, count: int) -> list[WrittenTask] | None:
 
 
 def _clean_text(value: Any) -> str:
-    return "" if value is None else whole_letters(str(value)).strip()
+    return "" if value is None else repair_text(str(value)).strip()
 
 
 class TaskWriter:

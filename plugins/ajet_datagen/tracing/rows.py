@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 from ajet_datagen.tracing.choosing import question_key
 from ajet_datagen.tracing.trace import AgentTrace, Message, reply_key
@@ -28,7 +28,7 @@ def build_task(trace: AgentTrace, settings: Tracing) -> Task:
     fine = settings.answers == "any" if rating.score is None else rating.score >= settings.liked_from
     answer = rating.corrected
     if answer is None and fine:
-        answer = text_of(trace.reply) or None
+        answer = extract_text(trace.reply) or None
     metadata = {
         "answer": answer,
         "reward": rating.score,
@@ -56,7 +56,7 @@ def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Co
         if corrected is None and (score is None or score < settings.liked_from):
             left["nothing to learn from: not liked"] += 1
             continue
-        if corrected is None and not text_of(trace.reply) and not trace.reply.get("tool_calls"):
+        if corrected is None and not extract_text(trace.reply) and not trace.reply.get("tool_calls"):
             left["nothing to learn from: an empty reply"] += 1
             continue
         only = trace.is_rated_alone or corrected is not None
@@ -69,7 +69,7 @@ def build_pairs(traces: Iterable[AgentTrace], left: Counter[str]) -> Iterator[di
     several times, the best reply against the worst one."""
     same: dict[str, list[AgentTrace]] = defaultdict(list)
     for trace in traces:
-        if trace.rating.corrected is not None and trace.rating.corrected != text_of(trace.reply):
+        if trace.rating.corrected is not None and trace.rating.corrected != extract_text(trace.reply):
             rows = {"prompt": list(trace.messages), "chosen": [_get_wanted_reply(trace)], "rejected": [trace.reply]}
             yield _build_row(rows, trace.tools)
         elif trace.rating.score is not None:
@@ -102,12 +102,14 @@ def _get_context(trace: AgentTrace) -> Sequence[Message]:
 
 
 def _find_last_question(messages: Sequence[Message]) -> str:
-    return next((text_of(each) for each in reversed(messages) if each.get("role") == "user"), "")
+    return next((extract_text(each) for each in reversed(messages) if each.get("role") == "user"), "")
 
 
 def _context_key(trace: AgentTrace) -> str:
     return (
-        question_key(trace) + "\0" + "\0".join(text_of(each) for each in trace.messages if each.get("role") == "system")
+        question_key(trace)
+        + "\0"
+        + "\0".join(extract_text(each) for each in trace.messages if each.get("role") == "system")
     )
 
 

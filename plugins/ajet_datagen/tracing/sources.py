@@ -18,7 +18,7 @@ from ajet.config.record_file import has_record_file
 from ajet.record.episodes import NAME, read_recorded
 from ajet.schema.episode import Episode
 from ajet.schema.errors import TaskError, UserError
-from ajet.schema.settled import whole_letters
+from ajet.schema.settled import repair_text
 from ajet.task_reader.contract import explain_read_errors
 from ajet.task_reader.jsonl import line_rows
 from ajet.task_reader.rows import BadRowError, json_kind, read_finite
@@ -114,7 +114,7 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Source
             found.traces.append(trace.repair_text())
         except (ValueError, RecursionError) as problem:
             found.bad.append((trace.where, str(problem)))
-    found.bad = [(whole_letters(where), whole_letters(why)) for where, why in found.bad]
+    found.bad = [(repair_text(where), repair_text(why)) for where, why in found.bad]
     return found
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ajet.schema.messages import text_of
-from ajet.schema.settled import settled
-from ajet.schema.task import non_finite
+from ajet.schema.messages import extract_text
+from ajet.schema.settled import make_storable
+from ajet.schema.task import find_non_finite
 
 Message = dict[str, Any]
 
@@ -60,7 +60,7 @@ class AgentTrace:
     @property
     def question(self) -> str:
         """The question: the text of the first user's message."""
-        return next((text_of(each) for each in self.messages if each.get("role") == "user"), "")
+        return next((extract_text(each) for each in self.messages if each.get("role") == "user"), "")
 
     def repair_text(self) -> AgentTrace:
         """Without halves of letters, which no file can hold. Raises ValueError where it is nested too deeply, or holds
@@ -68,9 +68,9 @@ class AgentTrace:
         names = ("where", "messages", "reply", "tools", "agent", "model", "session", "id", "episode")
         given = {name: getattr(self, name) for name in names}
         given |= {"messages": list(self.messages), "tools": list(self.tools), "rating": asdict(self.rating)}
-        if (number := non_finite(given)) is not None:
+        if (number := find_non_finite(given)) is not None:
             raise ValueError(f"it holds a number that is not finite ({number[0]})")
-        found: dict[str, Any] = settled(given)
+        found: dict[str, Any] = make_storable(given)
         if found is given:
             return self
         lists: dict[str, Any] = {name: tuple(found.pop(name)) for name in ("messages", "tools")}
@@ -87,7 +87,7 @@ class AgentTrace:
 def reply_key(message: Mapping[str, Any]) -> tuple[str, str]:
     """The text of a reply, and names and arguments of its calls, by which two are the same."""
     calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
-    return text_of(message), json.dumps(calls)
+    return extract_text(message), json.dumps(calls)
 
 
 def select_last(traces: Sequence[AgentTrace]) -> list[AgentTrace]:

@@ -31,7 +31,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ajet.schema.addresses import host_of
+from ajet.schema.addresses import parse_netloc
 from ajet.schema.errors import BoundaryError
 from ajet_environments.front import speech
 from ajet_environments.front.dock import build_dock_routes
@@ -63,7 +63,7 @@ class AccessRule:
         if self.hosts is not None and host.lower() not in self.hosts:
             return build_refusal(421, f"this address is not {host!r}")
         origin = request.headers.get("origin")
-        if origin is not None and host_of(origin) != host:
+        if origin is not None and parse_netloc(origin) != host:
             return build_refusal(403, "a page of another origin may not call tools")
         if self.token:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")

@@ -21,9 +21,9 @@ from rich.text import Text
 from ajet.config.programs import build_command
 from ajet.record.console import console
 from ajet.record.lock import alone
-from ajet.schema.addresses import own_address, require_key_or_loopback
+from ajet.schema.addresses import find_own_address, require_key_or_loopback
 from ajet.schema.bounded_json import load_json
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import SandboxFailure, UserError
 from ajet_environments.deployment.description import (
     EnvironmentDescription,
@@ -86,7 +86,9 @@ def start_environment(
 def _refuse_second(name: str) -> None:
     """Raises UserError."""
     if (already := running(name)) is not None:
-        raise UserError(f"{name} is running already, at {already.url}.", do=f"`{command('env', 'down', name)}` ends it")
+        raise UserError(
+            f"{name} is running already, at {already.url}.", do=f"`{format_command('env', 'down', name)}` ends it"
+        )
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:
@@ -173,7 +175,7 @@ def stop_environment(name: str) -> None:
         raise UserError(
             f"No environment {name} runs here.",
             expected=" or ".join(each.name for each in all_running()) or "one that runs: there is none",
-            do=f"`{command('env', 'list')}` shows those that run",
+            do=f"`{format_command('env', 'list')}` shows those that run",
         )
     process.terminate()
     until = time.monotonic() + DOWN_S
@@ -234,4 +236,4 @@ def _read_last_lines(log: Path) -> str:
 
 def _choose_address(host: str) -> str:
     """The address under which another machine finds this one, where it listens for others."""
-    return own_address() if host in ("0.0.0.0", "::") else host
+    return find_own_address() if host in ("0.0.0.0", "::") else host

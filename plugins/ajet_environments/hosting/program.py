@@ -27,7 +27,7 @@ from ajet.environment.family import adopt_orphans, end_descendants
 from ajet.gateway.limits import admitting
 from ajet.gateway.listener import Listener, listen
 from ajet.record.process_identity import ProcessIdentity
-from ajet.schema.addresses import is_loopback, loopback_hosts
+from ajet.schema.addresses import is_loopback, list_loopback_hosts
 from ajet.schema.errors import BoundaryError, UserError
 from ajet.train.interrupts import end_on_hangup
 from ajet_environments.deployment import EnvironmentDescription, EnvironmentPart, RunningEnvironment, read_description
@@ -103,7 +103,7 @@ async def serve_environment(
         list_tools=description.tools,
         on_ended=workdirs.remove,
     )
-    access = AccessRule(key, loopback_hosts(host, taken) if is_loopback(host) else None)
+    access = AccessRule(key, list_loopback_hosts(host, taken) if is_loopback(host) else None)
     own = f"http://{address}:{taken}" if address else ""
     front = Front(description.name, episodes, access, description.aliases, own)
     state = RunningEnvironment(

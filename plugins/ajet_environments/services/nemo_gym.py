@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from ajet.schema.bounded_json import load_json
-from ajet.schema.json_schema import problem_of_value
+from ajet.schema.json_schema import find_value_problem
 from ajet_environments.services.hosted import InitialState, Message, StepResult, parse_reward, read_text, to_messages
 from ajet_environments.services.openenv import ANSWER_S, MAX_ANSWER_BYTES, WorldServerError
 
@@ -128,7 +128,7 @@ class NemoGymInstance:
             return "That was no action: its arguments are no JSON.", False
         why: str | None = "they are no object"
         if isinstance(arguments, dict):
-            why = await asyncio.to_thread(problem_of_value, arguments, self._schemas[name])  # which may take a second
+            why = await asyncio.to_thread(find_value_problem, arguments, self._schemas[name])  # which may take a second
         if why is not None:
             return f"That was no action: its arguments do not fit: {why}.", False
         status, body = await self._post_json(name, arguments)

@@ -19,7 +19,7 @@ import aiohttp
 from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError
 from ajet.schema.fenced import read_fenced_blocks
-from ajet.schema.json_schema import problem_of_value
+from ajet.schema.json_schema import find_value_problem
 from ajet_environments.services.hosted import (
     InitialState,
     Message,
@@ -97,7 +97,7 @@ class OpenEnvInstance:
         chosen = parse_action(action, self._schema)
         wrong: str | None = "it holds no JSON object"
         if chosen is not None:
-            wrong = await asyncio.to_thread(problem_of_value, chosen, self._schema)  # the schema is the server's
+            wrong = await asyncio.to_thread(find_value_problem, chosen, self._schema)  # the schema is the server's
         if chosen is None or wrong:
             return StepResult(to_messages(f"That was no action: {wrong}."), 0.0, False, {"invalid_action": True})
         answer = await self._exchange_message("step", chosen)

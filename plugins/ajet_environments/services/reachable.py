@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ajet.config.services import RequiredService
 from ajet.environment.services.chosen import KEY, SERVICE_KEY, env_service_of
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -18,7 +18,7 @@ WIRES = {"openenv": "OpenEnv", "nemo_gym": "NeMo Gym"}
 
 def advise_start() -> str:
     """Advice for a service that is not there."""
-    serve = command("env", "serve", "FILE.py->MyEnv", "--port", "N")
+    serve = format_command("env", "serve", "FILE.py->MyEnv", "--port", "N")
     return f"start it before the run (`{serve}`, or `ajet.services` in the YAML)"
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ajet.schema.addresses import host_of, is_loopback, loopback_hosts
+from ajet.schema.addresses import is_loopback, list_loopback_hosts, parse_netloc
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.errors import AjetError
 from ajet_environments.services.hosted import InitialState, StepResult, World, WorldInstance, call_world
@@ -107,7 +107,7 @@ class WorldServer:
         await site.start()
         self._reaper = asyncio.create_task(self._reap_idle())
         bound = int(self._runner.addresses[0][1])
-        self._hosts = loopback_hosts(host, bound) if is_loopback(host) else None
+        self._hosts = list_loopback_hosts(host, bound) if is_loopback(host) else None
         return bound
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class WorldServer:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if self._hosts is not None and host.lower() not in self._hosts:
             return _build_refusal(421, f"this address is not {host!r}: it is {' or '.join(sorted(self._hosts))}")
-        if origin is not None and host_of(origin) != host:
+        if origin is not None and parse_netloc(origin) != host:
             return _build_refusal(403, "a page of another origin may not use environments")
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode("utf-8", "surrogateescape")
         health = request.path in ("/healthz", "/health")

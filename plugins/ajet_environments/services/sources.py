@@ -16,8 +16,8 @@ from urllib.parse import parse_qsl
 
 from ajet.config import resolve_reference
 from ajet.config.functions import locate_function
-from ajet.schema.addresses import checked
-from ajet.schema.commands import installs
+from ajet.schema.addresses import require_address
+from ajet.schema.commands import format_install
 from ajet.schema.errors import ConfigError, UserError
 from ajet_environments.services.ecosystems import GymnasiumWorld, SkyRLWorld, TextArenaWorld
 from ajet_environments.services.hosted import AgentJetWorld, OwnWorld, World
@@ -37,12 +37,14 @@ def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None
         from ajet_environments.services.openenv import OpenEnvWorld
 
         schemes = ("ws", "wss", "http", "https")
-        return OpenEnvWorld(checked(rest, source, "an OpenEnv server", "openenv:ws://HOST:PORT", schemes), tasks)
+        return OpenEnvWorld(
+            require_address(rest, source, "an OpenEnv server", "openenv:ws://HOST:PORT", schemes), tasks
+        )
     if kind == "nemo_gym":
         from ajet_environments.services.nemo_gym import NemoGymWorld
 
         return NemoGymWorld(
-            checked(rest, source, "a NeMo Gym resource server", "nemo_gym:http://HOST:PORT"),
+            require_address(rest, source, "a NeMo Gym resource server", "nemo_gym:http://HOST:PORT"),
             None if data is None else _read_rows(data, rest),
         )
     if kind in PACKAGES:
@@ -65,7 +67,7 @@ def _open_package_world(kind: str, rest: str, tasks: int, data: Path | None) -> 
         raise UserError(
             f"{kind}:… needs the package {installed}, which is not installed here.",
             where=f"{kind}:{rest}",
-            do=installs(installed),
+            do=format_install(installed),
         ) from None
     name, _, query = rest.partition("?")
     settings = {key: _parse_value(value) for key, value in parse_qsl(query, keep_blank_values=True)}

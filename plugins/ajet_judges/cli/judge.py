@@ -7,8 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.exit import NOT_SO, OK
-from ajet.cli.options import RECORD, Conf, ExpDir, Overrides, RunName, RunRoot
+from ajet.cli.exit import NEGATIVE, OK
+from ajet.cli.options import RECORD_ROOT, Conf, ExpDir, Overrides, RunName, RunRoot
 
 app = typer.Typer(help="Judges, before a run trusts them.", no_args_is_help=True)
 
@@ -43,12 +43,12 @@ def check(
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
-    from ajet.schema.commands import command
+    from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet_judges.judging.check import SHIPPED, check_judge, print_check, read_labelled_examples
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=command("judge", "check", "--conf", "FILE.yaml"))
+        raise UserError("There is no --conf.", expected=format_command("judge", "check", "--conf", "FILE.yaml"))
     settings = list(overrides or ())
     if examples is not None and "=" in examples and not Path(examples).exists():
         settings, examples = [examples, *settings], None
@@ -57,9 +57,9 @@ def check(
     found = check_judge(experiment, read_labelled_examples(Path(examples) if examples is not None else SHIPPED))
     print_check(found, console)
     if not found.decided:
-        return NOT_SO
+        return NEGATIVE
     low = found.kappa_low
-    return OK if at_least is None or (low is not None and low >= at_least) else NOT_SO
+    return OK if at_least is None or (low is not None and low >= at_least) else NEGATIVE
 
 
 @app.command("rubrics")
@@ -75,13 +75,13 @@ def rubrics(
     from ajet.commands.run_hooks import enter_run_hooks
     from ajet.config import load_experiment
     from ajet.record.console import console
-    from ajet.schema.commands import command
+    from ajet.schema.commands import format_command
     from ajet.schema.errors import UserError
     from ajet_judges.judging.rubrics import JUDGE, print_rubrics
     from ajet_judges.rubrics.judge import RubricsJudge
 
     if conf is None:
-        raise UserError("There is no --conf.", expected=command("judge", "rubrics", "--conf", "FILE.yaml"))
+        raise UserError("There is no --conf.", expected=format_command("judge", "rubrics", "--conf", "FILE.yaml"))
     show_logs("WARNING")
     experiment = load_experiment(conf, overrides=list(overrides or ()), exp_dir=exp_dir)
     if experiment.ajet.task_judge.judge_type != JUDGE:
@@ -116,7 +116,7 @@ def compare(
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Compare judges on a run's recorded episodes, with each other and with the verdicts of the play: agreement,
     Cohen's kappa, correlation, where they differ most, what each takes. Nothing is played. Exit code 1 where one of
@@ -134,4 +134,4 @@ def compare(
         typer.echo(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
         judge_comparison.show(found)
-    return NOT_SO if found.undecided() else OK
+    return NEGATIVE if found.undecided() else OK

@@ -7,8 +7,8 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.exit import NOT_SO, OK
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.exit import NEGATIVE, OK
+from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
 def rejudge(
@@ -30,7 +30,7 @@ def rejudge(
         typer.Option("--out", metavar="FILE.csv", help="A new file (ajet-rejudge-RUN.csv) or .jsonl; steps beside it.",
             show_default=False),
     ] = None,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.
 
@@ -48,4 +48,4 @@ def rejudge(
         found = rejudge_run(folder, chosen)
     write_tables(found, tables)
     print_rejudge(found, tables, console)
-    return NOT_SO if found.why_undecided else OK
+    return NEGATIVE if found.why_undecided else OK

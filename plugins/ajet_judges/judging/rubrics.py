@@ -16,7 +16,7 @@ from ajet.config.record_file import read_record_file
 from ajet.record.bounded_json import MOST_BYTES
 from ajet.record.console import printable
 from ajet.record.files import write_atomically
-from ajet.schema.commands import ANEW
+from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
             where=f"{run.path / NAME}, and {judge.path}",
             expected="the same rubrics for all of a run",
             do="restore the examples and settings that they were made of, name its file in "
-            f"task_judge.rubrics_auto_grader.path; or {ANEW}",
+            f"task_judge.rubrics_auto_grader.path; or {FRESH_ADVICE}",
         )
     for line in format_agreement(rubrics.content):
         logger.info("{}", line)

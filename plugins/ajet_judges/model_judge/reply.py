@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from ajet.schema.errors import AjetError
 from ajet.schema.fenced import unfence
-from ajet.schema.json_schema import problem_of_reply
-from ajet.schema.settled import with_whole_letters
+from ajet.schema.json_schema import find_reply_problem
+from ajet.schema.settled import repair_surrogates
 from ajet.task_judge.extraction import find_thought_ends
 
 VerdictWord = Literal["correct", "incorrect", "undecided"]
@@ -90,14 +90,14 @@ def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
     """The one JSON object that a reply is, in whole letters. Raises UnreadableReplyError."""
     try:
         content = _load_object(_strip_thoughts(text))
-        problem = problem_of_reply(json.dumps(content), schema)
+        problem = find_reply_problem(json.dumps(content), schema)
     except ValueError as error:
         raise UnreadableReplyError(f"it is not JSON: {error}") from None
     except RecursionError:
         raise UnreadableReplyError("it is nested too deeply") from None
     if problem is not None:
         raise UnreadableReplyError(problem)
-    return dict(with_whole_letters(content))
+    return dict(repair_surrogates(content))
 
 
 def _strip_thoughts(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ajet.schema.messages import text_of
+from ajet.schema.messages import extract_text
 from ajet_mcp.results import CountTokens
 
 Overflow = Literal["disabled", "discard_all_tools", "discard_all", "summarize"]
@@ -57,7 +57,7 @@ class Conversation:
         if not self._known:
             return False
         added = self.messages[self._new :]
-        texts = [text_of(each) for each in added]
+        texts = [extract_text(each) for each in added]
         free = self._room - self._reply_room - self._known - FRAME * len(added)
         if sum(len(text.encode("utf-8", "replace")) for text in texts) <= free:  # no token is less than a byte
             return False

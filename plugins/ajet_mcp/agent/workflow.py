@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ajet.environment.replay import replays_alone
 from ajet.schema.errors import ConfigError, ToolFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.schema.tool_use import POLICYS_OWN, ToolUse
+from ajet.schema.tool_use import POLICY_ERRORS, ToolUse
 from ajet.task_judge.extraction import AnswerForm, find_form
 from ajet.workflow.workflow import Workflow
 from ajet_mcp.agent.conversation import Conversation
@@ -181,7 +181,7 @@ class _Play:
                 results = await asyncio.gather(*(self._use(call) for call in turn.calls))
                 for call, result in zip(turn.calls, results, strict=True):
                     self._conversation.add({"role": "tool", "tool_call_id": call.id, "content": result.content})
-                if any(each.error in POLICYS_OWN for each in results) and self._ends("format_error"):
+                if any(each.error in POLICY_ERRORS for each in results) and self._ends("format_error"):
                     return None
                 continue
             answer = self._form.read(turn.text)
@@ -242,7 +242,7 @@ class _Play:
         async with self._parallel:
             result = await self._toolset.use(call.function.name, call.function.arguments, call.id)
         self._counts["tool_calls"] += 1
-        if result.error and result.error not in POLICYS_OWN:
+        if result.error and result.error not in POLICY_ERRORS:
             self._counts["tool_failure"] += 1
             if self._on["tool_failure"] == "end":
                 raise ToolFailure(f"{call.function.name}: {result.text}")

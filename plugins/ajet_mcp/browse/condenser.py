@@ -17,7 +17,7 @@ from loguru import logger
 
 from ajet.environment.chat_model import ChatModel, NoAnswerError, ask_model
 from ajet.environment.loop import on_tools_loop
-from ajet.schema.tool_use import BROWSE_AGENT, ToolError, ToolUse, digest_of
+from ajet.schema.tool_use import BROWSE_AGENT, ToolError, ToolUse, compute_digest
 from ajet_mcp.browse.agent_config import BrowseAgent
 from ajet_mcp.contract import CallFailedError, Tool
 from ajet_mcp.results import CountTokens, shortened
@@ -115,7 +115,7 @@ class Condenser:
         """The answer of the first model that gives one."""
         given = await shortened(page, self._count, self._agent.max_prompt_length)
         prompt = _PROMPT.format(purpose=purpose, page=given)
-        about = {"tool": tool, "purpose": purpose, "digest": digest_of(page), "characters": len(page)}
+        about = {"tool": tool, "purpose": purpose, "digest": compute_digest(page), "characters": len(page)}
         for model in self._agent.models:
             started = time.time()
             error: ToolError = ""
@@ -125,7 +125,7 @@ class Condenser:
                 answer, error = str(problem), "tool"
                 logger.warning("browse agent: {} at {}: {}", model.model, model.place, problem)
             told = {"model": model.model, **about}
-            digest, ended = digest_of(answer), time.time()
+            digest, ended = compute_digest(answer), time.time()
             self._keep(ToolUse(BROWSE_AGENT, told, answer, digest, started, ended, error, model.place))
             if not error:
                 return answer

@@ -16,7 +16,7 @@ from ajet.commands.services import list_services
 from ajet.config import Experiment
 from ajet.config.view import View
 from ajet.schema.errors import ConfigError
-from ajet.schema.tool_use import digest_of
+from ajet.schema.tool_use import compute_digest
 from ajet_mcp.browse import browse_agent_of
 from ajet_mcp.tests.test_mcp_agent import call, how, played, words  # noqa: F401
 from ajet_proof.tokens.proof_uses import prove_uses
@@ -94,10 +94,10 @@ def test_a_long_result_is_condensed_for_the_purpose_recorded_and_not_trained(bro
     assert "What does the eel cost?" in prompt and "The eel costs 3 today." in prompt
     assert "[cut: the first 600 of" in prompt, "max_prompt_length"
     question, use = episode.tool_uses
-    assert (use.name, use.result, use.digest, use.whole) == ("read", "In short 1: 3.", digest_of(PAGE), len(PAGE))
+    assert (use.name, use.result, use.digest, use.whole) == ("read", "In short 1: 3.", compute_digest(PAGE), len(PAGE))
     assert use.arguments["purpose"] == "What does the eel cost?"
     assert (question.name, question.result, question.server) == ("browse_agent", "In short 1: 3.", chat.url[7:])
-    assert question.arguments["model"] == "good" and question.arguments["digest"] == digest_of(PAGE.strip())
+    assert question.arguments["model"] == "good" and question.arguments["digest"] == compute_digest(PAGE.strip())
     assert "In short 1: 3." in asked[1] and "Nothing else" not in asked[1]
     assert '"purpose"' in asked[0], "the model is told that it may state one"
     assert len(episode.calls) == 2 and all(call_.trained for call_ in episode.calls)

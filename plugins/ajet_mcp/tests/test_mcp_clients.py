@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from ajet.environment.pinned import ToolPins, ToolsChangedError
-from ajet.schema.tool_use import digest_of
+from ajet.schema.tool_use import compute_digest
 from ajet_mcp import CallFailedError, Server
 from tests.contract.mcp_two import python_with_mcp_two
 from tests.contract.npm_packages import MCP_EVERYTHING, npm_package
@@ -37,7 +37,7 @@ async def holds(*use):
         several = await asyncio.gather(*(tools.use("echo", {"text": str(number)}) for number in range(8)))
         assert [each.text for each in several] == [str(number) for number in range(8)]
     first = tools.uses[0]
-    assert (first.name, first.call_id, first.digest) == ("echo", "call-1", digest_of("hü 😀"))
+    assert (first.name, first.call_id, first.digest) == ("echo", "call-1", compute_digest("hü 😀"))
     assert first.server and first.started <= first.ended
     assert [each.error for each in tools.uses[:4]] == ["", "arguments", "arguments", "unknown_tool"]
     with pytest.raises(CallFailedError):
@@ -148,7 +148,7 @@ def test_a_long_result_is_cut_by_tokens_with_a_note_and_its_whole_is_known_by_di
 
     result, [use] = asyncio.run(plays())
     assert result.text == "x" * 40 + "\n[cut: the first 10 of 1000 tokens are shown]"
-    assert use.result == result.text and (use.whole, use.digest) == (4000, digest_of("x" * 4000))
+    assert use.result == result.text and (use.whole, use.digest) == (4000, compute_digest("x" * 4000))
 
 
 @pytest.mark.parametrize("safe", [True, False])

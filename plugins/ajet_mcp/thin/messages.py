@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError
-from ajet.schema.settled import settled
+from ajet.schema.settled import make_storable
 
 SESSIONS = "2025-11-25"
 """The newest revision with sessions."""
@@ -81,7 +81,7 @@ _LOADS = partial(json.loads, parse_constant=lambda name: None, parse_float=_fini
 def load_reply(data: bytes | bytearray | str) -> Any:
     """Parse a server's JSON. NaN, Infinity and numbers beyond a float are null, as JavaScript writes them: no request
     to a model could carry them. Raises ValueError, RecursionError."""
-    return settled(load_json(data, _LOADS))
+    return make_storable(load_json(data, _LOADS))
 
 
 def decoded(frame: bytes | str) -> dict[str, Any] | None:

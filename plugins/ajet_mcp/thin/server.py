@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 import aiohttp
 
 from ajet.environment.loop import close_at_exit, process_local
-from ajet.schema.addresses import is_loopback, origin_of
+from ajet.schema.addresses import is_loopback, parse_origin
 from ajet.schema.tool_use import ToolError
 from ajet_mcp.contract import CallFailedError
 from ajet_mcp.servers import Server
@@ -131,7 +131,7 @@ class HttpServer:
         """An address on this server. Raises CallFailedError for one on another."""
         try:
             there = urljoin(self.url, path)
-            same = origin_of(there) == origin_of(self.url)
+            same = parse_origin(there) == parse_origin(self.url)
         except ValueError as error:
             raise self.failed(
                 f"names {path!r}, which is no address: {error}", "environment", delivered=False
@@ -265,7 +265,7 @@ class HttpServer:
         if reply.status not in (301, 302, 307, 308) or not location:
             return False
         there = urljoin(self.url, location)
-        if origin_of(there) != origin_of(self.url):
+        if parse_origin(there) != parse_origin(self.url):
             raise self.failed(f"redirects to another server, {there}", "environment", delivered=False)
         self.url = there
         return True

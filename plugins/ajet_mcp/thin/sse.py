@@ -12,7 +12,7 @@ from urllib.parse import urljoin
 
 import aiohttp
 
-from ajet.schema.addresses import origin_of
+from ajet.schema.addresses import parse_origin
 from ajet.schema.tool_use import ToolError
 from ajet_mcp.contract import CallFailedError
 from ajet_mcp.thin.answers import Answers
@@ -120,7 +120,7 @@ class SseChannel:
     def _own(self, data: str) -> str:
         try:
             there = urljoin(self._server.url, data)
-            same = origin_of(there) == origin_of(self._server.url)
+            same = parse_origin(there) == parse_origin(self._server.url)
         except ValueError as error:
             raise self._failed(f"names {data!r}, which is no address: {error}", delivered=False) from error
         if not same:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.schema.json_schema import DATA, NAMED
+from ajet.schema.json_schema import DATA_KEYWORDS, NAMED_SUBSCHEMAS
 from ajet_mcp.contract import CallFailedError, Reply, Tool
 
 CALL_ID = "ajet/callId"
@@ -36,9 +36,9 @@ def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema without keywords that are null, which Go and Java servers write where they mean none."""
     plain: dict[str, Any] = {}
     for name, value in schema.items():
-        if name in DATA and not (value is None and name in ("required", "type")):
+        if name in DATA_KEYWORDS and not (value is None and name in ("required", "type")):
             plain[name] = value
-        elif name in NAMED:
+        elif name in NAMED_SUBSCHEMAS:
             plain[name] = {key: _schema(each) for key, each in _object(value).items()}
         elif isinstance(value, list):
             plain[name] = [_schema(each) for each in value]

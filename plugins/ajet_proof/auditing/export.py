@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from ajet.config.record_file import open_replacement_file
 from ajet.record.plain_json import dumps
 from ajet.record.write_errors import convert_os_errors, require_place
-from ajet.schema.errors import MissingExtra, UserError
+from ajet.schema.errors import MissingExtraError, UserError
 from ajet_proof.auditing.audit import read_episode_rows
 
 ROWS_AT_ONCE = 4096
@@ -59,7 +59,7 @@ def _write_parquet(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as error:
-        raise MissingExtra("pyarrow", "local", needed_for="A Parquet file") from error
+        raise MissingExtraError("pyarrow", "local", needed_for="A Parquet file") from error
     types = {name: arrow.string() if kind == "json" else getattr(arrow, kind)() for name, kind in COLUMNS.items()}
     schema, count = arrow.schema(list(types.items())), 0
     with parquet.ParquetWriter(stream, schema) as writer:

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
 def audit(
@@ -38,7 +38,7 @@ def audit(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Compare a run with what it committed; trace an update back, an episode forward.
 

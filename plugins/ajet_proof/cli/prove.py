@@ -6,7 +6,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunRoot
 
 
 def prove(
@@ -51,7 +51,7 @@ def prove(
         str,
         typer.Option("--run", metavar="NAME", help="With --store: of this run, and no other.", show_default=False),
     ] = "",
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution."""
     from ajet.cli.screen import show_logs

@@ -26,7 +26,7 @@ from ajet.record.resume import FILE as RUN_IDENTITY
 from ajet.record.status import read_status
 from ajet.rollout.attempt import Identity
 from ajet.rollout.components import split_repeats
-from ajet.schema.episode import NO_OUTCOME, Group, episodes_of
+from ajet.schema.episode import NO_OUTCOME, Group, list_episodes
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import shuffle_key
 from ajet.train.accounting import episode_metrics
@@ -258,7 +258,7 @@ class StepChecker:
         self, row: Mapping[str, Any], trained: Sequence[Group], groups: Sequence[Group], outcomes: Mapping[str, Outcome]
     ) -> Iterator[str]:
         counted = groups if self._replaces else trained
-        recomputed = episode_metrics(episodes_of(counted), "train", outcomes)
+        recomputed = episode_metrics(list_episodes(counted), "train", outcomes)
         recorded = {name: value for name, value in row.items() if name.startswith("train/")}
         for name in sorted(recomputed.keys() | recorded.keys()):
             own = name.removeprefix("train/")

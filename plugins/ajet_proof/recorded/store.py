@@ -18,7 +18,7 @@ from rich.console import Console
 from ajet.backbone.decoupled.terms import fingerprint_template
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.progress import Progress
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.episode import NO_OUTCOME
 from ajet.schema.errors import UserError
 from ajet.store import Address, StoreReader, open_reader
@@ -125,7 +125,7 @@ def _load_experiment(reading: StoreReader, address: Address, folder: Path) -> Ex
             "The store does not tell its run's settings, so its tokens cannot be derived again.",
             where=address.shown,
             expected="a store that a trainer has opened: it leaves them there",
-            do=f"Start its run once more, or prove the run's own folder: {command('prove', 'RUN')}.",
+            do=f"Start its run once more, or prove the run's own folder: {format_command('prove', 'RUN')}.",
         )
     name = address.database or (address.path.stem if address.path is not None else "")
     (folder / name).mkdir()
@@ -180,7 +180,7 @@ class _StoreProver:
                 expected="what samplers or clients put, until its step's checkpoint is no longer gone back to",
                 do="A run is named with --run."
                 if beginning
-                else f"Prove the run's own folder: {command('prove', 'RUN')}.",
+                else f"Prove the run's own folder: {format_command('prove', 'RUN')}.",
             )
         report = ProofReport(ProofTarget(self._experiment.yaml_path.parent, (), beginning))
         found = StoreReport(self._address.shown, self._reading.run, report)

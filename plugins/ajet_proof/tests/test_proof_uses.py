@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ajet.record.tool_uses import RESULT, bound_tool_use, chain_digest
-from ajet.schema.tool_use import ToolUse, digest_of
+from ajet.schema.tool_use import ToolUse, compute_digest
 from ajet_proof.tokens.proof_uses import prove_uses
 
 LONG = "z" * (RESULT + 5)
@@ -23,10 +23,10 @@ def chain(*uses: ToolUse) -> list[ToolUse]:
 
 
 def use(result: str, call_id: str, **more: Any) -> ToolUse:
-    return ToolUse("f", {"x": 1}, result, more.pop("digest", digest_of(result)), 1.0, 2.0, call_id=call_id, **more)
+    return ToolUse("f", {"x": 1}, result, more.pop("digest", compute_digest(result)), 1.0, 2.0, call_id=call_id, **more)
 
 
-USES = chain(use("seen", "a"), use("part", "b", digest=digest_of("partition"), whole=9), use(LONG, "c"))
+USES = chain(use("seen", "a"), use("part", "b", digest=compute_digest("partition"), whole=9), use(LONG, "c"))
 
 
 def message(call_id: str, content: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from ajet.record.tool_uses import chain_digest, encode_uses
 from ajet.schema.call import Call
-from ajet.schema.messages import text_of
-from ajet.schema.tool_use import ToolUse, digest_of
+from ajet.schema.messages import extract_text
+from ajet.schema.tool_use import ToolUse, compute_digest
 from ajet_proof.tokens.proof_findings import WrongToken
 
 REDACTED = "[redacted "
@@ -35,7 +35,7 @@ def prove_uses(
         before = use.chain
     for call_id, index in answers.items():
         named = [use for use in uses if use.call_id == call_id]
-        text = text_of(messages[index])
+        text = extract_text(messages[index])
         blotted = REDACTED in text or any(REDACTED in use.result for use in named)
         if named and not blotted and not any(_is_result(text, use) for use in named):
             call = next((call.index for call in calls if index in call.messages), 0)
@@ -53,6 +53,6 @@ def _find_tool_messages(messages: Sequence[Mapping[str, Any]]) -> dict[str, int]
 
 
 def _is_result(text: str, use: ToolUse) -> bool:
-    if use.shown_whole and digest_of(text) != use.digest:
+    if use.shown_whole and compute_digest(text) != use.digest:
         return False
     return text.startswith(use.result) and len(text) == use.shown

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ajet.config.plugins import list_versions
-from ajet.schema.commands import command
+from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 from ajet_ray.cluster.ray_errors import last_line
 
@@ -38,7 +38,7 @@ def require_same_plugins() -> None:
             raise UserError(
                 f"The plug-ins of the node {name} differ from those of this machine: {difference}.",
                 where=f"the node {name}",
-                do=f"install the same packages on every node; `{command('plugins')}` lists them",
+                do=f"install the same packages on every node; `{format_command('plugins')}` lists them",
             )
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ajet.config.plugins import VARIABLE as PLUGINS
-from ajet.schema.commands import command
-from ajet.schema.errors import MissingExtra, RunFailed, UserError
+from ajet.schema.commands import format_command
+from ajet.schema.errors import MissingExtraError, RunFailed, UserError
 from ajet_ray.cluster.node_plugins import require_same_plugins
 from ajet_ray.cluster.own_package import hook
 from ajet_ray.cluster.resources import Demand
@@ -92,7 +92,7 @@ def connected(
     try:
         import ray
     except ImportError as problem:
-        raise MissingExtra("ray", needs.extra, needed_for=needs.needed_for) from problem
+        raise MissingExtraError("ray", needs.extra, needed_for=needs.needed_for) from problem
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     runtime: dict[str, Any] = {
@@ -115,7 +115,7 @@ def connected(
         except Exception as problem:  # Ray raises nothing narrower when its head does not come up in time
             raise RunFailed(
                 f"Ray did not start on this machine: {str(problem).strip().splitlines()[0]}",
-                do=f"start again when the machine is less busy; `{command('doctor')}` looks at what Ray needs",
+                do=f"start again when the machine is less busy; `{format_command('doctor')}` looks at what Ray needs",
             ) from problem
     else:
         runtime |= {"working_dir": str(folder), "excludes": EXCLUDED}

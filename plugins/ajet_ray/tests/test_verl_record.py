@@ -18,7 +18,7 @@ from ajet.config import Experiment
 from ajet.environment.pinned import ToolPins, ToolsChangedError, read_pinned
 from ajet.record import EpisodeFiles, RunDirectory
 from ajet.schema.call import VersionRun
-from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, episodes_of
+from ajet.schema.episode import Episode, Failure, Group, Outcome, Verdict, list_episodes
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.task_reader import TaskOrder
@@ -121,7 +121,7 @@ def closed(group: Group) -> Closed:
 
 
 def stepped(step: int, *groups: Group) -> Stepped:
-    credited = [Credited(e.uuid, Outcome(step, 0.5), 0) for e in episodes_of(groups) if e.scored]
+    credited = [Credited(e.uuid, Outcome(step, 0.5), 0) for e in list_episodes(groups) if e.scored]
     return Stepped(step, {"seconds/step": 1.0}, credited)
 
 
@@ -245,7 +245,7 @@ def test_policy_versions_are_held_to_the_step_that_trained_on_them(made):
         episode.untrained.update(no_score=3)
     for each in (*trained, untrained):
         record.take(closed(each))
-    record.take(Stepped(2, {}, [Credited(e.uuid, Outcome(2, 0.5), 3) for e in episodes_of(trained)]))
+    record.take(Stepped(2, {}, [Credited(e.uuid, Outcome(2, 0.5), 3) for e in list_episodes(trained)]))
     report = prove_record(str(run.path), run.path.parent)
     wrong = {(each.episode, each.found) for each in report.proof.wrong if "was not there yet" in each.what}
     assert wrong == {("at", 2), ("beyond", 2)}, report.proof

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from ajet.schema.frames import send
+from ajet.schema.frames import send_all
 from ajet_sandbox.inside.files import Folder, LeadsOut
 
 TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
@@ -36,7 +36,7 @@ class Piped:
 
     def sendall(self, frame: bytes) -> None:
         """To the host."""
-        send(self._out, frame)
+        send_all(self._out, frame)
 
 
 def file(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:

@@ -56,11 +56,11 @@ class Resident:
     """See the module."""
 
     def __init__(self, line: Any, settings: Mapping[str, Any]) -> None:
-        from ajet.schema.frames import Frames
+        from ajet.schema.frames import FrameReader
         from ajet_sandbox.inside import kernel
 
         self._line, self._settings = line, settings
-        self._frames = Frames(settings["longest"])
+        self._frames = FrameReader(settings["longest"])
         self._session: Any = None
         self.whole_namespace = os.getpid() == 1
         kernel.prctl(kernel.SET_DUMPABLE, 0)
@@ -71,22 +71,22 @@ class Resident:
         """Calls until the line closes."""
         import gc
 
-        from ajet.schema.frames import packed
+        from ajet.schema.frames import pack_frame
 
         exec(compile(b"0", "<code>", "exec"), {})  # what this sets up, no fork has to
         gc.disable()
         gc.freeze()  # else a collection in each fork copies all pages
         while True:
-            while (frame := self._frames.take()) is None:
+            while (frame := self._frames.take_frame()) is None:
                 if not self._listen():
                     self.leave()
             head, blobs = frame
             if head["do"] == "call":
-                self._line.sendall(packed(*self.call(head, blobs)))
+                self._line.sendall(pack_frame(*self.call(head, blobs)))
             elif head["do"] in ("put", "read"):
                 from ajet_sandbox.inside import piped
 
-                self._line.sendall(packed(*piped.file(head, blobs)))
+                self._line.sendall(pack_frame(*piped.file(head, blobs)))
 
     def _listen(self) -> bool:
         more = self._line.recv(PIECE)
@@ -168,7 +168,7 @@ class Resident:
 
     def held(self) -> dict | None:
         """What the host had said already when the last bytes were read."""
-        found = self._frames.take()
+        found = self._frames.take_frame()
         return found[0] if found is not None else None
 
     def tree(self) -> list[int]:

@@ -10,7 +10,7 @@ import _socket
 import os
 import resource
 
-from ajet.schema.frames import Frames, packed
+from ajet.schema.frames import FrameReader, pack_frame
 from ajet_sandbox.inside import call
 
 TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
@@ -38,7 +38,7 @@ class Session:
         """Hand it a call."""
         rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(end.to_bytes(4, "little") for end in ends))]
         self.line.sendmsg([b"!"], rights)
-        self.line.sendall(packed({"cpu": order["cpu"], "environment": order["environment"]}, code))
+        self.line.sendall(pack_frame({"cpu": order["cpu"], "environment": order["environment"]}, code))
 
     def ended(self) -> int | None:
         """The exit code of the call at hand; None where the process is gone."""
@@ -69,8 +69,8 @@ def _serve(line: Any, order: Mapping[str, Any], settings: Mapping[str, Any]) -> 
                 end = int.from_bytes(data[4 * number : 4 * number + 4], "little")
                 os.dup2(end, number)
                 os.close(end)
-            frames = Frames(1 << 30)
-            while (frame := frames.take()) is None:
+            frames = FrameReader(1 << 30)
+            while (frame := frames.take_frame()) is None:
                 frames.feed(line.recv(1 << 16))
             head, blobs = frame
             used = resource.getrusage(resource.RUSAGE_SELF)

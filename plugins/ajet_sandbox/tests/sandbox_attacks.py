@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ajet.schema.errors import SandboxFailure
-from ajet.schema.sandbox import Limits, Result, UnsafePath
+from ajet.schema.sandbox import Limits, Result, UnsafePathError
 from ajet_sandbox.choose import open_sandbox
 from ajet_sandbox.tests.attack_targets import SECRET, Targets, targets
 from ajet_sandbox.warm import Warm
@@ -332,7 +332,7 @@ def _link(box: Warm, targets: Targets) -> Verdict:
     for path in ("result", f"results/{targets.file.rpartition('/')[2]}"):
         try:
             found = box.read(path, 100)
-        except (UnsafePath, FileNotFoundError):
+        except (UnsafePathError, FileNotFoundError):
             continue
         return Verdict(name, "got through", repr(found))
     return Verdict(name, "held")

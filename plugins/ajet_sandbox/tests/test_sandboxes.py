@@ -21,8 +21,8 @@ import pytest
 
 from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import ConfigError, SandboxFailure
-from ajet.schema.frames import BadFrame, Frames, packed
-from ajet.schema.sandbox import Limits, UnsafePath
+from ajet.schema.frames import FrameError, FrameReader, pack_frame
+from ajet.schema.sandbox import Limits, UnsafePathError
 from ajet_sandbox import engine as engine_room
 from ajet_sandbox.bubblewrap import Bubblewrap
 from ajet_sandbox.cgroup import control_group
@@ -116,10 +116,10 @@ def test_files_go_in_and_out_and_never_over_links(box: Warm) -> None:
     assert box.read("a/b.txt", 100) == b"hellomore\n" and box.read("a/b.txt", 3) == b"hel"
     box.run(["sh", "-c", "ln -s /etc/passwd link; ln -s / folder; mkfifo pipe; mkdir -p deep"])
     for path in ("link", "folder/etc/passwd", "../x", "/etc/passwd", "pipe", "deep", "a/b.txt/c", ""):
-        with pytest.raises(UnsafePath):
+        with pytest.raises(UnsafePathError):
             box.read(path, 10)
     for path in ("link", "folder/tmp/x", "../x"):
-        with pytest.raises(UnsafePath):
+        with pytest.raises(UnsafePathError):
             box.put(path, b"x")
     with pytest.raises(FileNotFoundError):
         box.read("none", 10)
@@ -145,7 +145,7 @@ def test_a_call_can_be_stopped_from_another_thread(box: Warm, monkeypatch: pytes
 
 def test_a_stop_that_comes_with_its_call_is_heard(box: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
     send = box._send
-    monkeypatch.setattr(box, "_send", lambda frame: send(frame + packed({"do": "stop"})))
+    monkeypatch.setattr(box, "_send", lambda frame: send(frame + pack_frame({"do": "stop"})))
     assert box.python("import time; time.sleep(60)", limits=Limits(wall=60)).ended == "stopped"
     monkeypatch.undo()
     assert box.python("print(1)").good
@@ -258,15 +258,15 @@ def test_no_control_group_where_none_can_be_made(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_frame_is_refused(frame: bytes) -> None:
-    frames = Frames(100)
+    frames = FrameReader(100)
     frames.feed(frame)
-    with pytest.raises(BadFrame):
-        frames.take()
-    frames = Frames(100)
-    for byte in packed({"a": 1}, b"xy", b""):
-        assert frames.take() is None
+    with pytest.raises(FrameError):
+        frames.take_frame()
+    frames = FrameReader(100)
+    for byte in pack_frame({"a": 1}, b"xy", b""):
+        assert frames.take_frame() is None
         frames.feed(bytes([byte]))
-    assert frames.take() == ({"a": 1, "blobs": [2, 0]}, [b"xy", b""])
+    assert frames.take_frame() == ({"a": 1, "blobs": [2, 0]}, [b"xy", b""])
 
 
 @pytest.mark.parametrize("engine", ["podman", DOCKER])

@@ -15,7 +15,7 @@ from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import Experience
 
 from ajet.algorithm import assign_credit, open_algorithm
-from ajet.schema.episode import episodes_of
+from ajet.schema.episode import list_episodes
 from ajet_ray.mailbox import Assigned, Credited, Sender
 from ajet_ray.rows import rebuild
 from ajet_trinity.processes.here import here
@@ -79,7 +79,7 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         tokens = batch.trained_by_episode
         told = [
             Credited(episode.uuid, batch.outcomes[episode.uuid], tokens[episode.uuid])
-            for episode in episodes_of(rebuilt.groups)
+            for episode in list_episodes(rebuilt.groups)
         ]
         return trained, Assigned(step, told, dict(batch.metrics))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config import load_experiment
-from ajet.schema.errors import ConfigError, MissingExtra, UserError
+from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet.train.runner import LaunchOptions
 from ajet_trinity.config import demand_of, refuse, trinity_config
 from ajet_trinity.launch import TrinityRunner
@@ -65,7 +65,7 @@ def test_the_tutorials_yaml_as_it_is():
 def test_without_it_or_with_another_version_one_sentence_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path / "nothing")])
-    with pytest.raises(MissingExtra, match="The trinity backbone needs the package trinity-rft"):
+    with pytest.raises(MissingExtraError, match="The trinity backbone needs the package trinity-rft"):
         require_trinity()
     about = tmp_path / ASIDE / "trinity_rft-0.5.2.dist-info"
     about.mkdir(parents=True)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.references import relativize
 from ajet.engine.model_limits import ModelLimits
-from ajet.schema.commands import installs_extra
-from ajet.schema.errors import ConfigError, MissingExtra, UserError
+from ajet.schema.commands import format_extra_install
+from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet_ray.printable import printable
 from ajet_ray.resolvers import register
 from ajet_verl.config.refusals import refuse
@@ -54,7 +54,7 @@ def verl_config(
     model: what is known of the model. gpu_bytes: the memory of one GPU, where known. model_folder: where the model
     lies, if `model.path` is no path or name that verl could load. run_folder: the run directory; without it, the one
     that a first run would have. device: what `trainer_common.device: auto` comes to. Raises ConfigError for settings
-    that verl would refuse, MissingExtra without verl, UserError for another version of it.
+    that verl would refuse, MissingExtraError without verl, UserError for another version of it.
     """
     from omegaconf import OmegaConf
 
@@ -69,7 +69,7 @@ def verl_config(
             tree.actor_rollout_ref.model.path = str(model_folder)
         refuse(experiment, tree, model, gpu_bytes)
         if folder is None:
-            raise MissingExtra("verl", extra, needed_for="The verl backbone")
+            raise MissingExtraError("verl", extra, needed_for="The verl backbone")
         if merged := _merged_sections(experiment):
             plain: Any = OmegaConf.to_container(known, resolve=False)
             refuse_unknown(experiment, merged, plain, VerlSource(folder.parents[1]))
@@ -191,11 +191,11 @@ def _joined(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment)
 
 
 def read_verls_defaults() -> DictConfig:
-    """Return the defaults of the installed verl for FSDP, unresolved. Raises MissingExtra without verl, UserError for
-    another version."""
+    """Return the defaults of the installed verl for FSDP, unresolved. Raises MissingExtraError without verl, UserError
+    for another version."""
     folder = _config_folder(extra_for("auto"))
     if folder is None:
-        raise MissingExtra("verl", extra_for("auto"), needed_for="The verl backbone")
+        raise MissingExtraError("verl", extra_for("auto"), needed_for="The verl backbone")
     defaults: DictConfig = _verls_defaults(folder, False)
     return defaults
 
@@ -234,7 +234,7 @@ def _config_folder(extra: str) -> Path | None:
             f"verl {installed} is installed.",
             where=str(place),
             expected=f"verl {VERL_VERSION}: its config differs from version to version",
-            do=installs_extra(extra),
+            do=format_extra_install(extra),
         )
     return place / "trainer" / "config"
 

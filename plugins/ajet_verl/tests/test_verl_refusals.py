@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from ajet.schema.commands import installs_extra
-from ajet.schema.errors import ConfigError, MissingExtra, UserError
+from ajet.schema.commands import format_extra_install
+from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet_ray.resolvers import as_list, div, mul, pick, room, versions
 from ajet_verl.config import ModelLimits, layer, read_limits, verl_config
 from tests.verl_fixtures import experiment, nested
@@ -23,7 +23,7 @@ SIX = {"trainer_common.nnodes": 3, "rollout.tensor_model_parallel_size": 6, "dat
 
 @pytest.fixture(autouse=True)
 def no_verl(monkeypatch):
-    """As on a machine without verl: what passes the refusals ends in MissingExtra."""
+    """As on a machine without verl: what passes the refusals ends in MissingExtraError."""
     monkeypatch.setattr(layer, "_config_folder", lambda _: None)
 
 
@@ -34,7 +34,7 @@ def refusal(ajet=None, *, model=QWEN, **roots) -> ConfigError:
 
 
 def passes(ajet=None, *, model=QWEN, **roots) -> None:
-    with pytest.raises(MissingExtra, match="verl"):
+    with pytest.raises(MissingExtraError, match="verl"):
         verl_config(experiment(ajet, **roots), model=model)
 
 
@@ -54,9 +54,9 @@ def test_the_defaults_pass_and_verl_is_asked_for_by_its_extra():
     ],
 )
 def test_the_extra_is_the_one_for_the_device(ajet, device, extra):
-    with pytest.raises(MissingExtra) as caught:
+    with pytest.raises(MissingExtraError) as caught:
         verl_config(experiment(ajet), device=device)
-    assert caught.value.do == installs_extra(extra)
+    assert caught.value.do == format_extra_install(extra)
 
 
 def test_episodes_need_not_divide_by_the_copies_of_the_model():
@@ -214,7 +214,7 @@ def test_unknown_roots_and_contradictions_below_verl_are_refused():
 )
 def test_the_engine_needs_memory_for_weights_and_one_sequence(ajet, enough):
     model = ModelLimits(parameters=7 * 2**30, cached_numbers=2 * 36 * 8 * 128)
-    with pytest.raises(MissingExtra if enough else ConfigError) as caught:
+    with pytest.raises(MissingExtraError if enough else ConfigError) as caught:
         verl_config(experiment(ajet), model=model, gpu_bytes=24 * 2**30)
     assert enough or "the engine needs" in str(caught.value)
 

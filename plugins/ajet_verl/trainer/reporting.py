@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ajet.schema.episode import episodes_of
+from ajet.schema.episode import list_episodes
 from ajet.schema.errors import AjetError
 from ajet_ray.mailbox import Credited, Phase, Sender, Stepped, Validated, numbers_of
 
@@ -57,7 +57,7 @@ class Reporting:
     def credited(self, rebuilt: Rebuilt, batch: TrainingBatch) -> None:
         """Credit is given: what it did to each episode."""
         trained = batch.trained_by_episode
-        for episode in episodes_of(rebuilt.groups):
+        for episode in list_episodes(rebuilt.groups):
             outcome = batch.outcomes[episode.uuid]
             self._credited.append(Credited(episode.uuid, outcome, trained[episode.uuid]))
 

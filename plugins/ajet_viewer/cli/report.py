@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
 def report(
@@ -16,7 +16,7 @@ def report(
         Optional[Path],  # noqa: UP045
         typer.Option("--out", metavar="FILE.zip", help="A new file (ajet-report-RUN.zip).", show_default=False),
     ] = None,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> None:
     """Bundle what an issue needs of a run, without secrets: versions, settings, the log's end, two episodes."""
     from ajet_viewer.report import list_contents, write_report

@@ -6,12 +6,12 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunName, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
 def runs(
     debug: Annotated[bool, typer.Option("--debug/--no-debug", help="With debug runs, or without.")] = True,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """List the runs: state, step, reward, age."""
     from ajet_viewer.tables import show_runs
@@ -34,7 +34,7 @@ def episodes(
     episode: Annotated[
         str, typer.Option("--episode", metavar="UUID", help="This one, and no other.", show_default=False)
     ] = "",
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """Print the conversations of a run's worst episodes."""
     from ajet_viewer.tables import show_episodes

@@ -7,7 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from ajet.cli.options import RECORD, RunRoot
+from ajet.cli.options import RECORD_ROOT, RunRoot
 
 
 def view(
@@ -25,7 +25,7 @@ def view(
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on a desktop.")] = True,
     is_attached: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,
-    exp_dir: RunRoot = RECORD,
+    exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """Look at runs in a browser: curves, episodes, tokens."""
     from ajet_viewer.view import choose_place, open_viewer

@@ -21,7 +21,7 @@ from loguru import logger
 
 from ajet.gateway.listener import Listener
 from ajet.record import held_folder
-from ajet.schema.addresses import loopback_hosts
+from ajet.schema.addresses import list_loopback_hosts
 from ajet_viewer import app, browser, view
 
 ADDRESS = "http://127.0.0.1:1234/?token=se-cret&x=1"
@@ -119,4 +119,4 @@ def test_a_viewer_anywhere_on_loopback_looks_at_the_host(monkeypatch: pytest.Mon
     monkeypatch.setattr(Listener, "run", lambda self, sockets: sockets[0].close())
     view.open_viewer(tmp_path, host="127.0.0.2", browser=False)
     [own] = [host for host in seen["hosts"] if host.startswith("127.0.0.2:")]
-    assert seen["hosts"] == loopback_hosts("127.0.0.2", int(own.partition(":")[2])) and len(seen["hosts"]) == 4
+    assert seen["hosts"] == list_loopback_hosts("127.0.0.2", int(own.partition(":")[2])) and len(seen["hosts"]) == 4

@@ -19,7 +19,7 @@ from ajet.record.episodes import EpisodeFiles
 from ajet.record.files import append_lines
 from ajet.record.logs import main_log
 from ajet.record.resume import RunIdentity
-from ajet.schema.addresses import loopback_hosts
+from ajet.schema.addresses import list_loopback_hosts
 from ajet_viewer.app import Views, build_app
 from ajet_viewer.export import write_frozen_page
 from ajet_viewer.library import Library
@@ -86,7 +86,7 @@ def served(runs) -> Iterator[tuple[Path, str]]:
     listening = listen("127.0.0.1", 0, name="viewer", where="--port")
     port = listening.getsockname()[1]
     views = Views(Library.of(runs), find_speller)
-    server = Listener(admitting(build_app(views, hosts=loopback_hosts("127.0.0.1", port), key="k")))
+    server = Listener(admitting(build_app(views, hosts=list_loopback_hosts("127.0.0.1", port), key="k")))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     yield runs, f"http://127.0.0.1:{port}/?token=k"

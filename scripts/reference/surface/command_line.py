@@ -17,12 +17,12 @@ from ajet.config.schema.base import describe_type
 
 def list_commands(root: Path) -> Iterator[str]:
     """Yield a line for each command and each of its parameters, hidden ones included."""
-    from ajet.cli.launcher import BY_YAML, OF_CONFIG, TRAIN, app
+    from ajet.cli.launcher import CONFIG_COMMANDS, TRAIN, YAML_COMMANDS, app
 
     yield f"ajet {TRAIN}: another name of ajet launch"
-    yield from (f"ajet {name}: another name of ajet config {name}" for name in OF_CONFIG)
+    yield from (f"ajet {name}: another name of ajet config {name}" for name in CONFIG_COMMANDS)
     yield from (
-        f"ajet {path}FILE.yaml: the same as --conf FILE.yaml" for path in ("", *(f"{name} " for name in BY_YAML))
+        f"ajet {path}FILE.yaml: the same as --conf FILE.yaml" for path in ("", *(f"{name} " for name in YAML_COMMANDS))
     )
     yield from (f"python -m {module}" for module in ("ajet", "ajet.launcher", "ajet.cli.launcher"))
     group: Any = typer.main.get_command(app)
@@ -81,7 +81,7 @@ def list_exit_codes(root: Path) -> Iterator[str]:
     """Yield each exit code with what it means."""
     yield f"{codes.OK}: done"
     yield f"{codes.UNEXPECTED}: unexpected error"
-    yield f"{codes.NOT_SO}: the answer of a check is no, or there is none"
+    yield f"{codes.NEGATIVE}: the answer of a check is no, or there is none"
     yield f"{codes.USER}: user error or usage error"
     yield f"{codes.PREEMPTED}: SIGTERM or SIGHUP, or the store is out of reach; the same command goes on"
     yield f"{codes.INTERRUPTED}: Ctrl-C"

@@ -23,5 +23,5 @@ class Adder(Workflow):
         at = tuner.as_oai_baseurl_apikey()
         model = ChatOpenAI(base_url=at.base_url, api_key=at.api_key, model=at.model)
         agent = create_agent(model, [add], system_prompt=SYSTEM)
-        told = await agent.ainvoke({"messages": [("user", workflow_task.task.main_query)]}, {"recursion_limit": 8})
-        return WorkflowOutput(metadata={"final_answer": str(told["messages"][-1].content)})
+        result = await agent.ainvoke({"messages": [("user", workflow_task.task.main_query)]}, {"recursion_limit": 8})
+        return WorkflowOutput(metadata={"final_answer": str(result["messages"][-1].content)})

@@ -21,8 +21,8 @@ class Sums:
         problems = [(a, b) for a in range(1, 21) for b in range(1, 21)]
         random.Random(0).shuffle(problems)  # the same whatever the run's seed, so that runs can be compared
         held_out = problems[:HELD_OUT]
-        told = {frozenset(each) for each in held_out}  # 9 + 4 tells what 4 + 9 is: neither is trained on
-        others = [each for each in problems[HELD_OUT:] if frozenset(each) not in told]
+        held_out_pairs = {frozenset(each) for each in held_out}  # 4 + 9 is 9 + 4: neither is trained on
+        others = [each for each in problems[HELD_OUT:] if frozenset(each) not in held_out_pairs]
         self.problems = {"validation": held_out, "train": others}
 
     def tasks(self, split):

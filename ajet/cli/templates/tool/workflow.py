@@ -57,9 +57,11 @@ class PriceAgent(Workflow):
                 break
             for call in message.tool_calls:
                 lookups += 1
-                asked = call.function
-                with tuner.tool(asked.name, asked.arguments, call_id=call.id) as used:  # so that the record has it
-                    used.result = look_up(task.metadata["prices"], asked.arguments)
+                function = call.function
+                with tuner.tool(
+                    function.name, function.arguments, call_id=call.id
+                ) as used:  # so that the record has it
+                    used.result = look_up(task.metadata["prices"], function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": used.result})
 
         # The reward: 1 for the right number in the box, 0 for anything else, however it was found.
