@@ -61,7 +61,7 @@ class LampKeys(PluginKeys):
 DRIVER = """
 from pathlib import Path
 from ajet.schema.errors import Finding
-from ajet.store.opening import Left
+from ajet.store.opening import StoreLeftovers
 from ajet.store.sqlite_driver import SqliteDriver
 
 
@@ -411,7 +411,7 @@ def test_hints_on_failures_go_by_kind_and_workflow(install: Install) -> None:
 
 MAZE = """
 from ajet.environment.services import EnvService
-from ajet.environment.services.chosen import Chosen
+from ajet.environment.services.chosen import ChosenEnvironment
 
 left = []
 
