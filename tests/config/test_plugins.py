@@ -86,7 +86,7 @@ class ShelfDriver:
         return [Finding("shelf", "ok", address.shown)]
 
     def find_leftovers(self, address, *, remove=False):
-        return Left(3, 30)
+        return StoreLeftovers(3, 30)
 """
 FAMILY = """
 from pathlib import Path
@@ -417,7 +417,7 @@ left = []
 
 
 def serve(use, base):
-    return Chosen(EnvService("http://127.0.0.1:9", use), {"folder": base.name}, lambda: left.append(use))
+    return ChosenEnvironment(EnvService("http://127.0.0.1:9", use), {"folder": base.name}, lambda: left.append(use))
 """
 
 
