@@ -28,8 +28,6 @@ _log = logging.getLogger("ajet.client")
 
 
 class RequestSender:
-    """Thread-safe."""
-
     def __init__(self, url: str, admin_key: str, *, patience: float, timeout: float) -> None:
         """`patience`: seconds of retries. `timeout`: seconds per request. Raises Unreachable for an unusable proxy
         variable."""
@@ -74,7 +72,6 @@ class RequestSender:
         return f" (by the proxy of {proxy}; if that does not lead there, set NO_PROXY={host})" if proxy else ""
 
     def close(self) -> None:
-        """Let connections go."""
         self._http.close()
 
 

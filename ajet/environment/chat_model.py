@@ -46,8 +46,7 @@ MOST_TOKENS = 1 << 53
 """Maximum plausible token count; larger values count as unknown."""
 HANG_WARNING_S = 60.0
 """Seconds between two warnings about a hanging server."""
-_hung = RateLimiter(HANG_WARNING_S)
-"""By server."""
+_hung = RateLimiter(HANG_WARNING_S)  # by server
 _sessions: dict[bool, aiohttp.ClientSession] = process_local({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
@@ -111,8 +110,7 @@ class ChatReply:
     """A model's answer and its token counts."""
 
     text: str
-    raw_text: str = ""
-    """Text with thoughts, unchanged."""
+    raw_text: str = ""  # text with thoughts, unchanged
     cut: bool = False
     """True if cut at the token limit."""
     refused: str = ""
@@ -218,7 +216,6 @@ def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str)
 
 
 async def close_all() -> None:
-    """Close all connections."""
     found = list(_sessions.values())
     _sessions.clear()
     for each in found:

@@ -16,8 +16,7 @@ from contextlib import suppress
 
 import psutil
 
-SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER."""
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 PATIENCE = 10.0
 """Seconds for stopping a family; later descendants may be missed."""
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
@@ -66,7 +65,6 @@ def end_descendants(head: psutil.Process) -> None:
 
 
 def members(head: psutil.Process) -> set[psutil.Process]:
-    """The living descendants."""
     try:
         below = head.children(recursive=True)
     except _GONE:

@@ -21,12 +21,10 @@ from ajet.record.files import write_atomically
 from ajet.schema.commands import ANEW
 from ajet.schema.errors import EnvironmentFailure, UserError
 
-FILE = "tools.json"
-"""In the run folder."""
+FILE = "tools.json"  # in the run folder
 LINES = 60
 """Maximum lines of a diff in an error."""
-ToolList = Sequence[Mapping[str, Any]]
-"""As a request's `tools`."""
+ToolList = Sequence[Mapping[str, Any]]  # as a request's `tools`
 Pin = Callable[[ToolList], list[dict[str, Any]]]
 """Returns the found tools in the run's order. Raises ToolsChangedError."""
 
@@ -93,7 +91,6 @@ class ToolPins:
         self._pinned: PinnedTools | None = None
 
     def __call__(self, found: ToolList) -> list[dict[str, Any]]:
-        """See `Pin`."""
         by_name = {each["function"]["name"]: dict(each) for each in found}
         plain = self._redact([*found]) if self._redact is not None else [*found]
         with self._lock:

@@ -29,8 +29,7 @@ class ArchivedRun:
 
     folder: Path
     """Original path (EXPERIMENT), now used by another run."""
-    old: Path
-    """EXPERIMENT.old-N."""
+    old: Path  # EXPERIMENT.old-N
     checkpoint_folders: tuple[Path, ...]
     """Original paths of checkpoint folders outside the run folder."""
 

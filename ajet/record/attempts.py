@@ -28,8 +28,7 @@ class AttemptRecord:
     """The result of one attempt at one task."""
 
     uuid: str
-    task: str
-    """The task's `task_id`."""
+    task: str  # the task's `task_id`
     order: int
     repeat: int
     status: str
@@ -42,17 +41,13 @@ class AttemptRecord:
     """True if ajet itself failed; the result then says nothing about the model."""
     failure: str = ""
     """"boundary: kind: message"; "" without a failure."""
-    reason: str = ""
-    """The verdict's, in words."""
-    tokens: int = 0
-    """Number of sampled tokens."""
-    replies: int = 0
-    """Model calls."""
+    reason: str = ""  # the verdict's reason
+    tokens: int = 0  # number of sampled tokens
+    replies: int = 0  # number of model calls
     cut: int = 0
     """Number of replies cut at a token limit."""
     seconds: float = 0.0
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """The task's."""
+    metadata: dict[str, Any] = field(default_factory=dict)  # the task's metadata
     output: dict[str, Any] = field(default_factory=dict)
     """Metadata returned by the workflow."""
     question: str = ""

@@ -44,8 +44,7 @@ class LinkedLine(NamedTuple):
 
     uuid: str
     task: str
-    length: int
-    """Bytes, with the newline."""
+    length: int  # bytes, with the newline
     digest: str
     blob_length: int
     blob_digest: str
@@ -54,8 +53,7 @@ class LinkedLine(NamedTuple):
 class LinkedLines(NamedTuple):
     """Consecutive lines appended by one write."""
 
-    file: str
-    """Below the run's folder."""
+    file: str  # below the run's folder
     first: int
     """The number of the first in it, from 1."""
     at: int
@@ -120,8 +118,6 @@ def split_link(line: bytes) -> tuple[bytes, str]:
 
 @dataclass(slots=True)
 class ChainHead:
-    """The last link."""
-
     links: int = 0
     digest: str = GENESIS
     key: str = ""

@@ -173,7 +173,6 @@ def submit_digests(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str])
 
 
 def digest_file(path: Path) -> str:
-    """BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
     with open_record_file(path) as file:
         while part := file.read(1 << 20):

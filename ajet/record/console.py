@@ -80,7 +80,6 @@ class SafeConsole(Console):
             leave_terminal()
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
-        """See rich."""
         for segment in super().render(*args, **kwargs):
             if segment.control or not _OBEYED.search(segment.text):
                 yield segment

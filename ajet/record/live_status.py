@@ -60,10 +60,8 @@ class LiveStatus:
     staleness: dict[int, int] = field(default_factory=dict)
     """Trained episodes of the last step by staleness in steps of the oldest call."""
     reward: float | None = None
-    checkpoint: int | None = None
-    """Step of the latest."""
-    behind: int | None = None
-    """Training steps since."""
+    checkpoint: int | None = None  # step of the latest checkpoint
+    behind: int | None = None  # training steps since the checkpoint
     problem: str = ""
 
     def as_json(self) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class LogSink:
             logger.remove = _remove_others  # type: ignore[method-assign]
 
     def close(self) -> None:
-        """Remove the sink. Idempotent."""
         with _lock:
             if self in _sinks:
                 _sinks.remove(self)

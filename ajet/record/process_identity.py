@@ -35,8 +35,7 @@ class ProcessIdentity:
     """Its start in the kernel's clock ticks since boot."""
     boot: str | None = None
     """Boot id of the kernel."""
-    space: str | None = None
-    """Pid namespace of `pid`."""
+    space: str | None = None  # pid namespace of `pid`
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:

@@ -50,10 +50,8 @@ class RunIdentity:
     """Absolute path of the YAML. None: composed in Python."""
     place: str = ""
     """Absolute path of the run's folder at the last start; differs after a copy or move."""
-    code: CodeDigests = field(default_factory=dict)
-    """`digest_code` of the last start."""
-    judge: str = ""
-    """`digest_judge` of the last start."""
+    code: CodeDigests = field(default_factory=dict)  # `digest_code` of the last start
+    judge: str = ""  # `digest_judge` of the last start
     changes: list[dict[str, Any]] = field(default_factory=list)
     """Changes between starts: `step`, the last step before the change; `files` with the keys that name each file;
     `settings`; `judge`, true if the judge changed."""

@@ -45,7 +45,6 @@ class FilesToRemove:
     """Steps of the checkpoints to remove."""
 
     def size(self, kind: str) -> int:
-        """Bytes."""
         return sum(_path_size(path) for path in self.paths[kind])
 
     def __bool__(self) -> bool:

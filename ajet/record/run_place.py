@@ -66,8 +66,7 @@ class RunPlace:
         """(current path, restored path) of restored folders."""
         self.is_new_folder = False
         """True if the folder held no run of this name before this start."""
-        self.judge = ""
-        """`digest_judge` of a training run."""
+        self.judge = ""  # `digest_judge` of a training run
         self.judge_change: int | None = None
         """Resumed step, if earlier records were scored by another judge."""
 

@@ -50,8 +50,7 @@ class Scores:
     attempts: Sequence[AttemptRecord]
     lowest: float = 0.0
     """Reward of a failed attempt: 0, or less if rewards go below 0 (`failure_reward`)."""
-    by_task: dict[str, list[AttemptRecord]] = field(init=False)
-    """Counted attempts by task."""
+    by_task: dict[str, list[AttemptRecord]] = field(init=False)  # counted attempts by task
 
     def __post_init__(self) -> None:
         by_task: dict[str, list[AttemptRecord]] = {}
@@ -77,7 +76,6 @@ class Scores:
 
     @property
     def scored(self) -> int:
-        """Attempts with a reward."""
         return sum(attempt.reward is not None and not attempt.left_out for attempt in self.attempts)
 
     @property
@@ -87,7 +85,6 @@ class Scores:
 
     @cached_property
     def has_success_verdicts(self) -> bool:
-        """Whether success was judged."""
         return has_success_verdicts(self.attempts)
 
     @cached_property
@@ -179,8 +176,7 @@ class Comparison:
 
     quantity: str
     """success, or reward where success was not judged."""
-    tasks: int
-    """Number of shared tasks."""
+    tasks: int  # number of shared tasks
     difference: float
     """Of the means over tasks, after - before."""
     error: float | None
@@ -193,8 +189,7 @@ class Comparison:
     attempts."""
     gained: tuple[str, ...]
     """Tasks solved only by `after`; without success verdicts, tasks with a higher reward."""
-    lost: tuple[str, ...]
-    """The other way round."""
+    lost: tuple[str, ...]  # tasks solved only by `before`
 
     @property
     def is_beyond_noise(self) -> bool:
@@ -202,7 +197,6 @@ class Comparison:
         return self.p < 0.05
 
     def describe_difference(self) -> str:
-        """For a line."""
         sign = f"{self.difference:+.1%}" if self.quantity == "success" else f"{self.difference:+.3g}"
         wide = plus_minus(self.error, ".0%" if self.quantity == "success" else ".2g")
         text = f"{self.quantity} {sign}{wide} over {self.tasks} tasks, p = {_format_p(self.p)} ({self.test})"

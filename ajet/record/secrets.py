@@ -61,7 +61,6 @@ class Redactor:
         self._longest_first = sorted(found, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """`text` without secrets."""
         for secret in self._longest_first:
             if secret in text:
                 text = text.replace(secret, self._replacements[secret])
@@ -97,8 +96,7 @@ class Redactor:
         return any(secret in line for secret in self._replacements) or has_secret_shape(line)
 
 
-SHAPES_ONLY = Redactor({})
-"""Knows no values."""
+SHAPES_ONLY = Redactor({})  # knows no values
 
 
 def literal_secrets(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -123,7 +121,6 @@ def _secret_texts(name: str, value: str) -> list[str]:
 
 
 def _is_unmistakable(value: str) -> bool:
-    """See the module's docstring."""
     if len(value) < SHORTEST or value.isdigit() or _ONE_WORD.fullmatch(value):
         return False
     return not os.path.exists(value)

@@ -17,7 +17,6 @@ class RateLimiter:
     """Limits how often a line is logged, per name. Expired names are forgotten."""
 
     def __init__(self, every: float) -> None:
-        """`every`: seconds."""
         self._every, self._lock = every, threading.Lock()
         self._last_times: dict[Hashable, float] = {}
         _limiters.add(self)

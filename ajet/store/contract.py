@@ -49,8 +49,7 @@ class Lease:
     order: int
     fence: int
     """Number of the lease; only the latest lease of a position is valid."""
-    kept: tuple[Kept, ...] = field(default=(), compare=False)
-    """Episodes already put."""
+    kept: tuple[Kept, ...] = field(default=(), compare=False)  # episodes already put
     used: tuple[int, ...] = field(default=(), compare=False)
     """Steps that have used the group, in order, if the position stays closed for reuse."""
 
@@ -60,8 +59,6 @@ class LeaseLostError(AjetError):
 
 
 class Store(Protocol):
-    """Thread-safe."""
-
     def lease(self, count: int) -> list[Lease]:
         """Lease the next positions: started and free positions first, in order."""
         ...

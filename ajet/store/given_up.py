@@ -23,8 +23,6 @@ LONGEST_REASON = 300
 
 
 class TaskNamer(Protocol):
-    """An order of tasks."""
-
     def task(self, order: int) -> Any: ...
 
 

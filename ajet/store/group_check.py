@@ -42,7 +42,6 @@ class GroupRefusedError(AjetError):
 
     @property
     def reason(self) -> str:
-        """Reason as stored."""
         return f"{QUARANTINED}: {self.kind}: {self}"
 
 
@@ -57,8 +56,7 @@ class GroupTerms:
     """Tokens of a timeline (`data.max_prompt_length` and `max_response_length` together)."""
     vocabulary: int | None = None
     """Number of token ids of the model."""
-    adapters: frozenset[str] | None = None
-    """Names of trained adapters."""
+    adapters: frozenset[str] | None = None  # names of trained adapters
 
 
 def kind_of(reason: str) -> str:
@@ -114,7 +112,6 @@ def name_attempt(one: Kept) -> str:
 
 
 def quote(value: object) -> str:
-    """A wrong value, shortened."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 

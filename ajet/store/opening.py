@@ -37,10 +37,8 @@ class Address:
 
     path: Path | None = None
     """Of a file of SQLite."""
-    uri: str = ""
-    """Of a server."""
-    database: str = ""
-    """Database on the server."""
+    uri: str = ""  # of a server
+    database: str = ""  # database on the server
 
     @classmethod
     def of(cls, text: str, *, base: Path | None = None, run: str = "") -> Address:
@@ -80,7 +78,6 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """For people."""
         if self.path is not None:
             return f"sqlite:{self.path}"
         parts = urlsplit(self.uri)
@@ -93,8 +90,7 @@ class StoreLeftovers:
 
     count: int = 0
     """Number of episodes or parts of episodes."""
-    size: int = 0
-    """Bytes."""
+    size: int = 0  # bytes
     why_not: str = ""
     """Why the store could not be looked at."""
 
@@ -118,9 +114,7 @@ class StoreDriver(Protocol):
         """Raise the errors of `open` without creating or changing anything. `made`: folder created by a start."""
         ...
 
-    def read(self, address: Address) -> StoreReader:
-        """Return a read-only reader."""
-        ...
+    def read(self, address: Address) -> StoreReader: ...
 
     def survey(self, address: Address) -> list[Finding]:
         """Return the findings for `ajet doctor --store`; an unreachable server is a finding."""

@@ -18,8 +18,7 @@ from loguru import logger
 
 from ajet.store.contract import StoreUnreachableError
 
-UNREACHABLE_TIMEOUT = 600.0
-"""Default of `store.unreachable_timeout` in seconds."""
+UNREACHABLE_TIMEOUT = 600.0  # default of `store.unreachable_timeout` in seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
 """Seconds between two tries; each pause doubles the previous one."""
 GLANCE = 0.1
@@ -75,11 +74,9 @@ class Outage:
 
     @property
     def is_closing(self) -> bool:
-        """True once `close` was called."""
         return self._closing.is_set()
 
     def close(self) -> None:
-        """End every wait."""
         self._closing.set()
 
     def ended_within(self, seconds: float) -> bool:

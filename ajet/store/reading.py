@@ -23,8 +23,7 @@ class StoredPosition:
 
     order: int
     state: State
-    kept: tuple[Kept, ...] = ()
-    """Unchanged episodes."""
+    kept: tuple[Kept, ...] = ()  # unchanged episodes
     altered: tuple[str, ...] = ()
     """How each of the others was changed."""
     used: tuple[int, ...] = ()
@@ -41,9 +40,7 @@ class StoreReader(Protocol):
     settings: str
     """Resolved YAML of the run; "" before a trainer opened the store."""
 
-    def announced(self) -> Policy | None:
-        """The latest policy."""
-        ...
+    def announced(self) -> Policy | None: ...
 
     def begun(self) -> int:
         """Return the number of started positions of the order."""
@@ -62,9 +59,7 @@ class StoreReader(Protocol):
         """Return a position with its episodes; None if removed meanwhile."""
         ...
 
-    def close(self) -> None:
-        """Close the database."""
-        ...
+    def close(self) -> None: ...
 
 
 def build_stored_position(

@@ -66,7 +66,6 @@ class PositionQueue:
         return order in self._waiting
 
     def claim(self, order: int) -> Lease:
-        """Lease a waiting position."""
         return self._lease_position(order)
 
     def current_lease(self, order: int) -> Lease:
@@ -145,8 +144,7 @@ class RunStore:
         """Used files by the uuid of their first episode, with the step."""
         self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in uses.get("again", ())}
         """Files that stay closed after a use, by the same uuid, with the steps that used them."""
-        self._steps: dict[int, list[int]] = {}
-        """The same, by position."""
+        self._steps: dict[int, list[int]] = {}  # the same, by position
         self._over: dict[str, int] = {}
         """File numbers of used files still on disk."""
         self._last = -1

@@ -79,8 +79,7 @@ def other_store_error(where: str) -> UserError:
 class StoreOptions:
     """Options of the process that opens a store."""
 
-    lease_seconds: float = LEASE_SECONDS
-    """Lease time without renewal."""
+    lease_seconds: float = LEASE_SECONDS  # lease time without renewal
     max_attempts: int = MAX_ATTEMPTS
     """Failed attempts until a position is dead."""
     rolls: bool = False
@@ -90,8 +89,7 @@ class StoreOptions:
     """Identity of the run, set by the first trainer."""
     settings: str = ""
     """Resolved YAML stored by the trainer for readers; "" keeps the stored one."""
-    redact: Redactor | None = None
-    """None: no redaction."""
+    redact: Redactor | None = None  # none: no redaction
     unreachable_timeout: float = UNREACHABLE_TIMEOUT
     """Seconds an operation waits for an unreachable store, after the store was opened."""
     usable: Usable | None = None
@@ -105,8 +103,6 @@ TASKS_KEY = "count"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Weights that samplers use."""
-
     run: str
     step: int
     weights: str
@@ -142,8 +138,7 @@ class StoreMember:
     """Seconds since the last heartbeat, by the store's clock."""
     joined: float
     """Seconds since the first heartbeat."""
-    leases: int
-    """Number of held positions."""
+    leases: int  # number of held positions
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -154,8 +149,7 @@ class DeadLetter:
     order: int
     reasons: tuple[str, ...]
     """Reason of each failed attempt, in order."""
-    ends: int
-    """Number of put episodes."""
+    ends: int  # number of put episodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +158,8 @@ class StoreDepths:
 
     waiting: int = 0
     leased: int = 0
-    closed: int = 0
-    """Closed and never used."""
-    again: int = 0
-    """Closed, used and reusable."""
+    closed: int = 0  # closed and never used
+    again: int = 0  # closed, used and reusable
     over: int = 0
     dead: int = 0
     next: int = 0
@@ -234,18 +226,12 @@ class SharedStore(Store, Protocol):
         """Register this process under a unique name, or renew its heartbeat. Later leases carry the name."""
         ...
 
-    def leave(self) -> None:
-        """Unregister this process."""
-        ...
+    def leave(self) -> None: ...
 
     def members(self) -> list[StoreMember]:
         """Return all members, trainers first, then by name; silent ones included."""
         ...
 
-    def depths(self) -> StoreDepths:
-        """Without reading an episode."""
-        ...
+    def depths(self) -> StoreDepths: ...
 
-    def disconnect(self) -> None:
-        """Close the database."""
-        ...
+    def disconnect(self) -> None: ...

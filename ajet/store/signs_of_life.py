@@ -16,8 +16,7 @@ from loguru import logger
 from ajet.store.contract import TRANSIENT_ERRORS, LeaseLostError
 
 THREAD = "ajet-lives"
-LONGEST_JOIN = 5.0
-"""Seconds."""
+LONGEST_JOIN = 5.0  # seconds
 
 
 @contextmanager

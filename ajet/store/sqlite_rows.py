@@ -121,7 +121,6 @@ class SqliteEpisodes:
 
     @staticmethod
     def put(base: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        """Insert the new rows."""
         base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def load_episodes(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:

@@ -108,14 +108,12 @@ class SqliteStore:
         self._name = f"process {os.getpid()}"
         self._trainer = 0
         self._base = connect(path)
-        self._warned: set[str] = set()
-        """Damaged rows already logged."""
+        self._warned: set[str] = set()  # damaged rows already logged
         if who.rolls:
             self._become_trainer(who)
         self._base.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, who.unreachable_timeout))}")
 
     def disconnect(self) -> None:
-        """Close the file."""
         self.outage.close()
         self._base.close()
 

@@ -177,8 +177,7 @@ def _parse_printed_blocks(text: str) -> list[dict[str, Any]] | None:
 class AnswerForm:
     """A form of answers: the instruction for the model and the reader."""
 
-    instruction: str
-    """To the model."""
+    instruction: str  # to the model
     read: Callable[[str], str | None]
     """Returns None if the text has no answer in this form."""
 

@@ -98,7 +98,6 @@ class _MathWorker:
         return answer == "true"
 
     def close(self) -> None:
-        """End the process."""
         self.alive = False
         self._process.kill()
         self._process.wait()
@@ -152,7 +151,6 @@ class _WorkerPool:
                 return bool(answer)
 
     def close(self) -> None:
-        """End all idle workers."""
         while self._idle:
             self._idle.pop().close()
 

@@ -29,8 +29,7 @@ _MONEY = re.compile(r"([+-]?) ?(US\$|[$€£¥₹]|(?:USD|EUR|GBP|JPY|CNY|INR|Rs
 _MAGNITUDE = re.compile(rf"(?: |(?=[\u4e00-\u9fff]))({'|'.join(MAGNITUDES)})(?![A-Za-z])", re.IGNORECASE)
 _MONEY_MAGNITUDE = re.compile(rf"({'|'.join(CURRENCY_MAGNITUDES)})(?![A-Za-z])")
 _LETTER = re.compile(r"([A-Za-z])(?:\^\{?(-?\d)\}?)?")
-_SUM = re.compile(r"([^,]{2,40}?[A-Za-z.]) (?:and )?(\d[^,]{0,40})")
-"""`5 ft 6 in`, `1 hour and 30 minutes`."""
+_SUM = re.compile(r"([^,]{2,40}?[A-Za-z.]) (?:and )?(\d[^,]{0,40})")  # `5 ft 6 in`, `1 hour and 30 minutes`
 LEAST_POWER = 4
 """`3 \\times 10^8` is scientific notation; `3 \\times 10^2` is a product to be computed."""
 
@@ -41,8 +40,7 @@ class StatedNumber:
 
     value: Fraction
     unit: Unit = ()
-    fraction: bool = False
-    """Written as a fraction."""
+    fraction: bool = False  # written as a fraction
     lowest: bool = True
     """False for a fraction that can be reduced."""
     letter: bool = False

@@ -31,8 +31,7 @@ class BenchmarkReader:
     """Section of `task_reader` with the file paths."""
     shape: ClassVar[str]
     """Of a row, in words."""
-    columns: ClassVar[tuple[str, ...]]
-    """Columns read by `build_task`."""
+    columns: ClassVar[tuple[str, ...]]  # columns read by `build_task`
 
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
@@ -45,7 +44,6 @@ class BenchmarkReader:
         return bool(self._paths[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Raises TaskError."""
         key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
         path = self._paths[split]
         if not path:
@@ -86,7 +84,6 @@ class Gsm8kReader(BenchmarkReader):
     shape = '{"question": "…", "answer": "… #### 42"}'
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRowError."""
         worked = _read_text_field(row, "answer", optional=True)
         if worked and "####" not in worked:
             raise BadRowError("its answer has no ####, after which the number stands")
@@ -102,7 +99,6 @@ class MathReader(BenchmarkReader):
     shape = r'{"problem": "…", "level": "Level 3", "type": "Algebra", "solution": "… \\boxed{42} …"}'
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRowError."""
         solution = _read_text_field(row, "solution", optional=True)
         answer = _read_text_field(row, "answer", optional=True) or (find_boxed(solution) if solution else None)
         if solution and answer is None:
@@ -128,7 +124,6 @@ class GaiaReader(BenchmarkReader):
         self._files_at = experiment.ajet.task_reader.gaia.files_at
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRowError."""
         question, answer = _read_text_field(row, "Question"), _read_text_field(row, "Final answer", optional=True)
         more: dict[str, Any] = {"data_source": "gaia", "tags": [f"Level {row['Level']}"] if row.get("Level") else []}
         if name := _read_text_field(row, "file_name", optional=True):
@@ -152,7 +147,6 @@ class HotpotQaReader(BenchmarkReader):
         self._context = experiment.ajet.task_reader.hotpotqa.context
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRowError."""
         question = _read_text_field(row, "question")
         paragraphs = _parse_paragraphs(row.get("context")) if self._context else []
         if self._context and not paragraphs:

@@ -31,8 +31,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 class TaskOverlap:
     """The tasks that both splits share. `trained` and `held_out`: how many were looked at."""
 
-    same: tuple[str, ...]
-    """Ids of held-out tasks."""
+    same: tuple[str, ...]  # ids of held-out tasks
     mirrored: tuple[str, ...]
     in_part: tuple[str, ...]
     trained: int

@@ -17,8 +17,7 @@ from typing import Any
 from ajet.schema.errors import MissingExtra
 from ajet.task_reader.rows import BadRowError
 
-PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")
-"""Formats with unchanged bytes."""
+PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")  # formats with unchanged bytes
 _ORIENTATION, _TURNED = 0x0112, range(2, 9)  # of EXIF
 _STORED = {"bytes", "path"}
 

@@ -23,8 +23,7 @@ from ajet.task_reader.rows import assign_ids, explain_ids
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-LOCAL_FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")
-"""Readers of local files."""
+LOCAL_FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")  # readers of local files
 
 
 class OpenedReader:
@@ -105,11 +104,9 @@ class TrainingAsValidation(OpenedReader):
         super().__init__(reader._reader, reader._name)
 
     def has(self, split: TaskSplit) -> bool:
-        """See OpenedReader."""
         return super().has("train")
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """The tasks of training."""
         return super().tasks("train")
 
 

@@ -77,7 +77,6 @@ class AsyncSampler(Workflow):
         raise NotImplementedError
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> Any:
-        """Run, and evaluate."""
         self._tuner, self.record = tuner, Record(workflow_task, WorkflowOutput())
         run: Callable[..., Awaitable[Any]] = self.run
         returned = await run(*(workflow_task.task, tuner)[: 2 if _takes_tuner(run) else 1])

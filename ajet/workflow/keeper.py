@@ -76,7 +76,6 @@ class ProcessTree:
                 self.status = status
 
     def send(self, number: int) -> None:
-        """Signal every member."""
         for pid in self.members():
             _send_signal(pid, number)
         if not LINUX and self.first:

@@ -197,7 +197,6 @@ def find_sandbox_maker(config: Any) -> SandboxMaker:
 def open_sandbox(
     config: Any, resources: Resources, record: Callable[[ToolUse], None], environment: Mapping[str, str]
 ) -> Sandbox:
-    """See `ModelTuner.sandbox`."""
     began = time.time()
     try:
         sandbox = find_sandbox_maker(config).open(environment)

@@ -34,7 +34,6 @@ class PlainAttributes(ModelType):
     """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
-        """The class."""
         annotations = namespace.setdefault("__annotations__", {})
         for attribute, value in list(namespace.items()):
             if attribute.startswith("_") or attribute in annotations or _is_pydantics(value, attribute):

@@ -33,8 +33,7 @@ class ChosenEnvironment:
     """An environment service and its cleanup."""
 
     service: EnvService
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters for creating instances."""
+    params: Mapping[str, Any] = field(default_factory=dict)  # parameters for creating instances
     leave: Callable[[], None] | None = None
 
     def close(self) -> None:

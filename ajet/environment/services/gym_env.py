@@ -44,8 +44,7 @@ class GymEnv:
 
     def __init__(self, service: EnvService, task_id: str) -> None:
         self.service, self.task_id = service, task_id
-        self.instance_id = ""
-        """"" without an instance."""
+        self.instance_id = ""  # "" without an instance
         self.lost: EnvironmentFailure | None = None
         """The unrecovered failure, if any."""
         self.on_use: Callable[[ToolUse], None] | None = None
@@ -61,7 +60,6 @@ class GymEnv:
 
     @property
     def env_type(self) -> str:
-        """The kind of environment."""
         return self.service.env_type
 
     def create(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> list[Message]:

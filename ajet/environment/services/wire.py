@@ -27,8 +27,7 @@ TOKEN = "ENV_SERVICE_TOKEN"
 SECONDS: Mapping[str, float] = {"create": 120.0, "step": 120.0, "evaluate": 120.0, "release": 10.0}
 """How long an answer may take, by request."""
 OTHERWISE_S = 30.0
-LONGEST = 16 << 20
-"""Bytes of an answer."""
+LONGEST = 16 << 20  # bytes of an answer
 REPEATABLE = frozenset({"get_env_profile", "get_info", "evaluate", "release"})
 """Idempotent requests. `create` is excluded: some services refuse an existing instance."""
 TRIES, PAUSE_S = 3, 0.2

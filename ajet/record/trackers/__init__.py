@@ -36,11 +36,9 @@ class Trackers:
         self.opened = list(opened)
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """To each."""
         self._call_each(lambda tracker: tracker.metrics(step, numbers))
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """To each."""
         self._call_each(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
 
     def close(self, outcome: str = "finished") -> None:

@@ -21,8 +21,7 @@ from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import MissingExtra
 
 TAG = "ajet.run_id"
-AT_ONCE = 100
-"""Maximum parameters per request."""
+AT_ONCE = 100  # maximum parameters per request
 LONGEST = 500
 """Characters of a parameter's value, in each kind of store."""
 _STATES = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}

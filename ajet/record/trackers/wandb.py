@@ -58,7 +58,6 @@ class WandbTracker(Tracker):
         self._run.define_metric("*", step_metric=STEP)
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Log one history row."""
         self._run.log({STEP: step, **numbers})
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:

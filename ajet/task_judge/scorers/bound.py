@@ -103,7 +103,6 @@ class BoundScorer:
         return read_verdict(judgement, f"the score of {self.name}", gamma=self._gamma)
 
     def let_go(self) -> None:
-        """See `Judge.let_go`."""
         let_go = getattr(getattr(self._function, "__self__", self._function), "let_go", None)
         if let_go is not None:
             let_go()

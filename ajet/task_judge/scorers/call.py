@@ -24,8 +24,7 @@ class ScorerCall:
     workflow_output: WorkflowOutput
     config: Any = None
     """The composed config, with attribute access."""
-    answer_schema: str | None = None
-    """`task_judge.answer_schema`."""
+    answer_schema: str | None = None  # `task_judge.answer_schema`
 
     @property
     def task(self) -> Task:

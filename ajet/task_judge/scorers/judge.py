@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet.task_judge"
-Wanted = tuple[str, float, Mapping[str, Any]]
-"""Name, weight, arguments."""
+Wanted = tuple[str, float, Mapping[str, Any]]  # name, weight, arguments
 
 
 class ScorerJudge:
@@ -91,7 +90,6 @@ class ScorerJudge:
                 )
 
     def let_go(self) -> None:
-        """See `Judge.let_go`."""
         with self._lock:
             panels = [panel for _, panel in self._stages] + [*self._by_name.values()]
         for panel in [*panels, *([self._usual] if self._usual is not None else [])]:
@@ -216,7 +214,6 @@ class ScorerPanel:
         return check_verdict(verdict, f"the score of {self.name}")
 
     def let_go(self) -> None:
-        """See `Judge.let_go`."""
         for member in self._members:
             member.scorer.let_go()
 

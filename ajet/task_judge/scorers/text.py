@@ -21,8 +21,7 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 """Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese, Korean."""
-_WIDE = re.compile("[\uff01-\uffee]+")
-"""Full-width and half-width letters."""
+_WIDE = re.compile("[\uff01-\uffee]+")  # full-width and half-width letters
 _MINUS = re.compile("[-\u2212](?![^\\W_])")
 """Before a number, read towards the start of the text."""
 _IN_NUMBER = re.compile(r"[.,/:^'’]")

@@ -75,8 +75,6 @@ def _model_class() -> Any:
         raise MissingExtra("agentscope", "agentscope", needed_for="A model for AgentScope agents") from problem
 
     class TunedChatModel(OpenAIChatModel):
-        """The tuned model."""
-
         async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
             if isinstance(messages, list):
                 messages = openai_messages(messages)
