@@ -1,8 +1,8 @@
-"""A client of `ajet serve`: episodes for an agent on any machine; it needs httpx and nothing else.
+"""Client of `ajet serve`: episodes for an agent on any machine, with httpx as the only dependency.
 
-In: the server's address and its admin key. Out: episodes with an address and a key for the agent, and what the server
-made of how they went. Invariant: this room imports no other of ajet's; what the server acknowledged is asked for once,
-what it may not have heard is said again.
+Input: the server's address and admin key. Output: episodes with address and key for the agent, and their results.
+Invariant: no other package of ajet is imported. An acknowledged request is sent once; a possibly lost request is
+repeated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOMES = {
     "Refused": "refusals",
     "Unreachable": "refusals",
 }
-"""The module of each name, which is loaded when it is first used: a run needs `ajet.client.proxies` alone."""
+"""Module of each name, loaded on first use: a run needs only `ajet.client.proxies`."""
 
 
 def __getattr__(name: str) -> Any:

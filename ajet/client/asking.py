@@ -1,8 +1,8 @@
-"""Requests to the server, asked again where that is right.
+"""Sends requests to the server, with retries.
 
-Invariant: a request that the server refuses for now (429, 503) or may not have heard is sent again, until the patience
-is over; nothing else is. All requests bear that: an end that is said twice counts once, and an episode whose opening
-was not heard ends by its time limit.
+Invariant: a request refused temporarily (429, 503) or possibly lost is repeated until the patience is over; other
+errors are final. All requests tolerate repeats: a repeated end counts once, and an episode with a lost opening ends by
+its time limit.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ _log = logging.getLogger("ajet.client")
 
 
 class RequestSender:
-    """Thread-safe."""
-
     def __init__(self, url: str, admin_key: str, *, patience: float, timeout: float) -> None:
-        """`patience`: seconds for which a request is repeated. `timeout`: of one request. Raises Unreachable for a
-        proxy variable that httpx cannot use."""
+        """`patience`: seconds of retries. `timeout`: seconds per request. Raises Unreachable for an unusable proxy
+        variable."""
         self.url, self.patience = url, patience
         headers, limit = {"Authorization": f"Bearer {admin_key}"}, httpx.Timeout(timeout, connect=10.0)
         try:
@@ -74,7 +72,6 @@ class RequestSender:
         return f" (by the proxy of {proxy}; if that does not lead there, set NO_PROXY={host})" if proxy else ""
 
     def close(self) -> None:
-        """Let connections go."""
         self._http.close()
 
 

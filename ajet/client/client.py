@@ -1,7 +1,7 @@
-"""Client: episodes of an `ajet serve`, one by one or many at once.
+"""Client: episodes of an `ajet serve`, one by one or in parallel.
 
-Invariant: an episode that was begun here is ended here, whatever its agent raises; one that the server lost meanwhile
-is no error of the agent's, and another is played.
+Invariant: every begun episode is ended, whatever the agent raises. An episode lost by the server is no error of the
+agent; another one is played.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GIVEN = ("task", "repeat", "base_url", "api_key", "path_base_url", "model", "ve
 
 
 class Client:
-    """Thread-safe; a context manager."""
+    """Client of a server; thread-safe, a context manager."""
 
     def __init__(
         self,
@@ -34,9 +34,13 @@ class Client:
         patience: float = 600.0,
         timeout: float = 600.0,
     ) -> None:
-        """`url`, `admin_key`: else AJET_URL and AJET_ADMIN_KEY of the environment. `patience`: seconds for which a
-        busy server, or one that is started again, is asked anew. `timeout`: seconds of one request; a judge may take
-        long. Raises ValueError without an address or a key."""
+        """Create a client. Raises ValueError without an address or key.
+
+        Args:
+            url, admin_key: default AJET_URL and AJET_ADMIN_KEY of the environment.
+            patience: seconds of retries for a busy or restarting server.
+            timeout: seconds per request; a judge may take long.
+        """
         url, admin_key = url or os.environ.get("AJET_URL"), admin_key or os.environ.get("AJET_ADMIN_KEY")
         if not url or not admin_key:
             raise ValueError("name the server and its key: Client(url, admin_key), or AJET_URL and AJET_ADMIN_KEY")
@@ -52,9 +56,14 @@ class Client:
         train: bool = True,
         held_out: bool = False,
     ) -> Episode:
-        """An episode, which is yours to end. `task` None: the next one of the server's. `train` False: recorded only,
-        for evaluating; `held_out`: the same, and part of the validation numbers of the server's next step; without a
-        `task` at the next one of the server's held-out tasks. Raises Refused and Unreachable."""
+        """Begin an episode; the caller must end it. Raises Refused and Unreachable.
+
+        Args:
+            task: None for the server's next task.
+            train: False only records the episode, for evaluation.
+            held_out: like train=False, and counted in the server's next validation; without a `task` the next held-out
+                task.
+        """
         body: dict[str, Any] = {
             "agent": agent, "trainable_targets": trainable_targets, "train": train, "held_out": held_out,
         }  # fmt: skip
@@ -65,8 +74,7 @@ class Client:
 
     @contextmanager
     def episode(self, task: Task | None = None, **more: Any) -> Iterator[Episode]:
-        """An episode for a `with` block, at whose end it has ended: an exception fails it, and a block that did not end
-        it gives it up."""
+        """Run an episode as a `with` block: an exception fails the episode, and an unfinished episode is given up."""
         episode = self.begin(task, **more)
         try:
             yield episode
@@ -92,10 +100,18 @@ class Client:
         tasks: Iterator[Task] | None = None,
         **more: Any,
     ) -> Counter[str]:
-        """Let `agent` play `episodes` of them (None: for ever), `at_once` in threads. What it returns is the reward, or
-        a mapping of `finish`'s arguments, or None for the server's judge; what it raises fails the episode. `tasks`:
-        yours, until there are no more; else the server's. Answers how many had which status, `lost` among them. Raises
-        Refused and Unreachable."""
+        """Let `agent` play episodes in `at_once` threads; return the number of episodes by status, `lost` included.
+
+        The agent returns the reward, a mapping of `finish`'s arguments, or None for the server's judge; an exception
+        fails the episode.
+
+        Args:
+            episodes: None for no limit.
+            tasks: the caller's tasks until exhausted; default the server's.
+
+        Raises:
+            Refused, Unreachable: the server refused or did not respond.
+        """
         playing = _EpisodePlayer(self, agent, episodes, tasks, more)
         threads = [threading.Thread(target=playing.run, name=f"ajet-client-{n}", daemon=True) for n in range(at_once)]
         for thread in threads:
@@ -111,9 +127,12 @@ class Client:
         return playing.counts
 
     def validate(self, agent: Callable[[Episode], Any], *, attempts: int = 1, at_once: int = 1) -> Counter[str]:
-        """Let `agent` play each of the server's held-out tasks so often; the outcomes are part of the validation
-        numbers of its next step, and nothing of them is trained on. Otherwise as `play`. Raises ValueError where it
-        has none."""
+        """Let `agent` play each held-out task of the server `attempts` times, as in `play`; results count in the next
+        validation and are never trained on.
+
+        Raises:
+            ValueError: the server has no held-out tasks.
+        """
         tasks = int(self.overview()["held_out_tasks"])
         if not tasks:
             raise ValueError("the server has no held-out tasks: its task reader has none")
@@ -137,7 +156,7 @@ class Client:
 
 
 class _EpisodePlayer:
-    """The state that the threads of one `play` share."""
+    """Shared state of the threads of one `play`."""
 
     def __init__(
         self,
@@ -153,12 +172,12 @@ class _EpisodePlayer:
         self.problem: Exception | None = None
 
     def stop(self) -> None:
-        """Begin no further one."""
+        """Start no further episode."""
         with self._lock:
             self._left = 0
 
     def run(self) -> None:
-        """Until there is nothing left to play."""
+        """Play until no task is left."""
         try:
             while (found := self._next_task()) is not None:
                 status = self._play_episode(*found)

@@ -1,6 +1,6 @@
-"""Episode: one attempt at a task, as the program that plays it has it.
+"""Episode: one attempt at a task, for the program that plays it.
 
-Invariant: it ends once: by the first of `finish`, `fail` and `give_up`.
+Invariant: an episode ends once, by the first of `finish`, `fail` and `give_up`.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ Boundary = Literal["agent", "tool", "environment", "sandbox"]
 
 @dataclass(slots=True)
 class Episode:
-    """An episode being played: the model's address for its agent, and the ways to end it."""
+    """A running episode: the model's address for the agent, and the ways to end."""
 
     name: str
     task: Mapping[str, Any]
     """`main_query`, `init_messages`, `task_id`, `env_type`, `metadata`."""
     repeat: int
-    """Which attempt at its task it is."""
+    """Number of the attempt at its task."""
     base_url: str
-    """For clients of OpenAI's protocols; without its /v1 for Anthropic's."""
+    """For clients of OpenAI's protocols; without /v1 for Anthropic's."""
     api_key: str = field(repr=False)
-    """Good for this episode, until it ends."""
+    """Valid until the end of the episode."""
     path_base_url: str = field(repr=False)
-    """With the key in it, for clients that can set no key."""
+    """Address with the key, for clients without a key setting."""
     model: str
     version: int
-    """Of the weights, when it began."""
+    """Version of the weights at the beginning."""
     _sender: RequestSender = field(repr=False)
     ended: dict[str, Any] | None = field(default=None, repr=False)
-    """What the server made of it, once it has ended."""
+    """The server's result after the end."""
 
     @property
     def question(self) -> str:
@@ -43,7 +43,7 @@ class Episode:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables by which an agent that is a program finds its model."""
+        """Environment variables for an agent that is a program."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -60,21 +60,23 @@ class Episode:
         metrics: Mapping[str, float] | None = None,
         tool_uses: Sequence[Mapping[str, Any]] = (),
     ) -> dict[str, Any]:
-        """Say how it went; without a reward the server's judge decides, and is waited for. Answers what became of it.
-        Raises Refused, EpisodeLost among it, and Unreachable."""
+        """Report the outcome; without a reward the server's judge decides first. Returns the result.
+
+        Raises:
+            Refused, EpisodeLost, Unreachable: the server refused or did not respond.
+        """
         body = {"reward": reward if isinstance(reward, (int, float, type(None))) else list(reward), "success": success,
                 "metadata": dict(metadata or {}), "metrics": dict(metrics or {}),
                 "tool_uses": [dict(use) for use in tool_uses]}  # fmt: skip
         return self._end_episode("POST", "/finish", body)
 
     def fail(self, error: str | Exception, boundary: Boundary = "agent") -> dict[str, Any]:
-        """Fail the episode, on that side, for that reason or with what was raised: it is recorded, and nothing of it is
-        trained on. Raises as `finish`."""
+        """Fail the episode at a boundary with a reason or exception: recorded, never trained on. Raises as `finish`."""
         message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         return self._end_episode("POST", "/finish", {"error": message, "boundary": boundary})
 
     def give_up(self) -> dict[str, Any]:
-        """End the episode as no attempt that counts: it is recorded as aborted. Raises as `finish`."""
+        """End the episode without counting the attempt: recorded as aborted. Raises as `finish`."""
         return self._end_episode("DELETE", "", None)
 
     def state(self) -> dict[str, Any]:

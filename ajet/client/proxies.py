@@ -1,6 +1,6 @@
-"""Proxy variables of the environment: loopback is reached without them, and those that httpx cannot use are named.
+"""Proxy variables of the environment: loopback bypasses proxies, and unusable variables are reported.
 
-Invariant: only variables are named, never their values, which may hold a password.
+Invariant: only names of variables are printed, never values, which may hold passwords.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SOCKS = ("socks5", "socks5h")
 
 
 def build_bypass(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """Return the variables by which clients reach loopback and `hosts` without a proxy; none where no proxy is set."""
+    """Return variables that bypass proxies for loopback and `hosts`; {} without a proxy."""
     set_here = {name.lower() for name, value in environment.items() if value}
     if not set_here & {f"{scheme}_proxy" for scheme in _SCHEMES}:
         return {}
@@ -29,7 +29,7 @@ def build_bypass(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 
 
 def name_proxy(url: str) -> str:
-    """Return the variable whose proxy a client would use for `url`; "" where it would use none."""
+    """Return the variable of the proxy for `url`; "" without one."""
     parts, proxies = urlsplit(url), getproxies_environment()
     if parts.hostname in LOOPBACK or proxy_bypass(parts.netloc):
         return ""
@@ -37,7 +37,7 @@ def name_proxy(url: str) -> str:
 
 
 def explain_proxies() -> str:
-    """Say which proxy variable httpx cannot use, and what to do; "" where there is none."""
+    """Describe a proxy variable unusable by httpx, with advice; "" without one."""
     for scheme, value in getproxies_environment().items():
         kind, separator, _ = value.partition("://")
         if scheme not in _SCHEMES or not separator or kind.lower() in ("http", "https"):
@@ -51,7 +51,7 @@ def explain_proxies() -> str:
 
 
 def explain_problem(problem: BaseException) -> str:
-    """Say the same where an HTTP client raised `problem` at such a variable; "" for any other problem."""
+    """Describe a proxy problem behind an HTTP client's exception; "" for other exceptions."""
     words = str(problem)
     is_proxy = isinstance(problem, (ImportError, ValueError)) and ("SOCKS proxy" in words or "for proxy URL" in words)
     return explain_proxies() if is_proxy else ""

@@ -1,6 +1,6 @@
-"""What a server says instead of an answer.
+"""Errors of the client.
 
-Invariant: whatever goes wrong between a client and its server is one of these.
+Invariant: every error between client and server is one of these classes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ class Refused(Exception):
 
 
 class EpisodeLost(Refused):
-    """The server knows no such episode any more, or has ended it: by its time limit, or as it was started again; or
-    another server has its place. Play another one."""
+    """The episode no longer exists: ended by its time limit, a server restart, or another server. Play another one."""
 
 
 class Unreachable(Exception):

@@ -1,7 +1,7 @@
-"""Tools and worlds: what an agent acts in.
+"""Environments: tools and worlds used by an agent.
 
-What enters: a description of an environment (a file, a name, an address). What leaves: sessions of one attempt each,
-whose uses are handed to whoever keeps them as `ajet.schema.tool_use.ToolUse`, by a plain callable. Invariants: nothing
-that runs here can harm the machine; what one attempt opened is closed with it and never reaches the next; a call that
-may have been delivered is not repeated unless its tool says that it may be; a failure is typed where it arises.
+Input: a description of an environment (file, name, address). Output: sessions of one attempt each; uses are passed to a
+callable as `ajet.schema.tool_use.ToolUse`. Invariants: nothing can harm the machine; resources of an attempt are closed
+with the attempt; a possibly delivered call is repeated only if its tool allows repeats; failures are typed at their
+origin.
 """

@@ -1,8 +1,9 @@
-"""A model of any OpenAI-compatible server that stands beside the one that is trained, and questions to it, on the
-tools' loop; such models of AgentRL's `agent_config.yml`, by section.
+"""Calls models of OpenAI-compatible servers other than the trained model, on the tools' loop; models of AgentRL's
+`agent_config.yml` too.
 
-Invariant: one question is one request, within its seconds; what goes wrong is `NoAnswerError`, which says whether it
-could go well another time, and never holds the key. What cannot be used is one ConfigError before anything is asked."""
+Invariant: one call is one request with a time limit. Errors are `NoAnswerError` with a retry flag, never with the key.
+An unusable configuration is one ConfigError before any call.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +41,18 @@ VECTOR_BYTES, VECTOR_VALUES = 1 << 20, 20_000
 KEEPALIVE_S = 4.0
 RETRYABLE_STATUSES = (408, 409, 425, 429)
 LONGEST_WAIT_S = 60.0
-"""That a server may ask for before the next request."""
+"""Maximum accepted Retry-After of a server."""
 MOST_TOKENS = 1 << 53
-"""That a reply may be said to have; what says more says nothing."""
+"""Maximum plausible token count; larger values count as unknown."""
 HANG_WARNING_S = 60.0
-"""Before it is said again that one hangs."""
-_hung = RateLimiter(HANG_WARNING_S)
-"""By server."""
+"""Seconds between two warnings about a hanging server."""
+_hung = RateLimiter(HANG_WARNING_S)  # by server
 _sessions: dict[bool, aiohttp.ClientSession] = process_local({})
 """By whether the machine's proxy is used. On the tools' loop."""
 
 
 class ChatModel(BaseModel):
-    """A model that may be asked: server, name, key."""
+    """Server, name and key of a callable model."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -76,7 +76,7 @@ class ChatModel(BaseModel):
 
 
 def model_at(url: str, name: str, key: str, *, where: str) -> ChatModel:
-    """The model of that name at an address; `key`: a secret, "" for none. Raises ConfigError, which names `where`."""
+    """Return the model at an address; `key`: "" for none. Raises ConfigError that names `where`."""
     try:
         return ChatModel(base_url=url, model=name, api_key=SecretStr(key))
     except ValidationError as error:
@@ -97,35 +97,33 @@ def list_configured(models: Sequence[JudgeModelConfig], key: str) -> list[ChatMo
 
 
 class NoAnswerError(AjetError):
-    """Why a model gave none."""
+    """A model returned no usable answer."""
 
     def __init__(self, message: str, *, is_retryable: bool, status: int = 0, after: float = 0.0) -> None:
-        """`is_retryable`: it could go well another time, after so many seconds. `status`: of the server's refusal."""
+        """`is_retryable`: a retry after `after` seconds may succeed. `status`: HTTP status of a refusal."""
         super().__init__(message)
         self.is_retryable, self.status, self.after = is_retryable, status, after
 
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """A model's answer, and its tokens."""
+    """A model's answer and its token counts."""
 
     text: str
-    """Without its thoughts."""
-    raw_text: str = ""
-    """With them, as it came."""
+    raw_text: str = ""  # text with thoughts, unchanged
     cut: bool = False
-    """Whether it was cut off at its length."""
+    """True if cut at the token limit."""
     refused: str = ""
-    """Why it would not answer, in its own words or its server's."""
+    """Reason of a refusal, by the model or its server."""
     prompt_tokens: int = 0
     reply_tokens: int = 0
-    """As its server counts them; 0 where it does not say."""
+    """As counted by the server; 0 if unknown."""
 
 
 async def ask_model(
     model: ChatModel, prompt: str, seconds: float, more: Mapping[str, Any] = MappingProxyType({})
 ) -> str:
-    """The model's answer to one message; `more`: further fields of the request. Raises NoAnswerError."""
+    """Return the model's answer to one message; `more`: further request fields. Raises NoAnswerError."""
     answer = await request_completion(model, {**more, "messages": [{"role": "user", "content": prompt}]}, seconds)
     if not answer.text:
         raise NoAnswerError("it answered nothing", is_retryable=True)
@@ -191,20 +189,20 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
 
 
 def _warn_of_hang(model: ChatModel, seconds: float) -> None:
-    """Tell whoever watches, though not all the time."""
+    """Log a hanging server, rate-limited."""
     if _hung.is_due(model.place):
         logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
 
 
 def _shorten_body(model: ChatModel, body: bytes, most: int = 120) -> str:
-    """The beginning of what it answered, without its key."""
+    """Return the beginning of a response without the key."""
     key, text = model.api_key.get_secret_value(), body.decode("utf-8", "replace")
     line = " ".join((text.replace(key, "[redacted]") if key else text).split())
     return (line if len(line) <= most else f"{line[:most]}…") or "nothing"
 
 
 def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str) -> str:
-    """An empty string where one of them is there, else what is wrong with each; those that are not there are said."""
+    """Return "" if one model answers, else the problem of each; problems before an answering model are logged."""
     wrong: list[str] = []
     for model in models:
         key, server = model.api_key.get_secret_value(), f"{named}: {model.place}"
@@ -218,7 +216,6 @@ def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str)
 
 
 async def close_all() -> None:
-    """Close all connections."""
     found = list(_sessions.values())
     _sessions.clear()
     for each in found:
@@ -279,7 +276,7 @@ def _parse_reply(body: bytes) -> ChatReply:
 
 
 def _read_token_count(used: Any, name: str) -> int:
-    """The tokens as `usage` says; 0 where it does not say: a reply is one whatever its server counts."""
+    """Return a token count of `usage`; 0 if missing or implausible."""
     count = used.get(name) if isinstance(used, Mapping) else None
     if isinstance(count, (int, float)) and not isinstance(count, bool) and 0 <= count <= MOST_TOKENS:
         return int(count)
@@ -292,8 +289,8 @@ S = TypeVar("S", bound=BaseModel)
 
 
 def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, Any]]:
-    """The file that the key names, and its section `name` with what `${NAME}` stands for, as it is written there.
-    Raises ConfigError, also where there is none."""
+    """Return the file named by the key and its section `name` with expanded `${NAME}`. Raises ConfigError, also for a
+    missing section."""
     file = find_named_file(named, base, KEY)
     tree = read_yaml(file)
     section = tree.get(name) if isinstance(tree, dict) else None
@@ -304,7 +301,7 @@ def plain_section(named: str, base: Path, name: str) -> tuple[Path, dict[str, An
 
 
 def section_of(named: str, base: Path, name: str, form: type[S]) -> S:
-    """The section `name` of the file that the key names, as `form`. Raises ConfigError, also where there is none."""
+    """Return the section `name` of the file as `form`. Raises ConfigError, also for a missing section."""
     file, section = plain_section(named, base, name)
     try:
         return form.model_validate(section)

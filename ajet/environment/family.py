@@ -1,8 +1,7 @@
-"""A process and all that descend from it, ended together.
+"""Ends a process together with all descendants.
 
-Invariants: nothing is ended that does not descend from the leader; while its family is ended the leader is stopped, so
-that it starts nothing more, and on Linux, where it takes in orphans (`adopt_orphans`), what left its process group or
-session is still its descendant.
+Invariants: only descendants of the leader are ended. The leader is stopped meanwhile and starts nothing more. On Linux,
+with `adopt_orphans`, processes outside the group or session remain descendants.
 """
 
 from __future__ import annotations
@@ -17,22 +16,21 @@ from contextlib import suppress
 
 import psutil
 
-SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER."""
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 PATIENCE = 10.0
-"""Seconds in which a family is stopped; what starts others faster than that is ended as far as it is known."""
+"""Seconds for stopping a family; later descendants may be missed."""
 _GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends (Linux; elsewhere nothing changes)."""
+    """Become the parent of orphaned descendants (Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
 
 
 def end_family(leader: int, grace: float) -> None:
-    """End what descends from `leader`, politely for `grace` seconds, and then `leader` with its process group. Its id
-    must not have been given back to the system yet."""
+    """End the descendants of `leader`, with `grace` seconds for SIGTERM, then `leader` and its process group. The pid
+    must not be reaped yet."""
     head = psutil.Process(leader)
     with suppress(*_GONE):
         head.suspend()
@@ -46,7 +44,7 @@ def end_family(leader: int, grace: float) -> None:
 
 
 def end_tree(leader: int) -> None:
-    """Kill `leader` and what descends from it. Its id must not have been given back to the system yet."""
+    """Kill `leader` and its descendants. The pid must not be reaped yet."""
     try:
         head = psutil.Process(leader)
     except psutil.NoSuchProcess:
@@ -57,7 +55,7 @@ def end_tree(leader: int) -> None:
 
 
 def end_descendants(head: psutil.Process) -> None:
-    """Stop all, so that none starts another meanwhile, then kill all."""
+    """Stop all descendants, so none starts another, then kill them."""
     stopped: set[psutil.Process] = set()
     until = time.monotonic() + PATIENCE
     while (fresh := members(head) - stopped) and time.monotonic() < until:
@@ -67,7 +65,6 @@ def end_descendants(head: psutil.Process) -> None:
 
 
 def members(head: psutil.Process) -> set[psutil.Process]:
-    """The living descendants."""
     try:
         below = head.children(recursive=True)
     except _GONE:

@@ -1,7 +1,7 @@
-"""Files in which a person describes servers, models, an environment: found, read, and refused in one screen.
+"""Reads user files that describe servers, models or environments.
 
-Invariant: what is wrong is told by its place, never by the line itself, which may hold a key; secrets stand in a file
-as `${NAME}` and are read from the environment here.
+Invariant: an error names the place, never the line's content, which may hold a key. Secrets appear in files as
+`${NAME}` and are expanded from the environment.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ def find_named_file(named: str, base: Path, key: str) -> Path:
 
 
 def read_yaml(file: Path, form: str = "no YAML") -> Any:
-    """Its tree, read again only when the file has changed: each attempt asks. Nobody changes it. Raises ConfigError,
-    which says that it is `form`; OSError where it is not there."""
+    """Return the file's tree, cached until the file changes; read-only for callers.
+
+    Raises:
+        ConfigError: invalid YAML, described as `form`.
+        OSError: the file is missing.
+    """
     found = file.stat()
     return _read_yaml(file.absolute(), form, (found.st_mtime_ns, found.st_size, found.st_ino))
 
@@ -57,7 +61,7 @@ def _read_yaml(file: Path, form: str, version: tuple[int, ...]) -> Any:
 
 
 def invalid_section_error(error: ValidationError, file: Path, known: Iterable[str], *above: str) -> ConfigError:
-    """The first thing that a model found wrong, at its place below `above`; `known`: its keys."""
+    """Return the error for the first invalid value, with its place below `above`; `known`: valid keys."""
     first = error.errors()[0]
     place = ".".join(map(str, (*above, *first["loc"])))
     return ConfigError(
@@ -73,7 +77,7 @@ def first_message(error: ValidationError) -> str:
 
 
 def find_variables(value: Any) -> dict[str, bool]:
-    """The variables that stand in it as `${NAME}`, in order: whether one of them has no default."""
+    """Return the variables used as `${NAME}`, in order, each with True if a default is missing somewhere."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -87,8 +91,12 @@ def find_variables(value: Any) -> dict[str, bool]:
 
 
 def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None = None) -> Any:
-    """The text with `${NAME}` and `${NAME:-default}` from `variables`, else from the environment; the default is for a
-    name that is not set, or empty. Raises ConfigError for a name that is not set and has none."""
+    """Expand `${NAME}` and `${NAME:-default}` from `variables`, else from the environment; the default replaces unset
+    and empty values.
+
+    Raises:
+        ConfigError: an unset name has no default.
+    """
     given = os.environ if variables is None else variables
     if isinstance(value, dict):
         return {name: expand_variables(each, where, given) for name, each in value.items()}
@@ -113,9 +121,15 @@ def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None
 def read_variables(
     file: Path, environment: Mapping[str, str] | None = None, *, template: Path | None = None
 ) -> dict[str, str]:
-    """Variables of an env file, `${NAME}` and `${NAME:-default}` in them expanded by the environment and by what stands
-    above; over them those that the environment has. `template`: a file that one can begin with. Raises UserError for a
-    file that is not there, or a `${NAME}` that nobody set."""
+    """Return the variables of an env file, expanded by the environment and by earlier lines; the environment takes
+    precedence.
+
+    Args:
+        template: file to start from, for the error.
+
+    Raises:
+        UserError: the file is missing, or a `${NAME}` is unset.
+    """
     given = dict(os.environ if environment is None else environment)
     if not file.is_file():
         do = f"copy {template} there and fill it in" if template is not None else "make it, or correct its path"

@@ -1,10 +1,10 @@
-"""The thread and event loop of tools: connections live on it, whichever attempt's loop or thread asks.
+"""The thread and event loop of tool connections, shared by all attempts.
 
-Invariants: one a process, begun when first needed (a fork gets its own, and empty tables of what lives on it); no user
-code runs on it. A cancellation of the caller reaches the work on it and only that, and no work that is done to the end;
-work there that ends as cancelled though nobody cancelled it is a `CallFailedError` of the transport to its caller,
-never a CancelledError. Code of others, which may hang, runs in a thread for that call (`in_thread`): such threads are
-daemons and no pool's, so that calls which never end use up nothing but themselves and hold up no exit."""
+Invariants: one loop per process, started on first use (a fork gets its own, with empty tables); no user code runs on
+the loop. Cancelling a caller cancels only its work on the loop, except work run to the end. Work cancelled on the loop
+itself raises `CallFailedError`, never CancelledError. Possibly hanging foreign code runs in a daemon thread per call
+(`in_thread`), outside any pool, so endless calls block neither other calls nor the exit.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run the function in a thread of its own; returns or raises what it does."""
+    """Run the function in its own thread and return or raise its result."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -54,16 +54,16 @@ def _settle_future(done: asyncio.Future[Any], outcome: Any, problem: BaseExcepti
 
 Table = TypeVar("Table", dict[Any, Any], list[Any])
 ENDS_S = 5.0
-"""In which what lives on the loop closes before the process ends all the same."""
+"""Seconds for closing connections at exit."""
 _of_parents: list[Any] = []
-"""What a fork's parent has: kept, for to let go of it would close the parent's connections."""
+"""Tables of a fork's parent; releasing them would close the parent's connections."""
 LONGEST_MESSAGE = 4_000
-"""Characters of a failure's message: what a server says may be as long as a reply."""
+"""Maximum characters of a failure's message; a server's text may be long."""
 
 
 class CallFailedError(EnvironmentFailure):
-    """No answer: `kind` says why; `delivered`, whether the server may have seen the call; `lost`, whether the session
-    and its state are gone."""
+    """A call without a result. `kind`: error class; `delivered`: the server may have received the call; `lost`: the
+    session is gone."""
 
     def __init__(self, message: str, kind: ToolError, *, delivered: bool = True, lost: bool = False) -> None:
         super().__init__(message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} […]")
@@ -87,7 +87,7 @@ _at_end: list[Callable[[], Coroutine[Any, Any, None]]] = process_local([])
 
 
 def tools_loop() -> asyncio.AbstractEventLoop:
-    """This process's."""
+    """Return the tools' loop of this process."""
     with _lock:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -108,8 +108,12 @@ async def on_tools_loop(
     *,
     to_the_end: bool = False,
 ) -> T:
-    """Run it there, and wait for it here. `unclaimed`: what becomes of a result whose caller was cancelled since.
-    `to_the_end`: a cancellation of the caller does not reach it."""
+    """Run a coroutine on the tools' loop and await the result.
+
+    Args:
+        unclaimed: handles the result of a cancelled caller.
+        to_the_end: a cancellation of the caller does not cancel the work.
+    """
     there, here = tools_loop(), asyncio.get_running_loop()
     if here is there:
         return await (asyncio.shield(there.create_task(work)) if to_the_end else work)

@@ -1,8 +1,8 @@
-"""Pinned: a run's tools as its first attempt found them.
+"""Pins the tools of a run to those of its first attempt.
 
-Invariant: within a run every attempt is offered the same tools: same names, descriptions and schemas, in the same
-order, whichever process plays it and however often the run was resumed. An attempt that finds others does not begin,
-and says what changed. The run folder has them, written once; a replay needs nothing else to know its tools.
+Invariant: every attempt of a run is offered the same tools (names, descriptions, schemas, order) in every process and
+after every resume. An attempt with other tools fails with the difference. The run folder stores the tools once; a
+replay reads them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from ajet.record.files import write_atomically
 from ajet.schema.commands import FRESH_ADVICE
 from ajet.schema.errors import EnvironmentFailure, UserError
 
-FILE = "tools.json"
-"""In the run folder."""
+FILE = "tools.json"  # in the run folder
 LINES = 60
-"""Of a diff that an error shows."""
-ToolList = Sequence[Mapping[str, Any]]
-"""As a request's `tools`."""
+"""Maximum lines of a diff in an error."""
+ToolList = Sequence[Mapping[str, Any]]  # as a request's `tools`
 Pin = Callable[[ToolList], list[dict[str, Any]]]
-"""Takes what an attempt found, answers it in the run's order. Raises ToolsChangedError."""
+"""Returns the found tools in the run's order. Raises ToolsChangedError."""
 
 
 class ToolsChangedError(EnvironmentFailure):
@@ -39,19 +37,19 @@ class ToolsChangedError(EnvironmentFailure):
 
 @dataclass(frozen=True, slots=True)
 class PinnedTools:
-    """Tools as models are told of them."""
+    """Tools as described to models."""
 
     tools: Mapping[str, str]
     """Offered name to its description and schema, as JSON."""
 
     @classmethod
     def of(cls, tools: ToolList) -> PinnedTools:
-        """The pinned tool of an entry in a request's `tools`. Raises ValueError and kin for what is none."""
+        """Build from a request's `tools`. Raises ValueError, KeyError or TypeError for invalid entries."""
         return cls({each["function"]["name"]: _spell_function(each["function"]) for each in tools})
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of them, in hexadecimal."""
+        """SHA-256 of all tools, in hexadecimal."""
         return hashlib.sha256(json.dumps(dict(self.tools), sort_keys=True).encode()).hexdigest()
 
     def require(self, found: PinnedTools) -> None:
@@ -75,20 +73,24 @@ class PinnedTools:
 
 
 class ToolPins:
-    """The pinned answers of one run, for one process that plays it. Thread-safe."""
+    """Pinned tools of one run in one process. Thread-safe."""
 
     def __init__(
         self,
         first: Callable[[list[Any]], list[Any]] | None = None,
         redact: Callable[[list[Any]], list[Any]] | None = None,
     ) -> None:
-        """`first`: hands in what the first attempt here found, and answers what the run's first found; without it, that
-        is the same, and known to this process alone. `redact`: takes secrets out of what is kept, and compared."""
+        """Create the pins.
+
+        Args:
+            first: receives the tools of the first attempt of this process, returns those of the run's first attempt;
+                None compares within this process only.
+            redact: removes secrets before storing and comparing.
+        """
         self._first, self._redact, self._lock = first, redact, threading.Lock()
         self._pinned: PinnedTools | None = None
 
     def __call__(self, found: ToolList) -> list[dict[str, Any]]:
-        """See `Pin`."""
         by_name = {each["function"]["name"]: dict(each) for each in found}
         plain = self._redact([*found]) if self._redact is not None else [*found]
         with self._lock:
@@ -99,15 +101,15 @@ class ToolPins:
 
 
 class PinnedFile:
-    """A run's tools in its folder: for the process that writes there."""
+    """The tools file in a run's folder, for the writing process."""
 
     def __init__(self, folder: Path, *, goes_on: bool = True) -> None:
-        """`goes_on`: the run does, with the tools that it had. Raises UserError for a damaged file."""
+        """`goes_on`: the run continues with its stored tools. Raises UserError for a damaged file."""
         self._file = folder / FILE
         self.tools = read_pinned(folder) if goes_on else None
 
     def first(self, found: list[Any]) -> list[Any]:
-        """The answer that the run's first attempt found: `found` is kept, if this is the first."""
+        """Return the tools of the run's first attempt; store `found` if this is the first."""
         if self.tools is None:
             write_atomically(self._file, json.dumps({"tools": found}, indent=1, ensure_ascii=False) + "\n")
             self.tools = found
@@ -115,7 +117,7 @@ class PinnedFile:
 
 
 def read_pinned(folder: Path) -> list[Any] | None:
-    """The tools of the run in `folder`, as a request's `tools`; None where it pinned none. Raises UserError."""
+    """Return the pinned tools of the run in `folder` as a request's `tools`; None without any. Raises UserError."""
     try:
         tools = read_json(folder / FILE)["tools"]
         PinnedTools.of(tools)

@@ -1,13 +1,13 @@
-"""Replay: a recorded run's tool uses in place of the tools.
+"""Replays recorded tool uses in place of tools.
 
-Invariant: a use is answered as it was recorded for the same task, the same tool and the same arguments after the same
-earlier uses; what ran at the same time as it may or may not have come before. What the record does not have in full is
-a miss, never a guess. Reading a run starts nothing and reaches no network. Tools of servers are those that the run
-pinned; what a browse agent was asked is part of the result that it condensed, and no use of its own.
+Invariant: a use is answered with the recorded result for the same task, tool and arguments after the same earlier uses;
+overlapping uses may come in any order. An incomplete record is a miss, never a guess. Nothing is started and no network
+is used. Server tools are the run's pinned ones; questions to a browse agent are part of its condensed result.
 
-How: `RunReplay` holds the attempts of a run by task. A `ReplayWalk` follows those that are still like the attempt at
-hand: each use that it `note_use` drops the ones that went otherwise. That is a look-up by (digest of the earlier uses,
-tool, canonical arguments), but for uses that overlapped, whose order a replay, which answers at once, cannot repeat."""
+`RunReplay` holds the recorded attempts by task. A `ReplayWalk` follows the attempts equal to the current one so far;
+`note_use` drops the others. The lookup key is (earlier uses, tool, canonical arguments), except for the order of
+overlapping uses, which an immediate replay cannot repeat.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Miss = Literal["error", "live"]
 
 
 class ReplayMissError(EnvironmentFailure):
-    """The recorded run has no such use."""
+    """The recorded run has no matching use."""
 
     retryable = False
 
@@ -56,7 +56,7 @@ class RunReplay:
             )
 
     def walk(self, task: Task, repeat: int) -> ReplayWalk:
-        """For one attempt at a task. Where several recorded attempts fit, that with the same `repeat` answers."""
+        """Return the walk of one attempt at a task; the recorded attempt with the same `repeat` is preferred."""
         found = sorted(self._attempts.get(_task_key(task), ()), key=lambda each: each[0] != repeat)
         return ReplayWalk([_FollowedAttempt(uses) for _, uses in found], self, task.task_id)
 
@@ -73,13 +73,13 @@ class _RecordedUse:
 
 @dataclass(slots=True)
 class _FollowedAttempt:
-    """A recorded attempt, as far as the one at hand has come along it."""
+    """A recorded attempt and its uses replayed so far."""
 
     uses: tuple[_RecordedUse, ...]
     done: set[int] = field(default_factory=set)
 
     def next(self, name: str, arguments: str) -> list[int]:
-        """The uses of that tool with those arguments that could come now."""
+        """Return the matching uses that may come next."""
         return [
             at
             for at, each in enumerate(self.uses)
@@ -92,7 +92,7 @@ class _FollowedAttempt:
 
 
 class ReplayWalk:
-    """One attempt's way along the recorded ones. Thread-safe."""
+    """Progress of one attempt along recorded ones. Thread-safe."""
 
     def __init__(self, followed: list[_FollowedAttempt], replay: RunReplay, task: str) -> None:
         self._followed, self._replay, self._task = followed, replay, task
@@ -100,8 +100,7 @@ class ReplayWalk:
         self._count = 0
 
     def tools(self) -> list[dict[str, Any]] | None:
-        """What servers offered the run's attempts, as a request's `tools`; None where they are to be asked. Raises
-        ReplayMissError."""
+        """Return the recorded tools as a request's `tools`; None to query the servers. Raises ReplayMissError."""
         if self._replay.tools is None and self._replay.on_miss == "error":
             raise ReplayMissError(
                 f"the replayed run has not kept which tools its servers offered ({FILE}); environment.replay_miss: "
@@ -110,7 +109,7 @@ class ReplayWalk:
         return self._replay.tools
 
     def __call__(self, name: str, arguments: Mapping[str, object]) -> ToolUse | None:
-        """The recorded use; None where the tool is to be asked. Raises ReplayMissError."""
+        """Return the recorded use; None to call the tool. Raises ReplayMissError."""
         wanted = canonical_json(bound_arguments(arguments))
         with self._lock:
             found = [each.uses[at].use for each in self._followed for at in each.next(name, wanted)]
@@ -152,8 +151,7 @@ def _task_key(task: Task) -> str:
 
 
 def replays_alone(environment: Any) -> bool:
-    """Whether no tool is asked: a recorded run answers, and what it has not is an error. `environment`: that
-    section."""
+    """True if only recorded results are used and a miss is an error. `environment`: the config section."""
     return bool(environment.replay) and environment.replay_miss == "error"
 
 

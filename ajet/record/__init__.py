@@ -1,8 +1,7 @@
-"""What a run leaves behind: its folder in `launcher_record`, logs, numbers, episodes, checkpoints, curves.
+"""Reads and writes the record of a run: the folder in `launcher_record` with logs, metrics, episodes, checkpoints.
 
-In: episodes, numbers, a function that writes a checkpoint. Out: files that people, the viewer and a resumed run read.
-Invariant: a process may be killed at any byte; a reader then still sees only whole things, and what is whole
-is enough to continue. Secrets never enter.
+Invariant: a process may be killed at any byte. A reader then still finds only complete entries, and the complete
+entries are enough to resume. Secrets are never written.
 """
 
 from typing import TYPE_CHECKING

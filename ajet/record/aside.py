@@ -1,9 +1,8 @@
-"""A run that another one's start set aside: under which name it is kept, and how it gets its own back.
+"""ArchivedRun: a run whose folder another start renamed, and how the folder is restored.
 
-Invariant: the renames of its folder and of its checkpoints elsewhere count as one. A mark that goes with the folder
-(`aside.json`) says that it was set aside, from before the first rename until something comes of the run that has its
-place: whoever comes after a kill finds the mark, and puts back what there is. A run is never taken up without its
-checkpoints.
+Invariant: the renames of the run folder and of external checkpoint folders count as one step. A mark in the folder
+(`aside.json`) is written before the first rename and stays until the new run has produced a result. After a kill the
+next start finds the mark and restores the folders. A run is never resumed without the checkpoints.
 """
 
 from __future__ import annotations
@@ -26,19 +25,22 @@ FILE = "aside.json"
 
 @dataclass(frozen=True, slots=True)
 class ArchivedRun:
-    """The place where a run was, and the one where it is."""
+    """Paths of a run before and after the rename."""
 
     folder: Path
-    """EXPERIMENT, whose place another run has by now."""
-    old: Path
-    """EXPERIMENT.old-N."""
+    """Original path (EXPERIMENT), now used by another run."""
+    old: Path  # EXPERIMENT.old-N
     checkpoint_folders: tuple[Path, ...]
-    """Folders of its checkpoints that do not lie in it, where they were."""
+    """Original paths of checkpoint folders outside the run folder."""
 
     @classmethod
     def archive_run(cls, folder: Path, checkpoints: Iterable[Path]) -> ArchivedRun:
-        """Rename the folder of a run to the first EXPERIMENT.old-N that is free, and with it those of its checkpoints
-        that lie elsewhere, or nothing at all. Raises OSError; UserError for what lies elsewhere."""
+        """Rename the run folder and external checkpoint folders to the first free EXPERIMENT.old-N, or change nothing.
+
+        Raises:
+            OSError: the run folder cannot be renamed.
+            UserError: an external checkpoint folder cannot be renamed.
+        """
         within = (folder, folder.resolve())
         outside = tuple(
             each
@@ -67,7 +69,7 @@ class ArchivedRun:
 
     @classmethod
     def find_archived(cls, folder: Path) -> ArchivedRun | None:
-        """The run whose place `folder` has, if nothing has come yet of the one that took it."""
+        """Return the archived run of `folder` if the run in `folder` has no result yet; else None."""
         named = re.compile(re.escape(folder.name) + r"\.old-(\d+)")
         marked = [
             path for path in folder.parent.glob("*.old-*") if named.fullmatch(path.name) and (path / FILE).exists()
@@ -87,7 +89,7 @@ class ArchivedRun:
 
     @property
     def moves(self) -> list[tuple[Path, Path]]:
-        """Each folder's place before, and its place now."""
+        """Pairs of each folder's original path and current path."""
         return [(self.folder, self.old), *((each, self.archived_path(each)) for each in self.checkpoint_folders)]
 
     @property
@@ -97,19 +99,25 @@ class ArchivedRun:
 
     @property
     def removal_path(self) -> Path:
-        """The name on its way out of the start that had the run's place."""
+        """Temporary name for the folder of the unused start until removal is finished."""
         return self.folder.with_name(f".{self.folder.name}.gone")
 
     def next_ended_path(self) -> Path:
-        """The name of that start's folder where it stays: its log may say what ended it."""
+        """Return a free path for the folder of the start that ended early; the log may explain why."""
         number = 1
         while (place := self.folder.with_name(f"{self.folder.name}.ended-{number}")).exists():
             number += 1
         return place
 
     def restore_run(self, keep: Path | None = None) -> None:
-        """The run is where it was, its checkpoints before it; what lies in its place, of which nothing came, is `keep`
-        from then on, or goes. Raises OSError where another start has made that folder anew."""
+        """Move the archived folders back to the original paths, checkpoints first.
+
+        Args:
+            keep: new path for the folder of the unused start; None removes that folder.
+
+        Raises:
+            OSError: another start has created the folder again.
+        """
         shutil.rmtree(self.removal_path, ignore_errors=True)  # of one that was killed here
         try:
             if self.folder.exists():
@@ -132,6 +140,6 @@ class ArchivedRun:
             raise
 
     def remove_mark(self) -> None:
-        """Something comes of the run that has its place: it stays under its other name."""
+        """Remove the mark: the new run has a result, and the archived run keeps the new name."""
         with suppress(OSError):  # an archive that nobody may write to
             (self.old / FILE).unlink(missing_ok=True)

@@ -1,8 +1,7 @@
-"""Attempt: what a recorded episode says of how a task was solved, without its tokens.
+"""AttemptRecord: the result of one recorded episode without tokens.
 
-Invariant: it is read from the episode's line alone, so that a hundred thousand of them cost seconds and no arrays; it
-counts by the same rules as the episode itself (`scored`, `succeeded`, `left_out`). Of an attempt that was recorded
-twice the later line counts.
+Invariant: only the JSON line of an episode is read, so 100,000 records take seconds and no arrays. Counting follows the
+rules of Episode (`scored`, `succeeded`, `left_out`). If an attempt was recorded twice, the later line counts.
 """
 
 from __future__ import annotations
@@ -21,69 +20,63 @@ from ajet.schema.messages import extract_text
 from ajet.schema.task import Task
 
 TAG_KEYS = ("tag", "tags")
-"""Keys of a task's metadata that hold its tags, unless others are named."""
+"""Default metadata keys of a task's tags."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """One attempt at one task."""
+    """The result of one attempt at one task."""
 
     uuid: str
-    task: str
-    """Its `task_id`."""
+    task: str  # the task's `task_id`
     order: int
     repeat: int
     status: str
     reward: float | None
-    """None where it was not scored."""
+    """None if the attempt was not scored."""
     success: bool
     judged: bool
-    """Whether anything says that it succeeded or not: a verdict did, or it failed."""
+    """True if success was decided: by a verdict or by a failure."""
     left_out: bool
-    """ajet itself failed at it: it says nothing about the model."""
+    """True if ajet itself failed; the result then says nothing about the model."""
     failure: str = ""
-    """boundary: kind: message; "" for none."""
-    reason: str = ""
-    """The verdict's, in words."""
-    tokens: int = 0
-    """That the model sampled."""
-    replies: int = 0
-    """Model calls."""
+    """"boundary: kind: message"; "" without a failure."""
+    reason: str = ""  # the verdict's reason
+    tokens: int = 0  # number of sampled tokens
+    replies: int = 0  # number of model calls
     cut: int = 0
-    """Replies that a limit on tokens ended."""
+    """Number of replies cut at a token limit."""
     seconds: float = 0.0
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """The task's."""
+    metadata: dict[str, Any] = field(default_factory=dict)  # the task's metadata
     output: dict[str, Any] = field(default_factory=dict)
-    """The metadata that the workflow returned."""
+    """Metadata returned by the workflow."""
     question: str = ""
     step: int = 0
-    """Training step that it was played for."""
+    """Training step of the attempt."""
     scorer: str = ""
-    """Which scorers were chosen for it; "" where none was asked."""
+    """Names of the chosen scorers; "" without scorers."""
     parts: dict[str, float | None] = field(default_factory=dict)
-    """What each of them gave, by name."""
+    """Score of each scorer, by name."""
     spent: dict[str, float] = field(default_factory=dict)
     """The judge's own numbers: calls, cost, seconds."""
     tools: tuple[str, ...] = ()
-    """What tools answered it, as its judge is told; only where that was asked for."""
+    """Tool results, as a judge gets them; empty unless requested."""
     last_reply: str | None = None
-    """What the model said last; likewise."""
+    """Text of the last reply; None unless requested."""
 
     @property
     def lacks_verdict(self) -> bool:
-        """Whether it was played to its end and only its judge failed at it."""
+        """True if the workflow finished and only the judge failed."""
         played = bool(self.output) or self.last_reply is not None
         return self.status == "failed" and self.failure.startswith("judge: ") and played
 
     def tags(self, keys: Sequence[str] = TAG_KEYS) -> list[str]:
-        """The tags of its task: see `tags_of`."""
+        """Return the tags of the task (`tags_of`)."""
         return tags_of(self.metadata, keys)
 
 
 def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list[str]:
-    """A task's tags: what its metadata has under these keys, a list as several; with keys of the person's own, each as
-    key=value."""
+    """Return a task's tags: the values of these metadata keys, each list item separately; other keys give key=value."""
     found = []
     for key in keys:
         value = metadata.get(key)
@@ -95,10 +88,10 @@ def tags_of(metadata: Mapping[str, Any], keys: Sequence[str] = TAG_KEYS) -> list
 
 
 def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptRecord]:
-    """Read the attempts of one episode file, by order and repeat; [] if there is no file.
+    """Read the attempts of one episode file, sorted by order and repeat; [] without a file.
 
     Args:
-        judge_inputs: read tool results and the last reply too, which a judge gets besides the workflow's output.
+        judge_inputs: read tool results and the last reply too; a judge gets both besides the workflow's output.
 
     Raises:
         UserError: a line is damaged.
@@ -118,7 +111,7 @@ def read_attempts(path: Path, *, judge_inputs: bool = False) -> list[AttemptReco
 
 
 def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> AttemptRecord:
-    """The attempt that an episode's line tells of. Raises KeyError and kin for what is no such line."""
+    """Decode an episode's line. Raises KeyError, TypeError, ValueError or AttributeError for any other line."""
     require_schema(row)
     calls = row["calls"]
     is_delivered = bool(calls) and calls[-1]["finish"] not in UNDELIVERED
@@ -160,7 +153,7 @@ def decode_attempt(row: dict[str, Any], *, judge_inputs: bool = False) -> Attemp
 
 
 def has_success_verdicts(attempts: Iterable[AttemptRecord]) -> bool:
-    """Whether success was judged at all: a reward alone says of no task that it was solved."""
+    """True if success was judged; a reward alone does not decide success."""
     counted = [attempt for attempt in attempts if not attempt.left_out]
     return any(attempt.judged and not attempt.failure for attempt in counted) or (
         bool(counted) and all(attempt.failure for attempt in counted)

@@ -1,7 +1,7 @@
-"""JSON of a record, which somebody else may have sent.
+"""JSON of a record, possibly received from another person.
 
-Invariant: text that would cost much more memory than it has letters, or that is nested until the interpreter gives up,
-is a ValueError like any other damage.
+Invariant: a text that would need far more memory than its length, or is nested too deeply for the interpreter, raises
+ValueError like any other damage.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from typing import Any, BinaryIO
 from ajet.config.record_file import read_record_file
 
 LONGEST_LINE = 256 << 20
-"""Bytes of one line of a record."""
+"""Maximum bytes of a record's line."""
 MOST_BYTES = 16 << 20
-"""Of a file that is one JSON value, such as status.json."""
+"""Maximum bytes of a file with one JSON value, such as status.json."""
 MOST_VALUES = 16_000_000
-"""Values of one text, about: each of them is an object of Python."""
+"""Approximate maximum number of values in one text; each is a Python object."""
 _CHEAP = 1 << 20
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value. Raises ValueError."""
     if len(text) > _CHEAP:
         marks: Any = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
         if sum(text.count(mark) for mark in marks) > MOST_VALUES:
@@ -47,8 +46,11 @@ def read_json(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def next_line(stream: BinaryIO) -> bytes:
-    """The next line with its newline; an unfinished last one without; nothing at the end. Raises ValueError for one
-    that is longer than any that ajet writes."""
+    """Return the next line with the newline; an incomplete last line has none, and b"" means the end of the file.
+
+    Raises:
+        ValueError: the line is longer than LONGEST_LINE.
+    """
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")

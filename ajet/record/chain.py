@@ -1,9 +1,9 @@
-"""chain.jsonl: what was committed, each link holding the digest of the one before.
+"""chain.jsonl: links of committed records; each link holds the digest of the previous link.
 
-Invariant: links are only ever appended. A link of a step is written when its episodes and its row of metrics are on the
-disk, and before the checkpoint that contains it, so that a run goes on from nothing that the chain lacks. What a
-resume forgets, what a checkpoint lets go and what `ajet gc` removes are links, too, written before anything is gone.
-`ajet audit` reads the links and says what must be there; with a key, nobody without it can write a link.
+Invariant: links are only appended. The link of a step is written after its episodes and its metrics row are on disk,
+and before the checkpoint of the step; a resumed run never depends on unlinked data. Truncation at a resume, pruned
+checkpoints and removals by `ajet gc` are linked before any file is deleted. `ajet audit` compares links and files. With
+a key, only the owner of the key can write valid links.
 """
 
 from __future__ import annotations
@@ -33,38 +33,36 @@ KEY = "AJET_AUDIT_KEY"
 """Environment variable with the key of the links' digests."""
 METRICS = "metrics.jsonl"
 GENESIS = "0" * 64
-"""What the first link holds in place of an earlier one's digest."""
+"""Digest of the previous link in the first link."""
 _EPISODE_FILE = re.compile(r"episodes/step-\d+(?:\.\w+)?\.jsonl")
 _OWN = b', "digest": "'
-"""Before the digest of a link, which is the last of its keys."""
+"""Text before the digest of a link, the last key of the line."""
 
 
 class LinkedLine(NamedTuple):
-    """An episode's line, as a link holds it."""
+    """An episode's line in a link."""
 
     uuid: str
     task: str
-    length: int
-    """Bytes, with the newline."""
+    length: int  # bytes, with the newline
     digest: str
     blob_length: int
     blob_digest: str
 
 
 class LinkedLines(NamedTuple):
-    """Lines that one write appended to a file."""
+    """Consecutive lines appended by one write."""
 
-    file: str
-    """Below the run's folder."""
+    file: str  # below the run's folder
     first: int
     """The number of the first in it, from 1."""
     at: int
-    """Where that begins."""
+    """Byte offset of the first line."""
     blob_at: int
     lines: Sequence[LinkedLine]
 
     def as_json(self) -> dict[str, Any]:
-        """The lines as a link has them."""
+        """Return the lines as JSON values for a link."""
         entry = {"file": self.file, "first": self.first, "at": self.at, "blob_at": self.blob_at}
         return entry | {"lines": [list(line) for line in self.lines]}
 
@@ -77,7 +75,7 @@ class LinkedLines(NamedTuple):
         return cls(entry["file"], entry["first"], entry["at"], entry["blob_at"], lines)
 
     def places(self) -> Iterator[tuple[LinkedLine, int, int]]:
-        """Each line, with where it and its arrays begin."""
+        """Yield each line with the byte offsets of the line and of the arrays."""
         at, blob_at = self.at, self.blob_at
         for line in self.lines:
             yield line, at, blob_at
@@ -90,28 +88,28 @@ def digest_of(data: bytes) -> str:
 
 
 def linked_line(uuid: str, task: str, line: str, packed: bytes) -> LinkedLine:
-    """The link's entry for a line as it is written, without its newline, and its arrays."""
+    """Build the link's entry for a line and the packed arrays. `line` has no newline."""
     data = line.encode() + b"\n"
     return LinkedLine(uuid, task, len(data), digest_of(data), len(packed), digest_of(packed))
 
 
 def chain_key() -> bytes | None:
-    """The key in `AJET_AUDIT_KEY`; None without one."""
+    """Return the key in `AJET_AUDIT_KEY`, or None."""
     return os.environ.get(KEY, "").strip().encode() or None
 
 
 def key_name(key: bytes) -> str:
-    """A short word by which a key is told from another, and which says nothing of it."""
+    """Return a short name of a key that reveals no part of the key."""
     return hmac.new(key, b"the name of this key", "sha256").hexdigest()[:8]
 
 
 def link_digest(body: bytes, key: bytes | None) -> str:
-    """The digest of a link without its own."""
+    """Return the digest of a link's body (the link without the digest)."""
     return hmac.new(key, body, "sha256").hexdigest() if key else hashlib.sha256(body).hexdigest()
 
 
 def split_link(line: bytes) -> tuple[bytes, str]:
-    """A link without its own digest, and that. Raises ValueError."""
+    """Split a link into body and digest. Raises ValueError."""
     body, found, rest = line.rpartition(_OWN)
     if not found or not rest.endswith(b'"}\n'):
         raise ValueError("it holds no digest of its own")
@@ -120,16 +118,14 @@ def split_link(line: bytes) -> tuple[bytes, str]:
 
 @dataclass(slots=True)
 class ChainHead:
-    """The last link."""
-
     links: int = 0
     digest: str = GENESIS
     key: str = ""
-    """The name of the key that it was made with; "" without one."""
+    """Name of the signing key; "" without a key."""
 
 
 class Chain:
-    """The chain of one run; only the holder of its lock appends. Thread-safe."""
+    """The chain of one run. Only the lock holder appends. Thread-safe."""
 
     def __init__(self, folder: Path, *, key: bytes | None = None) -> None:
         """Raises UserError where the chain is damaged at its end, or was made with another key."""
@@ -155,11 +151,11 @@ class Chain:
 
     @property
     def has_links(self) -> bool:
-        """Whether there is a link."""
+        """True if the chain has a link."""
         return self._head.links > 0
 
     def note_lines(self, lines: LinkedLines) -> None:
-        """Note lines that were appended to their file, and belong to the next link."""
+        """Store appended lines for the next link."""
         with self._lock:
             self._lines.append(lines)
 
@@ -169,8 +165,11 @@ class Chain:
             self._rows.append(digest_of(line.encode() + b"\n"))
 
     def commit(self, kind: str, step: int, **more: Any) -> None:
-        """Append a link of all that was noted, and `more`. On return it is on the disk. Raises UserError when the disk
-        is full."""
+        """Append a link with the stored lines and rows and `more`. The link is on disk on return.
+
+        Raises:
+            UserError: the disk is full.
+        """
         with self._lock:
             link: dict[str, Any] = {"link": self._head.links + 1, "kind": kind, "step": step, **more}
             if self._lines:
@@ -202,14 +201,14 @@ class Chain:
             self.commit("record", step)
 
     def commit_end(self, step: int, outcome: str) -> None:
-        """Link what was noted, and then that the process ends so and leaves nothing without a link."""
+        """Link stored lines and rows, then link the end of the process."""
         self.commit_noted(step)
         if not self._lines and not self._rows:
             self.commit("end", step, outcome=outcome)
 
 
 def has_saved_checkpoint(folder: Path) -> bool:
-    """True if a link of the chain in a run's folder says that a checkpoint was saved."""
+    """True if the chain records a saved checkpoint."""
     if not has_record_file(folder / FILE):
         return False
     with open_record_file(folder / FILE) as file:
@@ -220,8 +219,8 @@ def has_saved_checkpoint(folder: Path) -> bool:
 
 
 def last_link(path: Path) -> ChainHead:
-    """The last link of the chain in `path`; that of an empty one where there is none. Raises UserError for a damaged
-    last link."""
+    """Return the last link of the chain in `path`; an empty ChainHead without a chain. Raises UserError for a damaged
+    link."""
     try:
         opened = open_record_file(path)
     except FileNotFoundError:
@@ -249,8 +248,8 @@ def last_link(path: Path) -> ChainHead:
 
 
 def stray_lines(folder: Path, file: str, first: int, at: int, blob_at: int) -> LinkedLines | None:
-    """The whole lines of an episode file from its line `first` on, at byte `at`, up to one that is damaged; None where
-    there are none, or their arrays are gone."""
+    """Return the complete lines of an episode file from line `first` (byte `at`) up to a damaged line; None without
+    lines or arrays."""
     path = folder / file
     lines: list[LinkedLine] = []
     if not has_record_file(path) or path.stat().st_size <= at or not has_record_file(path.with_suffix(".bin")):
@@ -273,6 +272,6 @@ def stray_lines(folder: Path, file: str, first: int, at: int, blob_at: int) -> L
 
 
 def links_of(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a chain, an unfinished last one left out. Raises ValueError for one that is too long."""
+    """Yield the complete lines of a chain. Raises ValueError for a line over the size limit."""
     while (line := next_line(file)).endswith(b"\n"):
         yield line

@@ -1,7 +1,7 @@
-"""The links that a start writes: who begins, from what, and what an earlier process left.
+"""Builds the links of a start: the process, the base checkpoint and data of an earlier process.
 
-Invariant: what a killed process had put on the disk and not linked is linked by the one that keeps it, and said to be
-so; nothing else is ever linked by another process than the one that wrote it.
+Invariant: data written but not linked by a killed process is linked by the next process and marked as such. Otherwise a
+process links only its own data.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ if TYPE_CHECKING:
     from ajet.record.checkpoint import Checkpoint
 
 SETTLED = ("given.yaml", "resolved.yaml", "origins.json", "run.json", "environment.json")
-"""Files that each start writes, and nothing after it."""
+"""Files written by each start and never changed afterwards."""
 PACKAGES = ("torch", "transformers", "vllm", "verl", "ray")
-"""What samples and trains."""
+"""Packages that sample and train."""
 
 
 def start_facts(
     folder: Path, run_id: str, experiment: Experiment, base: Checkpoint | None, checkpoints: Path
 ) -> dict[str, Any]:
-    """The facts of a process that has just opened a run's folder. `base`: the checkpoint that it continues from;
-    `checkpoints`: the folder of the run's own."""
+    """Return the facts of a process that has opened the run's folder.
+
+    Args:
+        base: checkpoint to continue from.
+        checkpoints: checkpoint folder of the run.
+    """
     me, settings = ProcessIdentity.of(os.getpid()), experiment.ajet
     facts: dict[str, Any] = {
         "run": run_id,
@@ -52,7 +56,7 @@ def start_facts(
 
 
 def resume_facts(folder: Path, step: int) -> dict[str, Any]:
-    """The facts of a run that goes on after `step`, while what was recorded of later steps is there."""
+    """Return the facts of a run that resumes after `step`, before later records are removed."""
     facts: dict[str, Any] = {}
     with _open_digest_lookup(folder) as known:
         names = [name for name in list_record_folder(folder / "episodes") if fnmatch(name, f"step-{step}.*jsonl")]
@@ -81,13 +85,13 @@ def _package_versions() -> dict[str, str]:
 
 @contextmanager
 def _open_digest_lookup(folder: Path) -> Iterator[Callable[[str], bool]]:
-    """A function that says whether a digest stands in the chain."""
+    """Yield a function that checks if a digest is in the chain."""
     with open_record_file(folder / FILE) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         yield lambda digest: text.find(json.dumps(digest).encode()) >= 0
 
 
 def _stray_lines(folder: Path, path: Path, known: Callable[[str], bool]) -> Any:
-    """The lines at the end of an episode file that no link has; None where there are none."""
+    """Return the unlinked lines at the end of an episode file; None without any."""
     data = _read_bytes(path)
     end = at = data.rfind(b"\n") + 1
     while at > 0:

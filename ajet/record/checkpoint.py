@@ -1,8 +1,7 @@
-"""checkpoints/step-N/: one checkpoint, and whether it is what was written.
+"""checkpoints/step-N/: one checkpoint and the verification of its files.
 
-Invariant: whoever loads from a folder, which may be a checkpoint, asks `require_sound` first: what is loaded has the
-digests that were written with it. A `state.json` is data: it names regular files within its own folder, or it is
-damaged.
+Invariant: code that loads from a folder calls `require_sound` first, so loaded files match the digests written with the
+checkpoint. A `state.json` names only regular files in its own folder; any other is damaged.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from ajet.schema.errors import UserError
 NAME = re.compile(r"step-(\d+)")
 STATE = "state.json"
 OWN = "digest"
-"""The key in it for the digest of all its others."""
+"""Key of `state.json` with the digest of the other keys."""
 READERS = 4
-"""Files that are digested at the same time."""
+"""Number of files digested in parallel."""
 TENSORS = {".safetensors", ".pt", ".distcp"}
 """How files end that hold weights or the optimizer's state."""
 
@@ -45,31 +44,34 @@ class Checkpoint:
     path: Path
     step: int
     score: float | None
-    """Higher is better; None when nothing was measured at this step, or too little of it counts."""
+    """Higher is better; None without a measurement, or if too few attempts count."""
     state: dict[str, Any] = field(default_factory=dict)
     """The loop's own: task frontier, last validation."""
     measured: Measurement | None = None
-    """The validation that the score sums up; None when nothing was measured at this step."""
+    """The validation behind the score; None without a measurement at this step."""
     digests: dict[str, str] = field(default_factory=dict, repr=False)
-    """Of each file, as it was written."""
+    """Digest of each file at the time of writing."""
     digest: str = ""
-    """Of its `state.json`, and so of all of it."""
+    """Digest of `state.json`, and so of the complete checkpoint."""
     chain: str = ""
-    """The head of its run's chain when it was saved; "" where there was none."""
+    """Head of the run's chain at the time of saving; "" without a chain."""
 
     @property
     def judge(self) -> str:
-        """What scored its measurement; "" where that is not known."""
+        """Judge of the measurement; "" if unknown."""
         return self.measured.judge if self.measured is not None else ""
 
     def better_than(self, other: Checkpoint) -> bool:
-        """Whether its measurement takes the place of an earlier one's as the best."""
+        """True if this measurement replaces the other one as the best."""
         assert self.measured is not None and other.measured is not None, "only what has a score is compared"
         return self.measured.beats(other.measured)
 
     def damage(self, *, tensors: bool = True) -> str:
-        """Which of its files are not what was written, in words; empty for a sound one. Reads all of them, or all but
-        the `tensors`."""
+        """Describe the files that differ from the written digests; "" for a sound checkpoint.
+
+        Args:
+            tensors: False skips weights and optimizer state.
+        """
         names = [name for name in self.digests if tensors or Path(name).suffix not in TENSORS]
         with ThreadPoolExecutor(READERS) as pool:
             now = {name: pool.submit(_current_digest, self.path / name) for name in names}
@@ -77,7 +79,7 @@ class Checkpoint:
         return f"{', '.join(wrong)}: not the bytes that were written" if wrong else ""
 
     def find_extra_files(self) -> str:
-        """Name the files that are in its folder and were not written with it; empty where there are none."""
+        """Describe files in the folder that were not written with the checkpoint; "" without any."""
         there = {
             str(each.relative_to(self.path)) for each in self.path.rglob("*") if each.is_symlink() or not each.is_dir()
         }
@@ -86,13 +88,13 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint in `path`; None when it is not there or not whole."""
+    """Return the checkpoint in `path`; None if missing or incomplete."""
     found = inspect_checkpoint(path)
     return found if isinstance(found, Checkpoint) else None
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint | str:
-    """The checkpoint in `path`, or why there is no whole one. Reads its `state.json` alone."""
+    """Return the checkpoint in `path`, or the reason why the checkpoint is incomplete. Reads only `state.json`."""
     try:
         content = read_json(path / STATE, LONGEST_LINE)
         step, score, state = content["step"], content["score"], content["state"]
@@ -111,15 +113,24 @@ def inspect_checkpoint(path: Path) -> Checkpoint | str:
 
 
 def verify_checkpoint(path: Path, *, tensors: bool = True) -> Checkpoint | str:
-    """The checkpoint in `path`, its files what was written, or why it is not sound. Reads all of them, or all but the
-    `tensors`."""
+    """Return the checkpoint in `path` after comparing all digests, or the damage as text.
+
+    Args:
+        tensors: False skips weights and optimizer state.
+    """
     found = inspect_checkpoint(path)
     return found if isinstance(found, str) else found.damage(tensors=tensors) or found
 
 
 def require_sound(folder: Path, *, tensors: bool = True) -> None:
-    """Before anything is loaded from `folder`. Raises UserError where it is a checkpoint and not what was written; any
-    other folder passes. `tensors`: whether weights will be loaded; without, they are not read here either."""
+    """Refuse to load from a damaged checkpoint; any other folder passes.
+
+    Args:
+        tensors: True if weights will be loaded; False skips reading them.
+
+    Raises:
+        UserError: the folder is a checkpoint and differs from the written digests.
+    """
     refuse_special_files(folder, links=len(split_record_path(folder)[1]) < 2)
     if not (folder / STATE).exists():
         return
@@ -129,7 +140,7 @@ def require_sound(folder: Path, *, tensors: bool = True) -> None:
 
 
 def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
-    """The screen for a checkpoint that cannot be loaded; reads those beside it, to say which of them can."""
+    """Return the error for a damaged checkpoint; verifies neighbouring checkpoints to name the sound ones."""
     others = sorted((path for path in folder.parent.glob("step-*") if path != folder), key=step_of)
     sound = [
         path.name for path in others if NAME.fullmatch(path.name) and isinstance(verify_checkpoint(path), Checkpoint)
@@ -145,13 +156,13 @@ def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
 
 
 def step_of(path: Path) -> int:
-    """N of a folder `step-N`; -1 of any other."""
+    """Return N of a folder `step-N`; -1 for any other name."""
     found = NAME.fullmatch(path.name)
     return int(found[1]) if found else -1
 
 
 def digest_state(content: dict[str, Any]) -> str:
-    """The digest of a `state.json` without its key for it."""
+    """Return the digest of a `state.json` without the digest key."""
     others = {name: value for name, value in content.items() if name != OWN}
     return hashlib.blake2b(json.dumps(others, sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -162,7 +173,6 @@ def submit_digests(pool: ThreadPoolExecutor, folder: Path, names: Iterable[str])
 
 
 def digest_file(path: Path) -> str:
-    """BLAKE2b of a file."""
     digest = hashlib.blake2b(digest_size=16)
     with open_record_file(path) as file:
         while part := file.read(1 << 20):
@@ -177,7 +187,8 @@ def _current_digest(path: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _cached_digest(path: Path, size: int, changed: int) -> str:
-    """A process loads tokenizer, settings and weights of one folder after another: each file is read once for it."""
+    """Digest a file once per process: tokenizer, settings and weights are loaded from the same folder one after
+    another."""
     return digest_file(path)
 
 
@@ -195,8 +206,7 @@ def _describe_size_mismatch(folder: Path, name: str, size: int) -> str:
 
 
 def _is_ajet_checkpoint(folder: Path) -> bool:
-    """Whether a damaged `state.json` is a checkpoint's, wherever it was copied to: other programs have files of that
-    name, too."""
+    """True if a damaged `state.json` belongs to a checkpoint; other programs use the same file name."""
     try:
         content = read_json(folder / STATE, LONGEST_LINE)
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""checkpoints/: those of one run, and which of them is taken.
+"""checkpoints/: the checkpoints of one run and the choice between them.
 
-Invariant: a folder named `step-N` is complete. It is written aside, every file is put on the disk, `state.json` with
-the size and the digest of each file goes last, and only then does the folder get its name; an interruption at any byte
-leaves a hidden folder that the next run removes. Older ones go only after the new one is complete. A run goes on from
-what is sound (`sound`, `at`); who only looks (`require_whole`) passes over no damaged one without a word.
+Invariant: a folder named `step-N` is complete. Files are written to a hidden folder and synced, `state.json` with size
+and digest of each file comes last, then the folder is renamed. An interrupted save leaves a hidden folder, removed by
+the next start. Old checkpoints are removed only after the new checkpoint is complete. A run continues from a sound
+checkpoint (`sound`, `at`); a reader (`require_whole`) gets an error for a damaged one.
 """
 
 from __future__ import annotations
@@ -50,45 +50,46 @@ def checkpoints_folder(run: Path, base: str | None) -> Path:
 
 
 ROOM = "one more checkpoint than trainer_common.max_checkpoints_to_keep, and the records"
-"""What a run's disk has to have, for who finds it full."""
+"""Free disk space needed by a run, for the error of a full disk."""
 
 
 class Checkpoints:
-    """The checkpoints of one run; only the holder of its lock may call `save` and `clean`."""
+    """The checkpoints of one run. Only the lock holder may call `save` and `clean`."""
 
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: bool = True) -> None:
         self.folder = folder
         self._keep, self._keep_best = max(1, keep), keep_best
         self.damaged: dict[Path, str] = {}
-        """Folders that `sound` or `at` passed over, with the reason."""
+        """Damaged folders skipped by `sound` or `at`, with the reason."""
         self.chain: Chain | None = None
-        """A checkpoint holds its head, and it the checkpoint."""
+        """Chain linked with each saved checkpoint; the checkpoint stores the chain's head."""
 
     def all(self) -> list[Checkpoint]:
-        """Complete checkpoints, by step."""
         found = [read_checkpoint(path) for path in self._step_folders()]
         return sorted((checkpoint for checkpoint in found if checkpoint), key=lambda checkpoint: checkpoint.step)
 
     def latest(self) -> Checkpoint | None:
-        """The one of the highest step."""
+        """Return the checkpoint of the highest step."""
         return next(reversed(self.all()), None)
 
     @property
     def horizon(self) -> int:
-        """The step of the oldest that a run may have to go back to where newer ones are damaged; -1: there is none."""
+        """Step of the oldest checkpoint a run may fall back to if newer ones are damaged; -1 without checkpoints."""
         return next((checkpoint.step for checkpoint in self.all()[-self._keep :]), -1)
 
     def require_whole(self, *, above: int = -1) -> None:
-        """For who chooses one to load. Raises UserError where one of a step beyond `above` is not complete: another
-        would be taken in its place."""
+        """Refuse to skip an incomplete checkpoint of a step above `above`. Raises UserError."""
         for path in self._step_folders():
             found = inspect_checkpoint(path) if step_of(path) > above else None
             if isinstance(found, str) and path.exists():  # a live run removes old ones meanwhile
                 raise damaged_checkpoint_error(path, found)
 
     def sound(self) -> Checkpoint | None:
-        """The latest whose files are all what was written; None when there is none at all. Raises UserError when there
-        are some and every one is damaged."""
+        """Return the latest checkpoint with matching digests; None without checkpoints.
+
+        Raises:
+            UserError: every checkpoint is damaged.
+        """
         for path in sorted(self._step_folders(), key=step_of, reverse=True):
             found = verify_checkpoint(path)
             if isinstance(found, Checkpoint):
@@ -99,7 +100,7 @@ class Checkpoints:
         return None
 
     def set_damaged_aside(self) -> None:
-        """What was passed over is kept under another name, so that nothing takes it for a checkpoint any more."""
+        """Rename damaged checkpoints, so no reader takes them for checkpoints."""
         for path in self.damaged:
             number = 1
             while (renamed := path.with_name(f"{path.name}.damaged-{number}")).exists():
@@ -108,8 +109,11 @@ class Checkpoints:
         self.damaged.clear()
 
     def best(self) -> Checkpoint | None:
-        """The best that was measured; None when none was. A later one takes the place of an earlier one only where it
-        is better by more than chance explains. Only those of the judge that measured last are compared."""
+        """Return the best measured checkpoint; None without a measurement.
+
+        A later checkpoint replaces an earlier one only if the improvement exceeds noise. Only measurements of the last
+        judge are compared.
+        """
         best: Checkpoint | None = None
         measured = [checkpoint for checkpoint in self.all() if checkpoint.score is not None]
         for checkpoint in measured:
@@ -118,8 +122,11 @@ class Checkpoints:
         return best
 
     def at(self, path: Path) -> Checkpoint:
-        """The checkpoint in `path`, or the latest sound one of the run folder `path`. Raises UserError when there is
-        none, or when it is damaged."""
+        """Return the checkpoint in `path`, or the latest sound one of the run folder `path`.
+
+        Raises:
+            UserError: no checkpoint is found, or the named checkpoint is damaged.
+        """
         found = verify_checkpoint(path) if NAME.fullmatch(path.name) or (path / STATE).exists() else None
         if isinstance(found, str):
             raise _no_sound_checkpoint_error({path: found})
@@ -146,10 +153,13 @@ class Checkpoints:
         *,
         measured: Measurement | None = None,
     ) -> Path:
-        """Let `write` fill an empty folder and make it the checkpoint of `step`; then prune. `measured`: what its
-        weights came to.
+        """Let `write` fill an empty folder, make the folder the checkpoint of `step`, then prune.
 
-        Raises UserError when the disk is full, whatever `write` raised for it; earlier checkpoints are untouched.
+        Args:
+            measured: validation of the saved weights.
+
+        Raises:
+            UserError: the disk is full, whatever error `write` raised; earlier checkpoints are unchanged.
         """
         content: dict[str, Any] = {"step": step, "score": None, "state": state}
         if measured is not None:
@@ -185,7 +195,7 @@ class Checkpoints:
         return path
 
     def clean(self) -> None:
-        """Undo what an interrupted `save` left: a replaced checkpoint gets its name back, partial ones go."""
+        """Clean up after an interrupted `save`: restore replaced checkpoints, remove partial ones."""
         for path in self._list_matching(".step-*.replaced"):
             named = self.folder / path.name[1:].removesuffix(".replaced")
             if named.exists():
@@ -202,7 +212,7 @@ class Checkpoints:
         return [self.folder / name for name in list_record_folder(self.folder) if fnmatch(name, pattern)]
 
     def _write_state(self, partial: Path, content: dict[str, Any]) -> str:
-        """Its digest. Those of its files are taken while the disk is waited for, of bytes that still lie in memory."""
+        """Write `state.json` and return its digest. Files are digested during the sync, from the page cache."""
         files = {str(path.relative_to(partial)): path.stat().st_size for path in partial.rglob("*") if path.is_file()}
         with ThreadPoolExecutor(READERS) as pool:
             digests = submit_digests(pool, partial, files)

@@ -1,9 +1,8 @@
-"""The one console that ajet prints to, so that bars, lines and tables never tear each other apart.
+"""The console of ajet: bars, lines and tables share one output.
 
-Invariant: what a model, a client or a file of somebody else says reaches no terminal as anything but text: characters
-that a terminal would obey, or that turn the direction of writing, are shown as �, whoever prints them. A line of
-`soft_wrap` is one line in a file and a pipe; on a terminal that is too narrow for it, it goes on in the next between
-two words, and what can be copied (a command, a path) is never broken by us.
+Invariant: text from a model, a client or a foreign file never controls the terminal; control characters and direction
+marks are replaced by �. A line printed with `soft_wrap` is one line in a file or pipe. A narrow terminal wraps the line
+between words, but never inside a command or path.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ WIDEST_COLUMN = 24
 
 
 def replace_control_characters(text: str) -> str:
-    """`text` without characters that a terminal would obey."""
+    """Replace characters that control a terminal."""
     return _OBEYED.sub("�", text)
 
 
@@ -39,7 +38,7 @@ def printable(text: str) -> str:
 
 
 def label(name: str) -> str:
-    """The name of a task, whatever its data has for one, as part of a line."""
+    """Return a task's name, shortened and printable, for use within a line."""
     line = " ".join(name.split())
     return printable(line if len(line) <= LONGEST_LABEL else f"{line[: LONGEST_LABEL - 1]}…")
 
@@ -60,18 +59,19 @@ NO_BREAK = "\u00a0"
 
 
 def keep_pairs(line: str) -> str:
-    """Return a line of numbers whose pairs, such as `lr 0.0001` and `2.0 s`, a terminal does not break.
+    """Return a line of numbers in which a terminal does not split pairs such as `lr 0.0001` and `2.0 s`.
 
-    The spaces in them become no-break ones, which `between_words` prints as spaces. In a file the line is as it was.
+    Spaces within pairs become no-break spaces, printed as spaces by `wrap_between_words`. A file gets the line
+    unchanged.
     """
     return _IN_PAIR.sub(NO_BREAK, line) if console.is_terminal else line
 
 
 class SafeConsole(Console):
-    """A console that obeys nobody but the program."""
+    """A console that ignores control characters in printed text."""
 
     def _check_buffer(self) -> None:
-        """See rich. A terminal that was closed under a program in the background costs its output alone."""
+        """Write the buffer. A closed terminal loses the output without ending a background program."""
         try:
             super()._check_buffer()
         except OSError as problem:
@@ -80,7 +80,6 @@ class SafeConsole(Console):
             leave_terminal()
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
-        """See rich."""
         for segment in super().render(*args, **kwargs):
             if segment.control or not _OBEYED.search(segment.text):
                 yield segment
@@ -88,7 +87,7 @@ class SafeConsole(Console):
                 yield Segment(replace_control_characters(segment.text), segment.style)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
-        """See rich; with `soft_wrap` a terminal gets lines that end between words."""
+        """Print like rich; with `soft_wrap` a terminal wraps lines between words."""
         soft = self.soft_wrap if soft_wrap is None else soft_wrap
         if soft and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str | Text):
             first = objects[0]
@@ -98,9 +97,11 @@ class SafeConsole(Console):
 
 
 def wrap_between_words(text: Text, width: int) -> Text:
-    """`text` with each line that is wider than `width` columns gone on with below, under its first column or two to the
-    right of its start; a line with a command in it is left whole, as is a word that is wider. No-break spaces are
-    printed as spaces."""
+    """Wrap each line wider than `width` columns between words.
+
+    Continuation lines start under the second column of the text, or two columns right of the line's start. Lines with a
+    command and words wider than the terminal stay unbroken. No-break spaces are printed as spaces.
+    """
     found = Text("\n").join(_wrap_line(line, width) for line in text.split("\n", allow_blank=True))
     found.plain = found.plain.replace(NO_BREAK, " ")
     return found

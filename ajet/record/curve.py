@@ -1,9 +1,8 @@
-"""The curve of a run: in the terminal as text, beside the record as `metrics.png`, and in a notebook while it runs.
+"""The metric curve of a run: text in the terminal, `metrics.png` in the record, a live picture in a notebook.
 
-Invariant: all show the same rows of `metrics.jsonl`, and say what they show; a curve is drawn from what was recorded,
-never from memory. Where success was judged, what is held out is the success rate over all tasks, in which failed
-attempts are no success; else it is the reward of those that were scored, with how many of how many that were. The
-notebook's is one picture that is drawn anew, and is left as it was when the run ended; elsewhere there is none.
+Invariant: all three show the same rows of `metrics.jsonl`, never values from memory. If success was judged, the
+held-out curve is the success rate over all tasks, counting failed attempts as unsolved; else the curve is the mean
+reward of scored attempts, with their number. The notebook has one picture, redrawn until the run ends.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from ajet.record.held_out import rows_of_last_judge
 from ajet.schema.commands import format_extra_install
 
 HALF_LIFE_STEPS = 2.0
-"""Of the exponential mean that smooths what is trained on."""
+"""Half-life of the exponential mean of training values, in steps."""
 FEWEST_DRAWN = 5
-"""Points below which a chart shows nothing that a line does not."""
+"""Minimum number of points for a chart."""
 WIDTH = 60
 """Columns of a text curve where there is room."""
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -32,7 +31,7 @@ Points = list[tuple[float, float]]
 
 
 def collect_points(rows: Iterable[Mapping[str, Any]], name: str) -> Points:
-    """(step, value) of one number, where it was recorded and finite."""
+    """Return (step, value) pairs of one recorded finite number."""
     return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
 
 
@@ -51,19 +50,21 @@ def smooth_points(series: Points) -> Points:
 
 @dataclass(frozen=True, slots=True)
 class MetricCurve:
-    """One number over the steps."""
+    """One number over training steps."""
 
     points: Points
     label: str
-    """What it is, in words."""
+    """Name of the number, for a legend."""
     errors: tuple[list[float], list[float]] | None = None
-    """How far its 95 % interval goes below and above each point; None where no interval was recorded."""
+    """Distances of the 95 % interval below and above each point; None without recorded intervals."""
 
 
 def training_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
-    """What was trained on: success over all attempts where the reward is nothing else, so that failing does not look
-    like getting better; otherwise the reward of the scored ones. Where replies were given: the loss. Since the judge
-    changed last."""
+    """Return the training curve since the last change of the judge.
+
+    The curve shows success over all attempts if rewards equal successes, so a rising failure rate cannot look like
+    progress; else the reward of scored attempts; for supervised runs the loss.
+    """
     if any("train/rows" in row for row in rows):
         return MetricCurve(collect_points(rows, "loss"), "training loss")
     rows, since = _of_last_judge(rows)
@@ -92,14 +93,14 @@ def held_out_course(rows: Sequence[Mapping[str, Any]]) -> MetricCurve:
 
 
 def _of_last_judge(rows: Sequence[Mapping[str, Any]]) -> tuple[Sequence[Mapping[str, Any]], str]:
-    """The rows since the judge changed last, and words that say so; "" where it never did."""
+    """Return the rows since the last change of the judge, and a note; "" without a change."""
     found = rows_of_last_judge(rows)
     left_out = rows[: len(rows) - len(found)]
     return found, f", since the judge changed after step {left_out[-1].get('step')}" if left_out else ""
 
 
 def draw_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> bool:
-    """Print the curve where it has enough points, and write `metrics.png`; False for fewer than two points."""
+    """Print the curve if enough points exist, and write `metrics.png`; False for fewer than two points."""
     training, held_out = training_course(rows), held_out_course(rows)
     if max(len(training.points), len(held_out.points)) < 2:
         return False
@@ -127,7 +128,7 @@ def _interval_reach(row: Mapping[str, Any], name: str) -> tuple[float, float] | 
 
 
 def _describe_scored(measured: Sequence[Mapping[str, Any]]) -> str:
-    """The number of scored attempts and of all, where that is known; the fewest and the most."""
+    """Describe the minimum and maximum number of scored attempts; "" if unknown."""
     known = [row for row in measured if row.get("validation/scored") is not None and row.get("validation/episodes")]
     if not known:
         return ""
@@ -138,8 +139,8 @@ def _describe_scored(measured: Sequence[Mapping[str, Any]]) -> str:
 
 
 def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WIDTH, height: int = 10) -> str:
-    """The smoothed course of training as a line of braille dots and each validation as `o`; [height] lines and an axis
-    below a line that says what is what."""
+    """Draw the smoothed training curve in braille dots and each validation as `o`: a legend, `height` lines, an
+    axis."""
     validation = held_out.points
     line = smooth_points(training.points)
     everything = line + validation
@@ -177,7 +178,7 @@ def text_curve(training: MetricCurve, held_out: MetricCurve, *, width: int = WID
 
 
 def draw_png(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str) -> None:
-    """Write the picture: training at each step, its smoothed course, and what was held out with its intervals."""
+    """Write the picture: training values, the smoothed curve, held-out values with intervals."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
@@ -221,7 +222,7 @@ Show = Callable[[str], None]
 
 
 def notebook_cell() -> Show | None:
-    """Shows HTML in one place of the running cell, each time instead of what was there; None outside of a notebook."""
+    """Return a function that replaces the HTML of the running notebook cell; None outside a notebook."""
     import sys
 
     if "IPython" not in sys.modules:
@@ -238,7 +239,7 @@ def notebook_cell() -> Show | None:
 
 
 class NotebookCurve:
-    """`rows` are the run's so far; `show` is what `notebook_cell` answers."""
+    """Live curve of a notebook. `rows`: recorded rows so far; `show`: from `notebook_cell`."""
 
     def __init__(self, title: str, steps: int | None, rows: Sequence[Mapping[str, Any]], show: Show) -> None:
         self._title, self._steps, self._show = title, steps, show
@@ -247,13 +248,13 @@ class NotebookCurve:
         self.draw()
 
     def add(self, row: Mapping[str, float], line: str) -> None:
-        """A step or a validation ended; `line` tells of it."""
+        """Add a row of a step or validation; `line` is the printed summary."""
         self._rows.append({name: value for name, value in row.items() if math.isfinite(value)})  # as recorded
         self._line = line
         self.draw()
 
     def draw(self, under_way: str = "") -> None:
-        """Show it; `under_way`: what goes on now."""
+        """Draw the curve; `under_way` describes the current work."""
         last = max((int(row["step"]) for row in self._rows), default=0)
         of = f"step {last}" + (f" of {self._steps}" if self._steps else "")
         words = " · ".join(html.escape(text) for text in (self._title, of, under_way) if text)
@@ -262,8 +263,7 @@ class NotebookCurve:
 
 
 def render_svg(training: MetricCurve, held_out: MetricCurve) -> str:
-    """The smoothed course of training as a line and each validation as a dot with its interval; empty without a
-    point."""
+    """Draw the smoothed training curve as a line and validations as dots with intervals; "" without points."""
     line, dots = smooth_points(training.points), held_out.points
     everything = line + dots
     if not everything:

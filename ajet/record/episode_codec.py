@@ -1,11 +1,11 @@
-"""Episode and Outcome <-> one JSON line and one blob of arrays.
+"""Encodes Episode and Outcome as one JSON line and one blob of arrays, and decodes both.
 
-Invariant: `decode(*encode(episode))` is the episode, bit for bit, but that what a workflow put into metadata comes
-back as plain JSON. Token arrays are stored once, in the calls;
-a timeline is stored as its leaf and spans and built again from the calls, and only where that would not give the same
-bits are its own arrays stored.
+Invariant: `decode(*encode(episode))` equals the episode bit for bit, except that workflow metadata comes back as plain
+JSON. Token arrays are stored once, in the calls. A timeline is stored as leaf and spans and rebuilt from the calls;
+only if the rebuilt bits differ are its own arrays stored.
 
-The blob is all int32 values, then all float32 values, in order of the calls; a field is a [start, stop] in its part.
+The blob holds all int32 values, then all float32 values, in the order of the calls. A field is a [start, stop] range in
+its part.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.schema.tool_use import ToolUse
 
 MOST_NUMBERS = 1 << 26
-"""Of an episode's arrays, and tokens of its timelines: 256 MiB each, some thousand times what a long episode has."""
+"""Maximum numbers in an episode's arrays and maximum tokens of its timelines: 256 MiB each."""
 MOST_WALKED = 1 << 25
-"""Ancestors of an episode's calls and of its timelines' last calls in all: 8,000 calls that go on from each other. Each
-may be a step of building a prompt again, which takes about half a microsecond."""
+"""Maximum number of ancestors of an episode's calls and timeline ends: 8,000 consecutive calls.
+
+Each ancestor may cost a step of rebuilding a prompt, about half a microsecond.
+"""
 CALL_IDS = ("suffix_ids", "response_ids")
 CALL_FLOATS = ("logprobs", "logprobs_unit")
 CALL_PLAIN = (
@@ -44,7 +46,7 @@ EPISODE_PLAIN = (
     *("metadata", "printed", "metrics", "checks", "attempts", "started", "ended", "utc_offset"),
 )
 OUTCOME_FLOATS = ("values", "reference_gap")
-"""Of outcomes: only in the lines of those that have them."""
+"""Optional float arrays of an outcome."""
 DEFAULTS = Terms()
 
 
@@ -52,7 +54,7 @@ DAY_S = 24 * 3600
 
 
 class _ArrayWriter:
-    """Collects arrays of the two kinds; `ints` and `floats` answer where each went."""
+    """Collects int and float arrays; `ints` and `floats` return the stored range."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[np.ndarray[Any, Any]]] = {"ints": [], "floats": []}
@@ -75,7 +77,8 @@ class _ArrayWriter:
 
 
 def encode(episode: Episode, outcome: Outcome | None = None) -> tuple[dict[str, Any], bytes]:
-    """The line's content (without where the blob lies) and the blob. `outcome` None: no step has taken it."""
+    """Return the line's content without the blob's position, and the blob. `outcome`: None if no step has used the
+    episode."""
     arrays = _ArrayWriter()
     row: dict[str, Any] = {"schema": SCHEMA}
     row |= {name: getattr(episode, name) for name in EPISODE_PLAIN}
@@ -125,14 +128,14 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
 
 
 def decode_tool_uses(row: dict[str, Any]) -> tuple[Task, int, tuple[ToolUse, ...]]:
-    """The task of a line, which repeat it is, and its tool uses: what needs no arrays. Raises UserError for a line
-    of another schema."""
+    """Return task, repeat and tool uses of a line without reading arrays. Raises UserError for another schema."""
     require_schema(row)
     return Task(**row["task"]), int(row["repeat"]), tuple(decode_uses(row.get("tool_uses", [])))
 
 
 def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
-    """What the line, with its blob, says became of its episode. Raises ValueError and kin where it says it wrongly."""
+    """Return the outcome stored in a line and its blob. Raises ValueError, KeyError or TypeError for an invalid
+    outcome."""
     if (found := row.get("outcome")) is None:
         return NO_OUTCOME
     counts, outcome = row["arrays"], Outcome(**{name: found[name] for name in _OUTCOME})
@@ -151,7 +154,7 @@ _OUTCOME = tuple(each.name for each in fields(Outcome) if each.name not in OUTCO
 
 
 class _ArrayReader:
-    """An array of which each number belongs to one field, as the encoder lays them out."""
+    """An array with non-overlapping fields, as the encoder writes them."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array, self._left = array, len(array)
@@ -174,8 +177,8 @@ _KINDS: dict[str, Any] = {
 
 
 def _check_fields(row: dict[str, Any]) -> None:
-    """Raises ValueError for fields of other kinds than an episode has, and calls that go on from later ones or name
-    messages that are not there."""
+    """Refuse wrong field types, calls that continue later calls, and references to missing messages. Raises
+    ValueError."""
     for name, kind in _KINDS.items():
         if name in row and not isinstance(row[name], kind):
             raise ValueError(f"{name} is a {type(row[name]).__name__}")
@@ -194,7 +197,8 @@ def _check_fields(row: dict[str, Any]) -> None:
 
 
 def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> None:
-    """Raises ValueError where a call shares more than its parent has, or a timeline more tokens than there are."""
+    """Refuse calls that share more tokens than the parent has, and timelines with too many tokens. Raises
+    ValueError."""
     lengths: list[int] = []
     depths: list[int] = []
     for at, call in enumerate(calls):
@@ -298,7 +302,7 @@ def _decode_timeline(row: dict[str, Any], calls: Sequence[Call], ints: _ArrayRea
 
 
 def rebuild(calls: Sequence[Call], leaf: int, agent: str, target: str, spans: Sequence[SampledSpan]) -> Timeline:
-    """The timeline that ends in call `leaf`: its ids from the calls, the rest from the calls that its spans name."""
+    """Rebuild the timeline that ends in call `leaf`: ids from all calls, the rest from the calls named by the spans."""
     ids = full_ids(calls, leaf)
     mask = np.zeros(len(ids), dtype=np.bool_)
     logprobs = np.zeros(len(ids), dtype=np.float32)
@@ -334,7 +338,7 @@ def _has_equal_arrays(one: Timeline, other: Timeline) -> bool:
 
 
 def encode_verdict(verdict: Verdict) -> dict[str, Any]:
-    """Return the verdict as JSON values; what says nothing is left out."""
+    """Return the verdict as JSON values without empty fields."""
     row: dict[str, Any] = {"reward": verdict.reward, "success": verdict.success, "reason": verdict.reason}
     if verdict.scorer or verdict.parts:
         row |= {"scorer": verdict.scorer, "parts": dict(verdict.parts)}
@@ -348,17 +352,17 @@ def encode_verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def decode_verdict(row: Mapping[str, Any]) -> Verdict:
-    """The verdict out of JSON values. Raises TypeError, ValueError and kin for what is none."""
+    """Return the verdict of JSON values. Raises TypeError, ValueError or KeyError for invalid values."""
     process = tuple(ProcessReward.model_validate(part) for part in row.get("process", ()))
     return Verdict(**{**row, "process": process})
 
 
 def require_schema(row: Mapping[str, Any]) -> None:
-    """Refuse a line that another version of ajet wrote.
+    """Refuse a line written by another version of ajet.
 
     Raises:
-        KeyError: The line has no schema number, so it is no line of an episode.
-        UserError: The number is not SCHEMA.
+        KeyError: the line has no schema number, so is no episode.
+        UserError: the number is not SCHEMA.
     """
     if row["schema"] != SCHEMA:
         raise UserError(

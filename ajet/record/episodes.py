@@ -1,7 +1,7 @@
-"""episodes/: what was played, one line an episode and one blob of arrays beside it (DESIGN decision 10).
+"""episodes/: recorded episodes, one JSON line each and one blob file of arrays per line file (DESIGN decision 10).
 
-Invariant: a line is written only after its blob is on the disk, so a complete line always has its arrays; what a
-killed process left half-written is not read and is overwritten by the next writer. A write that failed leaves no line.
+Invariant: a line is written only after its blob is on disk, so a complete line always has arrays. A partial line of a
+killed process is not read; the next writer overwrites the line. A failed write leaves no line.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ajet.schema.tool_use import ToolUse
 
 OnWritten = Callable[[int, str, Sequence[Episode], Mapping[str, Outcome]], None]
 _DIGEST = ', "digest": "'
-"""In a line with notes: what comes before its digest, which is the last key."""
+"""Text before the digest, the last key of a line with notes."""
 NAME = re.compile(r"step-(\d+)(?:\.(\w+))?\.jsonl")
 
 
@@ -41,14 +41,14 @@ class EpisodeFiles:
         self.folder = folder
         self._redact = redact or Redactor({})
         self.on_written: OnWritten | None = None
-        """Called with what was written, once it is on the disk."""
+        """Called with the episodes after a write."""
         self.chain: Chain | None = None
-        """What is told of each line; the next link has it."""
+        """Receives each written line for the next link."""
         self._ends: dict[Path, tuple[int, int, int]] = {}
-        """By line file: its size when this writer left it, where its blob ended then, and how many lines it had."""
+        """Per line file: size after the last write, end of the blob, number of lines."""
 
     def path(self, step: int, split: str = "train") -> Path:
-        """The line file of a step; the blob has the suffix `.bin`."""
+        """Return the line file of a step; the blob has the suffix `.bin`."""
         return self.folder / (f"step-{step}.jsonl" if split == "train" else f"step-{step}.{split}.jsonl")
 
     def write(
@@ -60,9 +60,14 @@ class EpisodeFiles:
         *,
         notes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Append episodes to a step, with their `outcomes` by uuid. `notes`: by uuid, further keys of the lines,
-        of which each then ends with a digest of itself and its arrays. On return they are on the disk. Raises UserError
-        when it is full."""
+        """Append episodes to a step, with `outcomes` by uuid. Lines and arrays are on disk on return.
+
+        Args:
+            notes: further keys of the lines, by uuid; each line then ends with a digest of line and arrays.
+
+        Raises:
+            UserError: the disk is full.
+        """
         with write_errors.explain_write_errors(
             f"the episodes of step {step}", self.folder.parent, intact="earlier steps are whole"
         ):
@@ -100,8 +105,8 @@ class EpisodeFiles:
         notes: Mapping[str, Mapping[str, Any]] | None,
         linked: list[LinkedLine],
     ) -> tuple[list[str], int]:
-        """Write the arrays from byte `end` on, put them on the disk, and answer the lines to go with them and the new
-        end. Where there is a chain, `linked` gets what it holds of them."""
+        """Write the arrays from byte `end`, sync them, and return the lines and the new end. With a chain, fill
+        `linked`."""
         lines = []
         with open_record_file(path, "ab") as file:
             file.truncate(end)
@@ -122,7 +127,7 @@ class EpisodeFiles:
         return lines, end
 
     def read(self, step: int, split: str = "train") -> list[Episode]:
-        """The episodes of a step in the order written; [] when none are recorded. Raises UserError for damage."""
+        """Return the episodes of a step in written order; [] without any. Raises UserError for damage."""
         return [episode for episode, _ in self.recorded(step, split)]
 
     def recorded(self, step: int, split: str = "train") -> list[tuple[Episode, Outcome]]:
@@ -130,12 +135,12 @@ class EpisodeFiles:
         return list(read_recorded(self.path(step, split)))
 
     def steps(self, split: str = "train") -> list[int]:
-        """The steps that have episodes, ascending."""
+        """Return the recorded steps in ascending order."""
         found = (NAME.fullmatch(name) for name in list_record_folder(self.folder))
         return sorted(int(match[1]) for match in found if match and (match[2] or "train") == split)
 
     def whole_steps(self) -> list[int]:
-        """The training steps whose episodes can be read: arrays may be let go before their lines."""
+        """Return the training steps with arrays; arrays may be removed before lines."""
         return [step for step in self.steps() if has_record_file(self.path(step).with_suffix(".bin"))]
 
     def truncate(self, after_step: int) -> None:
@@ -149,7 +154,7 @@ class EpisodeFiles:
 
 
 def read_recorded(path: Path) -> Iterator[tuple[Episode, Outcome]]:
-    """The episodes of one line file, whose blob lies beside it, and what became of each."""
+    """Yield the episodes of one line file, each with its outcome. The blob file must be in the same folder."""
     rows = list(read_rows(path))
     if not rows:
         return
@@ -171,8 +176,11 @@ def open_arrays(path: Path) -> BinaryIO:
 
 
 def decode_recorded(row: dict[str, Any], blobs: BinaryIO, where: str) -> tuple[Episode, Outcome]:
-    """The episode of a line whose arrays lie in `blobs`, and what became of it. Raises UserError for whatever is
-    damaged in it, before it costs more memory than an episode takes."""
+    """Return the episode of a line with arrays in `blobs`, and its outcome.
+
+    Raises:
+        UserError: the line or arrays are damaged. Sizes are checked before memory is used.
+    """
     with _explain_damage(where):
         blob = _read_arrays(row, blobs, where)
         return decode(row, blob), decode_outcome(row, blob)
@@ -194,8 +202,8 @@ def _digest_line(line: bytes, arrays: bytes) -> str:
 
 
 def read_tool_uses(path: Path) -> Iterator[tuple[Task, int, tuple[ToolUse, ...]]]:
-    """For each episode of one line file: its task, which repeat it is, and its tool uses. Its arrays are not read.
-    Raises UserError for damage."""
+    """Yield task, repeat and tool uses of each episode of one line file, without arrays. Raises UserError for
+    damage."""
     for number, row in enumerate(read_rows(path), 1):
         with _explain_damage(f"{path}:{number}"):
             uses = decode_tool_uses(row)
@@ -237,10 +245,10 @@ def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
 
 
 class EpisodeWriter:
-    """Puts episodes on the disk one by one as they end, in a thread of its own.
+    """Writes finished episodes to disk in its own thread.
 
-    Invariant: nothing that is played waits for a disk; whatever ended while the disk was waited for goes into the next
-    write together. A write that failed is raised by the next `put`, or by `close`, and nothing is written after it.
+    Invariant: no attempt waits for the disk. Episodes that finish during a write form the next write. A failed write is
+    raised by the next `put` or by `close`; nothing is written afterwards.
     """
 
     def __init__(self, files: EpisodeFiles, step: int, split: str) -> None:
@@ -251,7 +259,7 @@ class EpisodeWriter:
         self._thread.start()
 
     def put(self, episode: Episode) -> None:
-        """Write it soon. Raises what an earlier write failed with: UserError or OSError."""
+        """Queue the episode for writing. Raises the error of an earlier write: UserError or OSError."""
         if self._problem is not None:
             raise self._problem
         self._queue.put(episode)

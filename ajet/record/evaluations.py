@@ -24,7 +24,7 @@ FILE = "evaluation.json"
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """A folder `NAME/eval/…` and what its `evaluation.json` says."""
+    """A folder `NAME/eval/…` and the content of `evaluation.json`."""
 
     folder: Path
     label: str
@@ -49,10 +49,10 @@ def state_digest(checkpoint: Path) -> str:
 
 
 def evaluations_of(run: Path, checkpoint: Checkpoint, *folders: Path) -> list[EvaluationRecord]:
-    """Return the evaluations of a checkpoint of `run`, the run's own and those below its neighbours.
+    """Return the evaluations of a checkpoint of `run`, in the run's folder and in neighbouring runs.
 
     Args:
-        folders: model folders that hold the checkpoint's weights too, such as an export.
+        folders: further model folders with the checkpoint's weights, such as an export.
     """
     digest = state_digest(checkpoint.path)
     exported = run / "exports" / f"step-{checkpoint.step}"
@@ -65,7 +65,7 @@ def evaluations_of(run: Path, checkpoint: Checkpoint, *folders: Path) -> list[Ev
 
 
 def base_evaluations_of(run: Path, tuned: Sequence[EvaluationRecord], path: str | None) -> list[EvaluationRecord]:
-    """Return the evaluations of the model at `path` that can be compared with one of `tuned`."""
+    """Return evaluations of the model at `path` that are comparable with at least one of `tuned`."""
     return [
         each
         for each in _evaluations_below(run.resolve().parent)

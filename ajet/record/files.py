@@ -1,7 +1,7 @@
-"""Files that survive a crash: replaced whole, appended by lines, flushed to the disk.
+"""Crash-safe files: replaced atomically, appended by lines, synced to disk.
 
-Invariant: a reader sees either the old or the new content of an atomic file, and of a line file every complete line;
-a last line without its newline was being written when its process died and is not read.
+Invariant: a reader sees either the old or the new content of an atomic file, and every complete line of a line file. A
+last line without a newline belongs to a killed process and is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ajet.schema.errors import UserError
 
 
 def write_atomically(path: Path, data: str | bytes, *, sync: bool = False) -> None:
-    """Replace `path` by `data` in one step. With `sync` the content is on the disk before it has the name."""
+    """Replace `path` by `data` atomically. `sync`: sync the content before the rename."""
     replace_record_file(path, data.encode() if isinstance(data, str) else data, sync=sync)
 
 
@@ -46,9 +46,9 @@ def sync_tree(folder: Path) -> None:
 
 
 def apply_umask(folder: Path) -> None:
-    """Give every file below `folder` the mode that the process's umask gives a new file.
+    """Give every file below `folder` the mode that the process umask gives a new file.
 
-    safetensors writes its files as 0600, whatever the umask is: a server under another user could not read them.
+    safetensors writes files with mode 0600 whatever the umask is; a server of another user could not read them.
     """
     probe = folder / f".umask-{os.getpid()}"
     probe.touch(exist_ok=False)
@@ -61,7 +61,7 @@ def apply_umask(folder: Path) -> None:
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append whole lines and put them on the disk. A half-written last line is cut off first."""
+    """Append complete lines and sync them. A partial last line is cut off first."""
     cut_partial_line(path)
     with open_record_file(path, "ab") as file:
         file.writelines([line.encode() + b"\n" for line in lines])
@@ -70,7 +70,7 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def cut_partial_line(path: Path) -> int:
-    """Cut off a last line that has no newline; answers how many bytes went."""
+    """Cut off a last line without a newline; return the number of removed bytes."""
     try:
         opened = open_record_file(path, "rb+")
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def cut_partial_line(path: Path) -> int:
 
 
 def read_tail(stream: BinaryIO, size: int) -> bytes:
-    """Return the last `size` bytes of a file; all of a shorter one."""
+    """Return the last `size` bytes of a file, or the complete file if shorter."""
     stream.seek(max(0, stream.seek(0, os.SEEK_END) - size))
     return stream.read()
 
@@ -132,7 +132,7 @@ def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Rewrite a JSON-lines file with the rows that `keep` wants; answers how many went."""
+    """Rewrite a JSON-lines file with the rows accepted by `keep`; return the number of removed rows."""
     cut_partial_line(path)
     rows = list(read_rows(path))
     selected = [keep(row) for row in rows]

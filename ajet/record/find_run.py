@@ -1,8 +1,8 @@
-"""The run that a person means: by its name below the record, or by its folder.
+"""Finds the run named on the command line, by name or by folder.
 
-Invariant: a plain word is a run's name wherever there is such a run, also where a folder is called the same (a project
-and its run often are); whatever has a separator in it is a path. Of a run and the debug runs of its name the newest is
-meant by those who look at what was played, and where that is a debug run beside a trained one it is said.
+Invariant: a word without a separator is a run's name if such a run exists, even if a folder has the same name (a
+project and its run often share one); a text with a separator is a path. Readers of episodes get the newest folder among
+a run and its debug runs, with a notice if a debug run is newer than the trained run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from ajet.schema.errors import UserError
 
 
 def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
-    """The newest among the run of that name below `root` and its debug runs, of those that hold `holding`; else the
-    newest of its evaluations. None where there is none, or `named` is a path."""
+    """Return the newest folder with `holding` among the run `named` and its debug runs, else among its evaluations.
+
+    Returns:
+        None without such a folder, or if `named` is a path.
+    """
     if _is_path(named):
         return None
     for kinds in (("", "debug"), ("eval",)):
@@ -36,8 +39,8 @@ def newest_run(named: str, root: Path, *, holding: str) -> Path | None:
 
 
 def run_folder(named: str, root: Path, *, holding: str) -> Path:
-    """The run of that name below `root`, if it has `holding` in it; else the folder `named`, if that has; else what is
-    there of the two and has not; else the first, which is not there."""
+    """Return the run `named` below `root` if it has `holding`, else the folder `named` if it has, else an existing
+    folder of either."""
     if not _is_path(named) and (root / named / holding).exists():
         return root / named
     if Path(named, holding).exists():
@@ -46,8 +49,8 @@ def run_folder(named: str, root: Path, *, holding: str) -> Path:
 
 
 def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
-    """The folder of the run that `named` means. Raises UserError where `holding` is not there; `expected`: its
-    words."""
+    """Return the folder of the run `named`. Raises UserError if `holding` is missing. `expected`: text for the
+    error."""
     folder = run_folder(named, root, holding=holding)
     if (folder / holding).exists():
         return folder
@@ -78,15 +81,16 @@ def _run_above(folder: Path) -> Path | None:
 
 
 def _train_command(named: str) -> str:
-    """Return the command that trains the run of this name: a run is called as its YAML is, unless it says otherwise."""
+    """Return the command that trains the run of this name. A run has the name of its YAML by default."""
     yaml = f"{named}.yaml"
     return format_command("--conf", yaml if Path(yaml).is_file() else "FILE.yaml", "--backbone", "local")
 
 
 def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
-    """What to do where there is no such run of that name: the other name that is nearest to it, and who lists all.
+    """Return advice for an unknown run: the most similar name and the command that lists runs.
 
-    `trains`: a run that was trained is wanted; where a YAML of that name is here, the command that does it.
+    Args:
+        trains: a trained run is wanted; advises to train the YAML of the same name if present.
     """
     others = [folder.name for folder in _list_folders(root) if folder.is_dir() and folder.name != named]
     near = get_close_matches(named, others, 1)
@@ -110,6 +114,6 @@ def _list_folders(folder: Path) -> list[Path]:
 
 
 def _last_update(folder: Path) -> float:
-    """The time at which the run last said what it does."""
+    """Return the time of the run's last status update."""
     status = folder / "status.json"
     return (status if has_record_file(status) else folder).stat().st_mtime

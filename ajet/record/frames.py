@@ -1,7 +1,7 @@
-"""A recorded run as pandas' data frames, for notebooks: `ajet.record.open("my_run").episodes()`.
+"""A recorded run as pandas data frames, for notebooks: `ajet.record.open("my_run").episodes()`.
 
-Invariant: read only, and no other reader: a frame is a view of what `EpisodeFiles` and the metrics' lines say, with
-missing values where nothing was recorded. Nothing is fetched and no code of the record is run.
+Invariant: read-only. Frames come from `EpisodeFiles` and the metrics rows, with missing values for unrecorded fields.
+No network access; no code of the record runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RECORD = Path("launcher_record")
 
 
 class RecordedRun:
-    """The folder of one run. Frames are read anew at each call, so that a run may go on meanwhile."""
+    """The folder of one run. Each call reads the files again, so the run may still be live."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,24 +38,37 @@ class RecordedRun:
         return _make_frame(list(read_rows(self.path / "metrics.jsonl")))
 
     def episodes(self, split: str | None = None) -> DataFrame:
-        """A row an episode: its task, status, reward, tokens, what a step did with it (a row for each step that trained
-        on it); `workflow.…` are numbers that the workflow logged, `judge.…` and `scorer.…` its verdict's. `split`:
-        "train", "validation" or "debug" alone. Raises UserError."""
+        """Return a row per episode: task, status, reward, tokens, and the training step; a row per step for episodes
+        trained several times.
+
+        Columns `workflow.…` are numbers logged by the workflow, `judge.…` and `scorer.…` come from the verdict.
+
+        Args:
+            split: "train", "validation" or "debug"; None for all.
+
+        Raises:
+            UserError: the record is damaged.
+        """
         found = (recorded for path in self._episode_files(split) for recorded in read_recorded(path))
         return _make_frame([row for episode, outcome in found for row in _episode_rows(episode, outcome)])
 
     def calls(self, split: str | None = None) -> DataFrame:
-        """A row a model call; `episode` is the uuid. Times are seconds since the epoch. Raises UserError."""
+        """Return a row per model call; `episode` is the uuid, times are seconds since the epoch. Raises UserError."""
         return self._collect_rows(split, _call_rows)
 
     def tool_uses(self, split: str | None = None) -> DataFrame:
-        """A row a use of a tool; `episode` is the uuid. Raises UserError."""
+        """Return a row per tool use; `episode` is the uuid. Raises UserError."""
         return self._collect_rows(split, _tool_use_rows)
 
     def tokens(self, episode: str) -> DataFrame:
-        """A row a token of the timelines of one episode, named by its uuid or the beginning of it: `id`, whether it is
-        `trained` (sampled, and this timeline's to train), `logprob` of the distribution that it was sampled from,
-        `logprob_unit` at temperature 1, and the policy's `version`. Raises UserError."""
+        """Return a row per token of the timelines of one episode, named by its uuid or a prefix of the uuid.
+
+        Columns: `id`; `trained`: sampled and trained in this timeline; `logprob` under the sampling distribution;
+        `logprob_unit` at temperature 1; the policy `version`.
+
+        Raises:
+            UserError: no such episode, or the record is damaged.
+        """
         for path in self._episode_files(None):
             if any(row["uuid"].startswith(episode) for row in read_rows(path)):
                 found = next(one for one, _ in read_recorded(path) if one.uuid.startswith(episode))
@@ -73,7 +86,7 @@ class RecordedRun:
         return _make_frame(found)
 
     def _episode_files(self, split: str | None) -> list[Path]:
-        """The line files, by step; training's before validation's."""
+        """Return the line files, sorted by step and split."""
         folder = self.path / "episodes"
         named = [match for name in list_record_folder(folder) if (match := NAME.fullmatch(name))]
         files = [(int(match[1]), match[2] or "train", folder / match[0]) for match in named]
@@ -81,8 +94,11 @@ class RecordedRun:
 
 
 def open_run(run: str | Path, root: str | Path = RECORD) -> RecordedRun:
-    """The run of that name below `root` (the newest among it and its debug runs), or in that folder. Raises UserError
-    where there is none."""
+    """Open the run of this name below `root` (newest of the run and its debug runs), or the run in this folder.
+
+    Raises:
+        UserError: no such run.
+    """
     named, below = str(run), Path(root)
     folder = newest_run(named, below, holding="episodes") or run_folder(named, below, holding="episodes")
     if not (folder / "episodes").exists():

@@ -1,8 +1,7 @@
-"""An alarm for rewards that are gamed: the reward rises, and something beside it says that the task is not what rises.
+"""Detects reward hacking: the reward rises while another number shows that the task is not solved better.
 
-Invariant: a pure function of recorded metrics and of a few words about episodes. It is conservative: nothing fires
-unless the reward has risen by more than its own noise, and each sign excludes what an honest run shows, too. That a
-sign fires proves nothing: it names three episodes for a person to read.
+Invariant: a pure function of recorded metrics and episode summaries. An alarm needs a reward rise above noise, and each
+sign excludes patterns of honest runs. A sign is no proof; an alarm names three episodes for a person to read.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from ajet.record.held_out import rows_of_last_judge
 from ajet.schema.episode import Episode
 
 GAMED = "gamed"
-"""The key in `status.json` under which an alarm stands."""
+"""Key of `status.json` with the alarm."""
 WINDOW = 5
-"""Steps at the beginning, and the last ones, that are compared."""
+"""Number of steps compared at the beginning and at the end."""
 RISE = 0.2
 """Of the largest reward of any step, at least."""
 TAKEN_OVER = 0.5
 """Share of the rewarded episodes, of at least `TASKS` tasks, with one and the same answer."""
 TASKS = 5
 DRIFT = 2.0
-"""Factor by which replies become longer or shorter."""
+"""Minimum factor between reply lengths at the beginning and at the end."""
 REFUSING = 0.3
 """Share of the rewarded episodes that refuse, more than at the beginning."""
 NAMED = 3
@@ -36,7 +35,7 @@ _REFUSAL = re.compile(
     r"\b(i(?:'m| am) sorry|i can(?:no|')t|i am unable|i'm unable|as an ai\b|i won't|cannot (?:help|assist))", re.I
 )
 _EXPECTED = ("answer", "target", "solution", "label", "expected", "gold")
-"""Fields of a task that say what is right; an answer that is right is no sign."""
+"""Metadata fields with the right answer; right answers are no sign of gaming."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +49,18 @@ class EpisodeSummary:
     reward: float
     tokens: int
     answer: str
-    """The last reply, in one form for what differs in case and spaces only."""
+    """The last reply with case and spaces folded."""
     is_right: bool
-    """The answer holds what its task says is right."""
+    """True if the answer contains the task's right answer."""
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the reply says that it will not."""
+        """True if the reply refuses the task."""
         return bool(_REFUSAL.search(self.answer))
 
     @classmethod
     def of(cls, episode: Episode, step: int) -> EpisodeSummary | None:
-        """A glimpse of an episode; None for one without a score."""
+        """Summarize an episode; None without a score."""
         if not episode.scored or episode.reward is None:
             return None
         answer = _last_answer(episode)
@@ -81,7 +80,7 @@ class EpisodeSummary:
 
 @dataclass(frozen=True, slots=True)
 class GamingAlarm:
-    """A sign that the reward is being gamed, and the episodes that show it."""
+    """Signs of reward hacking and the episodes behind the signs."""
 
     step: int
     signs: tuple[str, ...]
@@ -95,8 +94,12 @@ class GamingAlarm:
 
 
 def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeSummary]) -> GamingAlarm | None:
-    """Whether the run whose rows of metrics and episodes of the first and the last `WINDOW` steps these are looks as if
-    its rewards were gamed."""
+    """Return an alarm if the run's rewards look gamed; else None.
+
+    Args:
+        rows: all metrics rows.
+        glimpses: summaries of episodes of the first and last `WINDOW` steps.
+    """
     rows = rows_of_last_judge(rows)
     steps = [row for row in rows if isinstance(row.get("train/reward"), int | float)]
     if len(steps) < 2 * WINDOW:
@@ -126,7 +129,7 @@ def detect_gaming(rows: Sequence[Mapping[str, Any]], glimpses: Sequence[EpisodeS
 
 
 def _reward_rise(rewards: Sequence[float]) -> float | None:
-    """The rise from the first to the last steps; None where that is little, or no more than steps differ anyway."""
+    """Return the rise from the first to the last steps; None for a small rise, or one within noise."""
     first, last = rewards[:WINDOW], rewards[-WINDOW:]
     rise = fmean(last) - fmean(first)
     noise = math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / WINDOW)
@@ -150,7 +153,7 @@ def _flat_validation_sign(rows: Sequence[Mapping[str, Any]], rise: float) -> str
 def _length_drift_signs(
     steps: Sequence[Mapping[str, Any]], rewarded: Sequence[EpisodeSummary]
 ) -> list[tuple[str, list[EpisodeSummary]]]:
-    """Alarms of growing or shrinking replies; a sign only beside held-out numbers that do not rise."""
+    """Return signs of growing or shrinking replies; valid only if held-out numbers do not rise."""
     lengths = [row["train/reply_tokens"] for row in steps if isinstance(row.get("train/reply_tokens"), int | float)]
     if len(lengths) < 2 * WINDOW or not rewarded:
         return []
@@ -165,7 +168,7 @@ def _length_drift_signs(
 def _common_answer_signs(
     before: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
 ) -> list[tuple[str, list[EpisodeSummary]]]:
-    """One answer for most of the tasks that was rare at first, and that the tasks do not say is right."""
+    """Return a sign if one answer, rare at first and not the right answer, dominates most tasks."""
     open_ = [each for each in rewarded if each.answer]
     if len({each.task for each in open_}) < TASKS:
         return []
@@ -187,7 +190,7 @@ def _common_answer_signs(
 def _refusal_signs(
     before: Sequence[EpisodeSummary], rewarded: Sequence[EpisodeSummary]
 ) -> list[tuple[str, list[EpisodeSummary]]]:
-    """Rewarded answers that refuse."""
+    """Return a sign if rewarded answers increasingly refuse."""
     those = [each for each in rewarded if each.is_refusal]
     if not those or len({each.task for each in those}) < TASKS:
         return []

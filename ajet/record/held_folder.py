@@ -1,8 +1,8 @@
-"""Temporary folders that go with whoever made them, also where that was killed.
+"""Temporary folders that are removed even if the creating process was killed.
 
-Invariant: a folder is removed by its maker; or, where that was killed, by the next process of this user that makes one
-of its kind. The kernel's lock on a file in it says whether its maker lives, and ends with that process, however it
-ends. What somebody else's folder holds is never looked at.
+Invariant: the creator removes a folder; if the creator was killed, the next process of the same user that creates a
+folder of the same kind removes it. A kernel lock on a file in the folder shows whether the creator lives, and ends with
+the process. Folders of other users are never read.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ LOCK = ".held"
 
 
 class HeldFolder:
-    """A temporary folder that its maker holds. `remove` may be called from any thread."""
+    """A temporary folder locked by its creator. `remove` may be called from any thread."""
 
     def __init__(self, kind: str, place: str | None = None, *, mode: int = 0o700) -> None:
-        """`kind`: what its name begins with; `place`: where, or the usual folder. Raises OSError."""
+        """Create and lock the folder. `kind`: prefix of the name; `place`: parent folder, default the system's. Raises
+        OSError."""
         place = place or tempfile.gettempdir()
         _remove_abandoned_folders(kind, place)
         self.path = Path(tempfile.mkdtemp(prefix=kind, dir=place))
@@ -41,14 +42,14 @@ class HeldFolder:
             raise
 
     def remove(self) -> None:
-        """Remove the folder with what is in it. Idempotent."""
+        """Remove the folder and its content. Idempotent."""
         remove_folder(self.path)
         if self._lock is not None:
             release_lock(self._lock)
 
 
 def make_workdir(root: Path, name: str, uid: int | None) -> Path:
-    """An empty folder of that user's alone."""
+    """Create an empty folder owned by the user `uid`."""
     folder = root / name
     folder.mkdir(mode=0o700)
     if uid is not None:
@@ -58,7 +59,7 @@ def make_workdir(root: Path, name: str, uid: int | None) -> Path:
 
 @lru_cache(maxsize=64)
 def _remove_abandoned_folders(kind: str, place: str) -> None:
-    """Once a process: remove what makers that were killed left there."""
+    """Remove folders of killed creators; once per process."""
     for folder in Path(place).glob(f"{kind}*"):
         try:
             number = open_record_descriptor(folder / LOCK, os.O_RDWR)

@@ -1,7 +1,7 @@
-"""Held out: what a validation measured, compared with another one, and said to a person.
+"""Measurement: the rewards of a validation, compared with other validations and formatted as text.
 
-Invariant: over all tasks, never over survivors. A failed attempt is worth no more than the worst that was scored; only
-what ajet itself failed at is not part of it, and a measurement that lacks too much of that is compared with none.
+Invariant: means are over all tasks, not over scored attempts. A failed attempt counts no more than the lowest score.
+Only failures of ajet itself are left out, and a measurement with too many of them is not compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ajet.schema.errors import Boundary
 
 BOUNDARIES: tuple[str, ...] = get_args(Boundary)
 MOST_LEFT_OUT = 0.05
-"""Share of the attempts that ajet itself may have failed at in a measurement that is compared."""
+"""Maximum share of attempts lost to failures of ajet itself in a comparable measurement."""
 
 Attempts = Mapping[str, tuple[float | None, ...]]
 
@@ -26,28 +26,28 @@ class Measurement:
     """The rewards of one validation."""
 
     attempts: Attempts
-    """By task: the reward of each attempt that counts, None where it came to none."""
+    """Reward of each counted attempt by task; None for a failed attempt."""
     left_out: float = 0.0
-    """Share of all attempts that do not count, 0 to 1: ajet itself failed at them."""
+    """Share of attempts left out because ajet itself failed, 0 to 1."""
     judge: str = ""
-    """What scored; measurements of different judges are not compared. "": not known."""
+    """Name of the judge; measurements of different judges are not compared. "": unknown."""
 
     @property
     def is_comparable(self) -> bool:
-        """Whether a best checkpoint may be picked by it: something was scored, and little is left out."""
+        """True if the measurement may select the best checkpoint: something was scored and little is left out."""
         return self.left_out <= MOST_LEFT_OUT and self._lowest_reward() is not None
 
     @property
     def score(self) -> float | None:
-        """The mean over its tasks, a failed attempt counted as 0 or the lowest reward, whichever is less; None where
-        it is not comparable."""
+        """Mean over tasks, counting a failed attempt as 0 or the lowest reward, whichever is less; None if not
+        comparable."""
         lowest = self._lowest_reward()
         if lowest is None or not self.is_comparable:
             return None
         return fmean(self._task_means(min(0.0, lowest)).values())
 
     def beats(self, other: Measurement) -> bool:
-        """Whether it is better by more than the errors of both explain, task by task; False where they share none."""
+        """True if the task-by-task improvement exceeds the noise of both; False without shared tasks."""
         lowest = [low for each in (self, other) if (low := each._lowest_reward()) is not None]
         own, theirs = (each._task_means(min([0.0, *lowest])) for each in (self, other))
         return exceeds_noise([own[task] - theirs[task] for task in own if task in theirs])
@@ -59,7 +59,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Measurement | None:
-        """The measurement that `as_json` gave; None for None."""
+        """Rebuild a measurement from `as_json`; None for None."""
         if value is None:
             return None
         attempts = {task: tuple(rewards) for task, rewards in value["attempts"].items()}
@@ -76,7 +76,7 @@ class Measurement:
 
 
 def rows_of_last_judge(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows of metrics since the judge changed last; all where it never did."""
+    """Return the metrics rows since the last change of the judge; all rows without a change."""
     judge, first = next((row["judge"] for row in reversed(rows) if row.get("judge")), None), 0
     for index, row in enumerate(rows):
         if row.get("judge") and row["judge"] != judge:
@@ -90,11 +90,11 @@ NUMBERS = (
     "validation/success_high", "validation/no_score", "validation/aborted",
     *(f"validation/failed/{name}" for name in BOUNDARIES),
 )  # fmt: skip
-"""What `words` reads."""
+"""Metrics read by `format_validation`."""
 
 
 def format_validation(numbers: Mapping[str, Any], digits: int = 3) -> str:
-    """Reward and success with their 95 % intervals, over how many of how many, and what failed: for a line."""
+    """Format reward and success with 95 % intervals, counts and failures, for one line."""
     parts = [_format_reward(numbers, digits)]
     if numbers.get("validation/success_rate") is not None:
         success = f"success {numbers['validation/success_rate']:.0%}"
@@ -111,11 +111,11 @@ def format_validation(numbers: Mapping[str, Any], digits: int = 3) -> str:
 
 
 FEWEST_TASKS = 5
-"""Tasks below which an interval says nothing, and is not shown."""
+"""Minimum number of tasks for a meaningful interval."""
 
 
 def format_short_validation(numbers: Mapping[str, Any]) -> str | None:
-    """The numbers for a column: the reward, half of its interval, scored of all; None where nothing was measured."""
+    """Format reward, half interval and scored count for a table column; None without a measurement."""
     if numbers.get("validation/tasks") is None:
         return None
     if numbers.get("validation/scored") == 0:
@@ -142,13 +142,13 @@ def _format_reward(numbers: Mapping[str, Any], digits: int) -> str:
 
 
 def scored_count_metrics(prefix: str) -> tuple[str, ...]:
-    """The metrics that `over` reads."""
+    """Return the metrics read by `format_scored_count`."""
     counts = ("episodes", "scored", "failed", "aborted", "no_score", *(f"failed/{name}" for name in BOUNDARIES))
     return tuple(f"{prefix}/{name}" for name in counts)
 
 
 def format_scored_count(numbers: Mapping[str, Any], prefix: str) -> str:
-    """The numbers that a mean is over, in words; "" where the row does not say."""
+    """Format how many episodes a mean covers; "" if the row does not record the count."""
     scored, episodes = numbers.get(f"{prefix}/scored"), numbers.get(f"{prefix}/episodes")
     if scored is None or episodes is None:
         return ""
@@ -157,7 +157,7 @@ def format_scored_count(numbers: Mapping[str, Any], prefix: str) -> str:
 
 
 def format_unscored(numbers: Mapping[str, Any], prefix: str) -> str:
-    """The episodes without a reward, by whose side they failed on; "" where there are none."""
+    """Format the number of episodes without a reward by failure boundary; "" without any."""
     count = {name: int(numbers.get(f"{prefix}/{name}") or 0) for name in ("episodes", "scored", "failed", "aborted")}
     undecided = int(numbers.get(f"{prefix}/no_score") or 0)
     by = {name: int(numbers.get(f"{prefix}/failed/{name}") or 0) for name in BOUNDARIES}

@@ -1,6 +1,6 @@
-"""Text for tables of episodes: messages with images as short words, and the last words of a model.
+"""Text of episodes for tables: messages with short image placeholders, and the last reply.
 
-Invariant: an image is never looked at here; it is a `data:` URL in the record and stays one.
+Invariant: images are never decoded; an image stays the `data:` URL of the record.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def text_of(content: Any) -> str:
 
 
 def without_images(text: str) -> str:
-    """A record's line without what its images are made of, in which every short word could be found."""
+    """Remove image data from a record's line, so a text search finds no accidental matches in base64."""
     return _BASE64.sub(r"\1", text)
 
 
@@ -37,7 +37,7 @@ def _kind(part: dict[str, Any]) -> str:
 
 
 def last_words(messages: list[Any]) -> str:
-    """The text of the last reply; the calls of tools where it said none."""
+    """Return the text of the last reply, or its tool calls if the reply has no text."""
     replies = [each for each in messages if isinstance(each, dict) and each.get("role") == "assistant"]
     if not replies:
         return ""

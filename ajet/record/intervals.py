@@ -24,7 +24,8 @@ _T = (
 
 
 def t_quantile(freedom: int) -> float:
-    """Student's 97.5 % quantile to 3 decimals; above 30 by Abramowitz & Stegun 26.7.5. Raises ValueError below 1."""
+    """Return Student's 97.5 % quantile to 3 decimals; above 30 by Abramowitz & Stegun 26.7.5. Raises ValueError below
+    1."""
     if freedom < 1:
         raise ValueError(f"{freedom} degrees of freedom")
     if freedom <= len(_T):
@@ -43,9 +44,10 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """Half of the mean's 95 % interval: standard error times Student's quantile.
+    """Return half of the mean's 95 % interval: standard error times Student's quantile.
 
-    None for fewer than two values, and for equal ones: they have no spread, which says nothing about the next one.
+    Returns:
+        None for fewer than two values or for equal values; without spread no error can be estimated.
     """
     if len(values) < 2 or max(values) - min(values) <= EQUAL * max(map(abs, values)):
         return None
@@ -53,7 +55,7 @@ def half_width(values: Sequence[float]) -> float | None:
 
 
 def plus_minus(error: float | None, form: str) -> str:
-    """Return " ± ERROR" in this format, with one digit where the format would print zeros; "" where there is none."""
+    """Return " ± ERROR" in this format, with one digit if the format would print zeros; "" without an error."""
     if not error:
         return ""
     shown = f"{error:{form}}"
@@ -63,11 +65,11 @@ def plus_minus(error: float | None, form: str) -> str:
 
 
 def exceeds_noise(differences: Sequence[float]) -> bool:
-    """Whether the mean of paired differences, one a task, is above 0 by more than its own error explains.
+    """True if the mean of paired differences (per task) exceeds 0 by more than its own error.
 
-    Two more observations of half the weight, one the largest difference up and one down, stand for what few tasks do
-    not show: two equal differences have no spread, and prove nothing (as Agresti & Min, Stat. Med. 24, 2005, for
-    paired rates). Below five tasks nothing exceeds it.
+    Two observations of half weight, the largest difference with both signs, stand for unseen variation: two equal
+    differences have no spread and prove no effect (compare Agresti & Min, Stat. Med. 24, 2005, for paired rates). Below
+    five tasks the result is always False.
     """
     largest = max(map(abs, differences), default=0.0)
     total = sum(differences)
@@ -83,7 +85,7 @@ def exceeds_noise(differences: Sequence[float]) -> bool:
 
 Cells = tuple[int, int, int, int]
 DRAWS = 4000
-"""Of which kappa's interval is made."""
+"""Number of posterior draws for kappa's interval."""
 
 
 def cells_of(pairs: Iterable[tuple[bool, bool]]) -> Cells:
@@ -93,7 +95,7 @@ def cells_of(pairs: Iterable[tuple[bool, bool]]) -> Cells:
 
 
 def kappa(cells: Sequence[float]) -> float | None:
-    """Cohen's (Educational and Psychological Measurement 20, 1960); None where chance alone would agree wholly."""
+    """Cohen's kappa (Educational and Psychological Measurement 20, 1960); None if chance alone gives full agreement."""
     both, missed, wrongly, neither = cells
     total = sum(cells)
     by_chance = ((both + missed) * (both + wrongly) + (neither + missed) * (neither + wrongly)) / total**2

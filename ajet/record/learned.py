@@ -1,7 +1,7 @@
-"""Whether a run learned anything, told from the rows of its metrics.
+"""Decides from the metrics rows if a run learned anything.
 
-Invariant: the reason is read from what was recorded, never assumed; a run that trained one token, at a rate above 0
-and for more than its distance to a reference model, did learn.
+Invariant: the reason comes from recorded numbers. A run learned if at least one token was trained with a learning rate
+above 0 and with more than the distance to a reference model in the loss.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
 
 LEARNED_NOTHING = "learned_nothing"
-"""The key in `status.json` under which the reason stands."""
+"""Key of `status.json` with the reason."""
 
 
 def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Why a run whose training steps are among these rows of metrics.jsonl learned nothing; None where it did, or made
-    no step."""
+    """Explain why a run learned nothing; None if the run learned something or made no step."""
     steps = [row for row in rows if "tasks" in row]
     if not steps or not all(is_idle(row) for row in steps):
         return None
@@ -39,7 +38,7 @@ def why_nothing(rows: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def is_never_right(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """True if training steps scored attempts and no attempt ever succeeded; without a success rate, had no reward."""
+    """True if training steps scored attempts and none succeeded; without a success rate, if none had a reward."""
     steps = [row for row in rows if "tasks" in row and row.get("train/reward") is not None]
     return bool(steps) and all(
         row["train/success_rate"] == 0 if "train/success_rate" in row else row["train/reward"] <= 0 for row in steps
@@ -57,8 +56,10 @@ def advise_given_answers(settings: AjetConfig) -> str:
 
 
 def is_idle(row: Mapping[str, Any]) -> bool:
-    """Whether a training step had nothing to learn from: no token was trained, or at a rate of 0, or none had an
-    advantage, so that `use_kl_loss` was all of the loss."""
+    """True if a training step had no learning signal: no trained token, a learning rate of 0, or no advantage.
+
+    Without an advantage `use_kl_loss` is the complete loss.
+    """
     return row.get("train/trained_tokens") == 0 or row.get("lr") == 0 or _is_without_advantage(row)
 
 
@@ -69,7 +70,7 @@ def _is_without_advantage(row: Mapping[str, Any]) -> bool:
 
 
 def idle_steps(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Such steps in a row, up to the last one."""
+    """Count the consecutive idle steps up to the last step."""
     count = 0
     for row in rows:
         if "tasks" in row:

@@ -1,8 +1,7 @@
-"""What a run does now, from its files alone: for `ajet status RUN` and the page of a run.
+"""The current state of a run, read from its files, for `ajet status RUN` and the viewer.
 
-Invariant: nothing is locked, started or asked; what is read has a bound that does not grow with the run (the status,
-the ends of metrics.jsonl, the lines of the last step), so that a million episodes are as quick as ten. A number that
-the run does not know is absent, and none is made up.
+Invariant: nothing is locked, started or queried. Reads are bounded independently of the run's length (the status, the
+end of metrics.jsonl, the lines of the last step). Unknown numbers are absent, never guessed.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from ajet.record.files import read_last_lines
 from ajet.record.status import find_run_state, read_status
 
 TAIL = 1 << 18
-"""Bytes of metrics.jsonl that are read, from its end: some twenty steps or more."""
+"""Maximum bytes read from the end of metrics.jsonl: about twenty steps."""
 STEPS = 10
-"""Training steps that rates are over, at most."""
+"""Maximum number of training steps behind the rates."""
 EPISODES = 4096
 """Lines of the last step that the histogram is over, at most."""
 
@@ -38,34 +37,31 @@ class LiveStatus:
     phase: str
     step: int
     steps: int | None
-    """The last one."""
+    """Number of the last planned step."""
     phase_age: float | None
     updated_age: float | None
     processes: int
     depths: dict[str, int] = field(default_factory=dict)
-    """`leased`: positions begun and not over; `closed`: groups that wait for the trainer; `open`: episodes that clients
-    play; `pending`: groups on the disk that no checkpoint has used. With samplers elsewhere also how many of these are
-    at work, `free`: positions that they may begin now, `again`: used groups that a step may use again, `dead`: what is
-    given out no more."""
+    """Counts. `leased`: positions in flight; `closed`: groups waiting for the trainer; `open`: episodes of clients;
+    `pending`: groups on disk not used by a checkpoint. With remote samplers also the number of samplers, `free`:
+    positions to lease, `again`: used groups a step may reuse, `dead`: dead letters."""
     oldest: dict[str, float] = field(default_factory=dict)
-    """With samplers elsewhere, seconds: `lease`, since the position was begun that is under way longest;
-    `waiting_group`, since the group closed that the trainer has not used longest."""
+    """With remote samplers, seconds. `lease`: age of the oldest position in flight; `waiting_group`: age of the oldest
+    closed group not yet used."""
     samplers: list[dict[str, Any]] = field(default_factory=list)
-    """Those at work, at most `SHOWN_SAMPLERS` of the announcer: `name`, `leases` that it holds, `age` in seconds of its
-    last sign of life, the policy `version` that it samples with, `episodes_per_second` since it began."""
+    """Active samplers, at most `SHOWN_SAMPLERS`: `name`, number of `leases`, `age` of the last heartbeat in seconds,
+    policy `version`, `episodes_per_second` since the start."""
     rates: dict[str, float] = field(default_factory=dict)
     """Over the last steps: `steps_per_hour`, `episodes_per_second`, `tokens_per_second`."""
     shares: dict[str, float] = field(default_factory=dict)
     """Of the time of the last steps: `rollout`, `update`."""
     waits: str = ""
-    """Which side waits for the other, in words."""
+    """Description of the waiting side."""
     staleness: dict[int, int] = field(default_factory=dict)
-    """Of the last step's trained episodes: steps that their oldest call was old -> how many."""
+    """Trained episodes of the last step by staleness in steps of the oldest call."""
     reward: float | None = None
-    checkpoint: int | None = None
-    """Step of the latest."""
-    behind: int | None = None
-    """Training steps since."""
+    checkpoint: int | None = None  # step of the latest checkpoint
+    behind: int | None = None  # training steps since the checkpoint
     problem: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -74,8 +70,8 @@ class LiveStatus:
 
 
 def read_live_status(folder: Path, checkpoints: Checkpoints | None = None) -> LiveStatus:
-    """The status of the run in `folder`. `checkpoints`: where they are, for who looks again and again. Raises UserError
-    for a damaged status."""
+    """Read the status of the run in `folder`. `checkpoints`: avoids a search on repeated calls. Raises UserError for
+    damage."""
     status, now = read_status(folder) or {}, time.time()
     rows = _last_rows(folder / "metrics.jsonl")
     saved = (checkpoints or checkpoints_of(folder)).latest()
@@ -198,8 +194,7 @@ def _add_rates(found: LiveStatus, rows: list[dict[str, Any]]) -> None:
 
 
 def _describe_waiting_side(found: LiveStatus, depths: dict[str, int]) -> str:
-    """The side that waits: in turns one waits whenever the other is at work; samplers elsewhere go on, as far as they
-    may."""
+    """Describe the waiting side. Colocated sides wait in turns; remote samplers continue while positions are free."""
     played, trained = found.shares.get("rollout"), found.shares.get("update")
     if played is None or trained is None:
         return ""

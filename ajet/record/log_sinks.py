@@ -1,9 +1,8 @@
-"""Where log lines go, kept there: loguru has one logger a process, and anybody's `logger.remove()` empties it.
+"""Log sinks of ajet that survive `logger.remove()`: loguru has one logger per process.
 
-Invariant: a sink of ours stays until we take it away, whatever a library or the person's own file does to the logger
-when it is imported; what they add and remove of their own is theirs. Their `logger.remove(0)`, which means the sink
-that loguru itself begins with, is no error where we have taken that one away already, and means the one that we gave
-back for it where we did.
+Invariant: a sink stays until closed, whatever a library or the user's code does to the logger. Sinks of other code are
+untouched. `logger.remove(0)` means loguru's default sink; the call is accepted if ajet has removed that sink already,
+and removes the restored one after a restore.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from loguru import logger
 FIRST = 0
 """The id of the sink that loguru itself begins with."""
 _first = FIRST
-"""Its id now: another once it was taken and given back."""
+"""Current id of the default sink; changes after a restore."""
 _lock = threading.RLock()
 _sinks: list[LogSink] = []
 
@@ -36,7 +35,6 @@ class LogSink:
             logger.remove = _remove_others  # type: ignore[method-assign]
 
     def close(self) -> None:
-        """Take it away. Idempotent."""
         with _lock:
             if self in _sinks:
                 _sinks.remove(self)
@@ -50,7 +48,7 @@ _remove_from_logger: Callable[..., None] = logger.remove
 
 
 def remove_first_sink() -> bool:
-    """Take away the sink that loguru itself begins with; False where somebody has."""
+    """Remove loguru's default sink; False if already removed."""
     try:
         _remove_from_logger(_first)
     except ValueError:
@@ -65,7 +63,7 @@ def restore_first_sink() -> None:
 
 
 def _remove_others(handler_id: int | None = None) -> None:
-    """`logger.remove` for everybody else."""
+    """Replacement of `logger.remove` for all other code."""
     with _lock:
         if handler_id is None:
             _remove_from_logger()
@@ -83,9 +81,9 @@ COLOURS = {"WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
 
 def show_logs(level: str) -> LogSink:
-    """Show lines from `level` on, a word before a warning, until the sink is closed.
+    """Show log lines from `level` on until the sink is closed; warnings and errors get a label.
 
-    They pass through the one console that draws the progress bars, so that neither tears the other apart.
+    Lines go through the shared console, so progress bars and lines do not overwrite each other.
     """
     from rich.text import Text
 
@@ -102,8 +100,7 @@ def show_logs(level: str) -> LogSink:
 
 @contextmanager
 def show_logs_in_program() -> Iterator[None]:
-    """Within the block a Python program shows them as a command does, where nobody has said how log lines are to look:
-    the sink that loguru begins with is still there."""
+    """Show log lines within the block as a command does, if loguru's default sink is still present."""
     if not remove_first_sink():  # the program has its own
         yield
         return

@@ -1,7 +1,7 @@
-"""logs/RUN_ROLE_RANK.log: everything that a process of a run logged, with secrets blotted out.
+"""logs/RUN_ROLE_RANK.log: all log lines of one process of a run, with secrets redacted.
 
-Invariant: no sink of ours writes a line that the redactor has not seen, or what a terminal that shows it would obey; a
-disk that refuses one ends no run.
+Invariant: every written line has passed the redactor and contains no terminal control characters. A disk error ends no
+run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from ajet.record.log_sinks import LogSink
 from ajet.record.secrets import Redactor
 
 LEADING = ("trainer", "serve", "debug", "eval")
-"""Roles of the process that a person starts."""
+"""Roles of processes started by a person."""
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"
 
 
 def log_name(run: Path, role: str, rank: int | str = 0) -> str:
-    """The name of a process' log: `role` says what it does, `rank` which of its kind it is."""
+    """Return the name of a process' log file. `role`: task of the process; `rank`: number within the role."""
     parts = (re.sub(r"[^A-Za-z0-9.-]+", "-", part).strip("-") for part in (role, str(rank)))
     return "_".join([run.name, *parts]) + ".log"
 
 
 def main_log(run: Path) -> Path:
-    """The log of the process that leads the run; that of a trainer where there is none yet."""
+    """Return the newest log of a leading process; the trainer's path without any."""
     ends = tuple(f"_{role}_0.log" for role in LEADING)
     named = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
     return max(filter(has_record_file, named), key=_modified_time, default=run / "logs" / log_name(run, LEADING[0]))
@@ -63,7 +63,7 @@ class LogFile:
             self._lost += 1
 
     def close(self) -> None:
-        """Stop logging there. Idempotent."""
+        """Stop logging to the file. Idempotent."""
         if self._sink is not None:
             self._sink.close()
             self._sink = None

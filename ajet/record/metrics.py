@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Metrics:
-    """The numbers of one run."""
+    """Metrics of one run: the file and the trackers."""
 
     def __init__(
         self, path: Path, redact: Redactor | None = None, trackers: Sequence[Tracker] = (), *, every: int = 1
@@ -36,9 +36,9 @@ class Metrics:
         self._redact = redact or Redactor({})
         self._every = every
         self.chain: Chain | None = None
-        """A row ends the link of what was recorded before it."""
+        """Chain committed after each row."""
         self.judge = ""
-        """What scored, in each row: numbers of different judges are not compared. "": nothing is compared."""
+        """Judge recorded in each row; numbers of different judges are not compared. "": not recorded."""
         self._lock = threading.Lock()
 
     def log(self, step: int, values: Mapping[str, float], **more: Any) -> None:
@@ -58,22 +58,22 @@ class Metrics:
             self._track_numbers(step, {name: value for name, value in numbers.items() if value is not None})
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, in the order logged; each has `step` and `time`."""
+        """Return all rows in logged order; each has `step` and `time`."""
         return list(read_rows(self.path))
 
     def truncate(self, after_step: int) -> int:
-        """Forget the rows of later steps; answers how many went."""
+        """Remove the rows of later steps; return their number."""
         return keep_rows(self.path, lambda row: row.get("step", -1) <= after_step)
 
     def close(self, outcome: str = "finished") -> None:
-        """Close the trackers of a run that ended so. Idempotent."""
+        """Close the trackers with the outcome of the run. Idempotent."""
         with self._lock:
             self.trackers.close(outcome)
 
     def track_episodes(
         self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]
     ) -> None:
-        """Show the trackers episodes that were recorded."""
+        """Send recorded episodes to the trackers."""
         if step % self._every == 0 or split == "validation":
             with self._lock:
                 self.trackers.episodes(step, split, episodes, outcomes)

@@ -1,7 +1,7 @@
-"""Plain JSON from whatever a workflow put into its metadata and metrics.
+"""Plain JSON from any workflow metadata and metrics.
 
-Invariant: `dumps` never fails and always writes strict JSON: numbers that JSON has no word for become the strings
-"NaN", "Infinity" and "-Infinity", unknown objects their `repr`.
+Invariant: `dumps` never fails and always writes strict JSON. Numbers unknown to JSON become the strings "NaN",
+"Infinity" and "-Infinity"; unknown objects become their `repr`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from pydantic import BaseModel
 
 
 def dumps(value: Any) -> str:
-    """One line of strict JSON. Values that are plain already (the common case) are not copied."""
+    """Return one line of strict JSON. Plain values (the common case) are not copied."""
     return strict_json(value, separators=None)
 
 
 def strict_json(value: Any, *, separators: tuple[str, str] | None = (",", ":")) -> str:
-    """Strict JSON without blanks. In ASCII where a text is no Unicode (half of a surrogate pair), so that it can be
-    written."""
+    """Return strict JSON without blanks; in ASCII if a text contains lone surrogates, so the result can be written."""
     try:
         line = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
     except (TypeError, ValueError, RecursionError):

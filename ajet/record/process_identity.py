@@ -1,8 +1,8 @@
-"""Which process a number means: a process id is used again, a clock is set, a container counts its own.
+"""Identity of a process: a pid may be reused, clocks change, containers count their own pids.
 
-Invariant: a process is taken for the recorded one only if its id and its start agree, both of the same boot of the same
-kernel and the same process namespace; its start is counted in the kernel's ticks since boot, which no clock moves.
-Systems without /proc have seconds since the epoch alone, compared with a tolerance.
+Invariant: a live process matches a record only if pid and start agree within the same boot, kernel and pid namespace.
+The start is counted in kernel ticks since boot and independent of clocks. Systems without /proc compare seconds since
+the epoch with a tolerance.
 """
 
 from __future__ import annotations
@@ -18,35 +18,34 @@ from typing import Any, Literal
 import psutil
 
 TOLERANCE_S = 2.0
-"""Start times in seconds of one process, read twice, may differ by this much when the clock was set in between."""
+"""Tolerance between two readings of a start time in seconds; the clock may have been set in between."""
 Whereabouts = Literal["here", "ended", "elsewhere"]
-"""Where a recorded process can be: among those that are seen from here; gone with an earlier boot; out of sight."""
+"""Location of a recorded process: visible from here, ended with an earlier boot, or not visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, unambiguously. None: not known."""
+    """Identity of a process. None: unknown."""
 
     pid: int
     started: float
-    """Seconds since the epoch, as the operating system says."""
+    """Seconds since the epoch, from the operating system."""
     host: str
     ticks: int | None = None
     """Its start in the kernel's clock ticks since boot."""
     boot: str | None = None
-    """Which boot of which kernel."""
-    space: str | None = None
-    """The process namespace in which `pid` counts."""
+    """Boot id of the kernel."""
+    space: str | None = None  # pid namespace of `pid`
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
-        """A process of this machine. Raises psutil.NoSuchProcess."""
+        """Return the identity of a live process of this machine. Raises psutil.NoSuchProcess."""
         started = psutil.Process(pid).create_time()
         return cls(pid, started, socket.gethostname(), read_start_ticks(pid), boot_id(), pid_space())
 
     @classmethod
     def recorded(cls, entry: Mapping[str, Any]) -> ProcessIdentity:
-        """What a record says. Raises ValueError, KeyError or TypeError for one that says nothing of the kind."""
+        """Read a recorded identity. Raises ValueError, KeyError or TypeError for an invalid entry."""
         ticks = entry.get("ticks")
         return cls(
             int(entry["pid"]),
@@ -59,7 +58,7 @@ class ProcessIdentity:
 
     @property
     def place(self) -> Whereabouts:
-        """Whether it can be looked for from here."""
+        """Where the process can be looked for."""
         if self.boot is None or boot_id() is None:
             return "here" if self.host == socket.gethostname() else "elsewhere"
         if self.boot == boot_id():
@@ -67,7 +66,7 @@ class ProcessIdentity:
         return "ended" if self.host == socket.gethostname() else "elsewhere"
 
     def process(self) -> psutil.Process | None:
-        """The process, if it is here and lives."""
+        """Return the process if visible and alive; else None."""
         if self.place != "here":
             return None
         try:
@@ -81,7 +80,7 @@ class ProcessIdentity:
             return None
 
     def alive(self) -> bool:
-        """True while it runs; one that cannot be seen from here counts as alive."""
+        """True while the process runs; an invisible process counts as alive."""
         return self.place == "elsewhere" or self.process() is not None
 
     def __str__(self) -> str:
@@ -90,7 +89,7 @@ class ProcessIdentity:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str | None:
-    """An id that every process of one kernel shares from boot to shutdown."""
+    """Return the id shared by all processes of one boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:
@@ -99,7 +98,7 @@ def boot_id() -> str | None:
 
 @lru_cache(maxsize=1)
 def pid_space() -> str | None:
-    """The process namespace of this process."""
+    """Return the pid namespace of this process."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -107,7 +106,7 @@ def pid_space() -> str | None:
 
 
 def read_start_ticks(pid: int) -> int | None:
-    """Return when a process began, in the kernel's ticks since boot; None without such a process, or without /proc."""
+    """Return the start of a process in kernel ticks since boot; None without the process or without /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[19])

@@ -1,7 +1,7 @@
-"""How many processors this process may use: its affinity, and the quota of the control groups that it is in.
+"""Number of usable processors: CPU affinity and control group quotas.
 
-Invariant: one count for all who share work out. A container that may use two of 64 processors has a quota (`cpu.max`,
-or `cpu.cfs_quota_us` before version 2 of control groups) and the affinity of all 64.
+Invariant: all thread and worker pools use the same count. A container limited to two of 64 processors has a quota
+(`cpu.max`, or `cpu.cfs_quota_us` in version 1) and the affinity of all 64.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ ROOT = Path("/")
 
 
 def usable_cpus() -> int | None:
-    """Logical ones, whole and at least one; None: the system does not say."""
+    """Return the number of usable logical processors, at least 1; None if unknown."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = cpu_quota()
     return allowed if quota is None else min(allowed or quota, quota)
 
 
 def cpu_quota() -> int | None:
-    """Whole processors that the control groups grant, at least one; None: there is no quota."""
+    """Return the complete processors granted by control groups, at least 1; None without a quota."""
     found = [quota / period for quota, period in _list_quotas() if quota > 0 and period > 0]
     return max(1, math.floor(min(found))) if found else None
 
 
 def _list_quotas() -> Iterator[tuple[int, int]]:
-    """(microseconds that may be used, in which), of each group that this process is in and of those around it."""
+    """Yield (microseconds granted, period) of each control group of this process and of the parent groups."""
     mount = ROOT / "sys/fs/cgroup"
     try:
         lines = (ROOT / "proc/self/cgroup").read_text().splitlines()
@@ -59,7 +59,7 @@ def _read_quota(*files: Path) -> Iterator[tuple[int, int]]:
 
 
 def count_cores() -> int:
-    """Physical cores within this process's affinity and its control group's quota."""
+    """Return the number of physical cores within affinity and quota."""
     logical = os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or logical
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical

@@ -1,6 +1,6 @@
-"""How far it is: bars on a terminal, plain lines anywhere else.
+"""Progress of a loop: bars on a terminal, plain lines otherwise.
 
-Invariant: what a log file or a pipe gets is whole lines, few of them, without control characters.
+Invariant: log files and pipes get few, complete lines without control characters.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ajet.record.console import console as shared_console
 from ajet.record.live_screen import begin
 
 LINE_EVERY_S = 15.0
-"""Plain lines come at most this often, besides the last one."""
+"""Minimum seconds between two plain lines; the last line is exempt."""
 
 
 class Progress:
-    """A set of bars; use it as a context manager."""
+    """A set of progress bars; a context manager."""
 
     def __init__(self, console: Console | None = None, *, line_every_s: float = LINE_EVERY_S) -> None:
         self.console = console or shared_console
@@ -40,7 +40,7 @@ class Progress:
             )
 
     def bar(self, title: str, total: int | None, unit: str = "", *, done: int = 0) -> ProgressBar:
-        """A new bar at `done` of `total` (None: nobody knows of how many); it goes when it is closed."""
+        """Add a bar at `done` of `total` (None: unknown); the bar disappears on close."""
         return ProgressBar(self, title, total, unit, done)
 
     def __enter__(self) -> Progress:
@@ -72,7 +72,7 @@ class ProgressBar:
             self._id = progress._bars.add_task(title, total=total, completed=done, unit=unit, note="")
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
-        """`count` more are done; `note` is shown beside the bar until the next one."""
+        """Advance by `count`; `note` is shown next to the bar until replaced."""
         self.done += count
         self._note = self._note if note is None else note
         bars = self.progress._bars
@@ -82,7 +82,7 @@ class ProgressBar:
             self._print_line()
 
     def close(self) -> None:
-        """Take the bar away; in plain text its last count is printed if any line was."""
+        """Remove the bar. Plain output gets a last line if any line was printed."""
         bars = self.progress._bars
         if bars is not None and self._id is not None:
             bars.remove_task(self._id)

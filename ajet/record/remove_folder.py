@@ -1,7 +1,7 @@
-"""Removal of folders that untrusted code filled.
+"""Removes folders filled by untrusted code.
 
-Invariant: two descriptors are open at a time and nothing recurses, so no depth of folders stops it. Every step is
-relative to a descriptor and follows no link, so nothing outside the folder is removed.
+Invariant: at most two descriptors are open and no function recurses, so any depth works. Every step is relative to a
+descriptor and follows no link; files outside the folder are never removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def remove_folder(folder: str | Path) -> None:
-    """Remove a folder with its content. What cannot be removed stays, without an error."""
+    """Remove a folder and its content; undeletable entries stay without an error."""
     with suppress(OSError):
         with _open_folder(folder, None) as top:
             _empty_folder(top)
@@ -67,7 +67,7 @@ def _is_folder(name: str, parent: int) -> bool:
 
 @contextmanager
 def _open_folder(path: str | Path, parent: int | None) -> Iterator[int]:
-    """Open a folder to list it, also where its owner took its own rights away."""
+    """Open a folder for listing, also without permissions of the owner."""
     flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(path, os.O_PATH | flags, dir_fd=parent)
     try:

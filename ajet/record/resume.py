@@ -1,9 +1,10 @@
-"""Which checkpoint a new start continues from (DESIGN decision 11), and what a run that goes on has done (`Recovery`).
+"""Decides if a start may continue the run in its folder (DESIGN decision 11), and counts recovered tasks
+(`RecoveryCounts`).
 
-Invariant: a run is continued only with the same backbone, the same training-relevant configuration, the same code and
-from the same project, or because the person named the checkpoint; a key that nobody set keeps the default that the run
-began with; nothing that an earlier run wrote is removed or overwritten unasked. Consumed positions are counted from the
-rows of metrics, those under way from the store as it was opened at the checkpoint: two files of two writers.
+Invariant: a run continues only with the same backbone, training configuration, code and project, or if the user names
+the checkpoint. An unset key keeps the default of the run's start. Data of an earlier run is never removed or
+overwritten without a request. Consumed positions come from metrics rows, positions in flight from the store at the
+checkpoint: two files of two writers.
 """
 
 from __future__ import annotations
@@ -36,34 +37,32 @@ class RunIdentity:
     """The settings that make two starts the same run."""
 
     run_id: str
-    """With the step it names a policy version."""
+    """Names a policy version together with the step."""
     backbone: str
     training: dict[str, Any]
     """`Experiment.list_training_settings()`: flat, key -> plain value, without secrets."""
     given: list[str] = field(default_factory=list)
-    """The keys of it that the person set; the others had the defaults of the version that began the run."""
+    """Keys set by the user; the others had the defaults of the ajet version at the run's start."""
     base: str | None = None
-    """The checkpoint of another run that it began from, and begins from again where it has none of its own: below the
-    folder of the runs, or in full. None: it began from its model."""
+    """Base checkpoint of another run, relative to the folder of runs or absolute; used again without own checkpoints.
+    None: the run began from its model."""
     yaml: str | None = None
-    """The absolute path of the YAML. None: it was composed in Python."""
+    """Absolute path of the YAML. None: composed in Python."""
     place: str = ""
-    """The absolute path of the run's folder; another one now: the record was copied or moved."""
-    code: CodeDigests = field(default_factory=dict)
-    """`digest_code` of the last start."""
-    judge: str = ""
-    """`digest_judge` of the last start."""
+    """Absolute path of the run's folder at the last start; differs after a copy or move."""
+    code: CodeDigests = field(default_factory=dict)  # `digest_code` of the last start
+    judge: str = ""  # `digest_judge` of the last start
     changes: list[dict[str, Any]] = field(default_factory=list)
-    """Each change between two starts: `step`, the last one before it; `files`, each with the keys that name it;
-    `settings`; and `judge`, true where what scores changed."""
+    """Changes between starts: `step`, the last step before the change; `files` with the keys that name each file;
+    `settings`; `judge`, true if the judge changed."""
 
     def write(self, folder: Path) -> None:
-        """Keep it in the run folder: a run that has it has a chain, too."""
+        """Write the identity to the run folder. A run with an identity has a chain."""
         write_atomically(folder / FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> RunIdentity | None:
-        """The identity of the run in `folder`; None where no run ever started. Raises UserError for a damaged one."""
+        """Read the identity of the run in `folder`; None if no run ever started. Raises UserError for damage."""
         try:
             content = read_json(folder / FILE)
             training, given = dict(content["training"]), list(content["given"])
@@ -85,8 +84,10 @@ class RunIdentity:
             ) from error
 
     def differences(self, backbone: str, now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-        """(key, then, now) of everything that differs. Keys of ajet's own sections that only one side knows are
-        skipped: they come from another version of ajet."""
+        """Return (key, then, now) of every difference.
+
+        Keys of ajet's own sections known to only one side are skipped; they come from another ajet version.
+        """
         rows = [] if self.backbone == backbone else [("ajet.backbone", self.backbone, backbone)]
         for key in sorted({*self.training, *now}):
             missing = key not in self.training or key not in now
@@ -97,13 +98,17 @@ class RunIdentity:
         return rows
 
     def defaults(self, differences: list[tuple[str, Any, Any]], given: Collection[str]) -> dict[str, Any]:
-        """The values, of what differs, that the run began with of keys that nobody set, then or now: this version of
-        ajet has another default, and the run keeps its own. `given`: the keys that are set now."""
+        """Return the old defaults of differing keys that were never set; the run keeps them although ajet's defaults
+        changed.
+
+        Args:
+            given: keys set now.
+        """
         untouched = [key for key, _, _ in differences if key not in given and key not in self.given]
         return {key: self.training[key] for key in untouched if key != "ajet.backbone" and key.startswith("ajet.")}
 
     def changed_code(self, now: CodeDigests) -> dict[str, list[str]]:
-        """The files that the last start had with other contents, each with the keys that name it."""
+        """Return the files whose content changed since the last start, each with the keys that name the file."""
         return list_changed_files(self.code, now)
 
     def is_of_other_yaml(self, now: str | None, folder: Path) -> bool:
@@ -116,7 +121,7 @@ class RunIdentity:
 
 
 def last_judge_change(folder: Path) -> int | None:
-    """The last step that an earlier judge scored in the run in `folder`; None if its judge never changed."""
+    """Return the last step scored by an earlier judge; None if the judge never changed."""
     try:
         identity = RunIdentity.read(folder)
     except (UserError, OSError):
@@ -126,7 +131,7 @@ def last_judge_change(folder: Path) -> int | None:
 
 
 def yaml_path_of(experiment: Experiment, folder: Path) -> str | None:
-    """The absolute path of the YAML; None if there is no such file, or it is the run's own record."""
+    """Return the absolute path of the YAML; None without a file, or if the YAML is the run's own record."""
     path = experiment.yaml_path
     own = path.parent.resolve() == folder.resolve()
     return None if own or not path.is_file() else str(path.absolute())
@@ -149,7 +154,7 @@ def refuse_other_project(folder: Path, then: str, now: str) -> UserError:
 
 
 def refuse_changed_code(folder: Path, changed: Mapping[str, list[str]]) -> UserError:
-    """The error for a run whose code has changed since its last start."""
+    """Return the error for a run whose code changed since the last start."""
     rows = [f"{file} ({', '.join(keys)})" for file, keys in changed.items()]
     return UserError(
         f"Files of the run in {folder} changed since its last start; it is not continued with these:\n"
@@ -179,7 +184,7 @@ def _matches_redacted(then: Any, now: Any) -> bool:
 
 
 def refuse_changed_settings(folder: Path, differences: list[tuple[str, Any, Any]]) -> UserError:
-    """The error for a folder whose run was another one."""
+    """Return the error for a run with other settings."""
     rows = [f"{key}: {_shorten_value(then)} then, {_shorten_value(now)} now" for key, then, now in differences]
     return UserError(
         f"The run in {folder} had another configuration; it is not continued with this one:\n{_format_rows(rows)}",
@@ -208,14 +213,20 @@ class RecoveryCounts:
     doubled: int
     """Consumed more than once, or consumed and about to be played again."""
     given_up: int = 0
-    """Not consumed, and given out no more: the store, or a row, says what went wrong."""
+    """Not consumed and not leased again; the store or a metrics row has the reason."""
 
     @classmethod
     def of(
         cls, rows: Sequence[Mapping[str, Any]], begun: Iterable[int], *, step: int, dead: Iterable[int] = ()
     ) -> RecoveryCounts:
-        """`rows`: of metrics.jsonl; `begun`: the positions that were and are not over; `step`: that of the
-        checkpoint; `dead`: those that are given out no more."""
+        """Count positions.
+
+        Args:
+            rows: metrics rows.
+            begun: positions in flight.
+            step: step of the checkpoint.
+            dead: dead letters.
+        """
         taken: Counter[int] = Counter()
         lost = {*dead}
         for row in rows:
@@ -236,7 +247,7 @@ class RecoveryCounts:
         )
 
     def __str__(self) -> str:
-        """Part of the line that a resume prints."""
+        """Return the counts as part of the resume message."""
         given_up = f", given up {self.given_up} (`given_up` in metrics.jsonl says why)" if self.given_up else ""
         return (
             f"{self.consumed} tasks consumed, {self.under_way} under way come first; "

@@ -1,8 +1,8 @@
-"""What of a run's record may go, and its going.
+"""Finds and removes files of a run's record by the retention settings.
 
-Invariant: nothing that a kept checkpoint may go back to goes: episodes and arrays of steps after the oldest checkpoint
-stay, and the newest checkpoints. The chain has a link that names what goes before any of it is gone, so that it is
-known as removed and its digests are kept. Rows of metrics stay.
+Invariant: data needed by a stored checkpoint stays: episodes and arrays after the oldest checkpoint, and the newest
+checkpoints. A link in the chain names the files before any removal, so removed files stay known with their digests.
+Metrics rows are never removed.
 """
 
 from __future__ import annotations
@@ -23,29 +23,28 @@ if TYPE_CHECKING:
 
 KINDS = ("episodes", "arrays", "checkpoints", "leftovers")
 LEFTOVERS = (".step-*.partial", ".step-*.pruned", ".step-*.replaced", "step-*.damaged-*")
-"""In the folder of the checkpoints: what a killed process, or a damaged one, left."""
+"""Patterns of leftovers of killed processes and of damaged checkpoints in the checkpoint folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionBounds:
-    """The bounds of what is kept of each kind; None: all stays."""
+    """Maximum number of steps to keep, per kind; None keeps all."""
 
     episodes: int | None
-    """Training steps whose episodes stay."""
+    """Training steps with stored episodes."""
     arrays: int | None
-    """Training steps whose token arrays stay."""
+    """Training steps with stored token arrays."""
 
 
 @dataclass(slots=True)
 class FilesToRemove:
-    """The files that are to go, by kind."""
+    """Files to remove, by kind."""
 
     paths: dict[str, list[Path]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     steps: list[int] = field(default_factory=list)
-    """Of the checkpoints among them."""
+    """Steps of the checkpoints to remove."""
 
     def size(self, kind: str) -> int:
-        """Bytes."""
         return sum(_path_size(path) for path in self.paths[kind])
 
     def __bool__(self) -> bool:
@@ -55,7 +54,11 @@ class FilesToRemove:
 def find_files_to_remove(
     folder: Path, checkpoints: Checkpoints, bounds: RetentionBounds, *, by_hand: bool = False
 ) -> FilesToRemove:
-    """What goes of the run in `folder`. `by_hand`: checkpoints that its bounds no longer keep, and leftovers, too."""
+    """Find removable files of the run in `folder`.
+
+    Args:
+        by_hand: include checkpoints beyond the retention limits, and leftovers.
+    """
     found = FilesToRemove()
     outlived = checkpoints.outlived() if by_hand else []
     found.steps = [each.step for each in outlived]
@@ -77,7 +80,7 @@ def find_files_to_remove(
 
 
 def remove_files(folder: Path, chain: Chain, found: FilesToRemove, *, step: int, why: str) -> None:
-    """Say it in the chain, and let it go. Raises UserError where the link cannot be written."""
+    """Record the removal in the chain, then remove the files. Raises UserError if the link cannot be written."""
     files = [str(path.relative_to(folder)) for kind in ("episodes", "arrays") for path in found.paths[kind]]
     chain.commit("gc", step, removed=files, checkpoints=found.steps, why=why)
     for kind in KINDS:
@@ -88,8 +91,7 @@ def remove_files(folder: Path, chain: Chain, found: FilesToRemove, *, step: int,
 
 
 def _is_to_come_back(path: Path) -> bool:
-    """Whether it is a checkpoint that was being replaced when its process was killed, and has no successor: the next
-    run gives it its name back."""
+    """True for a replaced checkpoint without a successor (its process was killed); the next run restores its name."""
     name = path.name[1:].removesuffix(".replaced")
     return path.name == f".{name}.replaced" and not path.with_name(name).exists()
 

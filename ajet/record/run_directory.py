@@ -1,9 +1,8 @@
-"""launcher_record/EXPERIMENT/: everything one run leaves behind, and who may write it.
+"""launcher_record/EXPERIMENT/: the folder of one run and its single writer.
 
-Invariants: one live process writes a folder (the lock). A folder continues a run or starts one, as DESIGN decision 11
-says. What an earlier process recorded after the step that the run continues from stays until that has been loaded
-(`take_up`), and is gone before anything new is recorded. What it writes of the person's text and of the environment has
-passed the redactor.
+Invariant: one live process writes a folder (the lock). A folder continues a run or starts a new one by DESIGN decision
+11. Records after the resumed step stay until the checkpoint is loaded (`take_up`), and are removed before new records
+are written. User text and environment pass the redactor before writing.
 """
 
 from __future__ import annotations
@@ -52,29 +51,29 @@ if TYPE_CHECKING:
 
 CONFIG = "resolved.yaml"
 ORIGINS = "origins.json"
-"""Of each key that somebody set, where."""
+"""File with the source of each set key."""
 Kind = Literal["train", "debug", "eval", "serve"]
 
 
 class RunDirectory:
-    """An open run folder; made by `RunDirectory.open`, given back by `close`."""
+    """An open run folder, created by `RunDirectory.open` and released by `close`."""
 
     path: Path
     name: str
     """The folder below the root: what `ajet stop` and `ajet chat` are given."""
     run_id: str
     resumed: Checkpoint | None
-    """What the run continues from; None: from nothing."""
+    """Checkpoint to continue from; None for a new run."""
     experiment: Experiment
-    """What the run is made from: as given, but for defaults that an earlier version began it with."""
+    """Configuration of the run, with defaults of the run's start for unset keys."""
     redact: Redactor
-    """What text must pass before it is written into the folder."""
+    """Redactor for text written to the folder."""
     goes_on: bool
-    """Whether what its folder has of attempts belongs to it: not where it begins anew, for want of a checkpoint."""
+    """True if recorded attempts in the folder belong to this run; False for a fresh start without a checkpoint."""
     judge_change: int | None
-    """The step that the run continues from, if what an earlier process recorded of it is another judge's."""
+    """Resumed step, if earlier records were scored by another judge."""
     notes: list[str]
-    """What the person should know about the choice of folder; logged already."""
+    """Notices on the choice of the folder, already logged."""
 
     def __init__(self, experiment: Experiment, place: RunPlace, kind: Kind, redact: Redactor) -> None:
         self.path, self.name, self.resumed, self.notes = place.folder, place.name, place.resumed, place.notes
@@ -131,10 +130,13 @@ class RunDirectory:
     ) -> RunDirectory:
         """Find, lock and prepare the folder.
 
-        `again`: of the kind eval, the folder of an evaluation that goes on. `resume`: "auto" continues a run of the
-        same configuration; "never", like `fresh`, starts anew; anything else is the folder of a checkpoint or run to
-        continue from. Raises UserError when the folder's run had another configuration, or the named checkpoint does
-        not exist.
+        Args:
+            again: folder of an evaluation to continue (kind "eval").
+            resume: "auto" continues a run of the same configuration; "never" and `fresh` start a new run; any other
+                value is the folder of a checkpoint or run.
+
+        Raises:
+            UserError: the folder's run had another configuration, or the checkpoint does not exist.
         """
         root = Path(root).absolute()
         redact = redactor_of(experiment)
@@ -163,8 +165,8 @@ class RunDirectory:
                 raise
 
     def take_up(self) -> None:
-        """What the run continues from is loaded: forget what is recorded of later steps, as they are played again.
-        Once; before anything is recorded of a step."""
+        """Remove records of steps after the resumed step, once the checkpoint is loaded and before a step is
+        recorded."""
         if self._taken_up:
             return
         self._taken_up = True
@@ -191,16 +193,21 @@ class RunDirectory:
         self.metrics.trackers.opened += open_trackers(config.trainer_common.logger, run, base=self.experiment.base)
 
     def retain(self) -> None:
-        """A checkpoint was saved: let go of what lies beyond `keep_episodes` and `keep_arrays`."""
+        """Remove records beyond `keep_episodes` and `keep_arrays` after a saved checkpoint."""
         if self.chain is None or self._bounds == RetentionBounds(None, None):
             return
         if found := find_files_to_remove(self.path, self.checkpoints, self._bounds):
             remove_files(self.path, self.chain, found, step=self.status.get("step"), why="the run's own bounds")
 
     def recovery(self, begun: Iterable[int], left: Sequence[int] = (), *, dead: Iterable[int] = ()) -> str:
-        """What of the run that goes on is consumed, under way, skipped, doubled and given up, in words; "" where its
-        rows of metrics are gone. `begun`, `dead`: as the store says it at the checkpoint; `left`: what is over and in
-        no row."""
+        """Describe consumed, in-flight, skipped, doubled and given-up positions of a resumed run; "" without metrics
+        rows.
+
+        Args:
+            begun: positions in flight in the store at the checkpoint.
+            left: finished positions without a row.
+            dead: dead letters.
+        """
         assert self.resumed is not None, "it goes on from something"
         own = self.resumed.path.parent.resolve() == self.checkpoints.folder.resolve()
         path = self.metrics.path if own else self.resumed.path.parents[1] / self.metrics.path.name
@@ -208,7 +215,7 @@ class RunDirectory:
         return f": {RecoveryCounts.of(rows, begun, step=self.resumed.step, dead=dead)}" if path.exists() else ""
 
     def close(self, outcome: str) -> None:
-        """Say how the run ended (finished, interrupted, failed) and give the folder back. Idempotent."""
+        """Record the outcome (finished, interrupted, failed) and release the folder. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -220,8 +227,10 @@ class RunDirectory:
             self._lock.release()
 
     def _commit_end_link(self, outcome: str) -> None:
-        """Link what was recorded after the last row, as a server does at its end, and that nothing comes after it. A
-        start that did not load its run does not say so: what a killed process left unlinked may still be there."""
+        """Link records after the last row, such as a server's, and the end of the process.
+
+        A start that did not load its run links no end; unlinked data of a killed process may still be present.
+        """
         if self.chain is None or not self._taken_up:
             return
         try:
@@ -230,9 +239,11 @@ class RunDirectory:
             logger.warning("{}", error)
 
     def discard(self) -> None:
-        """Nothing came of it: a folder of its own (debug, eval, serve) goes if it has no episode, that of a training if
-        it was not taken up and holds no more than a start writes; an earlier run that it took the place of is put
-        back."""
+        """Remove the folder of a failed start.
+
+        Folders of debug, eval and serve are removed without episodes; a training folder is removed if the run was not
+        loaded and the folder holds only start files. An archived earlier run is restored.
+        """
         self.close("failed")
         if not self._own_folder:
             if (meanwhile := self._place.restore_archived_run()) is not None:
@@ -252,7 +263,7 @@ class RunDirectory:
         self.close("interrupted" if interrupted else "failed" if kind else "finished")
 
     def _write_description(self, experiment: Experiment, redact: Redactor) -> None:
-        """The files that say what this run is."""
+        """Write the files that describe the run."""
         write_atomically(self.path / "given.yaml", redact(experiment.yaml_text))
         write_atomically(self.path / CONFIG, experiment.dump_resolved(redact.interpolated))
         write_atomically(self.path / ORIGINS, json.dumps(redact.tree(list_origins(experiment)), indent=1) + "\n")
@@ -265,7 +276,7 @@ class RunDirectory:
 
 
 def _remove_own_folder(folder: Path) -> None:
-    """A folder of its own, of which nothing came, and those around it if they are empty now."""
+    """Remove an unused folder, and the parent folders if empty."""
     shutil.rmtree(folder, ignore_errors=True)
     for around in folder.parents[:2]:
         with suppress(OSError):  # others' runs are in it
@@ -273,7 +284,7 @@ def _remove_own_folder(folder: Path) -> None:
 
 
 def redactor_of(experiment: Experiment) -> Redactor:
-    """A redactor that knows the secrets of the configuration and of this process's environment."""
+    """Return a redactor for the secrets of the configuration and of the environment."""
     tree = {"ajet": experiment.ajet.model_dump(), **experiment.sections, **experiment.backbone_overrides}
     return Redactor(literals=literal_secrets(tree))
 
@@ -293,9 +304,9 @@ RECORDED_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICE
 
 
 def environment(*folders: Path) -> dict[str, Any]:
-    """Return versions, machine, and the git commit of each of `folders` that lies in a repository.
+    """Return versions, machine, and the git commit of each of `folders`, for repeating a run.
 
-    By these a run can be repeated. There are no secrets, and no environment variables but a few that change numbers.
+    The result holds no secrets, and only environment variables that change numbers.
     """
     return {
         "python": sys.version,
@@ -312,7 +323,8 @@ def environment(*folders: Path) -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """The commit of the repository around `folder`, "+changes" appended when the tree differs; None outside of one."""
+    """Return the commit of the repository around `folder`, with "+changes" for a modified tree; None outside a
+    repository."""
     head = _run_git(folder, "rev-parse", "HEAD")
     if head is None:
         return None
@@ -333,8 +345,8 @@ def _installed_packages() -> dict[str, str]:
 
 
 def _name_and_version(package: metadata.Distribution) -> tuple[str, str] | None:
-    """Name and version by the head of its metadata alone: to parse them all, descriptions included, takes longer than a
-    debug run."""
+    """Read name and version from the head of a package's metadata; parsing all metadata takes longer than a debug
+    run."""
     head = (package.read_text("METADATA") or package.read_text("PKG-INFO") or "").partition("\n\n")[0]
     name, version = (re.search(rf"^{field}: *(\S+)", head, re.MULTILINE) for field in ("Name", "Version"))
     return (name[1], version[1]) if name and version else None
@@ -349,7 +361,7 @@ def _cpu_model() -> str:
 
 
 def _gpu_names() -> list[str]:
-    """Names as NVIDIA's driver lists them; asking torch would import it."""
+    """Return GPU names from NVIDIA's driver, without importing torch."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         lines = path.read_text().splitlines()

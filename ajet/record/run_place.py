@@ -1,8 +1,8 @@
-"""The folder of a run, being chosen: locked, and what the run in it continues from.
+"""Chooses and locks the folder of a run, and decides from which checkpoint the run continues.
 
-Invariant: nothing that an earlier run wrote is removed or overwritten unasked: a run goes on with its own settings, is
-set aside under another name, or refuses the start; only one of which nothing came (its data was mistaken, say) takes
-other settings.
+Invariant: data of an earlier run is never removed or overwritten without a request. An earlier run continues with its
+own settings, is archived under another name, or makes the start fail; only a run without any result (such as one with
+wrong data) takes new settings.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 START_FILES = {*SETTLED, CHAIN_FILE, LOCK_FILE, GUARD, ASIDE_FILE, "command", "status.json", "logs", "services"}
-"""What a start writes before it loads anything; a folder with no more than this holds nothing of a run."""
+"""Files of a start before anything is loaded; a folder with only these files holds no run data."""
 OTHER_RUN_FOLDERS = {"debug", "eval", "serve"}
-"""Folders of runs of the same name that train nothing."""
+"""Folders of untrained runs of the same name."""
 
 
 class RunPlace:
-    """A folder being chosen: locked, and what the run in it continues from."""
+    """A folder being chosen and locked, and the checkpoint to continue from."""
 
     def __init__(self, folder: Path, name: str, lock: RunLock | None) -> None:
         self.folder, self.name, self.lock = folder, name, lock
@@ -59,17 +59,16 @@ class RunPlace:
         self.run_id = uuid.uuid4().hex
         self.checkpoints = Checkpoints(folder / "checkpoints")
         self.chain: Chain | None = None
-        """Of what trains."""
+        """Chain of a training run."""
         self._archived: ArchivedRun | None = None
-        """The run whose place this one has, until something comes of it."""
+        """The replaced run, until this run has a result."""
         self._restored_moves: list[tuple[Path, Path]] = []
-        """Of folders that were put back, where they were a moment ago and where they are."""
+        """(current path, restored path) of restored folders."""
         self.is_new_folder = False
-        """Whether a run of this name had left nothing here: what is there is this start's."""
-        self.judge = ""
-        """`digest_judge` of what trains."""
+        """True if the folder held no run of this name before this start."""
+        self.judge = ""  # `digest_judge` of a training run
         self.judge_change: int | None = None
-        """The step that the run continues from, if what an earlier process recorded of it is another judge's."""
+        """Resumed step, if earlier records were scored by another judge."""
 
     @classmethod
     def create_folder(cls, root: Path, name: str, kind: str) -> RunPlace:
@@ -90,7 +89,7 @@ class RunPlace:
 
     @classmethod
     def reopen_evaluation(cls, folder: Path, root: Path) -> RunPlace:
-        """The folder of an evaluation that goes on. Raises UserError where another process is at it."""
+        """Open the folder of an evaluation to continue. Raises UserError if another process holds the folder."""
         lock = RunLock(folder)
         if (holder := lock.take()) is not None:
             raise UserError(
@@ -104,7 +103,7 @@ class RunPlace:
 
     @classmethod
     def lock_folder(cls, root: Path, name: str) -> RunPlace:
-        """EXPERIMENT, or EXPERIMENT-2 and so on while a live run holds the one before."""
+        """Lock EXPERIMENT, or EXPERIMENT-2 and so on if a live run holds the folder."""
         number = 1
         holders: list[str] = []
         while True:
@@ -127,8 +126,8 @@ class RunPlace:
             number += 1
 
     def prepare_run(self, experiment: Experiment, root: Path, resume: str, redact: Redactor) -> Experiment:
-        """Continue the folder's run, or set it aside and begin one, as `resume` says. Answers the experiment, with the
-        defaults that the run began with."""
+        """Continue or archive the run in the folder, as `resume` requests. Returns the experiment with the run's old
+        defaults."""
         backbone, given = experiment.ajet.backbone, experiment.list_set_keys()
         training = _without_secrets(experiment.list_training_settings(), redact)
         self._restore_archived_run()
@@ -205,7 +204,7 @@ class RunPlace:
     def _all_changes(
         self, earlier: RunIdentity, changed: Mapping[str, list[str]], settings: list[str]
     ) -> list[dict[str, Any]]:
-        """The changes that the record has, with the one of this start."""
+        """Return the recorded changes plus the changes of this start."""
         assert self.resumed is not None, "it goes on from a checkpoint"
         step, rejudged = self.resumed.step, bool(earlier.judge) and earlier.judge != self.judge
         if rejudged:
@@ -217,7 +216,7 @@ class RunPlace:
         return [*earlier.changes, {"step": step, "files": changed, "settings": settings, "judge": rejudged}]
 
     def _require_own_project(self, earlier: RunIdentity, yaml: str | None) -> None:
-        """Raises UserError where the run belongs to a YAML of another project; a project that was moved goes on."""
+        """Refuse a run of a YAML in another project; a moved project is accepted. Raises UserError."""
         if yaml is None or earlier.yaml is None or not earlier.is_of_other_yaml(yaml, self.folder):
             return
         if Path(earlier.yaml).exists():
@@ -225,8 +224,7 @@ class RunPlace:
         self.notes.append(f"{self.name} belonged to {earlier.yaml}, which is gone: it goes on with {yaml}")
 
     def _read_base_checkpoint(self, path: Path) -> Checkpoint:
-        """The checkpoint of another run that this one, which has saved none of its own, began from. Raises
-        UserError."""
+        """Return the base checkpoint of a run without own checkpoints. Raises UserError."""
         found = verify_checkpoint(path)
         if isinstance(found, str):
             raise UserError(
@@ -243,11 +241,11 @@ class RunPlace:
         return self._holds_only(START_FILES | OTHER_RUN_FOLDERS) and not self.checkpoints.all()
 
     def _holds_only(self, names: Collection[str]) -> bool:
-        """Whether the folder holds nothing else than these."""
+        """True if the folder holds no other names."""
         return not self.folder.exists() or {path.name for path in self.folder.iterdir()} <= {*names}
 
     def _apply_old_defaults(self, experiment: Experiment, old_defaults: Mapping[str, Any]) -> Experiment:
-        """The experiment with the defaults that the run began with; says so."""
+        """Return the experiment with the old defaults of the run, and add a notice for each."""
         for key, value in old_defaults.items():
             self.notes.append(f"{key} stays {json.dumps(value)}, the default when this run began; nobody set it")
         try:
@@ -260,7 +258,8 @@ class RunPlace:
             ) from error
 
     def _read_earlier_run(self, *, anew: bool) -> RunIdentity | None:
-        """The run in the folder. One whose own file is damaged can be set aside, and no more."""
+        """Return the identity of the run in the folder; for a damaged identity an empty one if a new run is
+        requested."""
         try:
             return RunIdentity.read(self.folder)
         except UserError:
@@ -269,7 +268,7 @@ class RunPlace:
             return RunIdentity("", "", {})
 
     def release_lock(self) -> None:
-        """Release the lock; a folder that was made only for it goes."""
+        """Release the lock; a folder created only for the lock is removed."""
         if self.lock is not None:
             self.lock.release()
 
@@ -291,8 +290,10 @@ class RunPlace:
         return self.checkpoints.at(found)
 
     def _refuse_moved_checkpoints(self) -> None:
-        """Raises UserError where the checkpoints lie where the last start had them, and this one has them elsewhere: it
-        would begin anew, over what is recorded."""
+        """Refuse a start with another checkpoint folder than the last start. Raises UserError.
+
+        Without the check the run would begin anew over existing records.
+        """
         there, here = checkpoints_of(self.folder), self.checkpoints.folder
         if there.folder.resolve() != here.resolve() and there.all():
             raise UserError(
@@ -303,7 +304,7 @@ class RunPlace:
             )
 
     def _archive_run_except(self, chosen: Checkpoint) -> Checkpoint:
-        """Set the folder aside; answers `chosen` where it is afterwards."""
+        """Archive the folder; return `chosen` at the new path."""
         path = chosen.path.resolve()
         real = {each: each.resolve() for each in (self.folder, *self._checkpoint_folders())}
         for was, now in self._archive_run().moves:
@@ -312,15 +313,14 @@ class RunPlace:
         return chosen
 
     def _checkpoint_folders(self) -> list[Path]:
-        """Where checkpoints of the run in the folder may lie: where the present configuration has them, and where that
-        of the last start did."""
+        """Return the checkpoint folders of the current configuration and of the last start."""
         try:
             return [self.checkpoints.folder, checkpoints_of(self.folder).folder]
         except UserError:  # a record that is damaged can be set aside all the same
             return [self.checkpoints.folder]
 
     def _archive_run(self) -> ArchivedRun:
-        """Rename the folder to EXPERIMENT.old-N and take an empty one. Answers where the old one is now."""
+        """Rename the folder to EXPERIMENT.old-N and lock an empty one. Returns the archived run."""
         self._archived = archived = ArchivedRun.archive_run(self.folder, self._checkpoint_folders())
         (archived.old / LOCK_FILE).unlink(missing_ok=True)
         if self.lock is not None:
@@ -332,8 +332,10 @@ class RunPlace:
         return archived
 
     def _restore_archived_run(self) -> None:
-        """Where a start that set the run aside was killed before anything came of it, the run is where it was again,
-        also where the kill came between two renames; where something is in its place, that is said."""
+        """Restore a run archived by a start that was killed before any result, also between two renames.
+
+        A notice is added if other data occupies the original path.
+        """
         (self.folder / ASIDE_FILE).unlink(missing_ok=True)  # of a start that was killed before its first rename
         if (archived := ArchivedRun.find_archived(self.folder)) is None:
             return
@@ -370,13 +372,15 @@ class RunPlace:
         )
 
     def confirm_start(self) -> None:
-        """Something comes of the run: the one whose place it has stays under its other name."""
+        """Confirm that the run has a result: an archived run keeps its new name."""
         if self._archived is not None:
             self._archived.remove_mark()
 
     def remove_unused_folder(self) -> None:
-        """Nothing came of a run that began here, and it let go of the folder: what it wrote goes, unless another has
-        the folder by now, or programs ran beside it, whose logs may say more."""
+        """Remove the files of a start without a result.
+
+        The folder stays if another run holds it, or if other programs left logs.
+        """
         if (
             not self.is_new_folder
             or self._archived is not None
@@ -407,9 +411,11 @@ class RunPlace:
             lock.release()
 
     def restore_archived_run(self) -> str | None:
-        """The run that was set aside is where it was again, if nothing came of the one that took its place: answers the
-        name that it had meanwhile. Whose run it was has let go of the folder; None where that is another's by now, or
-        holds what another command wrote beside it."""
+        """Restore the archived run if this run has no result; returns its archived name.
+
+        Returns:
+            None if another process holds the folder, or the folder has files of another command.
+        """
         archived = self._archived
         if (
             archived is None
@@ -432,14 +438,16 @@ class RunPlace:
 
 
 def _path_below(root: Path, path: Path) -> str:
-    """The path as it is below `root`, which may be moved with all its runs, or as it is."""
+    """Return the path relative to `root` if inside (runs may be moved together), else unchanged."""
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
 def _without_secrets(training: dict[str, Any], redact: Redactor) -> dict[str, Any]:
-    """The value without secrets, as JSON holds it. Settings of ajet are not searched for values of variables (a
-    LICENSE_KEY may read like a model's name): what is secret among them lies under its own name, or shows itself by its
-    shape."""
+    """Return the settings as JSON values without secrets.
+
+    Values of ajet's own keys are not searched for environment values (a LICENSE_KEY may equal a model name); secrets in
+    them have secret names or shapes.
+    """
     plain = json.loads(dumps(training))
     return {
         key: redact.tree(value) if not key.startswith("ajet.") else SHAPES_ONLY.tree(value)

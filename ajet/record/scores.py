@@ -1,10 +1,9 @@
-"""Scores: what one model came to over tasks, each attempted one or several times; two models compared task by task.
+"""Scores of one model over tasks with one or more attempts, and the comparison of two models.
 
-Invariant: over all tasks, never over survivors. A failed attempt solves nothing and is worth no more than the worst
-that was scored; only what ajet itself failed at is left out, and counted. Tasks are what is independent: every interval
-is over tasks, however often each was attempted. Only tasks that both models have are compared, and how many those are
-is said. The test asks one thing: how likely a difference as large would be if it were chance which of the two results
-of a task belongs to which model. It needs no distribution, and a seed makes it repeatable.
+Invariant: means are over all tasks, not over scored attempts. A failed attempt solves no task and counts no more than
+the lowest score; only failures of ajet itself are left out, and counted. Tasks are the independent units of every
+interval. Only tasks of both models are compared, with their number. The test is a paired permutation test without a
+distribution assumption; a seed makes the result repeatable.
 """
 
 from __future__ import annotations
@@ -46,13 +45,12 @@ class TaskRate:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one model's attempts, or of those at tasks with one tag."""
+    """Scores of one model's attempts, or of the attempts with one tag."""
 
     attempts: Sequence[AttemptRecord]
     lowest: float = 0.0
-    """What a failed attempt is worth: 0, or less where rewards go below it (`failure_reward`)."""
-    by_task: dict[str, list[AttemptRecord]] = field(init=False)
-    """The attempts that count."""
+    """Reward of a failed attempt: 0, or less if rewards go below 0 (`failure_reward`)."""
+    by_task: dict[str, list[AttemptRecord]] = field(init=False)  # counted attempts by task
 
     def __post_init__(self) -> None:
         by_task: dict[str, list[AttemptRecord]] = {}
@@ -63,12 +61,12 @@ class Scores:
 
     @property
     def left_out(self) -> int:
-        """Attempts that ajet itself failed at."""
+        """Number of attempts lost to failures of ajet itself."""
         return sum(attempt.left_out for attempt in self.attempts)
 
     @property
     def failed(self) -> int:
-        """Attempts that failed and do count."""
+        """Number of failed attempts that count."""
         return sum(bool(attempt.failure) and not attempt.left_out for attempt in self.attempts)
 
     @property
@@ -78,36 +76,33 @@ class Scores:
 
     @property
     def scored(self) -> int:
-        """Attempts with a reward."""
         return sum(attempt.reward is not None and not attempt.left_out for attempt in self.attempts)
 
     @property
     def repeats(self) -> int:
-        """The most attempts that any task has."""
+        """Maximum number of attempts per task."""
         return max((len(attempts) for attempts in self.by_task.values()), default=0)
 
     @cached_property
     def has_success_verdicts(self) -> bool:
-        """Whether success was judged."""
         return has_success_verdicts(self.attempts)
 
     @cached_property
     def solved(self) -> dict[str, float]:
-        """The share of attempts that succeeded, by task."""
+        """Share of successful attempts by task."""
         return {task: fmean(a.success for a in attempts) for task, attempts in self.by_task.items()}
 
     @cached_property
     def rewards(self) -> dict[str, float]:
-        """The mean reward of the attempts, by task; a failed one counts what a failure is worth."""
+        """Mean reward by task; a failed attempt counts `lowest`."""
         return {task: fmean(self.reward_or_lowest(a) for a in attempts) for task, attempts in self.by_task.items()}
 
     def reward_or_lowest(self, attempt: AttemptRecord) -> float:
-        """The attempt's reward, or what a failure is worth."""
+        """Return the attempt's reward, or the reward of a failure."""
         return self.lowest if attempt.reward is None else attempt.reward
 
     def pass_rate(self, k: int) -> TaskRate | None:
-        """pass@k over the tasks with at least k attempts that count; None where success was not judged, or no task has
-        so many."""
+        """Return pass@k over tasks with at least k counted attempts; None without success verdicts or such tasks."""
         if not self.has_success_verdicts:
             return None
         rates = [
@@ -121,22 +116,22 @@ class Scores:
         return TaskRate(value, *wilson(value, len(rates)), tasks=len(rates))
 
     def ks(self) -> list[int]:
-        """The k of pass@k that these attempts give: powers of two, and how many there are."""
+        """Return the useful k of pass@k: powers of two and the number of attempts."""
         most = self.repeats
         return sorted({1 << exponent for exponent in range(most.bit_length())} | {most}) if most else []
 
     @property
     def reward(self) -> float | None:
-        """The mean over tasks; None without one scored attempt."""
+        """Mean over tasks; None without a scored attempt."""
         return fmean(self.rewards.values()) if self.scored else None
 
     @property
     def reward_error(self) -> float | None:
-        """Half of its 95 % interval; None for fewer than two tasks."""
+        """Half of the mean's 95 % interval; None for fewer than two tasks."""
         return half_width(list(self.rewards.values())) if self.scored else None
 
     def group_by_tag(self, keys: Sequence[str] = TAG_KEYS) -> dict[str, Scores]:
-        """The scores at the tasks of each tag, by name; a task with several counts for each of them."""
+        """Return the scores by tag; a task with several tags counts for each."""
         parts: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             for tag in attempt.tags(keys):
@@ -144,8 +139,7 @@ class Scores:
         return {tag: Scores(parts[tag], self.lowest) for tag in sorted(parts)}
 
     def group_by_scorer(self) -> dict[str, Scores]:
-        """The scores of the attempts of each choice of scorers, by name, as stages and rows choose them; those that
-        failed before one was asked are in none."""
+        """Return the scores by chosen scorers, as stages and rows choose them; unscored failures are left out."""
         parts: dict[str, list[AttemptRecord]] = {}
         for attempt in self.attempts:
             if attempt.scorer:
@@ -153,7 +147,7 @@ class Scores:
         return {name: Scores(parts[name], self.lowest) for name in sorted(parts)}
 
     def average_by_scorer(self) -> dict[str, tuple[float | None, int, int]]:
-        """For each scorer that was asked: the mean of what it gave, over how many, of how many."""
+        """Return the mean score, the number of scores and the number of requests of each scorer."""
         given: dict[str, list[float | None]] = {}
         for attempt in self.attempts:
             for name, score in attempt.parts.items():
@@ -165,15 +159,15 @@ class Scores:
 
 
 def failure_reward(attempts: Iterable[AttemptRecord]) -> float:
-    """What a failed attempt is worth among these: 0 or the lowest reward, whichever is less. Models that are compared
-    share it."""
+    """Return the reward of a failed attempt: the minimum of 0 and the lowest reward. Compared models share the
+    value."""
     return min([0.0, *(a.reward for a in attempts if a.reward is not None and not a.left_out)])
 
 
 EXACT_UP_TO = 14
-"""Tasks that differ, up to which all exchanges are counted out."""
+"""Maximum number of differing tasks for the exact permutation test."""
 EXCHANGES = 20_000
-"""Random ones that are tried beyond that."""
+"""Number of random exchanges above EXACT_UP_TO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +176,20 @@ class Comparison:
 
     quantity: str
     """success, or reward where success was not judged."""
-    tasks: int
-    """That both have."""
+    tasks: int  # number of shared tasks
     difference: float
     """Of the means over tasks, after - before."""
     error: float | None
-    """Half of its 95 % interval; None below two tasks, and where all differ equally."""
+    """Half of the difference's 95 % interval; None below two tasks, and for equal differences."""
     p: float
     test: str
-    """Which one `p` is of."""
+    """Name of the test behind `p`."""
     noise: float | None
-    """What two runs of one model differ by in 19 of 20 cases at most, from how the attempts at each task differ; None
-    where each was attempted once."""
+    """Upper bound (95 %) of the difference between two runs of one model, from the spread of attempts; None for single
+    attempts."""
     gained: tuple[str, ...]
-    """Tasks that were not solved before and are now; without success, whose reward rose."""
-    lost: tuple[str, ...]
-    """The other way round."""
+    """Tasks solved only by `after`; without success verdicts, tasks with a higher reward."""
+    lost: tuple[str, ...]  # tasks solved only by `before`
 
     @property
     def is_beyond_noise(self) -> bool:
@@ -205,14 +197,13 @@ class Comparison:
         return self.p < 0.05
 
     def describe_difference(self) -> str:
-        """For a line."""
         sign = f"{self.difference:+.1%}" if self.quantity == "success" else f"{self.difference:+.3g}"
         wide = plus_minus(self.error, ".0%" if self.quantity == "success" else ".2g")
         text = f"{self.quantity} {sign}{wide} over {self.tasks} tasks, p = {_format_p(self.p)} ({self.test})"
         return text if self.is_beyond_noise else f"{text}: may be chance"
 
     def describe_noise(self) -> str:
-        """A line on what two runs of one model would differ by."""
+        """Describe the difference expected between two runs of one model."""
         if self.noise is None:
             return "two runs of one model: not known from one attempt a task (--repeat 4 tells)"
         if self.noise == 0:
@@ -222,7 +213,7 @@ class Comparison:
 
 
 def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | None:
-    """The comparison over shared tasks; None where they share none."""
+    """Compare two models over shared tasks; None without shared tasks."""
     judged = before.has_success_verdicts and after.has_success_verdicts
     was, now = (before.solved, after.solved) if judged else (before.rewards, after.rewards)
     shared = [task for task in was if task in now]
@@ -252,13 +243,12 @@ def compare(before: Scores, after: Scores, *, seed: int = 0) -> Comparison | Non
 
 
 def paired_p(differences: Sequence[float], *, seed: int = 0) -> tuple[float, str]:
-    """How likely a mean at least as far from 0 is if each paired difference might as well have the other sign, and the
-    test's name.
+    """Return the p-value of the mean of paired differences under random signs, and the test's name.
 
-    Where all that are not 0 are equally large, as with one attempt a task, that is the exact sign test (of success:
-    McNemar, Psychometrika 12, 1947, by the binomial distribution). Else it is the permutation test for pairs (Fisher,
-    The Design of Experiments, 1935): of all signs up to 2^14, else of 20,000 drawn ones, the observed counted as one of
-    them (Phipson & Smyth, Stat. Appl. Genet. Mol. Biol. 9, 2010).
+    If all nonzero differences have one size, as with one attempt per task, this is the exact sign test (for success:
+    McNemar, Psychometrika 12, 1947, by the binomial distribution). Else a paired permutation test (Fisher, The Design
+    of Experiments, 1935) with all signs up to 2^14, else 20,000 random ones, counting the observed signs (Phipson &
+    Smyth, Stat. Appl. Genet. Mol. Biol. 9, 2010).
     """
     values = np.array([value for value in differences if abs(value) > 1e-12])
     if not len(values):
@@ -282,11 +272,11 @@ def paired_p(differences: Sequence[float], *, seed: int = 0) -> tuple[float, str
 
 
 def noise_floor(scores: Scores, tasks: Sequence[str], *, success: bool) -> float | None:
-    """How far the means of two runs of this model, of as many attempts each, lie apart in 95 % of cases, at most.
+    """Return the 95 % bound of the difference between the means of two runs of this model with equal attempts.
 
-    Halves of the attempts at a task are such runs, of half the length. The mean of their squared difference over all
-    ways to halve them is 4 s^2 / n for n attempts of variance s^2 (unbiased); for runs of the whole length it is
-    2 s^2 / n. Over tasks these add up. None where a task has one attempt only.
+    Halves of a task's attempts act as runs of half length. The mean squared difference over all halvings is 4 s^2 / n
+    for n attempts of variance s^2 (unbiased); runs of full length have 2 s^2 / n. Variances add over tasks. None if a
+    task has a single attempt.
     """
     total = 0.0
     for task in tasks:

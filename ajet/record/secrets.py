@@ -1,12 +1,11 @@
-"""Secrets stay out of everything that is written (DESIGN decision 16); what is one, `ajet.schema.secrets` says.
+"""Redacts secrets from all written text (DESIGN decision 16); `ajet.schema.secrets` defines a secret.
 
-Invariant: every file of a run directory passes through one `Redactor`. It hides what shows itself by its shape (user
-information of URLs, keys of known services) and the values that lie under the name of a secret, in the environment or
-in the configuration. Of rows it changes string values only: never a key, nor a word of ajet's own such as a status.
+Invariant: every file of a run directory passes one `Redactor`. Redacted are texts with a secret's shape (user
+information of URLs, keys of known services) and values of secret names in the environment or configuration. In rows
+only string values change, never keys or ajet's own words such as a status.
 
-A value is searched for only if it can't be mistaken for ordinary text: 8 characters at least, no number, no path that
-exists, and no single word (letters of one case, shorter than 16: `completed` is nobody's secret, and would blot out
-the same word everywhere).
+A value is searched only if unmistakable: at least 8 characters, no number, no existing path, no single word (letters of
+one case, shorter than 16). A secret `completed` would redact the word in every text.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ajet.record.plain_json import dumps
 from ajet.schema.secrets import has_secret_shape, is_secret_name, list_secret_parts, replace_secret_shapes
 
 SHORTEST = 8
-"""Characters; shorter values are no secrets worth the name, and would blot out ordinary words."""
+"""Minimum characters of a searched secret; shorter ones would redact ordinary words."""
 SHAPE = "[redacted secret]"
 """Stands for a secret that no variable or key names."""
 _ONE_WORD = re.compile(r"[A-Za-z]?[a-z]{1,14}|[A-Z]{1,15}")
@@ -46,7 +45,7 @@ _WORD_OF_A_LIST = re.compile(r"[a-z][a-z_]*")
 
 
 class Redactor:
-    """Replaces secrets by the name of the variable or key that they came from."""
+    """Replaces secrets by the name of their variable or key."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, literals: Iterable[tuple[str, str]] = ()) -> None:
         found, interpolations = dict[str, str](), dict[str, str]()
@@ -62,14 +61,13 @@ class Redactor:
         self._longest_first = sorted(found, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
-        """`text` without secrets."""
         for secret in self._longest_first:
             if secret in text:
                 text = text.replace(secret, self._replacements[secret])
         return replace_secret_shapes(text, SHAPE)
 
     def row(self, row: Any) -> str:
-        """One line of strict JSON in which the string values of `row` have no secrets."""
+        """Return `row` as one line of strict JSON with redacted string values."""
         line = dumps(row)
         return line if not self._has_secret(line) else dumps(self._redact_value(json.loads(line)))
 
@@ -78,7 +76,7 @@ class Redactor:
         return self._redact_value(value)
 
     def interpolated(self, text: str) -> str:
-        """`text` with secrets of the environment as `${oc.env:NAME}`, so that a configuration still loads."""
+        """Replace secrets of the environment by `${oc.env:NAME}`; the configuration still loads."""
         for secret in self._longest_first:
             if secret in text:
                 text = text.replace(secret, self._interpolations.get(secret, self._replacements[secret]))
@@ -98,12 +96,11 @@ class Redactor:
         return any(secret in line for secret in self._replacements) or has_secret_shape(line)
 
 
-SHAPES_ONLY = Redactor({})
-"""Knows no values."""
+SHAPES_ONLY = Redactor({})  # knows no values
 
 
 def literal_secrets(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(key, value) of every string in a configuration whose key says that it is secret (`api_key: sk-…`)."""
+    """Yield (key, value) of every string with a secret's key or shape in a configuration (`api_key: sk-…`)."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from literal_secrets(value, str(key))
@@ -117,21 +114,20 @@ def literal_secrets(tree: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _secret_texts(name: str, value: str) -> list[str]:
-    """The texts to look for, of what lies under this name."""
+    """Return the texts to redact for a variable or key."""
     values = [value.strip()] if is_secret_name(name) else []
     inside = list_secret_parts(value) if values or has_secret_shape(value) else []
     return [secret for secret in [*values, *inside] if _is_unmistakable(secret)]
 
 
 def _is_unmistakable(value: str) -> bool:
-    """See the module's docstring."""
     if len(value) < SHORTEST or value.isdigit() or _ONE_WORD.fullmatch(value):
         return False
     return not os.path.exists(value)
 
 
 def _json_forms(secret: str) -> set[str]:
-    """The secret as it is, as it reads in JSON, and in JSON that is a text of JSON."""
+    """Return the secret as plain text, as JSON, and as JSON within JSON."""
     forms = {secret}
     for ascii_only in (True, False):
         once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]

@@ -1,7 +1,7 @@
-"""RateLimiter: what would be said again and again is said once in a while.
+"""RateLimiter: limits repeated log lines.
 
-Invariant: of two times that lie less than `every` seconds apart only the first is due, for each name by itself. From
-any thread; a fork begins anew, for nobody there would let go of a lock that another thread held.
+Invariant: of two requests for one name within `every` seconds only the first is due. Thread-safe; a forked child starts
+with an empty state and a new lock, since another thread of the parent may hold the old one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from weakref import WeakSet
 
 
 class RateLimiter:
-    """Whether something is to be said now. Names whose time has passed are forgotten."""
+    """Limits how often a line is logged, per name. Expired names are forgotten."""
 
     def __init__(self, every: float) -> None:
-        """`every`: seconds."""
         self._every, self._lock = every, threading.Lock()
         self._last_times: dict[Hashable, float] = {}
         _limiters.add(self)
 
     def is_due(self, name: Hashable = None) -> bool:
-        """Whether it is to be said now; then it counts as said."""
+        """True if the name is due; the call then counts as logged."""
         now = time.monotonic()
         with self._lock:
             self._last_times = {each: at for each, at in self._last_times.items() if now - at < self._every}

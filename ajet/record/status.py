@@ -1,8 +1,7 @@
-"""status.json: what the run is doing now, for `ajet stop`, the viewer and people.
+"""status.json: the current state of a run, for `ajet stop`, the viewer and people.
 
-Invariants: the file is always whole (replaced, never edited); its processes carry their starts and where they run, so
-that nothing is ever ended by a process id that somebody else has got since. Once a run has begun, a status that cannot
-be written is a warning: it is never what ends the run.
+Invariant: the file is always complete (replaced, never edited). Recorded processes carry start time and location, so a
+reused pid is never signalled. After the start, a failed write is only a warning and ends no run.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TO_VALIDATE = "to_validate"
 
 
 class StatusFile:
-    """The content of `status.json`. Thread-safe. Making it raises OSError when nothing can be written."""
+    """Content of `status.json`. Thread-safe. The constructor raises OSError if the file cannot be written."""
 
     def __init__(self, path: Path, redact: Redactor, *, run_id: str, name: str, kind: str) -> None:
         self._path, self._redact = path, redact
@@ -73,7 +72,7 @@ class StatusFile:
         write_atomically(self._path, text + "\n")
 
     def add_process(self, pid: int, role: str) -> None:
-        """Record a process that this run started, while it lives."""
+        """Record a live process started by this run."""
         try:
             found = ProcessIdentity.of(pid)
         except psutil.NoSuchProcess:
@@ -83,7 +82,7 @@ class StatusFile:
             self.set(processes=[*processes, _process_entry(found, role)])
 
     def get(self, name: str) -> Any:
-        """A field's present value; None when it was never set."""
+        """Return the current value of a field; None if never set."""
         return self._content.get(name)
 
 
@@ -92,7 +91,7 @@ def _process_entry(process: ProcessIdentity, role: str) -> dict[str, Any]:
 
 
 def read_status(folder: Path) -> dict[str, Any] | None:
-    """The status of the run in `folder`; None when it holds none. Raises OSError, UserError for a damaged one."""
+    """Return the status of the run in `folder`; None without one. Raises OSError; UserError for damage."""
     path = folder / "status.json"
     try:
         return read_json(path)
@@ -108,7 +107,7 @@ def read_status(folder: Path) -> dict[str, Any] | None:
 
 
 def recorded_processes(status: dict[str, Any]) -> list[tuple[ProcessIdentity, str]]:
-    """The processes that a status names, with their roles; an entry that is none is left out."""
+    """Return the processes of a status with their roles; invalid entries are skipped."""
     found = []
     place = {name: status.get(name) for name in ("host", "boot", "space")}
     entries = status.get("processes")
@@ -121,7 +120,7 @@ def recorded_processes(status: dict[str, Any]) -> list[tuple[ProcessIdentity, st
 
 
 def find_run_state(status: dict[str, Any]) -> str:
-    """running, what its outcome says, or stopped: its process is gone without a word."""
+    """Return "running", the outcome, or "stopped" if the process is gone without an outcome."""
     if status.get("outcome"):
         return str(status["outcome"])
     for process, role in recorded_processes(status):

@@ -1,7 +1,7 @@
-"""Tool uses as they are kept: plain JSON, bounded, and as rows of an episode's line.
+"""Tool uses in the record: plain JSON, bounded, as rows of an episode's line.
 
-Invariant: `kept` of what is kept already is the same again; what it leaves out is counted in the use (`cut`) or stands
-in it by digest, so that two different uses do not become one. `decode_uses(encode_uses(uses))` are the same uses.
+Invariant: `bound_tool_use` is idempotent. Removed text is counted in the use (`cut`) or represented by a digest, so
+different uses stay different. `decode_uses(encode_uses(uses))` equals the uses.
 """
 
 from __future__ import annotations
@@ -16,23 +16,21 @@ from ajet.record.plain_json import plain, strict_json
 from ajet.schema.tool_use import ToolError, ToolUse, compute_digest
 
 RESULT = 1 << 16
-"""Characters kept of what the model was shown of one result, the first ones; its digest is kept in any case."""
+"""Maximum stored characters of a result shown to the model; the digest is always stored."""
 ARGUMENTS = 1 << 16
-"""Characters of JSON kept of one use's arguments."""
+"""Maximum stored characters of a use's arguments as JSON."""
 IN_ALL = 1 << 22
-"""Characters kept of all results and arguments of an episode."""
-MOST_USES = 10_000
-"""Of an episode."""
-NAME = 1_000
-"""Characters of a name."""
+"""Maximum stored characters of all results and arguments of an episode."""
+MOST_USES = 10_000  # of an episode
+NAME = 1_000  # characters of a name
 CUT = "cut"
-"""Stands for arguments that are longer: their beginning and their digest."""
+"""Key of shortened arguments: their beginning, next to the digest."""
 _ERRORS = frozenset(get_args(ToolError))
 _DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(ToolUse) if isinstance(each.default, str | int)}
 
 
 def canonical_json(arguments: Mapping[str, Any]) -> str:
-    """Arguments as one text: the same for the same arguments, in whatever order they came."""
+    """Return arguments as one text, independent of the key order."""
     return json.dumps(
         _replace_surrogates(plain(dict(arguments))), ensure_ascii=False, sort_keys=True, separators=(",", ":")
     )
@@ -47,8 +45,12 @@ def bound_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
-    """The use as the record keeps it, with at most `room` characters of result. Raises TypeError and ValueError for
-    what is no use."""
+    """Return the use as stored, with at most `room` characters of the result.
+
+    Raises:
+        TypeError: not a ToolUse, or a result without text.
+        ValueError: an unknown error class or invalid times.
+    """
     if not isinstance(use, ToolUse):
         raise TypeError(f"a tool use is an ajet.schema.tool_use.ToolUse, not a {type(use).__name__}")
     if use.error not in _ERRORS:
@@ -71,18 +73,18 @@ def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
 
 
 def chain_digest(before: str, use: ToolUse) -> str:
-    """The `chain` of a use; `before`: that of the one before it, "" of the first."""
+    """Return the `chain` digest of a use. `before`: digest of the previous use; "" for the first."""
     (row,) = encode_uses([replace(use, chain="")])
     return compute_digest(strict_json([before, row]))[:32]
 
 
 def size_of(use: ToolUse) -> int:
-    """Characters that it takes of `IN_ALL`."""
+    """Return the characters of a use that count towards `IN_ALL`."""
     return len(use.result) + len(strict_json(use.arguments))
 
 
 def encode_uses(uses: Sequence[ToolUse]) -> list[dict[str, Any]]:
-    """Rows of an episode's line; what has its default is left out."""
+    """Return rows of an episode's line without default values."""
     names = [each.name for each in fields(ToolUse)]
     return [
         {name: value for name in names if (value := getattr(use, name)) != _DEFAULTS.get(name, _ALWAYS)} for use in uses
@@ -90,7 +92,7 @@ def encode_uses(uses: Sequence[ToolUse]) -> list[dict[str, Any]]:
 
 
 def decode_uses(rows: Any) -> list[ToolUse]:
-    """The uses of those rows. Raises ValueError and kin for rows that are none."""
+    """Return the uses of rows. Raises ValueError or TypeError for invalid rows."""
     if not isinstance(rows, list):
         raise ValueError("its tool uses are no list")
     return [_decode_use(row) for row in rows]

@@ -1,9 +1,8 @@
-"""What the disk refuses is a sentence: the boundary of all writes below a run's folder, and of files that a user named.
+"""Turns errors of the operating system on writes into UserErrors, for run folders and for files named by options.
 
 Invariant: a disk that is full, over quota or read-only, a missing permission and a moved folder each raise
-CannotWriteError, a UserError that says what could not be written and what is safe. Any other error passes through. A
-place that an option names is checked before anything is played, judged or merged for it, if that is possible; existing
-files are not overwritten unless the caller says so.
+CannotWriteError with the unwritten data and the safe data. Any other error passes through. A path named by an option is
+checked before expensive work where possible; existing files are not overwritten unless the caller allows it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ajet.schema.errors import UserError
 
 
 class CannotWriteError(UserError):
-    """The folder of a run cannot be written, for now: nothing of it is."""
+    """The run's folder cannot be written at present; nothing was written."""
 
 
 NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -36,7 +35,7 @@ REFUSALS = {
     errno.EIO: ("The disk reports an error", "look at the system's log: the disk may be failing"),
     errno.ESTALE: ("The file system has gone away", "mount it again"),
 }
-"""What an error of the operating system means here, and what to do; `other_folder`: a way to name another folder."""
+"""Meaning of an error number and advice; `other_folder` names an alternative."""
 RECORD = "the record of the run"
 EXP_DIR = ", or name another folder with --exp-dir"
 
@@ -51,11 +50,15 @@ def explain_write_errors(
     other_folder: str | None = None,
     then: str = "",
 ) -> Iterator[None]:
-    """Turn the failure of the block into a CannotWriteError when the disk below `folder` refuses what it writes.
+    """Raise CannotWriteError if the disk below `folder` refuses the writes of the block.
 
-    `what` could not be written; `intact` says what is safe. `room`: what has to fit; `other_folder`: a way to name
-    another folder ("" for none; None: --exp-dir, though not for room, as the run would begin anew there); `then`: what
-    the same command does once it is started again.
+    Args:
+        what: data that could not be written.
+        intact: data that is safe.
+        room: required free space.
+        other_folder: advice for another folder; "" for none, None for --exp-dir (not for a full disk, where the run
+            would begin anew).
+        then: effect of the same command after a restart.
     """
     try:
         yield
@@ -90,8 +93,10 @@ def explain_write_errors(
 
 
 def find_refusal(error: BaseException, folder: Path) -> int | None:
-    """The number in REFUSALS that says why nothing can be written below `folder`; None where that is not the reason. A
-    missing file elsewhere, or in a folder that is there, is none."""
+    """Return the error number in REFUSALS that explains a failed write below `folder`; None for other errors.
+
+    A missing file in an existing folder, or outside `folder`, is no refusal.
+    """
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
     about = Path(str(error.filename)) if error.filename is not None else folder
@@ -103,14 +108,14 @@ def find_refusal(error: BaseException, folder: Path) -> int | None:
 
 
 def is_full(error: BaseException, folder: Path) -> bool:
-    """True when `error`, or what caused it, says so; libraries wrap the operating system's error in their own."""
+    """True if `error` or its cause means a full disk; libraries wrap operating system errors."""
     if _error_matches(error, NUMBERS, WORDS):
         return True
     return isinstance(error, Exception) and _free_bytes(folder) < NEARLY_NOTHING
 
 
 def is_limited(error: BaseException) -> bool:
-    """True when it is a limit on the size of one file that stands in the way, however much room there is."""
+    """True if a limit on file size caused the error, independent of free space."""
     return _error_matches(error, (errno.EFBIG,), TOO_LARGE)
 
 
@@ -126,14 +131,13 @@ def _error_matches(error: BaseException, numbers: Collection[int], words: Collec
 
 
 def _free_bytes(folder: Path) -> int:
-    """Bytes; of the nearest folder above that is there."""
+    """Return the free bytes at the nearest existing parent folder."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     return shutil.disk_usage(there).free
 
 
 def require_place(file: Path, option: str, *, new: bool = True) -> None:
-    """Raises UserError where `file` cannot be written: its folder is missing, not permitted or none; it is there
-    already (`new`), or is a folder."""
+    """Refuse a path that cannot be written: missing folder, no permission, a folder, or an existing file (`new`)."""
     with convert_os_errors(file, option):  # a name that is too long, a folder that nobody may look into
         _require_place(file, option, new)
 
@@ -152,7 +156,7 @@ def _require_place(file: Path, option: str, new: bool) -> None:
 
 
 def require_folder(folder: Path, option: str) -> None:
-    """Raises UserError where the folder cannot be made, or written to if it is there."""
+    """Refuse a folder that cannot be created or written. Raises UserError."""
     with convert_os_errors(folder, option):
         there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
         if not there.is_dir():

@@ -1,9 +1,8 @@
-"""The one ledger: where each task and its group is, from its lease to the step that used it.
+"""The store: registry of tasks and groups from the lease to the training step.
 
-In: positions of the training order that are leased, episodes as they end, groups as they close, what a step used or
-discarded. Out: positions to play, closed groups, and what a checkpoint says of it all. Invariant: a store is opened at
-a checkpoint, and uses that this one does not know never were. Which task stands at a position is the task reader's
-business (`TaskOrder`).
+Input: leased positions of the training order, finished episodes, closed groups, used and discarded groups. Output:
+positions to lease, closed groups, and the state for a checkpoint. Invariant: a store is opened at a checkpoint, and
+uses unknown to the checkpoint are undone. `TaskOrder` maps positions to tasks.
 """
 
 from __future__ import annotations

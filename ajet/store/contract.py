@@ -1,9 +1,8 @@
-"""What a store promises; tests/contract/test_stores.py holds every implementation to it.
+"""The interface of a store, tested for every implementation by tests/contract/test_stores.py.
 
-Invariant: a position is to be had, leased, closed, or over (used for the last time, or discarded), one of these at a
-time, and used only as of a checkpoint: the store that is opened at one takes back every use after it, with the episodes
-that were put. An end that was put is on the disk, once. Who comes with a lease that another has since is refused. No
-step uses a position twice.
+Invariant: a position is either free, leased, closed or over (used for the last time, or discarded). Uses count only as
+of a checkpoint: a store opened at a checkpoint undoes later uses and keeps their episodes. A put episode is on disk
+exactly once. A stale lease is refused. No step uses a position twice.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ajet.schema.errors import AjetError, RunFailed, ServiceUnreachableError, Us
 
 
 class StoreUnavailableError(UserError):
-    """The store cannot be asked, or cannot write, for now or not by this process: nothing of what was asked is done."""
+    """The store cannot answer or write at present, or refuses this process; the operation had no effect."""
 
 
 class StoreDownError(RunFailed, StoreUnavailableError):
@@ -26,16 +25,16 @@ class StoreDownError(RunFailed, StoreUnavailableError):
 
 
 class StoreUnreachableError(ServiceUnreachableError, StoreUnavailableError):
-    """The store was out of reach for as long as this process waits for it."""
+    """The store was unreachable for longer than the process waits."""
 
 
 TRANSIENT_ERRORS = (StoreUnavailableError, CannotWriteError, OSError)
-"""What a store raises that may do the same later. A mistake of the person's or of ours is none of these."""
+"""Errors of a store that may disappear on a retry; mistakes of the user or of ajet are not included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An episode that has ended, with what its end was about."""
+    """A finished episode with facts about its end."""
 
     episode: Episode
     alone: bool = False
@@ -45,15 +44,14 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A position that somebody plays. `order`: in the training order; negative: of a task that somebody brought."""
+    """A leased position. `order`: place in the training order; negative for a client's own task."""
 
     order: int
     fence: int
-    """Which lease of the position it is: the latest counts."""
-    kept: tuple[Kept, ...] = field(default=(), compare=False)
-    """What was put of it already."""
+    """Number of the lease; only the latest lease of a position is valid."""
+    kept: tuple[Kept, ...] = field(default=(), compare=False)  # episodes already put
     used: tuple[int, ...] = field(default=(), compare=False)
-    """The steps that have used it, the first one first, where it stays closed to be used again."""
+    """Steps that have used the group, in order, if the position stays closed for reuse."""
 
 
 class LeaseLostError(AjetError):
@@ -61,27 +59,29 @@ class LeaseLostError(AjetError):
 
 
 class Store(Protocol):
-    """Thread-safe."""
-
     def lease(self, count: int) -> list[Lease]:
-        """The next positions: first those that were begun and are nobody's, in order."""
+        """Lease the next positions: started and free positions first, in order."""
         ...
 
     def bring(self) -> Lease:
-        """A position for a task that is in no order. It is never leased again, but with what was put of it."""
+        """Lease a position for a task outside the order; leased again only if episodes were put."""
         ...
 
     def lease_kept(self) -> list[Lease]:
-        """Lease all positions that nobody holds, that are not closed, and of which something was put."""
+        """Lease all free, open positions with put episodes."""
         ...
 
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """Keep ends, all of them or none. On return they are on the disk; again is no second time. Raises
-        LeaseLostError; one of TRANSIENT_ERRORS, and then none is kept and they may be put again."""
+        """Put episodes, all or none; a repeated put has no effect. They are on disk on return.
+
+        Raises:
+            LeaseLostError: the lease is stale.
+            TRANSIENT_ERRORS: no episode was stored; the put may be repeated.
+        """
         ...
 
     def close(self, lease: Lease) -> None:
-        """Mark the leased position's group as whole. Raises LeaseLostError."""
+        """Close the leased position: the group is complete. Raises LeaseLostError."""
         ...
 
     def closed(self) -> list[Lease]:
@@ -89,27 +89,34 @@ class Store(Protocol):
         ...
 
     def begun(self) -> list[int]:
-        """Positions of the order that were leased once, and that no step has used or discarded."""
+        """Return the positions of the order that were leased and never used or discarded."""
         ...
 
     def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
-        """The update of this step is over these, which are leased or closed. Those of them in `again`, which are closed
-        and of which something was put, stay so, for a later step. Raises LeaseLostError for any other, and for one that
-        this step or a later one has used; then none is used."""
+        """Record the use of leased or closed positions by the update of this step.
+
+        Args:
+            again: closed positions with episodes that stay closed for a later step.
+
+        Raises:
+            LeaseLostError: a position is in another state, or this step or a later one has used a position; then none
+                is used.
+        """
         ...
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """End positions that no update is over, or that were used and are to be used no more. Raises as `use`."""
+        """End positions without an update, or after their last use. Raises as `use`."""
         ...
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """Give leases back that were not finished; what was put of them is kept. Raises LeaseLostError."""
+        """Return unfinished leases; put episodes stay stored. Raises LeaseLostError."""
         ...
 
     def commit(self) -> dict[str, Any]:
-        """What the next checkpoint is to hold, as JSON values: all uses so far. The store is opened `at` it."""
+        """Return the state for the next checkpoint as JSON values: all uses so far. A store is opened `at` this
+        state."""
         ...
 
     def forget(self, step: int) -> None:
-        """No checkpoint before that of this step is gone back to: what was used up to it need not be kept."""
+        """Drop data used up to the oldest checkpoint `step`; no older checkpoint will be loaded."""
         ...

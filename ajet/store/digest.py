@@ -1,8 +1,8 @@
-"""The digest that a store keeps of each episode, and the errors for an episode that differs from it.
+"""Digests of stored episodes, and errors for changed episodes.
 
-Invariant: the process that puts an episode writes the digest; every process that takes the episode compares it. The
-digest covers the position, how the episode ended, its line and its arrays. It finds accidents. It does not protect from
-a process that may write to the database: that process can write a matching digest.
+Invariant: the process that puts an episode writes the digest, and every process that reads the episode compares the
+digest. Covered are the position, the end of the episode, line and arrays. A digest detects accidents; a process with
+write access to the database can write a matching digest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from ajet.schema.errors import AjetError, UserError
 
 ALTERED = "changed in the store"
-"""First words of the reason why a position with an altered episode is set aside."""
+"""First words of the reason of a dead position with a changed episode."""
 _UNREADABLE = (
     *(KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError),
     *(AssertionError, UserError, zlib.error),
@@ -24,7 +24,7 @@ _UNREADABLE = (
 
 
 class AlteredEpisodeError(AjetError):
-    """A stored episode is not what was put."""
+    """A stored episode differs from the put episode."""
 
     def __init__(self, what: str = "it is not what was put: its digest does not match") -> None:
         super().__init__(what)

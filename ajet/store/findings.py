@@ -1,4 +1,4 @@
-"""What a look at a store says of it, whatever kind it is of."""
+"""Findings about a store, for `ajet doctor --store`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ajet.schema.errors import Finding
 
 SILENT = 300.0
-"""Seconds after which a member is said to be silent."""
+"""Seconds without a heartbeat after which a member is reported as silent."""
 
 
 def report_contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
@@ -18,7 +18,7 @@ def report_contents(states: Mapping[str, int], ends: int, size: int) -> Finding:
 
 
 def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
-    """`reasons`: of positions that are dead, the last one of each."""
+    """Report dead positions. `reasons`: (order, last reason) pairs."""
     dead = list(reasons)
     if not dead:
         return []
@@ -28,7 +28,7 @@ def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
 
 
 def report_member(role: str, name: str, age: float, leases: int) -> Finding:
-    """The finding about one process that takes part."""
+    """Report one member of the store."""
     holds = f"{leases} lease{'s' * (leases != 1)}"
     silent = "silent: what it played goes to others when its leases end" if age > SILENT else ""
     return Finding(f"{role} {name}", "warning" if silent else "ok", f"heard {age:.0f} s ago, {holds}", silent)

@@ -1,8 +1,8 @@
-"""Positions that a store gives out no more (dead letters): which they are, and of which nobody has said so yet.
+"""Dead letters: positions that a store leases no more, and their log lines.
 
-Invariant: a position that is given up is said once by each process that trains, with what went wrong, and is counted as
-given up wherever positions are counted: it is neither trained nor skipped. A store that knows of no such positions, as
-that of one process, which does not begin with what was changed, has none.
+Invariant: each training process logs a dead letter once with the reasons, and every count of positions includes dead
+letters, neither as trained nor as skipped. A store of one process refuses to open with changed episodes and has no dead
+letters.
 """
 
 from __future__ import annotations
@@ -23,24 +23,22 @@ LONGEST_REASON = 300
 
 
 class TaskNamer(Protocol):
-    """An order of tasks."""
-
     def task(self, order: int) -> Any: ...
 
 
 def list_dead_letters(store: Store) -> list[DeadLetter]:
-    """The store's dead letters, in order; empty for a store that has none."""
+    """Return the store's dead letters in order; [] for a store without support."""
     read = getattr(store, "dead", None)
     return list(read()) if read is not None else []
 
 
 class DeadLetterLog:
-    """The positions of one store that were given up; not thread-safe."""
+    """Logs the dead letters of one store. Not thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._logged: set[int] = set()
-        """Positions of which that was said, and that are so still."""
+        """Logged positions that are still dead."""
         self._kinds: Counter[str] = Counter()
 
     @property
@@ -60,8 +58,7 @@ class DeadLetterLog:
         return dead
 
     def log_new(self, tasks: TaskNamer | None) -> dict[int, list[str]]:
-        """The positions of which it was not said yet, with what went wrong each time. `tasks`: whose names are said,
-        too."""
+        """Log new dead letters; return their reasons by position. `tasks`: source of task names."""
         dead = self.read_dead_letters()
         new = {order: [why[:LONGEST_REASON] for why in dead[order]] for order in sorted(dead.keys() - self._logged)}
         for order, why in new.items():
@@ -75,6 +72,6 @@ class DeadLetterLog:
 
 
 def _kind_of_letter(reasons: Sequence[str]) -> str:
-    """The kind of refusal by which a position was given up; "" if its attempts failed."""
+    """Return the refusal kind of a dead letter; "" if the attempts failed."""
     last = reasons[-1] if reasons else ""
     return UNREADABLE if last.startswith(ALTERED) else kind_of(last)

@@ -1,8 +1,9 @@
-"""Checks a closed group of a shared store before a trainer takes it.
+"""Checks a closed group of a shared store before training.
 
-Invariant: what passes can be trained on by every backbone: its numbers are finite, its token ids exist, its timelines
-agree with its calls, and it is the group that was leased. Anything else raises `GroupRefusedError` and is quarantined
-by the caller. One damaged group never ends a run."""
+Invariant: every backbone can train on a checked group: numbers are finite, token ids exist, timelines match calls, and
+the group is the leased one. Any other group raises `GroupRefusedError` and is quarantined by the caller. A damaged
+group never ends a run.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ RefusalKind = Literal[
 ]
 """Why a group is refused."""
 QUARANTINED = "quarantined"
-"""First word of the reason that the store keeps."""
+"""First word of a stored refusal reason."""
 UNREADABLE = "unreadable"
-"""Kind of a group that the store itself could not read or that was changed there."""
+"""Kind of a group that was unreadable or changed in the store."""
 LONGEST_VALUE = 60
 """Characters of a wrong value that a reason quotes."""
 
@@ -41,13 +42,12 @@ class GroupRefusedError(AjetError):
 
     @property
     def reason(self) -> str:
-        """What the store keeps of it."""
         return f"{QUARANTINED}: {self.kind}: {self}"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTerms:
-    """What a trainer expects of a group. None: any value."""
+    """Requirements of a trainer on a group. None: any value."""
 
     run: str
     repeats: int
@@ -55,26 +55,25 @@ class GroupTerms:
     longest: int
     """Tokens of a timeline (`data.max_prompt_length` and `max_response_length` together)."""
     vocabulary: int | None = None
-    """Token ids that the model has."""
-    adapters: frozenset[str] | None = None
-    """Adapters that are trained."""
+    """Number of token ids of the model."""
+    adapters: frozenset[str] | None = None  # names of trained adapters
 
 
 def kind_of(reason: str) -> str:
-    """The kind of the refusal that a stored reason tells; "" for one that tells of no refusal."""
+    """Return the refusal kind of a stored reason; "" for other reasons."""
     first, _, rest = reason.partition(": ")
     return rest.partition(":")[0] if first == QUARANTINED else ""
 
 
 def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> None:
-    """Check what was put of a closed position.
+    """Check the episodes of a closed position.
 
     Args:
-        task_id: of the task that stands at the position.
-        version: the newest policy version that the trainer knows.
+        task_id: task of the position.
+        version: newest policy version known to the trainer.
 
     Raises:
-        GroupRefusedError: it cannot be trained on. The message names attempt and sampler.
+        GroupRefusedError: the group cannot be trained on; the message names attempt and sampler.
     """
     for one in lease.kept:
         try:
@@ -107,13 +106,12 @@ def _check_parts(episode: Episode) -> None:
 
 
 def name_attempt(one: Kept) -> str:
-    """The attempt and who played it, in words."""
+    """Return the attempt and its sampler as text."""
     episode = one.episode
     return f"attempt {episode.repeat} ({episode.uuid}) of sampler {one.ended_by or episode.sampler or 'unknown'}"
 
 
 def quote(value: object) -> str:
-    """A wrong value, shortened."""
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 

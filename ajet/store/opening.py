@@ -1,8 +1,8 @@
-"""From what a person wrote to an open store: `sqlite:PATH`, a path, or an address such as `mongodb://…`.
+"""Opens stores by address: `sqlite:PATH`, a path, or a URL such as `mongodb://…`.
 
-The scheme of an address chooses the driver, which a plug-in registers with its store. Invariant: an address never
-holds a name or a password; those are the environment's (`AJET_STORE_USER`, `AJET_STORE_PASSWORD`), so that an address
-may stand in a YAML, a log, a process list and an error.
+The scheme of an address selects the driver registered by a plug-in. Invariant: an address never contains credentials;
+they come from the environment (`AJET_STORE_USER`, `AJET_STORE_PASSWORD`). An address may therefore appear in a YAML, a
+log, a process list and an error.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ajet.store.reading import StoreReader
 from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, SharedStore, StoreOptions, Usable
 
 ADDRESS_FILE = "store.address"
-"""In a run's folder: where its ledger is, if not there. It may hold what was played though the folder does not."""
+"""File in a run's folder with the store's address; may hold episodes missing in the folder."""
 SETTINGS = "resolved.yaml"
-"""In a run's folder: its settings, without secrets."""
+"""File in a run's folder with the settings, without secrets."""
 USER, PASSWORD = "AJET_STORE_USER", "AJET_STORE_PASSWORD"
 
 
@@ -37,15 +37,17 @@ class Address:
 
     path: Path | None = None
     """Of a file of SQLite."""
-    uri: str = ""
-    """Of a server."""
-    database: str = ""
-    """There."""
+    uri: str = ""  # of a server
+    database: str = ""  # database on the server
 
     @classmethod
     def of(cls, text: str, *, base: Path | None = None, run: str = "") -> Address:
-        """`base`: the folder that a path is relative to. `run`: whose name the database has where none is named. Raises
-        ConfigError."""
+        """Parse an address. Raises ConfigError.
+
+        Args:
+            base: folder of relative paths.
+            run: default name of the database.
+        """
         kind, colon, rest = text.partition(":")
         if not colon or kind == "sqlite" or (base or Path()).joinpath(text).exists():
             path = Path(rest.removeprefix("//") if colon and kind == "sqlite" else text).expanduser()
@@ -71,12 +73,11 @@ class Address:
 
     @property
     def scheme(self) -> str:
-        """The scheme of the address; a path has `sqlite`."""
+        """Scheme of the address; `sqlite` for a path."""
         return "sqlite" if self.path is not None else urlsplit(self.uri).scheme
 
     @property
     def shown(self) -> str:
-        """For people."""
         if self.path is not None:
             return f"sqlite:{self.path}"
         parts = urlsplit(self.uri)
@@ -88,17 +89,16 @@ class StoreLeftovers:
     """The leftovers of killed puts."""
 
     count: int = 0
-    """Episodes, or parts of one."""
-    size: int = 0
-    """Bytes."""
+    """Number of episodes or parts of episodes."""
+    size: int = 0  # bytes
     why_not: str = ""
     """Why the store could not be looked at."""
 
 
 class StoreDriver(Protocol):
-    """Opens the shared stores of one kind, by address; made without arguments.
+    """Opens the shared stores of one scheme; constructed without arguments.
 
-    Errors of a server that is away may be `StoreDownError` or `StoreUnreachableError`; all others are UserErrors.
+    An unreachable server may raise `StoreDownError` or `StoreUnreachableError`; other errors are UserErrors.
     """
 
     form: str
@@ -107,23 +107,21 @@ class StoreDriver(Protocol):
     """The address where `store.uri` is null."""
 
     def open(self, address: Address, opener: StoreOptions) -> SharedStore:
-        """Return the open store, made if there is none."""
+        """Open the store; create a missing one."""
         ...
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
-        """Raise what `open` would, making and changing nothing. `made`: a folder that a start makes."""
+        """Raise the errors of `open` without creating or changing anything. `made`: folder created by a start."""
         ...
 
-    def read(self, address: Address) -> StoreReader:
-        """Return a reader that changes nothing."""
-        ...
+    def read(self, address: Address) -> StoreReader: ...
 
     def survey(self, address: Address) -> list[Finding]:
-        """Return what `ajet doctor --store` prints; a server that does not answer is a finding."""
+        """Return the findings for `ajet doctor --store`; an unreachable server is a finding."""
         ...
 
     def find_leftovers(self, address: Address, *, remove: bool = False) -> StoreLeftovers:
-        """Return what killed processes left in the store; `remove`: remove it, too."""
+        """Return leftovers of killed processes; `remove` deletes them."""
         ...
 
 
@@ -142,7 +140,7 @@ def list_forms(separator: str = ", or ") -> str:
 
 
 def missing_store_error(where: str) -> UserError:
-    """The error for an address at which there is no store."""
+    """Return the error for an address without a store."""
     return UserError(
         "There is no store of ajet's.",
         where=where,
@@ -151,12 +149,12 @@ def missing_store_error(where: str) -> UserError:
 
 
 def write_store_address(folder: Path, address: str) -> None:
-    """The run that is recorded in `folder` has its ledger there, from now on."""
+    """Write the store's address to the run's folder."""
     (folder / ADDRESS_FILE).write_text(address + "\n")
 
 
 def recorded_settings(folder: Path) -> str:
-    """The settings of the run recorded in `folder`, as its store is to keep them; "" where they are not there."""
+    """Return the settings of the run in `folder` for the store; "" without a file."""
     path = folder / SETTINGS
     return path.read_text() if path.exists() else ""
 
@@ -167,7 +165,7 @@ def database_name(run: str) -> str:
 
 
 def credentials(environment: Mapping[str, str] | None = None) -> tuple[str, str] | None:
-    """User and password of the server; None: it asks for none. Raises ConfigError where only one of them is set."""
+    """Return user and password of the server; None without both. Raises ConfigError if only one is set."""
     found = os.environ if environment is None else environment
     user, password = found.get(USER, ""), found.get(PASSWORD, "")
     if bool(user) != bool(password):
@@ -192,9 +190,14 @@ def open_shared(
     redact: Redactor | None = None,
     usable: Usable | None = None,
 ) -> SharedStore:
-    """The store at an address; `rolls`, `at`, `run`, `settings` and `usable` are the trainer's, as `StoreOptions` says.
-    Raises UserError, also for a server that is not there: what nothing was begun with is the person's to mend, and no
-    run that failed."""
+    """Open the store at an address.
+
+    Args:
+        rolls, at, run, settings, usable: for the trainer, as in `StoreOptions`.
+
+    Raises:
+        UserError: the store cannot be opened. An unreachable server at the start is a user error, not a failed run.
+    """
     found = Address.of(address) if isinstance(address, str) else address
     opener = StoreOptions(lease_seconds, max_attempts, rolls, at, run, settings, redact, unreachable_timeout, usable)
     try:
@@ -204,12 +207,12 @@ def open_shared(
 
 
 def require_store(address: Address) -> None:
-    """Raises UserError where it cannot be opened: before what is costly, where it is opened later."""
+    """Open and close the store, before expensive work. Raises UserError."""
     open_shared(address).disconnect()
 
 
 def check_store(address: Address, *, made: Path | None = None) -> None:
-    """Raise as `require_store` does, making and changing nothing. `made`: a folder that a start makes."""
+    """Raise the errors of `require_store` without creating or changing anything. `made`: folder created by a start."""
     try:
         find_driver(address).check(address, made=made)
     except (StoreDownError, StoreUnreachableError) as down:
@@ -223,7 +226,7 @@ def survey(text: str, *, base: Path | None = None) -> list[Finding]:
 
 
 def find_store_leftovers(folder: Path, *, remove: bool = False) -> StoreLeftovers:
-    """Find the leftovers in the store of the run that is recorded in `folder`; `remove`: remove them, too."""
+    """Find leftovers in the store of the run in `folder`; `remove` deletes them."""
     named = folder / ADDRESS_FILE
     address = named.read_text().strip() if named.exists() else ""
     if find_shared_store(address.partition(":")[0]) is None:  # the user's own store, or none

@@ -1,8 +1,9 @@
-"""Waits out a store that is out of reach: a server without an answer, a network folder that is gone.
+"""Waits while a store is unreachable, such as a server without an answer or an unmounted network folder.
 
-Invariant: all threads of a process share one outage. It is logged once when it begins and once when it ends; after
-`patience` seconds every waiting operation raises StoreUnreachableError, and later ones are tried once. What is repeated
-may have happened already: the operation decides whether that is safe."""
+Invariant: all threads of a process share one outage, logged once at the start and once at the end. After `patience`
+seconds each waiting operation raises StoreUnreachableError, and later operations are tried once. A repeated operation
+may have succeeded before; the caller decides if a repeat is safe.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +18,13 @@ from loguru import logger
 
 from ajet.store.contract import StoreUnreachableError
 
-UNREACHABLE_TIMEOUT = 600.0
-"""Seconds that a run waits, unless `store.unreachable_timeout` says otherwise."""
+UNREACHABLE_TIMEOUT = 600.0  # default of `store.unreachable_timeout` in seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0
-"""Seconds between two tries; each pause is twice as long as the one before."""
+"""Seconds between two tries; each pause doubles the previous one."""
 GLANCE = 0.1
 """Seconds between two looks whether the wait is interrupted."""
 LOGGED_AFTER = 3.0
-"""Seconds; a shorter outage (an election of another primary) is not logged."""
+"""Shorter outages in seconds, such as the election of a primary, are not logged."""
 _limit: ContextVar[float | None] = ContextVar("store_patience", default=None)
 _raise_interrupt: ContextVar[Callable[[], None] | None] = ContextVar("store_raise_interrupt", default=None)
 T = TypeVar("T")
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 @contextmanager
 def interruptible(raise_interrupt: Callable[[], None]) -> Iterator[None]:
-    """Within the block an operation that waits for the store calls this between its tries and ends with what it raises.
+    """Call `raise_interrupt` between tries of operations within the block; its exception ends the operation.
 
-    From then on operations are tried once, as after the patience.
+    After an interrupt operations are tried once, as after the patience.
     """
     token = _raise_interrupt.set(raise_interrupt)
     try:
@@ -45,7 +45,7 @@ def interruptible(raise_interrupt: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def limited_patience(seconds: float) -> Iterator[None]:
-    """Within the block, also in threads that `asyncio.to_thread` starts, no operation waits longer than this."""
+    """Limit the wait of operations within the block, also in `asyncio.to_thread` threads."""
     token = _limit.set(seconds)
     try:
         yield
@@ -54,12 +54,12 @@ def limited_patience(seconds: float) -> Iterator[None]:
 
 
 def patience_limit() -> float | None:
-    """Seconds that the caller may wait for the store; None: as long as the store's own patience."""
+    """Return the caller's limit on waiting in seconds; None: the store's own patience."""
     return _limit.get()
 
 
 class Outage:
-    """The outage of one process' store, if there is one. Thread-safe."""
+    """The outage of one process' store, if any. Thread-safe."""
 
     def __init__(self, shown: str, patience: float) -> None:
         """`shown`: the store's address in messages. `patience`: seconds, may be changed later."""
@@ -67,18 +67,16 @@ class Outage:
         self._shown = shown
         self._lock, self._closing = threading.Lock(), threading.Event()
         self._since: float | None = None
-        """Start of the first operation that failed and that no success followed, by `time.monotonic`."""
+        """Start of the first failed operation since the last success, by `time.monotonic`."""
         self._is_logged = self._has_given_up = False
         self._ended = float("-inf")
         """End of the last logged outage."""
 
     @property
     def is_closing(self) -> bool:
-        """True once `close` was called."""
         return self._closing.is_set()
 
     def close(self) -> None:
-        """End every wait."""
         self._closing.set()
 
     def ended_within(self, seconds: float) -> bool:
@@ -89,7 +87,7 @@ class Outage:
         return self._is_logged or time.monotonic() - self._ended < seconds
 
     def outlast(self, operation: Callable[[], T]) -> T:
-        """Repeat the operation while it raises StoreUnreachableError. Raises that once the patience is over."""
+        """Repeat the operation on StoreUnreachableError until the patience is over, then raise the error."""
         began, pause = time.monotonic(), FIRST_PAUSE
         while True:
             try:
@@ -104,7 +102,7 @@ class Outage:
                 return result
 
     def _wait_for_retry(self, seconds: float) -> bool:
-        """Wait until the next try; True if the store was closed meanwhile."""
+        """Wait until the next try; True if the store was closed."""
         raise_interrupt, until = _raise_interrupt.get(), time.monotonic() + seconds
         while True:
             if raise_interrupt is not None:

@@ -1,4 +1,4 @@
-"""The store of an experiment's own run: its address, whether it can be opened, and the store itself."""
+"""The store of a run: address, check and open."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 def store_address(experiment: Experiment, folder: Path) -> Address | None:
-    """The address of the shared store of a run that is recorded in `folder`; None where it is no shared one. Raises
-    ConfigError."""
+    """Return the address of the run's shared store; None for a private store. Raises ConfigError."""
     chosen = experiment.ajet.store
     part = find_part("store", chosen.type)
     if part is None or not part.schemes:
@@ -47,15 +46,14 @@ def store_address(experiment: Experiment, folder: Path) -> Address | None:
 
 
 def require_own_store(experiment: Experiment, folder: Path) -> None:
-    """Raises UserError where that of a run that is recorded in `folder` cannot be opened: asked before a model is
-    loaded."""
+    """Refuse a run whose shared store cannot be opened, before a model is loaded. Raises UserError."""
     if (address := store_address(experiment, folder)) is not None:
         require_store(address)
 
 
 def check_own_store(experiment: Experiment, folder: Path) -> Address | None:
-    """Raise as `require_own_store` does, making and changing nothing; answers where a shared store is. `folder`: the
-    one that a start would make."""
+    """Check a run's shared store without creating or changing anything; return its address. `folder`: folder of the
+    start."""
     if (address := store_address(experiment, folder)) is not None:
         check_store(address, made=folder)
     return address
@@ -71,8 +69,7 @@ def open_store(
     redact: Redactor | None = None,
     usable: Callable[[Sequence[Kept]], bool] | None = None,
 ) -> Store:
-    """The store of a run that is recorded in `folder`, for the process that trains; `pending`, `ledger`, `at` and
-    `usable` as `RunStore` has them. Raises UserError."""
+    """Open the store of the run in `folder` for the training process. Arguments as in `RunStore`. Raises UserError."""
     if (address := store_address(experiment, folder)) is not None:
         chosen = experiment.ajet.store
         shared = open_shared(
@@ -97,7 +94,7 @@ def open_store(
 
 
 def open_reader(address: Address) -> StoreReader:
-    """The store at an address, to be looked at and not changed. Raises UserError where there is none."""
+    """Open the store at an address read-only. Raises UserError without a store."""
     return find_driver(address).read(address)
 
 
@@ -107,7 +104,8 @@ def is_shared(store: Store) -> TypeGuard[SharedStore]:
 
 
 def store_class(experiment: Experiment) -> type[Any]:
-    """What `store.type` names, where it is no shared one; made as `RunStore` is. Raises UnresolvedReferenceError."""
+    """Return the class named by `store.type` for a private store, constructed as `RunStore`. Raises
+    UnresolvedReferenceError."""
     from ajet.config.references import resolve_class
 
     does = ("lease", "put", "close", "use", "commit", "forget")

@@ -1,7 +1,7 @@
-"""What a store holds, for who has its address and no more: positions with their episodes, and what its trainer said.
+"""Reads a store by address alone: positions with episodes, and the announced policy.
 
-Invariant: nothing is changed: no database is made or brought up, no lease ends, no position is set aside. Each position
-is read as it is at one moment; an episode is as it was put, or it is said how it was changed.
+Invariant: nothing changes: no database is created or migrated, no lease ends, no position is quarantined. Each position
+is read at one moment; a changed episode is reported with the change.
 """
 
 from __future__ import annotations
@@ -19,54 +19,53 @@ State = Literal["waiting", "leased", "closed", "over", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
-    """A position of which something was put."""
+    """A position with put episodes."""
 
     order: int
     state: State
-    kept: tuple[Kept, ...] = ()
-    """Those that are as they were put."""
+    kept: tuple[Kept, ...] = ()  # unchanged episodes
     altered: tuple[str, ...] = ()
     """How each of the others was changed."""
     used: tuple[int, ...] = ()
-    """The steps whose updates were over it, the first one first."""
+    """Steps that used the position, in order."""
     left: str = ""
-    """Why no step trained on it, where it was left out."""
+    """Reason of a discarded position."""
 
 
 class StoreReader(Protocol):
-    """Reads one store without changing it; every method raises UserError where it cannot be read."""
+    """Reads one store without changing it. Every method raises UserError for an unreadable store."""
 
     run: str
-    """The identity of the run whose ledger it is; "": nobody trained yet."""
+    """Identity of the run; "" before the first training."""
     settings: str
-    """Its resolved YAML; "": no trainer has opened the store."""
+    """Resolved YAML of the run; "" before a trainer opened the store."""
 
-    def announced(self) -> Policy | None:
-        """The latest policy."""
-        ...
+    def announced(self) -> Policy | None: ...
 
     def begun(self) -> int:
-        """The number of positions of the order that somebody had once."""
+        """Return the number of started positions of the order."""
         ...
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
-        """Positions of which something was put, in order; those alone that hold an episode whose uuid begins so, and
-        that one of these steps used."""
+        """Return positions with episodes, in order.
+
+        Args:
+            beginning: prefix of an episode's uuid.
+            steps: only positions used by these steps.
+        """
         ...
 
     def position(self, order: int) -> StoredPosition | None:
-        """A position with its episodes; None: it was let go of meanwhile."""
+        """Return a position with its episodes; None if removed meanwhile."""
         ...
 
-    def close(self) -> None:
-        """Let go of the database."""
-        ...
+    def close(self) -> None: ...
 
 
 def build_stored_position(
     order: int, state: State, ends: list[Kept | AlteredEpisodeError], steps: Collection[int], left: str
 ) -> StoredPosition:
-    """A position, of what was read of it."""
+    """Build a position from read rows."""
     unaltered = tuple(each for each in ends if isinstance(each, Kept))
     altered = tuple(str(each) for each in ends if isinstance(each, AlteredEpisodeError))
     return StoredPosition(order, state, unaltered, altered, tuple(steps), "" if steps else left)

@@ -1,10 +1,9 @@
 """RunStore: the store of one process, in the folder of its run.
 
-Invariant: an end that was put lies in `pending/`, a file a position in the format of `episodes/`, until no checkpoint
-that the run may go back to was made before it was used. Positions are in memory and in the checkpoint alone, so a kill
-at any byte leaves either what the checkpoint says or what it says and ends that it does not know of. The run's lock is
-what keeps a second writer out: a lease ends with the process. What is there when it begins is what was put, or it does
-not begin.
+Invariant: a put episode stays in `pending/`, a file per position in the format of `episodes/`, until every loadable
+checkpoint knows its use. Positions exist only in memory and in the checkpoint, so a kill leaves the state of the
+checkpoint plus unknown episodes. The run's lock excludes a second writer; a lease ends with the process. A changed file
+makes the start fail.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from ajet.store.digest import AlteredEpisodeError, explain_alteration
 
 
 class PositionQueue:
-    """The positions of the training order: next, leased, waiting. Begins as `state` tells, or at the beginning.
+    """Positions of the training order: next, leased, waiting. Restored from `state`.
 
-    Invariant: every position below `next` that is neither leased nor waiting is over, and none is leased twice.
-    Positions that were brought count down from -1: they are leased or over. Not thread-safe: the store holds its lock.
+    Invariant: every position below `next` that is neither leased nor waiting is over, and no position is leased twice.
+    Positions of clients count down from -1 and are leased or over. Not thread-safe: the store holds the lock.
     """
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
@@ -39,7 +38,7 @@ class PositionQueue:
         self._fence = 0
 
     def take(self, count: int) -> list[Lease]:
-        """The next ones of the order, those that wait first."""
+        """Lease the next positions of the order, waiting ones first."""
         waiting = sorted(order for order in self._waiting if order >= 0)[:count]
         fresh = range(self._next, self._next + count - len(waiting))
         self._next = fresh.stop
@@ -51,7 +50,7 @@ class PositionQueue:
         return self._lease_position(-self._brought)
 
     def offer(self, order: int) -> bool:
-        """Let this one wait, and what lies before it and was not begun; False where it is over, or leased."""
+        """Mark a position and earlier unstarted positions as waiting; False if the position is over or leased."""
         if order in self._leased:
             return False
         if order < 0:
@@ -63,24 +62,23 @@ class PositionQueue:
         return order in self._waiting
 
     def is_waiting(self, order: int) -> bool:
-        """Whether the position was begun and nobody holds it."""
+        """True if the position was started and is free."""
         return order in self._waiting
 
     def claim(self, order: int) -> Lease:
-        """Just this one, which waits."""
         return self._lease_position(order)
 
     def current_lease(self, order: int) -> Lease:
-        """The lease of one that is leased."""
+        """Return the lease of a leased position."""
         return Lease(order, self._leased[order])
 
     def require_lease(self, lease: Lease) -> None:
-        """Raises LeaseLostError where it is not the latest of its position."""
+        """Refuse a stale lease. Raises LeaseLostError."""
         if self._leased.get(lease.order) != lease.fence:
             raise LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")
 
     def end(self, orders: Iterable[int]) -> None:
-        """End positions: they are over. Raises LeaseLostError, and ends none, where one is not leased."""
+        """End positions. Raises LeaseLostError, and ends none, if a position is not leased."""
         ending = set(orders)
         if foreign := ending - self._leased.keys():
             raise LeaseLostError(f"positions {sorted(foreign)} are not leased")
@@ -88,7 +86,7 @@ class PositionQueue:
             del self._leased[order]
 
     def give_back(self, lease: Lease) -> None:
-        """Somebody else may have it."""
+        """Return a lease; the position waits."""
         self.require_lease(lease)
         del self._leased[lease.order]
         self._waiting.add(lease.order)
@@ -98,7 +96,7 @@ class PositionQueue:
         return sorted(order for order in self._leased.keys() | self._waiting if order >= 0)
 
     def state(self) -> dict[str, Any]:
-        """The positions as JSON values: what is leased counts as begun, and nobody's."""
+        """Return the positions as JSON values; leased positions count as started and free."""
         return {"next": self._next, "unfinished": self.begun(), "brought": self._brought}
 
     def _lease_position(self, order: int) -> Lease:
@@ -109,11 +107,11 @@ class PositionQueue:
 
 
 Line = tuple[dict[str, Any], bytes]
-"""What one says, and as it was written."""
+"""Parsed row and original bytes of a line."""
 
 
 class RunStore:
-    """Opened `at` the frontier that a checkpoint holds (None: at no checkpoint)."""
+    """Store of one process, opened `at` the state of a checkpoint (None: no checkpoint)."""
 
     def __init__(
         self,
@@ -124,9 +122,14 @@ class RunStore:
         redact: Redactor | None = None,
         usable: Callable[[Sequence[Kept]], bool] = bool,
     ) -> None:
-        """`folder` None: nothing is put here. `ledger`: a name for it; uses that a checkpoint of another one knows are
-        none of this folder's ends. `usable`: whether what an earlier process put of a position may be used at this
-        checkpoint; what may not is removed, and the position played anew."""
+        """Open the store.
+
+        Args:
+            folder: None disables `put`.
+            ledger: name of the store; uses of a checkpoint with another name are ignored.
+            usable: True if put episodes may be used at this checkpoint; unusable episodes are removed and the position
+                is played again.
+        """
         state = at or {}
         self._files = EpisodeFiles(folder, redact) if folder is not None else None
         self._ledger, self._usable = ledger, usable
@@ -135,38 +138,33 @@ class RunStore:
         self._closed: set[int] = set()
         self._put_episodes: dict[int, list[Kept]] = {}
         self._numbers: dict[int, int] = {}
-        """Of the file of each position of which something was put and that is not over."""
+        """File number of each open position with episodes."""
         uses = state if state.get("ledger") == ledger else {}
         self._used: dict[str, int] = {name: int(step) for name, step in uses.get("used", ())}
-        """Files of which a step has made use, by the name of their first episode, and that step."""
+        """Used files by the uuid of their first episode, with the step."""
         self._to_come: dict[str, list[int]] = {name: list(steps) for name, steps in uses.get("again", ())}
-        """By the same name, those that stay closed after a use, and the steps that have used them."""
-        self._steps: dict[int, list[int]] = {}
-        """The same, by position."""
+        """Files that stay closed after a use, by the same uuid, with the steps that used them."""
+        self._steps: dict[int, list[int]] = {}  # the same, by position
         self._over: dict[str, int] = {}
-        """The numbers of those that are there."""
+        """File numbers of used files still on disk."""
         self._last = -1
         if self._files is not None:
             self._read_pending(self._files)
 
     def lease(self, count: int) -> list[Lease]:
-        """See the contract."""
         with self._lock:
             return [self._attach_episodes(lease) for lease in self._positions.take(count)]
 
     def bring(self) -> Lease:
-        """See the contract."""
         with self._lock:
             return self._positions.bring()
 
     def lease_kept(self) -> list[Lease]:
-        """See the contract."""
         with self._lock:
             left = sorted(order for order in self._put_episodes if self._positions.is_waiting(order))
             return [self._attach_episodes(self._positions.claim(order)) for order in left]
 
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """See the contract."""
         if self._files is None:
             raise RuntimeError("the store has no folder")
         with self._lock:
@@ -184,7 +182,6 @@ class RunStore:
             self._put_episodes[lease.order] = [*held, *new]
 
     def close(self, lease: Lease) -> None:
-        """See the contract."""
         with self._lock:
             self._positions.require_lease(lease)
             self._closed.add(lease.order)
@@ -192,17 +189,14 @@ class RunStore:
                 self._closed_marker(self._numbers[lease.order]).touch()
 
     def closed(self) -> list[Lease]:
-        """See the contract."""
         with self._lock:
             return [self._attach_episodes(self._positions.current_lease(order)) for order in sorted(self._closed)]
 
     def begun(self) -> list[int]:
-        """See the contract."""
         with self._lock:
             return [order for order in self._positions.begun() if order not in self._steps]
 
     def use(self, orders: Iterable[int], step: int, *, again: Collection[int] = ()) -> None:
-        """See the contract."""
         using = set(orders)
         staying = using & set(again)
         with self._lock:
@@ -221,11 +215,10 @@ class RunStore:
                     self._used[name], self._over[name] = step, self._numbers.pop(order)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """See the contract. The reason stands in the outcomes that are recorded with the step."""
+        """The reason stands in the outcomes that are recorded with the step."""
         self.use(orders, step)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """See the contract."""
         with self._lock:
             for lease in leases:
                 self._positions.require_lease(lease)
@@ -235,7 +228,6 @@ class RunStore:
                     self._positions.give_back(lease)
 
     def commit(self) -> dict[str, Any]:
-        """See the contract."""
         with self._lock:
             used = [[name, step] for name, step in self._used.items()]
             reused = [
@@ -245,7 +237,6 @@ class RunStore:
             return {**frontier, "again": reused} if reused else frontier
 
     def forget(self, step: int) -> None:
-        """See the contract."""
         with self._lock:
             for name in [name for name, used in self._used.items() if used <= step]:
                 if self._files is not None and name in self._over:
@@ -304,14 +295,13 @@ class RunStore:
         return Lease(lease.order, lease.fence, tuple(self._put_episodes.get(lease.order, ())), used)
 
     def _closed_marker(self, number: int) -> Path:
-        """There where the group is closed."""
+        """Path of the marker file of a closed group."""
         assert self._files is not None
         return self._files.path(number).with_suffix(".closed")
 
 
 def find_changed_episodes(folder: Path) -> Iterator[tuple[Path, int, AlteredEpisodeError]]:
-    """Ends in the folder of a RunStore that are not what was put: the file, and the line, from 1. Raises UserError for
-    damage."""
+    """Yield file and line number of each changed episode in a RunStore's folder. Raises UserError for damage."""
     files = EpisodeFiles(folder)
     for path in map(files.path, files.steps()):
         lines = list(read_lines(path))
@@ -323,7 +313,7 @@ def find_changed_episodes(folder: Path) -> Iterator[tuple[Path, int, AlteredEpis
 
 
 def _find_changed(path: Path, lines: Sequence[Line]) -> Iterator[tuple[int, AlteredEpisodeError]]:
-    """Yield the lines, numbered from 1, that are not what was put."""
+    """Yield changed lines with numbers from 1."""
     if not lines:
         return
     with open_arrays(path) as blobs:

@@ -1,11 +1,10 @@
-"""What a store promises that many processes share, on top of `Store`; tests/contract/test_shared_stores.py holds each
-to it.
+"""The interface of a store shared by processes, beyond `Store`; tested by tests/contract/test_shared_stores.py.
 
-Invariant: one process trains, the one that opened the store last with `rolls`: whoever opened it so before is refused
-(`TrainerFencedError`). Whoever plays a position says so again within the time of its lease, by the clock of the store
-and not by its own; the lease of one that falls silent ends, and so often and no more is the position given out again:
-then it lies with the dead letters, with what went wrong each time, and the order goes on without it. What the trainer
-holds itself ends with the next trainer."""
+Invariant: only the process that opened the store last with `rolls` trains; earlier trainers are refused
+(`TrainerFencedError`). A holder renews each lease within the lease time, by the clock of the store. An expired lease
+counts as a failed attempt; after `max_attempts` the position becomes a dead letter with all reasons, and the order
+continues without it. Leases of a trainer end with the next trainer.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +27,11 @@ EXPIRED = "its lease ended: whoever held it fell silent"
 
 
 class TrainerFencedError(RunFailed, StoreUnavailableError):
-    """Somebody else trains on the store by now, or this process opened it without `rolls`."""
+    """Another process trains on the store, or this process opened the store without `rolls`."""
 
 
 def fenced_trainer_error(where: str, own: int, latest: int) -> TrainerFencedError:
-    """The error for a process that is trainer number `own` (0: none) and not the latest."""
+    """Return the error for trainer number `own` (0: none) if not the latest."""
     if not own:
         return TrainerFencedError("This process does not train on the store: it opened it to play.", where=where)
     return TrainerFencedError(
@@ -54,7 +53,7 @@ def other_run_error(where: str) -> UserError:
 
 
 def other_version_error(where: str, found: int, known: int) -> StoreUnavailableError:
-    """The error for a store of another version than the one that is `known` here."""
+    """Return the error for a store of another version than `known`."""
     later = found > known
     return StoreUnavailableError(
         f"The store is of version {found}, made by {'a later' if later else 'an earlier'} ajet.",
@@ -67,7 +66,7 @@ def other_version_error(where: str, found: int, known: int) -> StoreUnavailableE
 
 
 def other_store_error(where: str) -> UserError:
-    """The error for a trainer whose checkpoint the store never heard of."""
+    """Return the error for a checkpoint unknown to the store."""
     return UserError(
         "The checkpoint that this run goes on from was made with another store.",
         where=where,
@@ -79,104 +78,95 @@ def other_store_error(where: str) -> UserError:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The process that opens a store."""
+    """Options of the process that opens a store."""
 
-    lease_seconds: float = LEASE_SECONDS
-    """How long what it leases is its own without a word."""
+    lease_seconds: float = LEASE_SECONDS  # lease time without renewal
     max_attempts: int = MAX_ATTEMPTS
-    """After so many that failed a position is dead."""
+    """Failed attempts until a position is dead."""
     rolls: bool = False
-    """Whether it trains: then what it opens is what the checkpoint `at` says (None: that there is none)."""
+    """True for the training process; the store is reset to the checkpoint `at` (None: no checkpoint)."""
     at: Mapping[str, Any] | None = None
     run: str = ""
-    """The identity of the run whose ledger it is, once one trained."""
+    """Identity of the run, set by the first trainer."""
     settings: str = ""
-    """The run's resolved YAML, which the trainer leaves for who has the store alone; "": it leaves what is there."""
-    redact: Redactor | None = None
-    """None: nothing is hidden."""
+    """Resolved YAML stored by the trainer for readers; "" keeps the stored one."""
+    redact: Redactor | None = None  # none: no redaction
     unreachable_timeout: float = UNREACHABLE_TIMEOUT
-    """Seconds that an operation waits for a store that is out of reach, once it was opened."""
+    """Seconds an operation waits for an unreachable store, after the store was opened."""
     usable: Usable | None = None
-    """Whether what was put of a position may be used at that checkpoint; what may not is removed, and the position
-    played anew. None: all may."""
+    """True if put episodes may be used at the checkpoint; unusable ones are removed and the position is played again.
+    None: all usable."""
 
 
 TASKS_KEY = "count"
-"""Told with a policy: how many tasks an epoch has."""
+"""Announced with a policy: number of tasks per epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which weights samplers are to play with."""
-
     run: str
     step: int
     weights: str
-    """Where they are: a folder or an address."""
+    """Folder or address of the weights."""
     lineage: str = ""
-    """Fingerprint of what they were trained from; so are the other two, of the tokenizer and of the chat template. A
-    sampler that has others is refused."""
+    """Fingerprints of the base weights, the tokenizer and the chat template; samplers with other ones are refused."""
     tokenizer: str = ""
     template: str = ""
     below: int | None = None
-    """Positions from here on are not to be played yet; None: all may be."""
+    """First position not to be played yet; None: no limit."""
     told: Mapping[str, Any] = field(default_factory=dict)
-    """More that the trainer says, as JSON values."""
+    """Further announcements of the trainer, as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedPolicy:
-    """A policy as it was announced. The later one is that of the higher (trainer, step)."""
+    """An announced policy. The policy with the higher (trainer, step) is later."""
 
     policy: Policy
     trainer: int
-    """Which trainer of the store it was, counted from 1."""
+    """Number of the trainer on this store, from 1."""
     age: float
     """Seconds since, by the clock of the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMember:
-    """A process that says it is there."""
+    """A process that takes part."""
 
     role: Role
     name: str
     age: float
-    """Seconds since it last said so, by the clock of the store."""
+    """Seconds since the last heartbeat, by the store's clock."""
     joined: float
-    """Seconds since it first did."""
-    leases: int
-    """Positions that it holds."""
+    """Seconds since the first heartbeat."""
+    leases: int  # number of held positions
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A position that is given out no more."""
+    """A position that is leased no more."""
 
     order: int
     reasons: tuple[str, ...]
-    """Of each attempt, the first one first."""
-    ends: int
-    """Episodes that were put of it."""
+    """Reason of each failed attempt, in order."""
+    ends: int  # number of put episodes
 
 
 @dataclass(frozen=True, slots=True)
 class StoreDepths:
-    """The number of positions in each state. `over` are those that are still kept."""
+    """Number of positions by state. `over`: used positions still stored."""
 
     waiting: int = 0
     leased: int = 0
-    closed: int = 0
-    """That no step has used."""
-    again: int = 0
-    """Closed ones that a step has used and another may."""
+    closed: int = 0  # closed and never used
+    again: int = 0  # closed, used and reusable
     over: int = 0
     dead: int = 0
     next: int = 0
-    """The first position of the order that nobody ever had."""
+    """First position of the order never leased."""
     oldest_lease: float | None = None
-    """Seconds since the one that is leased longest was, by the clock of the store; None: nothing is."""
+    """Age of the oldest lease in seconds, by the store's clock; None without leases."""
     oldest_closed: float | None = None
     """The same of `closed`: since the group closed that waits longest."""
 
@@ -186,7 +176,7 @@ class SharedStore(Store, Protocol):
     `commit` and `forget` are the trainer's: they raise TrainerFencedError."""
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
-        """Lease as `Store` says; `below`: of the positions that nobody ever had, only those before this one."""
+        """Lease as in `Store`. `below`: limit for positions never leased before."""
         ...
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
@@ -196,23 +186,24 @@ class SharedStore(Store, Protocol):
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """Use as `Store` says; `advantages`: by uuid, what that update gave episodes of theirs, for who reads the
-        database: the store reads none of it back."""
+        """Use as in `Store`. `advantages`: by episode uuid, stored for readers of the database only."""
         ...
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """Renew leases that are still being played: each is renewed that can be. Raises LeaseLostError that names the
-        others."""
+        """Renew all valid leases. Raises LeaseLostError with the lost positions."""
         ...
 
     def fail(self, lease: Lease, reason: str) -> None:
-        """Fail a position that could not be played, and not because its player had to stop (`give_back`). Raises
-        LeaseLostError."""
+        """Record a failed attempt at a position; a stopping player uses `give_back`. Raises LeaseLostError."""
         ...
 
     def quarantine(self, order: int, reason: str) -> None:
-        """Set a closed position aside: it stays in the store, and nobody trains on it or leases it. Raises
-        TrainerFencedError; LeaseLostError for one that is not closed."""
+        """Make a closed position a dead letter: stored, but never trained on or leased.
+
+        Raises:
+            TrainerFencedError: this process does not train.
+            LeaseLostError: the position is not closed.
+        """
         ...
 
     def dead(self) -> list[DeadLetter]:
@@ -220,35 +211,28 @@ class SharedStore(Store, Protocol):
         ...
 
     def revive(self, order: int) -> None:
-        """Give it out again, with all attempts before it, and without what was put of it where that was changed. Raises
-        LeaseLostError for one that is not dead."""
+        """Free a dead position and clear its reasons; changed episodes are removed. Raises LeaseLostError if not
+        dead."""
         ...
 
     def announce(self, policy: Policy) -> None:
-        """The trainer's: from now on this one is to be played with. Raises TrainerFencedError."""
+        """Announce the policy for samplers; trainer only. Raises TrainerFencedError."""
         ...
 
     def announced(self) -> AnnouncedPolicy | None:
-        """The policy that was announced last; None: nothing yet."""
+        """Return the latest announced policy; None without one."""
         ...
 
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
-        """This process is there, under a name of its own; again says that it still is. Leases that it takes from now
-        on are known as its."""
+        """Register this process under a unique name, or renew its heartbeat. Later leases carry the name."""
         ...
 
-    def leave(self) -> None:
-        """Take this process out of those that take part."""
-        ...
+    def leave(self) -> None: ...
 
     def members(self) -> list[StoreMember]:
-        """Trainers first, then by name; also those that fell silent."""
+        """Return all members, trainers first, then by name; silent ones included."""
         ...
 
-    def depths(self) -> StoreDepths:
-        """Without reading an episode."""
-        ...
+    def depths(self) -> StoreDepths: ...
 
-    def disconnect(self) -> None:
-        """Let go of the database."""
-        ...
+    def disconnect(self) -> None: ...

@@ -1,7 +1,6 @@
-"""Signs of life: what a process says to a store again and again while its own thread is busy.
+"""Heartbeats of a process to a store while its own thread is busy.
 
-Invariant: who is busy with one thing for long enough to be taken for dead says that it lives; who hangs is not said to
-live for ever.
+Invariant: a busy process renews its leases; a hanging process stops after a limit.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from loguru import logger
 from ajet.store.contract import TRANSIENT_ERRORS, LeaseLostError
 
 THREAD = "ajet-lives"
-LONGEST_JOIN = 5.0
-"""Seconds."""
+LONGEST_JOIN = 5.0  # seconds
 
 
 @contextmanager
 def signs_of_life(
     say: Callable[[], object], every: float, *, longest: float = math.inf, silent: str = ""
 ) -> Iterator[None]:
-    """Within the block a thread says so, each so many seconds, for `longest` at most: then it warns of `silent`. What
-    it finds lost, or can't ask for, is found again by whatever follows the block."""
+    """Call `say` in a thread every `every` seconds within the block, for at most `longest`; then log `silent`.
+
+    Lost leases and store errors are ignored; the code after the block meets them again.
+    """
     over, until = threading.Event(), time.monotonic() + longest
 
     def repeat() -> None:

@@ -1,7 +1,7 @@
-"""How stores in files of SQLite are opened, looked at and read: the driver of `sqlite:PATH` and of plain paths.
+"""Driver of SQLite stores: `sqlite:PATH` and plain paths.
 
-Invariant of reading: see `ajet.store.reading`. The file is opened so that nothing can be written; a position and its
-episodes are read within one transaction.
+Invariant of readers: the file is opened read-only, and a position is read with its episodes in one transaction (see
+`ajet.store.reading`).
 """
 
 from __future__ import annotations
@@ -33,29 +33,25 @@ from ajet.store.sqlite_tables import bound_statements, check_file, damaged_file,
 
 
 class SqliteDriver:
-    """See `ajet.store.opening.StoreDriver`."""
+    """Opens and reads stores in SQLite files."""
 
     form = "sqlite:PATH"
     default = "sqlite:store.sqlite"
 
     def open(self, address: Address, opener: StoreOptions) -> SqliteStore:
-        """See `StoreDriver`."""
         return SqliteStore(_file_path(address), opener)
 
     def check(self, address: Address, *, made: Path | None = None) -> None:
-        """See `StoreDriver`."""
         check_file(_file_path(address), made=made)
 
     def read(self, address: Address) -> SqliteReader:
-        """See `StoreDriver`."""
         return SqliteReader(_file_path(address))
 
     def survey(self, address: Address) -> list[Finding]:
-        """See `StoreDriver`."""
         return survey_file(_file_path(address))
 
     def find_leftovers(self, address: Address, *, remove: bool = False) -> StoreLeftovers:
-        """Return none: a put is one transaction, or is mended as the next run opens the store."""
+        """Return no leftovers: a put is one transaction, or is repaired by the next run."""
         return StoreLeftovers()
 
 
@@ -66,14 +62,14 @@ def _file_path(address: Address) -> Path:
 
 @dataclass(slots=True)
 class _PositionUses:
-    """The uses of a position that hold."""
+    """Valid uses of a position."""
 
     steps: list[int] = field(default_factory=list)
     left: str = ""
 
 
 class SqliteReader:
-    """See `StoreReader`."""
+    """Reads a store in a SQLite file without changing the file."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
@@ -90,29 +86,24 @@ class SqliteReader:
             raise
 
     def close(self) -> None:
-        """See `StoreReader`."""
         self._base.close()
 
     def announced(self) -> Policy | None:
-        """See `StoreReader`."""
         with self._bound_reads():
             found = self._base.execute("SELECT said FROM policy").fetchone()
             return read_announced((found[0], 0, 0.0), 0.0).policy if found else None
 
     def begun(self) -> int:
-        """See `StoreReader`."""
         with self._bound_reads():
             return read_count("next", self._base.execute("SELECT value FROM counts WHERE name = 'next'").fetchone())
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
-        """See `StoreReader`."""
         query = "SELECT DISTINCT place FROM ends WHERE substr(uuid, 1, ?) = ? ORDER BY place"
         with self._bound_reads():
             found = [read_position(row) for row in self._base.execute(query, (len(beginning), beginning))]
         return [order for order in found if not steps or {*self._uses_of(order).steps} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
-        """See `StoreReader`."""
         with self._bound_reads():
             self._base.execute("BEGIN")
             try:
@@ -145,7 +136,7 @@ class SqliteReader:
 
     @contextmanager
     def _bound_reads(self) -> Iterator[None]:
-        """Within the block the file is asked, for a bounded time."""
+        """Bound the time of statements within the block and explain errors."""
         bound_statements(self._base)
         with _explain_errors(self._path):
             yield
@@ -153,7 +144,7 @@ class SqliteReader:
 
 @contextmanager
 def _explain_errors(path: Path) -> Iterator[None]:
-    """Raises UserError for what SQLite says of the file."""
+    """Turn SQLite errors within the block into UserErrors."""
     try:
         yield
     except DamagedRowError as damaged:
@@ -169,7 +160,7 @@ def _explain_errors(path: Path) -> Iterator[None]:
 
 
 def survey_file(path: Path) -> list[Finding]:
-    """Return the findings about the store in a file, for `ajet doctor --store`; no file is made, no lease ended."""
+    """Return the findings about a store's file, for `ajet doctor --store`, without changing the file."""
     if not path.exists():
         return [Finding("file", "note", f"{path} is not there", "the first process that opens it makes it")]
     try:

@@ -1,10 +1,10 @@
-"""Reads and writes the rows of a SQLite store, and checks each value: another program may have changed it.
+"""Reads and writes rows of a SQLite store and checks each value; another program may have changed the file.
 
-Invariant: no value of the file raises anything but DamagedRowError; a row that nothing depends on is left out instead.
-What `SqliteEpisodes` and `SqlitePositions` do happens within their caller's transaction. An episode is read as it was
-put, or not at all (`AlteredEpisodeError`); an end that is there already, by its uuid, is put no second time. A change
-in the name of a lease names the fence that it has to have. The clock is the machine's; where it was set back by more
-than a lease is long, leases of that future have ended."""
+Invariant: an invalid value raises only DamagedRowError; an unimportant row is skipped. `SqliteEpisodes` and
+`SqlitePositions` work within the caller's transaction. An episode is returned unchanged or as `AlteredEpisodeError`; an
+existing uuid is not inserted again. Updates by lease compare the fence. Time is the machine's clock; if the clock was
+set back by more than a lease, leases from the future end.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST_VALUE = 60
 
 
 class DamagedRowError(AjetError):
-    """A row holds what ajet never wrote."""
+    """A row has values never written by ajet."""
 
 
 def read_count(name: str, row: tuple[Any, ...] | None) -> int:
@@ -42,14 +42,14 @@ def read_count(name: str, row: tuple[Any, ...] | None) -> int:
 
 
 def read_position(row: tuple[Any, ...]) -> int:
-    """The position that an attempt's row names."""
+    """Return the position of an attempt's row."""
     if not isinstance(row[0], int):
         raise DamagedRowError(f"an attempt is of position {_quote_value(row[0])}")
     return row[0]
 
 
 def read_reasons(text: object) -> list[str]:
-    """The reasons of a position. Ones that cannot be read count as one: they are for people."""
+    """Return the reasons of a position; unreadable ones become one entry."""
     try:
         found = parse_json(text) if isinstance(text, str) else None
     except ValueError:
@@ -60,7 +60,7 @@ def read_reasons(text: object) -> list[str]:
 
 
 def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
-    """The member of a row (role, name, seen, joined, told, leases); None: ajet never wrote it."""
+    """Return the member of a row (role, name, seen, joined, told, leases); None for an invalid row."""
     role, name, seen, joined, details, leases = row
     try:
         found = parse_json(details) if isinstance(details, str) else None
@@ -74,7 +74,7 @@ def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
 
 
 def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
-    """The announced policy of a row (said, trainer, time)."""
+    """Return the announced policy of a row (said, trainer, time)."""
     text, trainer, time = row
     try:
         policy = Policy(**parse_json(text))
@@ -111,7 +111,7 @@ class SqliteEpisodes:
         self._path, self._redact = path, redact
 
     def encode_rows(self, lease: Lease, ends: Iterable[Kept]) -> list[Row]:
-        """The rows to put, with their digests. Needs no transaction: this is what takes time."""
+        """Encode the rows to put, with digests. Slow, so done outside the transaction."""
         rows = []
         for one in ends:
             row, arrays = encode(one.episode)
@@ -121,7 +121,6 @@ class SqliteEpisodes:
 
     @staticmethod
     def put(base: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        """Insert the rows that are new."""
         base.executemany("INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def load_episodes(self, base: sqlite3.Connection, order: int) -> tuple[Kept, ...]:
@@ -134,7 +133,7 @@ class SqliteEpisodes:
         return tuple(episodes)
 
     def iterate_episodes(self, base: sqlite3.Connection, order: int) -> Iterator[Kept | AlteredEpisodeError]:
-        """The episodes of a position; in place of one that was changed, how it was."""
+        """Yield the episodes of a position; a changed episode as AlteredEpisodeError."""
         query = "SELECT uuid, place, alone, ended_by, line, arrays, seal FROM ends WHERE place = ? ORDER BY rowid"
         for uuid, place, alone, ended_by, line, arrays, seal in base.execute(query, (order,)).fetchall():
             try:
@@ -153,14 +152,13 @@ def _digest_row(uuid: str, order: int, alone: Any, ended_by: str, line: str, arr
 
 
 class SqlitePositions:
-    """The positions as one process takes them: for so many `seconds`; after `most` attempts that failed a position is
-    dead."""
+    """Leases positions for `seconds`; after `most` failed attempts a position is dead."""
 
     def __init__(self, seconds: float, most: int, outage: Outage) -> None:
         self._seconds, self._most, self._outage = seconds, most, outage
 
     def find_free(self, base: sqlite3.Connection, count: int, below: int | None) -> list[int]:
-        """Up to `count` free positions: those that wait, then those that nobody ever had."""
+        """Return up to `count` free positions: waiting ones first, then new ones."""
         query = "SELECT place FROM positions WHERE state = 'waiting' AND place >= 0 ORDER BY place LIMIT ?"
         orders = [int(row[0]) for row in base.execute(query, (count,))]
         fresh = count - len(orders)
@@ -170,7 +168,8 @@ class SqlitePositions:
         return [*orders, *range(first, first + fresh)]
 
     def take(self, base: sqlite3.Connection, order: int, holder: str, trainer: int) -> int:
-        """The fence under which it is the `holder`'s now. `trainer`: its number, 0 for anybody else."""
+        """Lease a position for `holder` and return the fence. `trainer`: number of the trainer, 0 for other
+        processes."""
         fence = fetch_count(base, "fence", 1) + 1
         base.execute(
             "INSERT INTO positions (place, state, fence, until, since, seconds, holder, trainer) "
@@ -194,8 +193,7 @@ class SqlitePositions:
         update_leased(base, lease, "until = ?, seconds = ?", time.time() + self._seconds, self._seconds)
 
     def expire(self, base: sqlite3.Connection) -> None:
-        """End the leases whose time is over. A trainer's end with the next one. After an outage their holders get the
-        time to renew them first."""
+        """End expired leases, except a trainer's. After an outage holders get time to renew first."""
         if self._outage.ended_within(self._seconds):
             return
         now = time.time()
@@ -208,7 +206,7 @@ class SqlitePositions:
 
     @staticmethod
     def oldest_age(base: sqlite3.Connection, state: str, but: Collection[int] = ()) -> float | None:
-        """Seconds since the first of those in that state came there; None where none is, or none knows."""
+        """Return the age of the oldest position in a state in seconds; None without one."""
         query = (
             "SELECT place, since FROM positions WHERE state = ? AND typeof(since) IN ('real', 'integer') ORDER BY since"
         )
@@ -216,7 +214,7 @@ class SqlitePositions:
         return None if found is None else max(0.0, time.time() - float(found))
 
     def record_failure(self, base: sqlite3.Connection, order: int, reason: str, *, dead: bool = False) -> None:
-        """Count one more failed attempt at a position. `dead`: there is to be no other."""
+        """Count a failed attempt at a position. `dead`: allow no further attempt."""
         (found,) = base.execute("SELECT reasons FROM positions WHERE place = ?", (order,)).fetchone()
         reasons = [*read_reasons(found), reason]
         state = "waiting" if len(reasons) < self._most and not dead else "dead"
@@ -232,7 +230,7 @@ def update_leased(base: sqlite3.Connection, lease: Lease, what: str, *values: fl
 
 
 def fetch_count(base: sqlite3.Connection, name: str, more: int = 0) -> int:
-    """A count of the store, before it grew."""
+    """Return a counter, then add `more`."""
     value = read_count(name, base.execute("SELECT value FROM counts WHERE name = ?", (name,)).fetchone())
     if more:
         base.execute("UPDATE counts SET value = value + ? WHERE name = ?", (more, name))

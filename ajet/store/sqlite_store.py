@@ -1,10 +1,9 @@
 """SqliteStore: the store of several processes on one machine.
 
-Invariant: every change is one transaction, so a kill at any byte leaves it done or not. A use belongs to the commit
-that follows it, and a commit to the one before; opened at a checkpoint, the uses of its commit and of those before it
-hold, and no other. A lease ends when its time is over, whoever held it: then another gets it, under a higher fence
-(`sqlite_positions`). A position of which an episode is not what was put (`sqlite_episodes`) is given to nobody: it lies
-with the dead letters.
+Invariant: every change is one transaction, so a kill leaves the change done or undone. A use belongs to the next
+commit, and a commit to the previous one; a store opened at a checkpoint keeps the uses of its commit and earlier
+commits only. An expired lease passes to another process under a higher fence (`SqlitePositions`). A position with a
+changed episode (`SqliteEpisodes`) becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -66,19 +65,18 @@ from ajet.store.sqlite_tables import (
 )
 
 BUSY_TIMEOUT = 1.0
-"""Seconds that SQLite itself waits for another process's transaction; after that the outage waits, which can be
-interrupted."""
+"""Seconds SQLite waits for another process's transaction; afterwards the interruptible outage waits."""
 LINE = """
 WITH RECURSIVE line (number) AS (
     SELECT value FROM counts WHERE name = 'head' UNION
     SELECT earlier FROM commits JOIN line USING (number) WHERE earlier > 0)
 """
-"""The commits that the checkpoint knows that the store goes on from."""
+"""Commits known to the checkpoint."""
 _HOLDING = f"{LINE} SELECT place FROM uses WHERE of IN line AND NOT again"
-"""Positions whose last use is of these."""
+"""Positions whose last use is in these commits."""
 _REUSED = f"""{LINE} SELECT place, step FROM uses JOIN positions USING (place)
 WHERE again AND state = 'closed' AND (of IS NULL OR of IN line) ORDER BY step"""
-"""Uses that hold of positions that stayed closed."""
+"""Valid uses of positions that stayed closed."""
 STATES = ("waiting", "leased", "closed", "over", "dead")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -87,7 +85,7 @@ T = TypeVar("T")
 def _outlast_outage(
     method: Callable[Concatenate[SqliteStore, P], T],
 ) -> Callable[Concatenate[SqliteStore, P], T]:
-    """Repeat a method while its file is out of reach. It is one transaction, and its arguments can be read again."""
+    """Repeat a method while the file is unreachable. The method must be one transaction with reusable arguments."""
 
     @wraps(method)
     def repeated(store: SqliteStore, *given: P.args, **more: P.kwargs) -> T:
@@ -97,8 +95,7 @@ def _outlast_outage(
 
 
 class SqliteStore:
-    """The store in the file `path`. A process that opens it `at` a checkpoint is the one that trains; others open it
-    without."""
+    """Store in the file `path`. The process that opens the store with `rolls` trains."""
 
     def __init__(self, path: Path, opener: StoreOptions | None = None) -> None:
         """Raises UserError, also for a checkpoint or a run of another store."""
@@ -111,20 +108,17 @@ class SqliteStore:
         self._name = f"process {os.getpid()}"
         self._trainer = 0
         self._base = connect(path)
-        self._warned: set[str] = set()
-        """Of what damaged rows it was warned."""
+        self._warned: set[str] = set()  # damaged rows already logged
         if who.rolls:
             self._become_trainer(who)
         self._base.execute(f"PRAGMA busy_timeout = {int(1000 * min(BUSY_TIMEOUT, who.unreachable_timeout))}")
 
     def disconnect(self) -> None:
-        """Let go of the file."""
         self.outage.close()
         self._base.close()
 
     @_outlast_outage
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
-        """See the contract."""
         with self._open_lease_transaction() as base:
             leases: list[Lease] = []
             while len(leases) < count and (orders := self._positions.find_free(base, count - len(leases), below)):
@@ -133,14 +127,12 @@ class SqliteStore:
 
     @_outlast_outage
     def bring(self) -> Lease:
-        """See the contract."""
         with self._open_lease_transaction() as base:
             (lease,) = self._lease_positions(base, [-fetch_count(base, "brought", 1) - 1])
             return lease
 
     @_outlast_outage
     def lease_kept(self) -> list[Lease]:
-        """See the contract."""
         with self._open_lease_transaction() as base:
             put = "SELECT DISTINCT place FROM positions JOIN ends USING (place)"
             found = base.execute(f"{put} WHERE state = 'waiting' ORDER BY place").fetchall()
@@ -148,7 +140,6 @@ class SqliteStore:
 
     @_outlast_outage
     def put(self, lease: Lease, *kept: Kept) -> None:
-        """See the contract."""
         rows = self._episodes.encode_rows(lease, kept)
         with self._open_transaction() as base:
             self._positions.prolong(base, lease)
@@ -156,13 +147,11 @@ class SqliteStore:
 
     @_outlast_outage
     def close(self, lease: Lease) -> None:
-        """See the contract."""
         with self._open_transaction() as base:
             update_leased(base, lease, "state = 'closed', whole = 1, since = ?", time.time())
 
     @_outlast_outage
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        """See the contract."""
         with self._open_transaction() as base:
             rows = base.execute("SELECT place, fence FROM positions WHERE state = 'closed' ORDER BY place").fetchall()
             found = [(order, fence) for order, fence in rows if order not in but][:count]
@@ -174,7 +163,6 @@ class SqliteStore:
 
     @_outlast_outage
     def begun(self) -> list[int]:
-        """See the contract."""
         with self._open_transaction() as base:
             query = "SELECT place FROM positions WHERE state NOT IN ('over', 'dead') AND place >= 0 ORDER BY place"
             found = [int(row[0]) for row in base.execute(query)]
@@ -184,15 +172,13 @@ class SqliteStore:
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """See the contract. Nobody else reads these tables: advantages are in the run's record alone."""
+        """Use as in the contract. Advantages are stored in the run's record only."""
         self._end_positions(list(orders), step, None, again)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """See the contract."""
         self._end_positions(list(orders), step, reason)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """See the contract."""
         self._give_back(list(leases))
 
     @_outlast_outage
@@ -203,7 +189,8 @@ class SqliteStore:
 
     @_outlast_outage
     def commit(self) -> dict[str, Any]:
-        """See the contract. Made before the checkpoint is there: without it, nobody opens the store at this one."""
+        """Commit as in the contract, before the checkpoint exists; without the checkpoint no process opens this
+        state."""
         name = uuid.uuid4().hex
         with self._open_transaction() as base:
             self._require_trainer(base)
@@ -215,7 +202,6 @@ class SqliteStore:
 
     @_outlast_outage
     def forget(self, step: int) -> None:
-        """See the contract."""
         with self._open_transaction() as base:
             self._require_trainer(base)
             gone = [row for row in base.execute(f"{_HOLDING} AND step <= ?", (step,)).fetchall()]
@@ -223,13 +209,12 @@ class SqliteStore:
                 base.executemany(f"DELETE FROM {table} WHERE place = ?", gone)
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """See the contract."""
         if lost := self._renew_leases(list(leases)):
             raise LeaseLostError(f"positions {lost} are another's by now, or over")
 
     @_outlast_outage
     def _renew_leases(self, leases: Sequence[Lease]) -> list[int]:
-        """The positions whose leases are lost."""
+        """Renew leases and return the lost positions."""
         lost = []
         with self._open_transaction() as base:
             base.execute("UPDATE members SET seen = ? WHERE name = ?", (time.time(), self._name))
@@ -242,14 +227,12 @@ class SqliteStore:
 
     @_outlast_outage
     def fail(self, lease: Lease, reason: str) -> None:
-        """See the contract."""
         with self._open_transaction() as base:
             update_leased(base, lease, "state = 'waiting'")
             self._positions.record_failure(base, lease.order, self._redact(reason))
 
     @_outlast_outage
     def quarantine(self, order: int, reason: str) -> None:
-        """See the contract."""
         with self._open_transaction() as base:
             self._require_trainer(base)
             closed = "SELECT 1 FROM positions WHERE place = ? AND state = 'closed'"
@@ -259,7 +242,6 @@ class SqliteStore:
 
     @_outlast_outage
     def dead(self) -> list[DeadLetter]:
-        """See the contract."""
         with self._open_transaction() as base:
             query = (
                 "SELECT place, reasons, (SELECT COUNT(*) FROM ends WHERE ends.place = positions.place) "
@@ -271,7 +253,6 @@ class SqliteStore:
 
     @_outlast_outage
     def revive(self, order: int) -> None:
-        """See the contract."""
         with self._open_transaction() as base:
             revived = "UPDATE positions SET state = 'waiting', reasons = '[]' WHERE place = ? AND state = 'dead'"
             if not base.execute(revived, (order,)).rowcount:
@@ -283,7 +264,6 @@ class SqliteStore:
 
     @_outlast_outage
     def announce(self, policy: Policy) -> None:
-        """See the contract."""
         with self._open_transaction() as base:
             self._require_trainer(base)
             row = (dumps(asdict(policy)), self._trainer, time.time())
@@ -291,14 +271,12 @@ class SqliteStore:
 
     @_outlast_outage
     def announced(self) -> AnnouncedPolicy | None:
-        """See the contract."""
         with self._open_transaction() as base:
             found = base.execute("SELECT said, trainer, time FROM policy").fetchone()
             return read_announced(found, time.time()) if found else None
 
     @_outlast_outage
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
-        """See the contract."""
         self._name = name
         now = time.time()
         with self._open_transaction() as base:
@@ -310,13 +288,11 @@ class SqliteStore:
 
     @_outlast_outage
     def leave(self) -> None:
-        """See the contract."""
         with self._open_transaction() as base:
             base.execute("DELETE FROM members WHERE name = ?", (self._name,))
 
     @_outlast_outage
     def members(self) -> list[StoreMember]:
-        """See the contract."""
         now = time.time()
         with self._open_transaction() as base:
             query = (
@@ -332,7 +308,6 @@ class SqliteStore:
 
     @_outlast_outage
     def depths(self) -> StoreDepths:
-        """See the contract."""
         with self._open_transaction() as base:
             self._positions.expire(base)
             counts = dict(base.execute("SELECT state, COUNT(*) FROM positions GROUP BY state").fetchall())
@@ -349,7 +324,7 @@ class SqliteStore:
             )
 
     def _warn_of_row(self, table: str, name: object) -> None:
-        """Warn once of a row that ajet never wrote: it is left out."""
+        """Log an invalid row once; the row is skipped."""
         shown = f"{table}: {str(name)[:LONGEST_VALUE]}"
         if shown not in self._warned:
             self._warned.add(shown)
@@ -370,8 +345,8 @@ class SqliteStore:
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
-        """A full disk, a file that is locked for too long, damaged or closed, or that a later ajet has brought up under
-        this process, as a person is told it. Any other error of SQLite's is a mistake in ajet, and stays one."""
+        """Explain a full disk, a locked, damaged or closed file, and a file of a later version. Other SQLite errors are
+        mistakes in ajet and pass through."""
         try:
             yield
         except DamagedRowError as damaged:
@@ -388,8 +363,7 @@ class SqliteStore:
 
     @contextmanager
     def _open_lease_transaction(self) -> Iterator[sqlite3.Connection]:
-        """A transaction of one who is about to hold positions: what a trainer takes ends with the next one, and not by
-        time."""
+        """Open a transaction that leases positions. A trainer's leases end with the next trainer, not by time."""
         with self._open_transaction() as base:
             if self._trainer:
                 self._require_trainer(base)
@@ -397,7 +371,7 @@ class SqliteStore:
             yield base
 
     def _become_trainer(self, who: StoreOptions) -> None:
-        """Let those uses hold that the checkpoint knows, and no other; be the trainer."""
+        """Become the trainer and keep only the uses known to the checkpoint."""
         with self._open_transaction() as base:
             number = 0
             base.execute("INSERT OR IGNORE INTO facts VALUES ('run', ?)", (who.run,))
@@ -444,7 +418,7 @@ class SqliteStore:
         ]
 
     def _load_unaltered(self, base: sqlite3.Connection, orders: Iterable[int]) -> dict[int, tuple[Kept, ...]]:
-        """What was put of each. Where that was changed the position is set aside, and not among them."""
+        """Return the episodes of each position; positions with changed episodes become dead letters."""
         found = {}
         for order in orders:
             try:
@@ -482,7 +456,7 @@ class SqliteStore:
 
     @staticmethod
     def _read_reused_steps(base: sqlite3.Connection) -> dict[int, tuple[int, ...]]:
-        """The steps that have used each position that stayed closed."""
+        """Return the steps that used each position that stayed closed."""
         if base.execute("SELECT 1 FROM uses WHERE again LIMIT 1").fetchone() is None:
             return {}
         found: dict[int, tuple[int, ...]] = {}

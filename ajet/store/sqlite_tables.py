@@ -1,8 +1,8 @@
-"""The tables of SqliteStore, and what SQLite's errors mean for the file.
+"""Tables of SqliteStore and the meaning of SQLite errors.
 
-Invariant: `PRAGMA user_version` says which version a file is of, and only files of this version are opened. One
-transaction makes the tables of a new file. The screen of an error follows SQLite's error code, so that a damaged file
-is never called a full disk.
+Invariant: `PRAGMA user_version` is the version of a file, and only files of this version are opened. One transaction
+creates the tables of a new file. Error texts follow SQLite's error code, so a damaged file is never reported as a full
+disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet.store.shared import other_version_error
 
 VERSION = 5
 PATIENCE = 60.0
-"""Seconds that a transaction waits for another process's."""
+"""Seconds a transaction waits for another process."""
 STEPS, MOST_STEPS = 1_000_000, 2_000_000_000
 """Instructions of SQLite's machine between two looks, and of one transaction: about half a minute of computing."""
 TABLES = frozenset({"positions", "uses", "ends", "commits", "counts", "members", "policy", "facts"})
@@ -47,21 +47,25 @@ CREATE TABLE members (
 CREATE TABLE policy (one INTEGER PRIMARY KEY CHECK (one = 1), said TEXT NOT NULL, trainer INTEGER, time REAL);
 CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-"""Columns of `positions`: `state` is waiting, leased, closed, over or dead; `whole`: whether it ever was closed;
-`trainer`: the number of the trainer that holds it, 0 for any other process; `seconds`: how long its lease was;
-`reasons`: of the attempts that failed, a JSON list; `since`: when it was leased, or closed, last.
+"""Columns of `positions`: `state` is waiting, leased, closed, over or dead; `whole`: 1 if ever closed; `trainer`:
+number of the holding trainer, 0 for other processes; `seconds`: lease time; `reasons`: JSON list of failed attempts;
+`since`: time of the last lease or close.
 
-Columns of `uses`: `of` is the number of the commit that a use belongs to, null for the next; `again`: whether the
-position stays closed for another use. `ends.seal` is the digest of the episode."""
+Columns of `uses`: `of` is the commit of a use, null for the next one; `again`: 1 if the position stays closed for
+another use. `ends.seal` is the digest of the episode.
+"""
 
 
 _MADE = "SELECT type, name FROM sqlite_master UNION ALL SELECT 'version', user_version FROM pragma_user_version"
-"""One statement, and so one view of the file: another process may be making tables and version meanwhile."""
+"""One statement for a consistent view; another process may be creating the tables."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A file of this version. Raises UserError for one of another version or of another program, or that is no database
-    or cannot be made."""
+    """Open a file of this version; create a missing one.
+
+    Raises:
+        UserError: another version, another program's database, no database, or the file cannot be created.
+    """
     try:
         base = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
         try:
@@ -78,8 +82,11 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def check_file(path: Path, *, made: Path | None = None) -> None:
-    """Raises UserError where `connect` would, as far as that can be seen without making or changing anything. `made`:
-    a folder that is there by the time it is opened."""
+    """Raise the errors of `connect` as far as visible without creating or changing anything.
+
+    Args:
+        made: folder created before the store is opened.
+    """
     try:
         if path.exists():
             alone = not path.with_name(f"{path.name}-wal").exists()  # nobody has it open: all of it is in this file
@@ -129,13 +136,13 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
 
 
 def bound_statements(base: sqlite3.Connection) -> None:
-    """Let no statement run for ever from here on, whatever the file has it do: SQLite ends it with SQLITE_INTERRUPT."""
+    """Bound the run time of later statements; SQLite ends a longer one with SQLITE_INTERRUPT."""
     left = iter(range(MOST_STEPS // STEPS))
     base.set_progress_handler(lambda: next(left, None) is None, STEPS)
 
 
 def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
-    """SQLite has one sentence for all that the system refuses it."""
+    """Explain a failed open; SQLite has one text for all refusals of the system."""
     if path.is_dir():
         return "it is a folder"
     if not path.parent.is_dir():
@@ -146,15 +153,15 @@ def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
 
 
 def is_mistake(error: sqlite3.Error) -> bool:
-    """Whether SQLite has something against a statement, its values or the order of calls, which of tables of this
-    version is a mistake in ajet; and not against the file, its disk, or who else works on it: damaged, full, locked."""
+    """True for errors of a statement, its values or the order of calls: mistakes in ajet. False for a damaged, full or
+    locked file."""
     if isinstance(error, sqlite3.OperationalError):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
     return type(error) is not sqlite3.DatabaseError
 
 
 def _write_ahead(base: sqlite3.Connection) -> None:
-    """SQLite does not wait where two processes make one file theirs at once: one of them is told that it is locked."""
+    """Switch to write-ahead logging; SQLite reports a lock instead of waiting if two processes switch at once."""
     until = time.monotonic() + PATIENCE
     while True:
         try:
@@ -192,7 +199,7 @@ OUT_OF_REACH = (
     sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_PROTOCOL,
 )
-"""Codes of a network folder that is away, a failing disk, or a file that another process keeps locked."""
+"""Codes of an unreachable network folder, a failing disk, or a file locked by another process."""
 _DAMAGED = (
     "a file that is whole",
     "Put back a copy of the file together with its -wal file, or name another store: what was put there since the "
@@ -211,7 +218,7 @@ _ADVICE = {
         "Put back a copy of the file, or name another store.",
     ),
 }
-"""By primary code: what was expected, and what to do."""
+"""Expected state and advice by primary code."""
 
 
 def explain_error(path: Path, error: sqlite3.Error) -> StoreUnavailableError:
@@ -236,6 +243,6 @@ def damaged_file(path: Path, what: object) -> StoreUnavailableError:
 
 
 def error_code(error: sqlite3.Error) -> int:
-    """SQLite's primary code; 0 where it told none."""
+    """Return SQLite's primary code; 0 without a code."""
     code = getattr(error, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else 0

@@ -1,8 +1,8 @@
-"""Task and outcome to a verdict: a reward, or no score, and why.
+"""Judges an attempt: a verdict with a reward, or no score and the reason.
 
-What enters: the task and what its workflow returned. What leaves: a `Verdict`, or a JudgeFailure. Invariant: a reward
-is a finite number that the workflow or the judge gave; a judge that fails or cannot decide never becomes a 0.
-`scorers` have names, `extraction` and `math_equality` hold what judges are made of; `math_judge` is one that is ready.
+Input: the task and the workflow's output. Output: a `Verdict` or a JudgeFailure. Invariant: a reward is a finite number
+from the workflow or the judge; a judge that fails or cannot decide never yields 0. `scorers` holds named scorers,
+`extraction` and `math_equality` the building blocks, `math_judge` a complete judge.
 """
 
 from ajet.task_judge.base_judge import BaseJudge, Judgement

@@ -1,6 +1,6 @@
-"""BaseJudge: what users subclass to say how good an attempt was.
+"""BaseJudge: the base class of user-defined judges.
 
-Invariant: one instance serves a whole run and is called from several threads, so it keeps nothing about an attempt.
+Invariant: one instance serves a complete run from several threads, so an instance stores no data of an attempt.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from ajet.schema.episode import Verdict
 from ajet.schema.task import WorkflowOutput, WorkflowTask
 
 Judgement: TypeAlias = "Verdict | tuple[float | list[float] | None, bool | None] | float | bool | None"
-"""(reward, is_success), or a Verdict with a reason, or None: no score. A number alone is the reward, and nobody says
-whether it is a success; True and False are both: 1 and a success, 0 and none."""
+"""(reward, is_success), a Verdict with a reason, or None for no score. A bare number is a reward without a success
+verdict; True and False are reward and success."""
 
 
 class BaseJudge(ABC):
-    """Subclass it, write `compute_reward`, and name the class in `task_judge.judge_protocol` (a function will do there,
-    too: `def reward(task, output)`)."""
+    """Base class of judges: write `compute_reward` and name the class in `task_judge.judge_protocol`.
+
+    A function `def reward(task, output)` works too.
+    """
 
     def __init__(self, config: Any) -> None:
         """`config`: the composed config, with attribute access."""
@@ -29,9 +31,8 @@ class BaseJudge(ABC):
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> Judgement | Awaitable[Judgement]:
-        """Judge one attempt whose workflow set no reward.
+        """Judge one attempt without a workflow reward.
 
-        A plain function (run in a thread of its own, so it may block) or `async def`. What it raises is a failure of
-        the judge: the episode is recorded and not trained on. Return None, or a reward of None, where it cannot
-        decide: that is no score, which is not a score of 0.
+        A plain function runs in its own thread and may block; `async def` works too. An exception is a judge failure:
+        the episode is recorded, not trained on. None, or a reward of None, means no score, not a score of 0.
         """

@@ -1,7 +1,6 @@
-"""EnvServiceJudge: the environment that an episode was played in says how it went.
+"""EnvServiceJudge: the score of the episode's environment.
 
-Invariant: the reward is the environment's own score, as it is. A score that does not come is the environment's failure
-and the episode's, never a 0.
+Invariant: the reward is the environment's unchanged score. A missing score is a failure of the environment, never 0.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ SUCCESS = 1.0
 
 
 class EnvServiceJudge(BaseJudge):
-    """Asks the service's /evaluate about the episode's instance; a score of 1 or more is a success."""
+    """Requests the score of the episode's instance from /evaluate; a score of 1 or more is a success."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
-        """Raises EnvironmentFailure; JudgeFailure for an episode without an environment."""
+        """Return (score, success). Raises EnvironmentFailure; JudgeFailure for an episode without an environment."""
         env = workflow_task.gym_env
         if env is None:
             raise JudgeFailure(

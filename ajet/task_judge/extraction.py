@@ -1,8 +1,8 @@
-r"""What a model's reply says the answer is.
+r"""Extracts the answer from a model's reply.
 
-Invariant: nothing raises whatever the text, every function is linear in it, and None means that the reply states no
-answer in that form. What stands in a <think> part is no answer. The last statement wins, since models correct
-themselves, but where a benchmark reads the first (`first`): GAIA's scorer does.
+Invariant: no text raises an error, every function is linear in the text, and None means no answer in the requested
+form. Text in a <think> part is no answer. The last statement wins, since models correct themselves; `first` selects the
+first one, as GAIA's scorer does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 
 
 def answer_text(answer: Any) -> str:
-    """The text of an answer as agents hand it over: a string; a list of content blocks ({"type": "text", "text": …}),
-    or such a list printed with str(), as AgentScope's messages hold it; None is no text."""
+    """Return the text of an answer: a string, content blocks ({"type": "text", "text": …}), or such blocks printed with
+    str() as by AgentScope. None gives ""."""
     if answer is None:
         return ""
     if isinstance(answer, str):
@@ -44,8 +44,11 @@ def answer_text(answer: Any) -> str:
 
 
 def strip_thoughts(text: str) -> str:
-    """The text without its thoughts, by the marks of each family (<think>, [THINK], …): an unclosed one reaches to the
-    end; one that is only closed began before the text (templates that open it in the prompt)."""
+    """Return the text without thoughts, by the marks of each model family (<think>, [THINK], …).
+
+    An unclosed thought reaches to the end. A thought with only a closing mark began before the text, since some
+    templates open the thought in the prompt.
+    """
     parts: list[str] = []
     start, thinking = 0, False
     for tag in _THINK.finditer(text):
@@ -67,8 +70,11 @@ def find_thought_ends(text: str) -> list[int]:
 
 
 def find_boxes(text: str) -> list[str]:
-    r"""The contents of all \boxed{} and \fbox{} outside <think>, in order. Braces nest and may be escaped; a box that
-    never closes is none; of a box within a box the outer one counts; `\boxed{{42}}` holds 42."""
+    r"""Return the contents of all \boxed{} and \fbox{} outside <think>, in order.
+
+    Braces nest and may be escaped; unclosed boxes are skipped; of nested boxes the outer one counts; `\boxed{{42}}`
+    gives 42.
+    """
     text = strip_thoughts(text)
     found: list[str] = []
     closing = _match_braces(text)
@@ -83,7 +89,7 @@ def find_boxes(text: str) -> list[str]:
 
 
 def boxed_answer(text: Any, *, first: bool = False) -> str | None:
-    """The content of the last box (or the first) that is not empty, "" where all are, None without a box."""
+    """Return the content of the last (or first) non-empty box; "" if all are empty, None without a box."""
     found = find_boxes(answer_text(text))
     return next((content for content in (found if first else reversed(found)) if content), "" if found else None)
 
@@ -102,14 +108,13 @@ def tagged_answer(text: Any, *, first: bool = False) -> str | None:
 
 
 def hash_answer(text: Any) -> str | None:
-    """What follows the last #### on its line, as GSM8K's solutions end ("#### 1,234" gives "1,234"), or None."""
+    """Return the text after the last #### of a line, as in GSM8K ("#### 1,234" gives "1,234"); None without."""
     found = _HASHES.findall(strip_thoughts(answer_text(text)))
     return found[-1].strip() if found else None
 
 
 def extract_answer(text: Any) -> str | None:
-    """The answer a reply states: in a box, else in <answer> tags (a box inside them counts), else after ####; None
-    when it states none."""
+    """Return the answer in a box, else in <answer> tags (a box inside counts), else after ####; None without."""
     for form in (boxed_answer, tagged_answer, hash_answer):
         answer = form(text)
         if answer:
@@ -118,7 +123,7 @@ def extract_answer(text: Any) -> str | None:
 
 
 def _match_braces(text: str) -> dict[int, int]:
-    """The place of the closing brace of each opening one that has one."""
+    """Return the index of the closing brace for each matched opening brace."""
     closing: dict[int, int] = {}
     opened: list[int] = []
     for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
@@ -130,7 +135,7 @@ def _match_braces(text: str) -> dict[int, int]:
 
 
 def _unwrap_box(content: str) -> str:
-    """Without braces or a box around the whole of it."""
+    """Remove braces or a box around the complete content."""
     closing = _match_braces(content)
     start, stop = 0, len(content)
     while True:
@@ -170,12 +175,11 @@ def _parse_printed_blocks(text: str) -> list[dict[str, Any]] | None:
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """A form of answers: how the model is told to give them, and how they are read."""
+    """A form of answers: the instruction for the model and the reader."""
 
-    instruction: str
-    """To the model."""
+    instruction: str  # to the model
     read: Callable[[str], str | None]
-    """None: there is none in this text."""
+    """Returns None if the text has no answer in this form."""
 
 
 FORMS = {
@@ -186,7 +190,8 @@ FORMS = {
 
 
 def find_form_name(metadata: Mapping[str, Any], otherwise: str | None = None) -> str:
-    """The name of a task's, by its metadata; "" for none. Raises BoundaryError for a name that is none."""
+    """Return the name of a task's answer form from the metadata; "" for none. Raises BoundaryError for an unknown
+    name."""
     named = metadata.get("answer_schema") or otherwise or ""
     if named not in FORMS:
         known = ", ".join(name for name in FORMS if name)

@@ -1,8 +1,7 @@
-"""Judge: from what a workflow returned to a verdict.
+"""Judge: turns a workflow's output into a verdict.
 
-Invariant: a reward in a verdict is a finite number; a judge that raises or answers anything else is a JudgeFailure,
-and one that cannot decide gives no score. Nothing is ever turned into 0. A user's blocking code never holds up the
-event loop that asks.
+Invariant: a reward in a verdict is a finite number. A judge that raises or returns any other value is a JudgeFailure;
+an undecided judge gives no score, never 0. Blocking user code never blocks the event loop.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class Judging(Protocol):
     """The methods of a judge that is the user's, or a task reader's own: see BaseJudge."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
-        """A reward alone, (reward, is_success), a Verdict, or None; maybe awaitable."""
+        """Return a reward, (reward, is_success), a Verdict or None; may be awaitable."""
         ...
 
 
 class Compared(Protocol):
-    """An attempt that is compared with others at its task."""
+    """An attempt in a comparison at one task."""
 
     @property
     def task(self) -> WorkflowTask: ...
@@ -45,23 +44,23 @@ class Compared(Protocol):
 
 
 class Ranking(Protocol):
-    """A judge that compares the attempts at one task."""
+    """A judge that ranks the attempts at one task."""
 
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
         """Verdicts, by the same names. Raises JudgeFailure."""
         ...
 
     async def awake(self) -> None:
-        """Raises JudgeFailure where nobody can be asked now."""
+        """Raises JudgeFailure if no ranking model is reachable."""
         ...
 
 
 class Judge:
-    """Asks `judging` (None: there is no judge) where a workflow left the reward open."""
+    """Calls `judging` (None: no judge) if the workflow set no reward."""
 
     def __init__(self, judging: Judging | None, *, gamma: float = 1.0, ranks: Ranking | None = None) -> None:
-        """`gamma` discounts a list of rewards, one a turn: r_0 + gamma * r_1 + …; `ranks`: who compares the attempts
-        of a whole group, where there is one."""
+        """`gamma` discounts a list of rewards, one per turn: r_0 + gamma * r_1 + …; `ranks`: judge of complete groups,
+        if any."""
         self._judging, self._gamma = judging, gamma
         self.ranks = ranks
 
@@ -76,17 +75,17 @@ class Judge:
 
     @property
     def said(self) -> str:
-        """The judge's own words for what it asks; "" where it has none."""
+        """The judge's own description; "" without one."""
         return str(getattr(self._judging, "said", ""))
 
     @property
     def judges(self) -> bool:
-        """Whether there is anybody to ask."""
+        """True if a judge is configured."""
         return self._judging is not None
 
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
-        """Verdicts of attempts at one task beside each other, by the same names. `seed`: of the order in which they are
-        shown. Only where it `ranks`. Raises JudgeFailure."""
+        """Return verdicts of the attempts at one task by the same keys; needs `ranks`. `seed`: order of presentation.
+        Raises JudgeFailure."""
         assert self.ranks is not None
         try:
             return await self.ranks.compare(attempts, seed)
@@ -96,7 +95,7 @@ class Judge:
             raise JudgeFailure(f"{self} raised {type(problem).__name__}: {problem}") from problem
 
     async def awake(self) -> None:
-        """Raises JudgeFailure where nobody who ranks can be asked now."""
+        """Raises JudgeFailure if no ranking model is reachable."""
         assert self.ranks is not None
         try:
             await self.ranks.awake()
@@ -106,13 +105,13 @@ class Judge:
             raise JudgeFailure(f"{self} raised {type(problem).__name__}: {problem}") from problem
 
     def let_go(self) -> None:
-        """Close what ajet's own judges and scorers hold open, until they are asked again. Idempotent."""
+        """Close connections and processes of ajet's own judges and scorers until the next use. Idempotent."""
         for each in (self._judging, self.ranks):
             if (let_go := getattr(each, "let_go", None)) is not None:
                 let_go()
 
     def require_for(self, tasks: Iterable[Task]) -> None:
-        """Raises TaskError where one of them asks for what this judge does not have."""
+        """Refuse tasks with needs that the judge does not support. Raises TaskError."""
         require = getattr(self._judging, "require_for", None)
         if require is not None:
             require(tasks)

@@ -1,7 +1,6 @@
-"""What a judge or a scorer returned, as a verdict.
+"""Turns the return value of a judge or scorer into a verdict.
 
-Invariant: a reward in a verdict is a finite number, and nothing that is no reward is ever turned into 0: what cannot be
-read is a JudgeFailure.
+Invariant: a reward in a verdict is a finite number. A value that is no reward raises JudgeFailure and never becomes 0.
 """
 
 from __future__ import annotations
@@ -19,14 +18,19 @@ from ajet.schema.errors import JudgeFailure
 from ajet.schema.process_reward import ProcessReward
 
 _SHOWN = 200
-"""Characters of a wrong value that are shown."""
+"""Maximum characters of a wrong value in an error."""
 UNDECIDED = "no score: the judge did not decide"
 _OF_A_MAPPING = ("score", "success", "reason")
 
 
 def read_verdict(judgement: Any, who: str, *, gamma: float = 1.0, success: bool | None = None) -> Verdict:
-    """`who` is whose reward it is, in the words of an error; `gamma` discounts a list of rewards; `success`: what the
-    workflow says, where nothing was decided. Raises JudgeFailure."""
+    """Return the verdict of a judge's return value. Raises JudgeFailure.
+
+    Args:
+        who: name of the reward for errors.
+        gamma: discount of a list of rewards.
+        success: the workflow's success, used if the judge did not decide.
+    """
     judgement = _to_python_scalar(judgement)
     if judgement is None:
         return Verdict(None, success, UNDECIDED)
@@ -52,7 +56,7 @@ def read_verdict(judgement: Any, who: str, *, gamma: float = 1.0, success: bool 
 
 
 def _explain_unread(judgement: Any) -> str:
-    """Return what is wrong with a value that is no reward, and what to return instead."""
+    """Describe a value that is no reward, and the expected values."""
     if isinstance(judgement, Mapping):
         keys = ", ".join(str(key) for key in judgement)[:_SHOWN] or "no key"
         return f'it returned a dict without "score" (it has: {keys}); return {{"score": 1.0, …}}'
@@ -74,7 +78,8 @@ def _is_number(text: str) -> bool:
 
 
 def discount_rewards(reward: Any, who: str, gamma: float) -> float | None:
-    """A reward, or a list of them, one a turn: r_0 + gamma * r_1 + …; None for no score. Raises JudgeFailure."""
+    """Return the reward, or the discounted sum of rewards per turn, r_0 + gamma * r_1 + …; None for no score. Raises
+    JudgeFailure."""
     if isinstance(reward, (list, tuple)):
         if not reward:
             return None
@@ -88,7 +93,7 @@ def turn_rewards(reward: Any, who: str) -> tuple[float, ...]:
 
 
 def attach_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
-    """The verdict with what parts of the attempt are worth. Raises JudgeFailure."""
+    """Set the process rewards of a verdict. Raises JudgeFailure."""
     for part in parts:
         if not isinstance(part, ProcessReward):
             raise JudgeFailure(
@@ -112,7 +117,7 @@ def check_verdict(verdict: Verdict, who: str) -> Verdict:
 
 
 def _read_mapping(mapping: Mapping[str, Any], who: str, gamma: float) -> Verdict:
-    """`score`, maybe `success` and `reason`; further numbers are its parts, as verl's reward functions return them."""
+    """Read `score`, optional `success` and `reason`; further numbers become parts, as in verl's reward functions."""
     score = mapping["score"]
     success = _read_success(mapping.get("success"), who)
     if _is_truth(score):
@@ -123,15 +128,15 @@ def _read_mapping(mapping: Mapping[str, Any], who: str, gamma: float) -> Verdict
 
 
 def _is_pair(judgement: Any) -> bool:
-    """(reward, is_success): a tuple of two, or a list whose second says true or false, which no reward of a part does;
-    a list of two numbers is the rewards of two parts."""
+    """True for (reward, is_success): a tuple of two, or a list with a bool or None in second place. A list of two
+    numbers is two rewards."""
     if not isinstance(judgement, (tuple, list)) or len(judgement) != 2:
         return False
     return isinstance(judgement, tuple) or judgement[1] is None or _is_truth(judgement[1])
 
 
 def _success_of_pair(pair: Sequence[Any], who: str) -> bool | None:
-    """Return the second of (reward, is_success). Raises JudgeFailure unless it says true, false or nothing."""
+    """Return the second value of (reward, is_success). Raises JudgeFailure unless it is a bool or None."""
     success = _to_python_scalar(pair[1])
     if success is None or isinstance(success, bool):
         return success
@@ -143,7 +148,7 @@ def _success_of_pair(pair: Sequence[Any], who: str) -> bool | None:
 
 
 def _to_python_scalar(value: Any) -> Any:
-    """Return a scalar of numpy or torch as Python has it; anything else as it is."""
+    """Convert a scalar of numpy or torch; return other values unchanged."""
     is_scalar = hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return value.item() if is_scalar else value
 
@@ -169,9 +174,9 @@ def _read_success(value: Any, who: str) -> bool | None:
 
 
 async def call_user_function(function: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a user's function: awaited here if it is async, else computed in a thread of its own.
+    """Call a user's function: awaited if async, else run in its own thread.
 
-    A pool's threads would be used up by judges that hang. Code that ends the program ends its own call only.
+    Hanging judges would use up a thread pool. Code that ends the program ends only its own call.
     """
     answer = (
         function(*args) if inspect.iscoroutinefunction(function) else await in_thread(_contain_exit, function, *args)

@@ -1,9 +1,9 @@
-"""Whether two mathematical answers are equal, by value and not by spelling.
+"""Compares two mathematical answers by value, not by spelling.
 
-Invariant: an answer comes back within about `timeout` seconds whatever the expression, from any thread. `math_rules`
-decides, and takes numbers, units, words, lists and dates itself. Single expressions go to math-verify in a worker
-process that is killed when it does not answer, because nothing else stops a computation like 9**9**9 (math-verify's own
-limit is a signal, which works in the main thread only and not inside one long operation).
+Invariant: a comparison ends within about `timeout` seconds for any expression and from any thread. `math_rules` decides
+numbers, units, words, lists and dates itself. Single expressions go to math-verify in a worker process; a worker
+without an answer is killed, the only way to stop a computation such as 9**9**9 (math-verify's own limit is a signal,
+effective only in the main thread and between operations).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ajet.task_judge.math_rules import AnswerComparer
 from ajet.task_judge.math_text import normalize_math
 
 WORKERS = 2
-"""Worker processes at most, each started when needed; one holds about 100 MB."""
+"""Maximum number of worker processes, started on demand; each uses about 100 MB."""
 START_LIMIT = 120.0
 """Seconds a worker may take to import math-verify."""
 LONGEST = 10_000
-"""Characters; what is longer is no answer."""
+"""Maximum characters of an answer."""
 
 
 def require_math_verify() -> None:
-    """Raises MissingExtraError when math-verify is not installed: judges ask when they are made, not in mid-run."""
+    """Check for math-verify when a judge is constructed, not in mid-run. Raises MissingExtraError."""
     if find_spec("math_verify") is None:
         raise MissingExtraError("math-verify", "local", needed_for="Comparing mathematical answers")
 
@@ -88,7 +88,7 @@ class _MathWorker:
             raise JudgeFailure("the process that compares mathematical answers did not start", retryable=True, own=True)
 
     def ask(self, left: str, right: str, timeout: float) -> bool | None:
-        """The worker's answer; None when it gave none, and then it is dead."""
+        """Return the worker's result; None without a result, after closing the worker."""
         self._input_pipe.write(json.dumps([left, right, timeout]) + "\n")
         self._input_pipe.flush()
         answer = self._read_line(timeout)
@@ -98,7 +98,6 @@ class _MathWorker:
         return answer == "true"
 
     def close(self) -> None:
-        """End the process."""
         self.alive = False
         self._process.kill()
         self._process.wait()
@@ -107,7 +106,7 @@ class _MathWorker:
                 pipe.close()
 
     def _read_line(self, timeout: float) -> str:
-        """The line that the process says within `timeout` seconds; it is killed then, and says nothing."""
+        """Return the next line of the process; kill the process and return "" after `timeout` seconds."""
         killer = threading.Timer(timeout, self._process.kill)
         killer.daemon = True
         killer.start()
@@ -152,7 +151,6 @@ class _WorkerPool:
                 return bool(answer)
 
     def close(self) -> None:
-        """End all idle workers."""
         while self._idle:
             self._idle.pop().close()
 
@@ -162,7 +160,7 @@ _lock = threading.Lock()
 
 
 def _get_pool() -> _WorkerPool:
-    """The pool of this process; a forked child must not talk to its parent's workers."""
+    """Return the pool of this process; a forked child must not use the parent's workers."""
     with _lock:
         if not _pools or _pools[-1].process != os.getpid():
             _pools[:] = [_WorkerPool()]

@@ -1,7 +1,6 @@
-"""MathAnswerJudge: is the final answer the right number, or expression?
+"""MathAnswerJudge: compares the final answer with the reference as numbers or expressions.
 
-Invariant: 1 where the answer equals the reference by value, 0 where it does not or there is none; no score where the
-task itself has no reference.
+Invariant: 1 for an equal value, 0 for another or a missing answer, no score for a task without a reference.
 """
 
 from __future__ import annotations
@@ -25,16 +24,17 @@ from ajet.task_judge.math_equality import equal, require_math_verify
 class MathAnswerJudge(BaseJudge):
     """Compares the workflow's `metadata["final_answer"]` with the task's `metadata["answer"]`.
 
-    The answer is what stands in the reply's last box, else in its <answer> tags, else after ####, else the whole text
-    when it is one short line; of a task whose `data_source` is gaia, in its first <answer> tags. The reference is what
-    follows #### (as in GSM8K), what the last box holds (as in MATH's solutions), or the whole field."""
+    The answer is the content of the reply's last box, else of its <answer> tags, else the text after ####, else the
+    complete text if short. For a task with `data_source` gaia the first <answer> tags count. The reference is the text
+    after #### (GSM8K), the content of the last box (MATH), or the complete field.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         require_math_verify()
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
-        """Reward 1 or 0; no score when the task has no `answer`. Raises JudgeFailure when nothing can be compared."""
+        """Return reward 1 or 0; no score without a reference. Raises JudgeFailure if no comparison is possible."""
         reference = extract_reference(workflow_task.task.metadata.get("answer"))
         if not reference:
             return Verdict(None, None, f"no score: task {workflow_task.task.task_id} has no answer to compare with")
@@ -51,13 +51,13 @@ class MathAnswerJudge(BaseJudge):
 
 
 def extract_reference(wanted: Any) -> str:
-    """What of a row's answer is compared with: what follows ####, else what its last box holds, as in MATH's solutions,
-    else all of it; "" for none."""
+    """Return the reference of a row's answer: text after ####, else the last box (MATH), else the complete text; ""
+    without."""
     return hash_answer(wanted) or boxed_answer(wanted) or answer_text(wanted).strip()
 
 
 def compare_answers(given: str, reference: str) -> Verdict:
-    """1 where they are equal by value, else 0. Raises JudgeFailure when nothing can be compared."""
+    """Return 1 for equal values, else 0. Raises JudgeFailure if no comparison is possible."""
     right = equal(given, reference)
     return Verdict(float(right), right, f"{given[:80]} {'equals' if right else 'is not'} {reference[:80]}")
 

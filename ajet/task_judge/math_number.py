@@ -1,8 +1,8 @@
-r"""A number and its unit, out of text in the one spelling (`math_text.plain`).
+r"""Parses a number with its unit from normalized text (`math_text.normalize_math`).
 
-Invariant: only what states a value is read: digits, a fraction, a mixed number, powers of ten as scientists write them,
-repeating decimals, and magnitudes (`5 million`). What would have to be computed first (`12 + 30`, `2^5`, `\sqrt{16}`)
-is no number.
+Invariant: only stated values are read: digits, fractions, mixed numbers, powers of ten in scientific notation,
+repeating decimals, magnitudes (`5 million`). Expressions still to be computed (`12 + 30`, `2^5`, `\sqrt{16}`) are no
+numbers.
 """
 
 from __future__ import annotations
@@ -29,28 +29,26 @@ _MONEY = re.compile(r"([+-]?) ?(US\$|[$€£¥₹]|(?:USD|EUR|GBP|JPY|CNY|INR|Rs
 _MAGNITUDE = re.compile(rf"(?: |(?=[\u4e00-\u9fff]))({'|'.join(MAGNITUDES)})(?![A-Za-z])", re.IGNORECASE)
 _MONEY_MAGNITUDE = re.compile(rf"({'|'.join(CURRENCY_MAGNITUDES)})(?![A-Za-z])")
 _LETTER = re.compile(r"([A-Za-z])(?:\^\{?(-?\d)\}?)?")
-_SUM = re.compile(r"([^,]{2,40}?[A-Za-z.]) (?:and )?(\d[^,]{0,40})")
-"""`5 ft 6 in`, `1 hour and 30 minutes`."""
+_SUM = re.compile(r"([^,]{2,40}?[A-Za-z.]) (?:and )?(\d[^,]{0,40})")  # `5 ft 6 in`, `1 hour and 30 minutes`
 LEAST_POWER = 4
-"""`3 \\times 10^8` is how a number is written; `3 \\times 10^2` is a product to be computed."""
+"""`3 \\times 10^8` is scientific notation; `3 \\times 10^2` is a product to be computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatedNumber:
-    """A value as it was stated."""
+    """A value as stated in the text."""
 
     value: Fraction
     unit: Unit = ()
-    fraction: bool = False
-    """Written as a fraction."""
+    fraction: bool = False  # written as a fraction
     lowest: bool = True
-    """Not one that still has to be reduced."""
+    """False for a fraction that can be reduced."""
     letter: bool = False
-    """Its unit is one letter attached to the digits, which may as well be a variable: `5m`, `5x^2`."""
+    """True if the unit is a single letter next to the digits, possibly a variable: `5m`, `5x^2`."""
 
 
 def parse_number(text: str) -> StatedNumber | None:
-    """Return the number that a text states; None where it states none, or more than that."""
+    """Return the number stated by a text; None for no number or several."""
     text = text.strip()
     while len(text) > 2 and (
         (text[0] + text[-1] in ("()", "[]") and not re.search(r"[()\[\]]", text[1:-1]))
@@ -82,9 +80,9 @@ def parse_number(text: str) -> StatedNumber | None:
 
 
 def convert_to_unit(candidate: StatedNumber, reference: StatedNumber) -> Fraction | None:
-    """Return a candidate's value in the reference's unit; None where their units do not agree.
+    """Return a candidate's value in the reference's unit; None for incompatible units.
 
-    A unit may be left out on one side, but for percent and for a letter attached to the digits.
+    The unit may be missing on either side, except for percent and for a letter next to the digits.
     """
     if not candidate.unit or not reference.unit:
         letter = candidate.letter or reference.letter
@@ -94,9 +92,9 @@ def convert_to_unit(candidate: StatedNumber, reference: StatedNumber) -> Fractio
 
 
 def is_same_number(candidate: StatedNumber, reference: StatedNumber) -> bool:
-    """Return whether a candidate states the reference's value.
+    """True if a candidate states the reference's value.
 
-    A fraction that has to be reduced is no value where the reference is a whole number or a decimal.
+    A reducible fraction does not match a reference that is an integer or a decimal.
     """
     if not reference.fraction and candidate.fraction and not candidate.lowest:
         return False
@@ -104,9 +102,9 @@ def is_same_number(candidate: StatedNumber, reference: StatedNumber) -> bool:
 
 
 def split_unit(text: str) -> tuple[str, Unit]:
-    r"""Return an expression without the unit at its end, and that unit: `2\sqrt{3} cm`.
+    r"""Split a unit from the end of an expression such as `2\sqrt{3} cm`.
 
-    One letter is a unit only where the expression has no letters otherwise.
+    A single letter is a unit only if the expression has no other letters.
     """
     for blank in re.finditer(r" |(?<=[\d})])(?=%|\^\\circ)", text[-80:]):
         start = max(len(text) - 80, 0) + blank.start()
@@ -147,7 +145,7 @@ def _read_decimal(digits: str) -> Fraction:
 
 
 def _read_magnitude(rest: str, money: bool) -> tuple[str, int]:
-    """Return what follows the magnitudes, and their product."""
+    """Return the text after the magnitudes, and their product."""
     factor = 1
     if money and (found := _MONEY_MAGNITUDE.match(rest)):
         return rest[found.end() :], CURRENCY_MAGNITUDES[found[1]]

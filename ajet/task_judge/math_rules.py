@@ -1,18 +1,12 @@
-"""Whether two answers say the same: the one order in which that is decided.
+"""Decides in a fixed order if two answers are equal.
 
-`AnswerComparer.decide` asks in this order, and the first that applies has the answer:
+`AnswerComparer.decide` applies the first matching rule: (1) same spelling; (2) dates, times of day, numbers in another
+base, ratios; (3) two numbers, by value and unit (`math_number`); (4) equations: the name is removed, and each part of
+`a = b = 5` must be 5; (5) lists, sets, tuples, intervals, unions and matrices, member by member; (6) words; (7)
+expressions with a unit; (8) a number was expected and the answer is no number: False, since an expression with the same
+value repeats the question; (9) math-verify, unless the candidate has letters missing in the reference.
 
-1. the same spelling
-2. dates, times of day, numbers in another base and ratios, where either is one
-3. two numbers, by value and unit (`math_number`)
-4. equations: the name is taken off, and each part of `a = b = 5` has to be 5
-5. what states several things (lists, sets, tuples, intervals, unions, matrices), member by member
-6. words
-7. expressions with a unit
-8. a number was asked and none was given: False, because an expression that comes to it is the question again
-9. math-verify, unless the candidate holds letters that the reference has not
-
-Invariant: math-verify sees single expressions only, without units, names and words.
+Invariant: math-verify gets single expressions only, without units, names and words.
 """
 
 from __future__ import annotations
@@ -26,11 +20,11 @@ from ajet.task_judge.math_number import is_same_number, parse_number, split_unit
 from ajet.task_judge.math_unit import get_ratio
 
 DEEPEST = 20
-"""Brackets within brackets; an answer with more is none."""
+"""Maximum depth of nested brackets in an answer."""
 MOST_STEPS = 10_000
 """Members compared for one pair of answers: sets within sets would take hours."""
 _LOOSE = re.compile(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+")
-"""Spaces that no meaning hangs on; `1 1/2` is not `11/2`, and `1, 234` not `1,234`."""
+"""Meaningless spaces; `1 1/2` is not `11/2`, and `1, 234` is not `1,234`."""
 _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",
@@ -49,14 +43,14 @@ _TIME = re.compile(r"(\d{1,2}) ?: ?(\d\d)(?: ?([ap])\.? ?m\.?)?", re.IGNORECASE)
 _BASED = re.compile(r"(\d[0-9A-Fa-f]*)_\{? ?(\d{1,2}) ?\}?")
 _WORDS = re.compile(r"(?:(?=.*[A-Za-z]{3})|(?!.*\d))[^\\=+*/^<>|{}\[\](),;%$&_]+|\([A-Za-z]+\)")
 _NO_WORDS = re.compile(r"[abcxyz]{2,3}|[a-zK-Z]|-.*|.*(?<![A-Za-z])[A-Za-z] ?- ?[A-Za-z](?![A-Za-z]).*")
-"""A product of variables as `ab`, which is `ba`; a variable; a difference."""
+"""A product of variables such as `ab` (equal to `ba`), a variable, or a difference."""
 _NAME = re.compile(
     r"(?:[A-Za-z]|\\[a-z]+|[A-Z]{2,4})(?:_\{?\w+\}?)?'*|\\angle ?[A-Z]+|[A-Za-z] ?\( ?[\w, ]+ ?\)"
     r"|[a-z](?: ?\+ ?[a-z])+|\\frac\{d[a-z]\}\{d[a-z]\}|(?:(?i:the )?(?i:answer|area|average|cost|difference|distance"
     r"|height|length|max|mean|median|min|number|perimeter|price|probability|product|profit|quotient|radius|ratio|result"
     r"|slope|speed|sum|time|total|value|volume|width))?"
 )
-"""What stands on the left of an answer: `x`, `x_1`, `AB`, `area`, `\\angle ABC`, `f(2)`, `m+n`, or nothing."""
+"""Left side of an answer: `x`, `x_1`, `AB`, `area`, `\\angle ABC`, `f(2)`, `m+n`, or empty."""
 _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 _ORDER = re.compile(r"[<>]|\\(?:le|ge|neq)(?![a-z])")
 _HEDGE = re.compile(r"≈|\\(?:approx|sim|simeq|cong)(?![a-z])")
@@ -66,14 +60,14 @@ _NO_LETTERS = re.compile(r"\\mathbb\{[A-Z]\}|\\[A-Za-z]+|[ei]")
 
 @dataclass(slots=True)
 class AnswerComparer:
-    """Decides pairs in the one spelling (`math_text.plain`)."""
+    """Decides pairs of normalized answers (`math_text.normalize_math`)."""
 
     ask: Callable[[str, str], bool]
     """Whether math-verify finds a candidate equal to a reference."""
     steps: int = 0
 
     def decide(self, candidate: str, reference: str) -> bool:
-        """Return whether the candidate says what the reference says."""
+        """Return True if candidate and reference are equal."""
         self.steps += 1
         if _LOOSE.sub("", candidate) == _LOOSE.sub("", reference):
             return True
@@ -158,9 +152,9 @@ class AnswerComparer:
         return all(self.decide(part, wanted) for part, wanted in zip(one.parts, other.parts, strict=True))
 
     def _ask_math_verify(self, candidate: str, reference: str) -> bool:
-        """Return what math-verify finds, unless the candidate has letters that the reference has not.
+        """Return the result of math-verify, unless the candidate has letters missing in the reference.
 
-        `x < 2` has the letter that its interval has not.
+        The relation `x < 2` may have one letter more than an interval.
         """
         if _HEDGE.search(candidate) and not _HEDGE.search(reference):
             return False
@@ -212,13 +206,13 @@ def _read_ratio(terms: list[str]) -> list[Fraction] | None:
 
 
 def _split_equation(text: str) -> list[str]:
-    """Return the sides of an equation; the text alone where it is none, or a list of them."""
+    """Return the sides of an equation; the unchanged text for a list or without an equals sign."""
     sides = split_outside(text, "=")
     return sides if len(sides) > 1 and len(split_list(text)) == 1 else [text]
 
 
 def _split_name(sides: list[str]) -> tuple[str | None, str]:
-    """Return name and value of `name = value`, either way round; None and the last side of anything else."""
+    """Return name and value of `name = value` in either order; (None, last side) for other equations."""
     if len(sides) == 2:
         if _NAME.fullmatch(sides[0]):
             return sides[0], sides[1]
@@ -253,7 +247,7 @@ _BRACKETS = (("\\{", "\\}"), ("(", ")"), ("[", "]"), ("(", "]"), ("[", ")"), ("{
 
 @dataclass(frozen=True, slots=True)
 class MemberList:
-    """The members of an answer and what holds them."""
+    """Members of an answer and the kind of their container."""
 
     kind: str
     """`list`, `set`, `union`, the brackets, or `matrix` with the length of each row."""
@@ -261,7 +255,7 @@ class MemberList:
 
 
 def read_members(text: str) -> MemberList | None:
-    """Return what a text that states several things holds; None where it states one."""
+    """Return the members of a text with several values; None for a single value."""
     if text == r"\mathbb{R}":
         text = r"(-\infty,\infty)"
     matrix = _MATRIX.fullmatch(text)
@@ -293,7 +287,7 @@ def read_members(text: str) -> MemberList | None:
 
 
 def split_list(text: str) -> list[str]:
-    """Return the members of `1, 2 and 3`; the text itself where it is no list."""
+    """Return the members of `1, 2 and 3`; the text itself if not a list."""
     listed = [part for piece in split_outside(text, ",", ";") for part in _AND_OR.split(piece)]
     return [part.strip(" $") for part in listed if part.strip(" $")]
 

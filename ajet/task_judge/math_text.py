@@ -1,8 +1,8 @@
-r"""One spelling for the many in which people and models write the same mathematics.
+r"""Normalizes the many spellings of mathematics by people and models.
 
-Invariant: `plain` changes how something is written and never what it says: digits and signs of other scripts, dashes,
-thin spaces, vulgar fractions, superscripts, TeX's spacing, fonts and short forms, markdown and punctuation around the
-whole, and words that only announce the answer.
+Invariant: `normalize_math` changes spelling, never meaning: digits and signs of other scripts, dashes, thin spaces,
+vulgar fractions, superscripts, TeX spacing, fonts and short forms, surrounding markdown and punctuation, and
+introductory words.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _ANNOUNCED = re.compile(
 
 
 def normalize_math(text: str) -> str:
-    """The text in the one spelling."""
+    """Return the text in normalized spelling."""
     text = _ZERO_WIDTH.sub("", unicodedata.normalize("NFC", text)).translate(_DASHES)
     text = "".join(map(_normalize_letter, text)) if not text.isascii() else text
     text = re.sub(r"(?<![\w)}\].,:;$\\])~", r"\\approx ", text)
@@ -110,7 +110,7 @@ def _normalize_letter(letter: str) -> str:
 
 
 def _strip_wrappers(text: str) -> str:
-    """Without punctuation at the ends, brackets that pair with nothing, and signs around the whole."""
+    """Remove final punctuation, unmatched brackets, and signs around the complete text."""
     while True:
         before = text
         text = text.strip()

@@ -1,7 +1,7 @@
-"""The units, currencies and magnitudes that an answer may carry, and how units of one kind convert.
+"""Units, currencies and magnitudes of answers, and conversions between units of one kind.
 
-Invariant: a unit is in these lists and spelled as there: symbols in their own case, names in any case and number.
-Anything else after a number is no unit, so `5 incorrect` never states 5.
+Invariant: a unit is in these lists with the listed spelling: symbols case-sensitive, names in any case and number.
+Other text after a number is no unit, so `5 incorrect` never states 5.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ capacitance 1 F farad
 temperature 1 K kelvin
 energy 1.602176634e-19 eV electronvolt
 """
-"""Kind, size, symbols, names; each with every prefix."""
+"""Kind, size, symbols, names; combined with every prefix."""
 _PREFIXES = {
     "": ("", 0), "k": ("kilo", 3), "c": ("centi", -2), "m": ("milli", -3), "µ": ("micro", -6), "n": ("nano", -9),
     "M": ("mega", 6), "G": ("giga", 9),
@@ -102,7 +102,7 @@ shell shelf shirt shoe sister slice snack sock solution song soup spoon stamp st
 strawberry student subset sweet swimmer table teacher team ticket tile tomato toy train tree triangle truck vase
 vegetable vehicle vertex video visitor vote way window woman worker 人 个 只 本 张 页 棵 支 辆 岁
 """
-"""What is counted in word problems."""
+"""Countable things of word problems."""
 _PLURALS = {
     "people": "person", "children": "child", "men": "man", "women": "woman", "mice": "mouse", "geese": "goose",
     "leaves": "leaf", "shelves": "shelf", "knives": "knife", "calves": "calf", "vertices": "vertex",
@@ -134,11 +134,11 @@ _TOKEN = re.compile(
 _LONGEST = 80
 
 Unit = tuple[str, ...]
-"""Its factors in the order of their names, as ("h^-1", "km"); () is none."""
+"""Factors in alphabetical order, such as ("h^-1", "km"); () without a unit."""
 
 
 def _build_meanings() -> dict[str, list[tuple[str, Fraction]]]:
-    """Return (kind, size) of each spelling; that of a name is in lower case with a blank before it."""
+    """Return (kind, size) of each spelling; names are in lower case after a blank."""
     meanings: dict[str, list[tuple[str, Fraction]]] = {}
     for table, prefixes in ((_METRIC, _PREFIXES), (_OTHERS, {"": ("", 0)})):
         for entry in table.strip().splitlines():
@@ -156,7 +156,7 @@ _MEANINGS = _build_meanings()
 
 
 def parse_unit(text: str) -> Unit | None:
-    """Return the unit that a text is; () for an empty text, None where it is no unit of the lists."""
+    """Return the unit of a text; () for an empty text, None for an unknown unit."""
     text = text.strip()
     if not text or len(text) > _LONGEST:
         return None if text else ()
@@ -184,7 +184,7 @@ def parse_unit(text: str) -> Unit | None:
 
 
 def get_ratio(one: Unit, other: Unit) -> Fraction | None:
-    """Return how many of the other unit one is; None where they are of different kinds."""
+    """Return the size of a unit in another unit; None for different kinds."""
     return next(
         (a / b for kinds, a in _list_meanings(one) for others, b in _list_meanings(other) if kinds == others), None
     )
@@ -202,7 +202,7 @@ def _find_spelling(word: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _list_meanings(unit: Unit) -> list[tuple[dict[str, int], Fraction]]:
-    """Return what a unit can mean: the power of each kind, and its size (a pound is a mass and money)."""
+    """Return the meanings of a unit: the power of each kind, and the size (a pound is a mass and money)."""
     readings = [(Counter[str](), Fraction(1))]
     for factor in unit:
         word, _, exponent = factor.partition("^")

@@ -1,7 +1,6 @@
-"""The process in which math-verify runs: pairs in, true or false out, a line each.
+"""Worker process of math-verify: reads pairs, prints true or false, one line each.
 
-Invariant: it cannot outlive a comparison by more than its time limit nor grow past its memory limit, even when the
-process that started it is gone.
+Invariant: the process ends after its time limit and within its memory limit, even if the parent process is gone.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import sys
 from typing import Any
 
 MEMORY = 2 << 30
-"""Bytes of address space above what it has after its imports, where the system can limit that."""
+"""Maximum bytes of address space above the usage after imports, on supported systems."""
 GRACE = 2
-"""Seconds after the asker's limit at which it ends itself."""
+"""Seconds after the caller's limit until the process ends itself."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""A model of another server, asked for one reply: what a judge by model is made of.
+"""Calls a model of another server for one reply, the basis of a model judge.
 
-Invariant: whatever goes wrong there is the judge's failure, never a score; the next key is tried before it is one.
+Invariant: any error is a judge failure, never a score; the other keys are tried first.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from ajet.schema.errors import JudgeFailure
 RETRIES = 3
 """Further attempts with each key, of the SDK's own, with its pauses."""
 TIMEOUT = 120.0
-"""Seconds that a reply may take."""
+"""Maximum seconds for a reply."""
 Ask = Callable[..., dict[str, str]]
 
 
 def make_model_caller(model: str, longest: int) -> Ask:
-    """A function `(messages, sampling_params_override={}, request_id="")` that answers `{"role", "content"}` by `model`
-    at the server which the environment names (`config.other_models`), greedily unless overridden, with at most
-    `longest` tokens. It raises UserError where none is named, JudgeFailure where that server does not answer."""
+    """Return a function `(messages, sampling_params_override={}, request_id="")` that returns `{"role", "content"}`.
+
+    The function calls `model` at the server of the environment (`config.other_models`), greedily unless overridden,
+    with at most `longest` tokens. Raises UserError without a server, JudgeFailure without a reply.
+    """
 
     def ask(
         messages: Sequence[Mapping[str, Any]],

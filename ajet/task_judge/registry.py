@@ -1,6 +1,6 @@
-"""Which judge an experiment has: `task_judge.judge_type` by name, `judge_protocol` by reference, or its scorers.
+"""Opens the judge of an experiment: `task_judge.judge_type`, `judge_protocol`, or scorers.
 
-Invariant: a run starts with a judge that was made, or does not start; what is wrong is one UserError.
+Invariant: a run starts only with a constructed judge; every mistake is one UserError.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ JudgeOpener = Callable[["Experiment"], "Judging | None"]
 
 
 def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> Judge:
-    """The experiment's judge: the one or the scorers it names, else the task reader's own, else a plug-in's fallback,
-    else none. Raises ConfigError, UnresolvedReferenceError, or the UserError that the judge raises when it is
-    made."""
+    """Open the judge: the named judge or scorers, else the task reader's, else a plug-in's fallback, else none.
+
+    Raises:
+        ConfigError, UnresolvedReferenceError: a setting is wrong.
+        UserError: raised by the judge's constructor.
+    """
     opener: JudgeOpener = load_code(_find_judge(experiment).code)
     scorers = open_scorers(experiment)
     judging = opener(experiment) or scorers or reader_judge or _open_fallback(experiment)
@@ -39,8 +42,7 @@ def open_judge(experiment: Experiment, reader_judge: Judging | None = None) -> J
 
 
 def prepare_judge(experiment: Experiment, run: RunDirectory | None = None) -> None:
-    """Make what the judge needs before anything is played, such as rubrics. `run`: None where no run plays. Raises
-    UserError."""
+    """Prepare the judge before the first attempt, such as rubrics. `run`: None without a run. Raises UserError."""
     if prepare := _find_judge(experiment).prepare:
         load_code(prepare)(experiment, run)
 
@@ -58,13 +60,13 @@ def _find_judge(experiment: Experiment) -> PluginPart:
 
 
 def _open_fallback(experiment: Experiment) -> Judging | None:
-    """Return the judge that a plug-in has for a run without one; the first that there is."""
+    """Return the first fallback judge of a plug-in; None without one."""
     openers: list[JudgeOpener] = [load_code(reference) for reference in list_references("fallback_judges")]
     return next((judging for opener in openers if (judging := opener(experiment)) is not None), None)
 
 
 def open_by_reference(experiment: Experiment) -> Judging | None:
-    """Open the judge that `task_judge.judge_protocol` refers to; None without one."""
+    """Open the judge of `task_judge.judge_protocol`; None if unset."""
     key = "task_judge.judge_protocol"
     reference = experiment.ajet.task_judge.judge_protocol
     if not reference:
@@ -111,8 +113,8 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
 def make_judge_class(function: Callable[..., Any], reference: str, *, what: str) -> type[Any]:
     """Return a judge class that calls `function(task, output)`, plain or `async`; `task` is the Task.
 
-    The function may return what `compute_reward` may, and what it raises is a failure of the judge. `what` is the key
-    that holds the reference. Raises ConfigError unless it takes two arguments.
+    The function may return any value of `compute_reward`; an exception is a judge failure. `what`: key of the
+    reference. Raises ConfigError unless the function takes two arguments.
     """
     require_callable_with(function, ("task", "output"), what=what, reference=reference)
 
@@ -124,7 +126,7 @@ def make_judge_class(function: Callable[..., Any], reference: str, *, what: str)
 
     class UserFunctionJudge:
         def __init__(self, config: Any) -> None:
-            """Takes the composed config, as every judge does; a function has no use for it."""
+            """Accept the composed config; a function does not use the config."""
 
     # a plain one is asked in a thread of its own, an async one where the others are
     method = compute_reward if inspect.iscoroutinefunction(function) else compute_plain

@@ -1,7 +1,7 @@
-"""Reward functions as TRL calls them: lists of prompts, completions and columns, by name.
+"""Adapts TRL reward functions: lists of prompts, completions and columns by name.
 
-Invariant: such a function gets lists of one, and answers a list of one reward; any other answer is a JudgeFailure. It
-is never called with a task and an output, which it would take for lists.
+Invariant: the function gets lists of one item and returns a list of one reward; any other result is a JudgeFailure. The
+function is never called with (task, output), which would be taken for lists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COMPLETIONS, _PROMPTS = "completions", "prompts"
 _NOT_HERE = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL's trainer passes, too, and no run of ajet has."""
 _OF_OTHERS = ("completion", "prompt")
-"""Names by which libraries pass one reply and its prompt."""
+"""Parameter names of other libraries for one reply and its prompt."""
 
 
 def is_trl_reward(found: Any) -> bool:
@@ -33,8 +33,14 @@ def is_trl_reward(found: Any) -> bool:
 def adapt_trl_reward(
     function: Callable[..., Any], reference: str, *, what: str
 ) -> Callable[[Task, WorkflowOutput], Any]:
-    """Return a function `(task, output)` that asks TRL's reward function. Raises ConfigError for one that asks for what
-    only TRL's trainer has. `what`: the key that holds the reference."""
+    """Return a function `(task, output)` that calls a TRL reward function.
+
+    Args:
+        what: key of the reference.
+
+    Raises:
+        ConfigError: the function requires values only TRL's trainer has.
+    """
     parameters = _parameters_of(function)
     missing = [name for name in _NOT_HERE if name in parameters and parameters[name].default is inspect.Parameter.empty]
     if missing:
@@ -57,7 +63,7 @@ def adapt_trl_reward(
 
 
 def refuse_other_signature(function: Callable[..., Any], reference: str, *, what: str) -> None:
-    """Raise ConfigError for a function whose parameters are those of a library that passes them by other names."""
+    """Refuse a function with parameter names of another library. Raises ConfigError."""
     names = [name for name in _OF_OTHERS if name in _parameters_of(function)]
     if names:
         raise ConfigError(
@@ -77,7 +83,7 @@ def _parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]
 
 
 def _arguments_of(parameters: dict[str, inspect.Parameter], task: Task, output: WorkflowOutput) -> dict[str, list[Any]]:
-    """Return lists of one by the names that the function asks for. Raises JudgeFailure for a column that is missing."""
+    """Return one-item lists for the function's parameters. Raises JudgeFailure for a missing column."""
     text = ScorerCall(WorkflowTask(task=task), output).text
     known: dict[str, Any] = {_PROMPTS: task.main_query, _COMPLETIONS: text}
     if task.init_messages and not task.main_query:  # conversational, as TRL calls it

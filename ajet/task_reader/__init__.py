@@ -1,8 +1,8 @@
-"""Where tasks come from: JSON lines, data sets, reasoning-gym, numbers, or a reader of the user's.
+"""Reads tasks from JSON lines, data sets, benchmarks, reasoning-gym, seeds, or a user's reader.
 
-In: the experiment. Out: `Task`s by split, in a repeatable order, and, for sources that bring one, a judge. `TaskOrder`
-says which of them stands at which position of training. Invariant: every row becomes exactly one task with an id of its
-own, or an error that names the row, or is left out, counted and said; nothing collapses and nothing is lost silently.
+Input: the experiment. Output: `Task`s by split in a repeatable order, and for some sources a judge. `TaskOrder` maps
+training positions to tasks. Invariant: every row becomes exactly one task with a unique id, raises an error that names
+the row, or is skipped, counted and logged.
 """
 
 from ajet.task_reader.contract import TaskReader, TaskSplit

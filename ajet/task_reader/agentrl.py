@@ -1,7 +1,7 @@
-"""AgentRL's task files: JSON lines with `id`, `query`, `answer`, `scorer` and `answer_schema`.
+"""Reads AgentRL task files: JSON lines with `id`, `query`, `answer`, `scorer` and `answer_schema`.
 
-Invariant: a row without an answer is a task like any other. A field that AgentRL would fill in is filled in here as it
-does (`answer_schema`: answer), unless the configuration says otherwise.
+Invariant: a row without an answer is a valid task. Missing fields get AgentRL's defaults (`answer_schema`: answer)
+unless configured otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Rows of a benchmark from a local copy, as it is published: JSON Lines, a JSON array, Parquet, or a folder of them.
+"""Reads benchmark rows from a local copy: JSON Lines, a JSON array, Parquet, or a folder of files.
 
-Invariant: each row comes with the place at which a person finds it (a line, a row, a file); what is no such file is one
-TaskError. A folder that holds several splits is read where one is named: FOLDER/SPLIT.
+Invariant: each row has a location (line, row or file); an invalid file is one TaskError. A folder with several splits
+needs a split name: FOLDER/SPLIT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet.task_reader.plain_values import BadRowError, decode_json, to_plain
 FORMATS = (".jsonl", ".json", ".parquet")
 SPLITS = ("train", "test", "dev", "validation", "valid", "val")
 INNER = ("main", "distractor", "fullwiki")
-"""Folders that a published copy has around its files, where the split lies in one of them."""
+"""Subfolders of published copies around the files of a split."""
 METADATA = "metadata"
 
 
@@ -49,7 +49,7 @@ def find_split_files(path: str, base: Path, *, key: str) -> list[Path]:
 
 
 def _find_named_split(above: Path, split: str) -> list[Path]:
-    """Files in a folder, or in one that a copy has below it, whose name has that of a split."""
+    """Return files named for a split, in a folder or a known subfolder."""
     for place in (above, *(above / name for name in INNER)):
         if (place / split).is_dir():
             return find_split_files(str(place / split), above, key="")
@@ -59,8 +59,10 @@ def _find_named_split(above: Path, split: str) -> list[Path]:
 
 
 def _list_data_files(folder: Path) -> list[Path]:
-    """The files with rows. Where the hub's `metadata` file names what lies beside it, that alone: GAIA has the same
-    rows by level, too, and tasks' own files of any kind."""
+    """Return the files with rows; only the `metadata` file if present.
+
+    GAIA's folder also has the same rows by level, and task files of any kind.
+    """
     found = sorted(each for each in folder.iterdir() if each.is_file() and each.suffix in FORMATS)
     complete = sorted((each for each in found if each.stem == METADATA), key=lambda each: FORMATS.index(each.suffix))
     return complete[:1] or [each for each in found if each.stem.startswith(f"{METADATA}.")] or found
@@ -71,7 +73,7 @@ def _is_named_for(file: Path, split: str) -> bool:
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
-    """Each row's place, and the row, or why it is none. Raises TaskError, MissingExtraError."""
+    """Yield location and row, or the reason for a bad row. Raises TaskError, MissingExtraError."""
     if file.suffix == ".parquet":
         yield from _read_parquet(file)
     elif file.suffix == ".jsonl":
@@ -81,7 +83,7 @@ def read_rows(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
 
 
 def read_array(file: Path) -> Iterator[tuple[str, dict[str, Any] | BadRowError]]:
-    """An array of rows, or one row."""
+    """Yield the rows of a JSON array or a single object."""
     text = read_text(file)
     try:
         value = decode_json(text)

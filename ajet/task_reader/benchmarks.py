@@ -1,8 +1,7 @@
-"""GSM8K, MATH, GAIA and HotpotQA, read as they are published.
+"""Reads GSM8K, MATH, GAIA and HotpotQA as published.
 
-Invariant: a row is held to the shape in which the benchmark is published, and what is otherwise is named by its place;
-a row without an answer is a task like any other, and nobody can score it. The row is the task's metadata; its answer
-alone is `metadata.answer`.
+Invariant: a row must have the published shape; other rows are errors with a location. A row without an answer is a
+valid task without a score. The row is the task's metadata; `metadata.answer` is the bare answer.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ if TYPE_CHECKING:
 
 
 class BenchmarkReader:
-    """Reads one benchmark; `build_task` is what tells benchmarks apart."""
+    """Reads one benchmark; subclasses define `build_task`."""
 
     judge = None
     section: ClassVar[str]
-    """Of `task_reader`: where its files are named."""
+    """Section of `task_reader` with the file paths."""
     shape: ClassVar[str]
     """Of a row, in words."""
-    columns: ClassVar[tuple[str, ...]]
-    """Names of the columns that `build_task` reads."""
+    columns: ClassVar[tuple[str, ...]]  # columns read by `build_task`
 
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
@@ -46,7 +44,6 @@ class BenchmarkReader:
         return bool(self._paths[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Raises TaskError."""
         key = f"ajet.task_reader.{self.section}.{'training' if split == 'train' else split}.file_path"
         path = self._paths[split]
         if not path:
@@ -80,14 +77,13 @@ class BenchmarkReader:
 
 
 class Gsm8kReader(BenchmarkReader):
-    """`gsm8k`: the answer is what follows ####."""
+    """`gsm8k`: the answer is the text after ####."""
 
     section = "gsm8k"
     columns = ("question", "answer")
     shape = '{"question": "…", "answer": "… #### 42"}'
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRowError."""
         worked = _read_text_field(row, "answer", optional=True)
         if worked and "####" not in worked:
             raise BadRowError("its answer has no ####, after which the number stands")
@@ -103,7 +99,6 @@ class MathReader(BenchmarkReader):
     shape = r'{"problem": "…", "level": "Level 3", "type": "Algebra", "solution": "… \\boxed{42} …"}'
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRowError."""
         solution = _read_text_field(row, "solution", optional=True)
         answer = _read_text_field(row, "answer", optional=True) or (find_boxed(solution) if solution else None)
         if solution and answer is None:
@@ -118,7 +113,7 @@ class MathReader(BenchmarkReader):
 
 
 class GaiaReader(BenchmarkReader):
-    """`gaia`: the question names the task's file, where its environment has it."""
+    """`gaia`: the question names the task's file at its path in the environment."""
 
     section = "gaia"
     columns = ("task_id", "Question", "Level", "Final answer", "file_name")
@@ -129,7 +124,6 @@ class GaiaReader(BenchmarkReader):
         self._files_at = experiment.ajet.task_reader.gaia.files_at
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRowError."""
         question, answer = _read_text_field(row, "Question"), _read_text_field(row, "Final answer", optional=True)
         more: dict[str, Any] = {"data_source": "gaia", "tags": [f"Level {row['Level']}"] if row.get("Level") else []}
         if name := _read_text_field(row, "file_name", optional=True):
@@ -142,7 +136,7 @@ class GaiaReader(BenchmarkReader):
 
 
 class HotpotQaReader(BenchmarkReader):
-    """`hotpotqa`: the question alone, or with its paragraphs."""
+    """`hotpotqa`: the question, optionally with its paragraphs."""
 
     section = "hotpotqa"
     columns = ("_id", "id", "question", "answer", "context", "type", "level")
@@ -153,7 +147,6 @@ class HotpotQaReader(BenchmarkReader):
         self._context = experiment.ajet.task_reader.hotpotqa.context
 
     def build_task(self, row: Mapping[str, Any], file: Path) -> Task:
-        """Raises BadRowError."""
         question = _read_text_field(row, "question")
         paragraphs = _parse_paragraphs(row.get("context")) if self._context else []
         if self._context and not paragraphs:
@@ -168,8 +161,8 @@ class HotpotQaReader(BenchmarkReader):
 
 
 def find_boxed(solution: str) -> str | None:
-    r"""What stands in the last \boxed{} or \fbox{}, braces nested, or after `\boxed ` up to the end of the formula, as
-    MATH has some; None where there is none."""
+    r"""Return the content of the last \boxed{} or \fbox{} with nested braces, or the text after `\boxed ` up to the end
+    of the formula; None without."""
     start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
     if start < 0:
         return None

@@ -17,18 +17,18 @@ _BYTE_ORDER_MARK = "\ufeff"
 
 
 def trim_name(name: str) -> str:
-    """Return the name without byte order mark and surrounding blanks; a name of nothing else as it is."""
+    """Return the name without byte order mark and surrounding blanks, unless empty then."""
     return name.strip().strip(_BYTE_ORDER_MARK).strip() or name
 
 
 @lru_cache(maxsize=4096)
 def fold_name(name: str) -> str:
-    """Return the form in which names are compared."""
+    """Return the folded name for comparisons."""
     return trim_name(name).casefold()
 
 
 def nearest_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of `names` that is most alike; None if none is close."""
+    """Return the most similar of `names`; None without a close match."""
     folded = {fold_name(each): each for each in names}
     near = get_close_matches(fold_name(name), folded, 1)
     return folded[near[0]] if near else None
@@ -49,7 +49,7 @@ class RowColumns:
             self._same.setdefault(fold_name(name), []).append(trimmed)
 
     def find(self, name: str) -> str | None:
-        """Return the column that a usual name means and that holds a value; None without one. Raises BadRowError."""
+        """Return the column of a standard name with a value; None without one. Raises BadRowError."""
         found = [each for each in self._same.get(fold_name(name), ()) if self.row[each] is not None]
         if len(found) > 1:
             raise BadRowError(
@@ -59,11 +59,11 @@ class RowColumns:
         return found[0] if found else None
 
     def first(self, names: Iterable[str]) -> str | None:
-        """Return the column of the first of these names that holds a value. Raises BadRowError."""
+        """Return the column of the first of these names with a value. Raises BadRowError."""
         return next((found for name in names if (found := self.find(name)) is not None), None)
 
     def get(self, name: str) -> Any:
-        """Return the value of the column that a usual name means, or None. Raises BadRowError."""
+        """Return the value of a standard name's column, or None. Raises BadRowError."""
         found = self.find(name)
         return None if found is None else self.row[found]
 
@@ -73,17 +73,16 @@ class RowColumns:
         return None if found is None else self.row[found]
 
     def is_any_of(self, name: str, names: Collection[str]) -> bool:
-        """Return True if a column means one of these names."""
+        """True if a column name matches one of these names."""
         return fold_name(name) in names
 
     def rename(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the row with each column that means one of `names` under that name. Raises BadRowError."""
+        """Return the row with matching columns renamed to `names`. Raises BadRowError."""
         usual = {column: name for name in names if (column := self.find(name)) is not None and name not in self.row}
         return {usual.get(column, column): value for column, value in self.row.items()}
 
     def look_up(self, name: str) -> Any:
-        """Return the value of the column that a person named; dots look into objects. Raises BadRowError without
-        one."""
+        """Return the value of a user-named column; dots select fields of objects. Raises BadRowError if missing."""
         value: Any = self.row
         if (exact := _find_key(self.row, name)) is not None:
             return self.row[exact]

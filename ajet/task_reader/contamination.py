@@ -1,11 +1,10 @@
-"""Contamination: tasks that are held out and trained on nevertheless, as they are or nearly so.
+"""Detects contamination: held-out tasks that are also trained on, exactly or nearly.
 
-A held-out task is *the same* as a trained one where its words are; where trained tasks themselves ask the same words of
-several worlds ("what does it cost?" with other prices each time), what is known besides has to be the same, too. It is
-*mirrored* where they are in another order (9 + 4 for 4 + 9); known *in part* where the two have a run of 13 words in
-common that no other held-out task has (GPT-3, arXiv 2005.14165, appendix C; what many share is the wording of all
-tasks, and no sign). Invariant: it is told and nothing is left out: whether a task may be trained on is the person's to
-say.
+A held-out task is the *same* as a trained task with equal words; if trained tasks repeat the same words with other
+metadata ("what does it cost?" with other prices), the metadata must be equal too. A task is *mirrored* if the words are
+reordered (9 + 4 for 4 + 9), and known *in part* if both share a run of 13 words unique among held-out tasks (GPT-3,
+arXiv 2005.14165, appendix C; shared runs are template text). Invariant: overlap is only reported; the user decides
+about training.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ajet.schema.task import Task
 RUN = 13
 """Words of a run that two tasks do not share by chance."""
 MOST_TRAINED, MOST_HELD_OUT = 50_000, 5_000
-"""Tasks that are looked at, the first ones: a few seconds."""
+"""Maximum number of compared tasks; a few seconds of work."""
 _NAMES = re.compile(r"(.*_)?(id|idx|index|uid|uuid|guid)|split|row|line", re.IGNORECASE)
-"""Fields of a row that say which one it is, and not what it asks."""
+"""Row fields that identify a row without being content."""
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
@@ -32,8 +31,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 class TaskOverlap:
     """The tasks that both splits share. `trained` and `held_out`: how many were looked at."""
 
-    same: tuple[str, ...]
-    """Ids of held-out tasks."""
+    same: tuple[str, ...]  # ids of held-out tasks
     mirrored: tuple[str, ...]
     in_part: tuple[str, ...]
     trained: int
@@ -41,11 +39,11 @@ class TaskOverlap:
 
     @property
     def found(self) -> int:
-        """Held-out tasks that may be known from training."""
+        """Number of held-out tasks possibly known from training."""
         return len(self.same) + len(self.mirrored) + len(self.in_part)
 
     def words(self) -> str:
-        """A sentence on the overlap; "" where there is none."""
+        """Return a sentence on the overlap; "" without overlap."""
         kinds = (("as they are", self.same), ("in another order", self.mirrored), ("in part", self.in_part))
         parts = [f"{len(ids)} {how} (such as {ids[0]})" for how, ids in kinds if ids]
         if not parts:
@@ -87,12 +85,12 @@ def prompt_words(task: Task) -> tuple[str, ...]:
 
 
 def _is_trained(task: Task, worlds: set[str]) -> bool:
-    """Whether it is one of the trained tasks with its words, whose `worlds` these are."""
+    """True if a trained task has the same words, and the same metadata if several trained tasks share the words."""
     return bool(worlds) and (len(worlds) == 1 or _world_key(task) in worlds)
 
 
 def _world_key(task: Task) -> str:
-    """The part of a task beside its words that decides what it is."""
+    """Return the metadata of a task that decides its identity besides the words."""
     return repr(sorted((str(key), value) for key, value in task.metadata.items() if not _NAMES.fullmatch(str(key))))
 
 

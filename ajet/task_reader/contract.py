@@ -20,8 +20,10 @@ TaskSplit = Literal["train", "validation"]
 
 @runtime_checkable
 class TaskReader(Protocol):
-    """Gives the tasks of a split. Users write their own with these two members; it is made with the composed
-    configuration as its only argument and chosen by `task_reader.type: file.py->Class`."""
+    """Provides the tasks of a split. A user's reader implements both members.
+
+    The class is constructed with the composed configuration and chosen by `task_reader.type: file.py->Class`.
+    """
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
         """All tasks of the split. Raises TaskError."""
@@ -29,12 +31,12 @@ class TaskReader(Protocol):
 
     @property
     def judge(self) -> Any:
-        """An object with `compute_reward(workflow_task, workflow_output)` that suits these tasks; None without one."""
+        """An object with `compute_reward(workflow_task, workflow_output)` for these tasks, or None."""
         ...
 
 
 def find_path(path: str, base: Path) -> Path | None:
-    """The file or folder that a path in the YAML means: beside the YAML, then in the working directory."""
+    """Return the path in the YAML's folder, else in the working directory; None if missing."""
     wanted = Path(path).expanduser()
     places = [wanted] if wanted.is_absolute() else [base / wanted, Path.cwd() / wanted]
     return next((place for place in places if place.exists()), None)
@@ -42,7 +44,7 @@ def find_path(path: str, base: Path) -> Path | None:
 
 @contextmanager
 def explain_read_errors(place: Path) -> Iterator[None]:
-    """What is read within the block: a file that may not be read, or breaks off, is a TaskError."""
+    """Turn an OSError of the block into a TaskError."""
     try:
         yield
     except OSError as problem:
@@ -54,8 +56,7 @@ def explain_read_errors(place: Path) -> Iterator[None]:
 
 
 def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Path:
-    """Like `find`, for something that must be a file of JSON lines; `what` it is called. Raises TaskError, naming the
-    key that holds the path."""
+    """Return the path of a JSON-lines file. `what`: its name in errors. Raises TaskError with the key."""
     found = find_path(path, base)
     if found is None:
         raise _missing_path_error(
@@ -67,7 +68,7 @@ def find_file(path: str, base: Path, *, key: str, what: str = "task file") -> Pa
 
 
 def require_place(path: str, base: Path, *, key: str, what: str) -> Path:
-    """The path of something that may be a folder, too."""
+    """Return the path of a file or folder. Raises TaskError with the key."""
     found = find_path(path, base)
     if found is None:
         raise _missing_path_error(path, base, key, what, "a file or a folder", "mend the path")
@@ -86,8 +87,7 @@ def _missing_path_error(path: str, base: Path, key: str, what: str, kind: str, d
 
 
 def _similar_paths(path: Path, folders: Sequence[Path], *, files: bool) -> list[str]:
-    """What lies beside where it was looked for under a name that is close to it, as it would be written; `files`: no
-    folder is meant."""
+    """Return existing paths similar to a missing one. `files`: ignore folders."""
     for folder in folders:
         place = (folder / path.expanduser()).parent
         names = [each.name for each in place.iterdir() if each.is_file() or not files] if place.is_dir() else []

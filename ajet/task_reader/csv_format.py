@@ -1,7 +1,7 @@
-"""How a CSV file is written: its encoding, its separator, its columns.
+"""Detects the format of a CSV file: encoding, separator, columns.
 
-Invariant: a file is read only as it certainly is. Encodings come from a byte order mark, separators from the number of
-cells in each of the first rows; what is no text table (a spreadsheet's own file) is refused by name.
+Invariant: a file is read only if the format is certain. Encodings come from a byte order mark, separators from the cell
+counts of the first rows; spreadsheet files are refused by name.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ajet.task_reader.column_names import trim_name
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 SAMPLE = 50
-"""Rows that are looked at."""
+"""Number of rows to inspect."""
 LOOKED_AT = 1_000_000
-"""Letters of the file that these rows are looked for in."""
+"""Characters in which the rows are searched."""
 _SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 _PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 """First bytes of the files of spreadsheet programs, newer and older."""
@@ -28,7 +28,7 @@ _PACKED = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """Encoding as Python calls it, separator, and the names of the columns as they stand there."""
+    """Python's name of the encoding, the separator, and the column names."""
 
     encoding: str
     separator: str
@@ -91,7 +91,7 @@ def _is_regular(text: str, separator: str) -> bool:
 
 
 def _first_rows(text: str, separator: str) -> list[tuple[int, list[str]]]:
-    """Return the first rows that hold anything, each with the line that it ends at, up to one that csv cannot read."""
+    """Return the first non-empty rows with their last line numbers, up to a row unreadable by csv."""
     rows = csv.reader(io.StringIO(text[:LOOKED_AT], newline=""), delimiter=separator)
     found: list[tuple[int, list[str]]] = []
     try:

@@ -1,7 +1,7 @@
-"""Data sets as the `datasets` library reads them: the hub's, folders laid out like the hub's, plain files.
+"""Reads data sets with the `datasets` library: the hub's, folders laid out like the hub's, plain files.
 
-Invariant: what a path means never depends on the network: a local file or folder of that name wins, then a
-`name/config` below a local folder, then the hub. A hub that does not answer is an error within about a minute.
+Invariant: the meaning of a path never depends on the network. A local file or folder wins, then `name/config` below a
+local folder, then the hub. An unreachable hub is an error within about a minute.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ HOMES = {
     "hotpot_qa": "hotpotqa/hotpot_qa",
     "commonsense_qa": "tau/commonsense_qa",
 }
-"""Where data sets that are known by one word live on the hub."""
+"""Hub repositories of data sets known by one word."""
 FIRST_CONFIG = {"openai/gsm8k": "main"}
-"""The configuration that people mean when they name none."""
+"""Default configuration of a data set on the hub."""
 SPLIT_FOLDERS = {"train", "test", "validation", "valid", "val", "dev", "eval", "data"}
 ANSWER_TIME = 20.0
 """Seconds within which the hub must answer a first request."""
@@ -63,7 +63,7 @@ class DatasetPlace:
 
 
 class HuggingFaceReader:
-    """`huggingface_dat_repo`: rows become tasks with the whole row as metadata, images as `data:` URLs."""
+    """`huggingface_dat_repo`: rows become tasks with the complete row as metadata and images as `data:` URLs."""
 
     judge = None
 
@@ -123,7 +123,7 @@ class HuggingFaceReader:
 
 
 def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
-    """What `dataset_path` (with `dataset_name` as its configuration, if set) means. Raises TaskError."""
+    """Resolve `dataset_path` and `dataset_name`. Raises TaskError."""
     found = find_path(path, base)
     if found is not None and found.is_file():
         require_no_spreadsheet(found)
@@ -150,7 +150,7 @@ def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
 
 
 def load_rows(place: DatasetPlace, split: str) -> Any:
-    """The `datasets.Dataset` of one split (slices such as `train[:100]` are understood). Raises TaskError."""
+    """Return the `datasets.Dataset` of one split, or rows; slices such as `train[:100]` work. Raises TaskError."""
     datasets = _import_datasets()
     if place.file is not None:
         return _load_file(datasets, place, split)
@@ -194,7 +194,7 @@ def _load_split(datasets: Any, place: DatasetPlace, split: str) -> Any:
 
 
 def _load_error(datasets: Any, place: DatasetPlace, split: str, problem: Exception) -> TaskError:
-    """The answer to a failed load: the configurations or splits that there are, if that is what was wrong."""
+    """Return the error of a failed load, listing configurations or splits if one is unknown."""
     text = str(problem)
     if "BuilderConfig" in text or "Config name is missing" in text:
         names = datasets.get_dataset_config_names(place.path)
@@ -224,7 +224,7 @@ def _unknown_split_error(where: str, split: str, names: Iterable[str]) -> TaskEr
 
 
 def _replace_undecodable(rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any] | BadRowError]:
-    """Yield the rows, and a BadRowError in the place of the first that holds bytes which are no text."""
+    """Yield the rows; undecodable bytes end the rows with a BadRowError."""
     try:
         yield from rows
     except UnicodeDecodeError:
@@ -253,10 +253,10 @@ def _load_file(datasets: Any, place: DatasetPlace, split: str) -> Any:
 
 
 def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
-    """Return options by which each cell of a CSV is the text of the file, and an empty cell is null.
+    """Return options for reading every CSV cell as text, with null for empty cells.
 
-    Left to itself, pandas makes numbers of 007 and 1.10, nothing of NA, and an index of the first column where rows end
-    with a separator.
+    By default pandas turns 007 and 1.10 into numbers, drops NA, and makes the first column an index if rows end with a
+    separator.
     """
     import pandas
 
@@ -275,9 +275,9 @@ def _text_columns(datasets: Any, file: Path, separator: str) -> dict[str, Any]:
 
 
 def _json_rows(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSON array or of JSON lines as the jsonl reader has them. Raises TaskError.
+    """Return the rows of a JSON array or JSON lines as the jsonl reader does. Raises TaskError.
 
-    pyarrow would make datetimes of texts that look like dates, and 1.0 of 1 beside 2.5.
+    pyarrow would turn texts that look like dates into datetimes, and 1 next to 2.5 into 1.0.
     """
     with explain_read_errors(file), file.open("rb") as stream:
         start = stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -293,7 +293,7 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _slice_rows(datasets: Any, rows: list[dict[str, Any]], split: str) -> list[dict[str, Any]]:
-    """Return the rows that a split such as `train[:90%]` names."""
+    """Return the rows of a split such as `train[:90%]`."""
     name = split.partition("[")[0]
     try:
         parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(rows)})
@@ -331,13 +331,13 @@ def _locate_in_folder(folder: Path, config: str | None) -> DatasetPlace:
 
 
 def _usual_config(folder: Path, names: Collection[str]) -> str | None:
-    """The configuration that a bare name stands for, where the hub's data set of that name has one."""
+    """Return the default configuration of the hub data set with the folder's name, if present."""
     usual = FIRST_CONFIG.get(HOMES.get(folder.name, folder.name))
     return usual if usual in names else None
 
 
 def _named_configs(folder: Path) -> dict[str, bool]:
-    """The configurations that a data card names, and whether each is its default one."""
+    """Return the configurations of a data card, each with its default flag."""
     card = folder / "README.md"
     if not card.is_file():
         return {}
@@ -389,7 +389,7 @@ def _locate_on_hub(path: str, config: str | None) -> DatasetPlace:
 
 
 def _hub_answers(repository: str) -> bool:
-    """Whether the hub says anything at all about the repository (that it is not there is an answer too)."""
+    """True if the hub responds about the repository, also with "not found"."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -412,8 +412,7 @@ def _hub_answers(repository: str) -> bool:
 
 @contextmanager
 def _use_cache_only(datasets: Any) -> Iterator[None]:
-    """The libraries look into their cache only: they would ask a hub that does not answer for half a minute, and print
-    each try."""
+    """Make the libraries use only their cache; an unreachable hub would cost half a minute of printed retries."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
@@ -425,7 +424,7 @@ def _use_cache_only(datasets: Any) -> Iterator[None]:
 
 
 def _call_within(seconds: float, call: Callable[[], T], late: Exception) -> T:
-    """`call()`, or `late` raised when it takes longer; the call then goes on in its daemon thread, unheard."""
+    """Return `call()`, or raise `late` after the limit; the call then continues in a daemon thread."""
     outcome: list[tuple[bool, Any]] = []
 
     def run() -> None:

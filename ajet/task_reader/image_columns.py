@@ -1,8 +1,7 @@
-"""ImageColumns: the images of a data set as `data:` URLs, which is how a workflow shows them to a model.
+"""ImageColumns: images of a data set as `data:` URLs for messages to a model.
 
-Invariant: an image goes as the data set holds it, byte for byte, where its format is one that every client reads; what
-is not (TIFF, BMP), or lies on its side until a camera's mark is heeded, becomes a PNG. Nothing is fetched: an image
-that is only an address stays that address.
+Invariant: an image keeps its bytes if every client reads the format. Other formats (TIFF, BMP), and photos rotated by
+EXIF, become PNG. Images are never fetched; a URL stays a URL.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from typing import Any
 from ajet.schema.errors import MissingExtraError
 from ajet.task_reader.rows import BadRowError
 
-PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")
-"""Formats that go as they are."""
+PASSED_ON = ("PNG", "JPEG", "GIF", "WEBP")  # formats with unchanged bytes
 _ORIENTATION, _TURNED = 0x0112, range(2, 9)  # of EXIF
 _STORED = {"bytes", "path"}
 
@@ -35,7 +33,7 @@ class ImageColumns:
         self._converters = {name: convert for name, convert in found if convert is not None}
 
     def rows(self, dataset: Any) -> Iterator[Mapping[str, Any]]:
-        """The rows of a `datasets.Dataset` with these features, but no image is decoded: `urls` takes them."""
+        """Yield the rows of a `datasets.Dataset` without decoding images; `urls` converts them."""
         names = list(self._converters)
         if not names:
             yield from dataset
@@ -47,7 +45,7 @@ class ImageColumns:
             yield {name: row[name] for name in dataset.column_names}
 
     def urls(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A row with its images as URLs. Raises BadRowError for one that cannot be read."""
+        """Return a row with images as URLs. Raises BadRowError for an unreadable image."""
         return {**row, **{name: convert(row[name]) for name, convert in self._converters.items()}}
 
 
@@ -60,7 +58,7 @@ def data_url(data: bytes) -> str:
 
 
 def _make_converter(feature: Any) -> _Convert | None:
-    """A function from a stored value of this feature to one with URLs; None where it holds no image."""
+    """Return a function that converts a stored value of this feature to URLs; None without images."""
     import datasets
 
     if isinstance(feature, datasets.Image):
@@ -100,13 +98,13 @@ def _convert_image(stored: Any) -> str | None:
 
 
 def _convert_if_image(stored: Any) -> Any:
-    """Images of the same shape in a column that says nothing of images: whatever else it is stays as it is."""
+    """Convert stored bytes if they are an image; other values stay unchanged."""
     image = None if stored is None or stored["bytes"] is None else _open_image(stored["bytes"])
     return stored if image is None else _encode_url(image, stored["bytes"])
 
 
 def _open_image(data: bytes) -> Any:
-    """The image, of which no more than its head is read; None for what is none."""
+    """Open an image, reading only its head; None for other data."""
     try:
         from PIL import Image
     except ImportError:

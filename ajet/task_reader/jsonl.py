@@ -1,7 +1,7 @@
-"""JSON lines: one task an object.
+"""Reads JSON lines, one task per object.
 
-Invariant: no line is lost silently. A bad one stops the reading and is named by file and line, or, with
-`task_reader.on_bad_row: skip`, is left out, counted and said.
+Invariant: no line is lost silently. A bad line stops the reader with file and line number; with
+`task_reader.on_bad_row: skip` bad lines are skipped, counted and logged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LINES = "JSON Lines in UTF-8: one object a line, without brackets around them or commas between them"
 TABLES = (".csv", ".tsv", ".parquet")
-"""Files that another reader reads."""
+"""File types of another reader."""
 
 
 class JsonlReader:
@@ -34,7 +34,7 @@ class JsonlReader:
 
     judge = None
     section = "jsonl_dataset_file"
-    """Of `task_reader`: where its files are named."""
+    """Section of `task_reader` with the file paths."""
 
     def __init__(self, experiment: Experiment) -> None:
         reader = experiment.ajet.task_reader
@@ -47,7 +47,7 @@ class JsonlReader:
         self._columns = ColumnNames.of(experiment)
         self._skip = reader.on_bad_row == "skip"
         self.skipped = 0
-        """Bad rows left out so far."""
+        """Number of skipped bad rows."""
         self._read: tuple[str, list[int]] = ("", [])
         """Name of the file read last, and the line of each of its tasks."""
 
@@ -80,8 +80,15 @@ class JsonlReader:
 def read_tasks(
     file: Path, made: Callable[[dict[str, Any]], Task], *, skip: bool = False, counter: JsonlReader | None = None
 ) -> list[Task]:
-    """The tasks of one file. `made`: a row as a task; it may raise BadRowError. Raises TaskError at the first bad line,
-    unless told to skip."""
+    """Read the tasks of one file.
+
+    Args:
+        made: converts a row to a task; may raise BadRowError.
+        skip: skip bad lines.
+
+    Raises:
+        TaskError: a bad line, unless skipped.
+    """
     tasks: list[Task] = []
     numbers: list[int] = []
     bad: list[tuple[int, str]] = []
@@ -118,7 +125,7 @@ def read_tasks(
 
 
 def _recognize_other_format(file: Path, line: bytes) -> tuple[str, str] | None:
-    """What a file is whose first row is bad, and what to do with it; None for JSON Lines with a bad line."""
+    """Describe a file of another format by its first bad row, with advice; None for JSON Lines."""
     if line.lstrip().startswith(b"["):
         anew = f"write it anew, say by `jq -c '.[]' {file.name} > {file.stem}.lines.jsonl`"
         return "The task file is a JSON array, or begins as one", anew
@@ -153,7 +160,7 @@ def _encoding_error(file: Path, number: int, line: bytes, why: str = "") -> Task
 
 
 def line_rows(file: Path) -> Iterator[tuple[int, dict[str, Any] | BadRowError]]:
-    """Number of each line, and its object, or why it is none."""
+    """Yield line number and object, or the reason for a bad line."""
     for number, line in _read_lines(file):
         try:
             yield number, _parse_row(line)

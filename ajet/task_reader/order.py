@@ -1,10 +1,9 @@
-"""TaskOrder: which task stands at which position of the training order. Curriculum: which tasks an epoch has.
+"""TaskOrder: the task at each position of the training order. CurriculumSampler: the tasks of an epoch.
 
-Invariants (property tests in tests/unit/test_task_order.py): each epoch has every task once; the order is a function of
-the seed, the epoch and the task ids alone, not of rows' positions, timing or batch sizes. (With a curriculum an epoch
-has some of them, each once, and the order is a function of what was learned before it, too.) Which positions are taken
-and which are done is the store's business; a checkpoint's positions are gone on with only over the same tasks, by what
-they say and not by their ids alone.
+Invariants (property tests in tests/unit/test_task_order.py): each epoch has every task once. The order depends only on
+seed, epoch and task ids, not on row order, timing or batch size. With a curriculum an epoch has some tasks, each once,
+and the order also depends on earlier results. The store tracks taken and finished positions. A checkpoint's positions
+continue only over tasks with the same content.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class TaskOrder:
         )  # now: an agent may write into its task
 
     def __len__(self) -> int:
-        """Tasks in one epoch."""
+        """Return the number of tasks per epoch."""
         return len(self._curriculum) if self._curriculum is not None else len(self._tasks)
 
     def task(self, order: int) -> Task:
@@ -58,20 +57,19 @@ class TaskOrder:
         return self._tasks[self._permutation[1][place]]
 
     def record_results(self, groups: Iterable[Group], waiting: Sequence[int]) -> None:
-        """What came of attempts at some of them: it bears on which come next, with a curriculum. `waiting`: the
-        positions that are begun and not over, as `Store.begun` says."""
+        """Record results of attempts for the curriculum. `waiting`: started positions of `Store.begun`."""
         if self._curriculum is not None:
             self._curriculum.record_results(groups)
             self._curriculum.forget(waiting)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Go on as `identity` said it of the same order. Raises TaskError where it is another one."""
+        """Continue from a saved `identity`. Raises TaskError for another order."""
         self.require_same(saved)
         if self._curriculum is not None and "curriculum" in saved:
             self._curriculum.restore(saved["curriculum"])
 
     def identity(self) -> dict[str, Any]:
-        """Which order it is, as JSON values for a checkpoint."""
+        """Return the identity of the order as JSON values for a checkpoint."""
         return {
             "seed": self._seed,
             "shuffle": self._shuffle,
@@ -82,8 +80,7 @@ class TaskOrder:
         }
 
     def require_same(self, saved: Mapping[str, Any]) -> None:
-        """Raises TaskError when the order that a checkpoint was made with had other tasks, another seed or shuffling,
-        or the tasks said something else."""
+        """Refuse a checkpoint made with other tasks, seed, shuffling or task content. Raises TaskError."""
         now = self.identity()
         names = {"tasks": "the tasks", "seed": "the seed", "shuffle": "data.shuffle", "content": "what the tasks say"}
         for key, name in names.items():
@@ -95,7 +92,7 @@ class TaskOrder:
                 )
 
     def _digest_parts(self, parts: Iterable[str]) -> str:
-        """The digest of one text a task; where the order is shuffled, that of the rows does not matter."""
+        """Return the digest of one text per task; independent of row order if shuffled."""
         ordered = sorted(parts) if self._shuffle else parts
         return hashlib.blake2b("\0".join(ordered).encode(), digest_size=12).hexdigest()
 
@@ -106,22 +103,21 @@ def shuffle_key(seed: int, epoch: int, task_id: str) -> bytes:
 
 
 def _digest_task(task: Task) -> str:
-    """A digest of all that a task says; of an object that is no JSON value only its class."""
+    """Return the digest of a task's content; objects without a JSON form count by class."""
     text = json.dumps(task.model_dump(), skipkeys=True, default=lambda value: f"<{type(value).__qualname__}>")
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 class CurriculumSampler:
-    """The curriculum over the tasks with these ids: which of them an epoch has, by how often they were solved before.
+    """Chooses the tasks of an epoch by their success rates.
 
-    Invariants: an epoch is drawn without replacement, so that a task is in it once at most, and none has a chance of 0;
-    the draw is a function of the seed, the epoch, the task's id and the share of attempts at it that had succeeded when
-    the epoch's first task was read. These shares, the epochs that may still be under way and the ids of all tasks are
-    in the checkpoint, so that a killed run draws again what it drew, and so can a reader of the record.
+    Invariants: an epoch is drawn without replacement, and no task has a chance of 0. The draw depends on the seed, the
+    epoch, the task's id and the share of successful attempts when the epoch's first task was read. Shares, open epochs
+    and task ids are in the checkpoint, so a killed run and a reader of the record repeat the draw.
 
-    The draw is a weighted one by exponential races (Efraimidis and Spirakis, 2006): with u from a hash of seed, epoch
-    and id, the tasks with the smallest -log(u) / w come first. With p the share, (successes + 1) / (attempts + 2), w is
-    floor + (1 - floor) f(p), f = 4 p (1 - p) for `uncertain`, p for `easy`, 1 - p for `hard`.
+    The draw is weighted by exponential races (Efraimidis and Spirakis, 2006): with u from a hash of seed, epoch and id,
+    tasks with the smallest -log(u) / w come first. With p the share, (successes + 1) / (attempts + 2), w is floor + (1
+    - floor) f(p), f = 4 p (1 - p) for `uncertain`, p for `easy`, 1 - p for `hard`.
     """
 
     def __init__(self, ids: Sequence[str], settings: Settings, seed: int) -> None:
@@ -130,18 +126,18 @@ class CurriculumSampler:
         self._epochs: dict[int, list[str]] = {}
 
     def __len__(self) -> int:
-        """Tasks in one epoch."""
+        """Return the number of tasks per epoch."""
         return self._settings.count_epoch_tasks(len(self._ids))
 
     def epoch(self, number: int) -> list[str]:
-        """The epoch's tasks, in the order in which they are played."""
+        """Return the epoch's task ids in order."""
         if number not in self._epochs:
             ranked = sorted(self._ids, key=lambda each: self._draw_key(number, each))
             self._epochs[number] = ranked[: len(self)]
         return self._epochs[number]
 
     def forget(self, waiting: Sequence[int]) -> None:
-        """Epochs other than the newest one, but for those that a position is still under way of."""
+        """Drop all epochs except the newest one and epochs with waiting positions."""
         needed = {max(self._epochs, default=0), *(order // len(self) for order in waiting)}
         self._epochs = {number: ids for number, ids in self._epochs.items() if number in needed}
 
@@ -154,7 +150,7 @@ class CurriculumSampler:
                 seen[1] += 1
 
     def share(self, task_id: str) -> float:
-        """The share of attempts at a task that succeeded; one half where there were none."""
+        """Return the smoothed share of successful attempts at a task; one half without attempts."""
         successes, attempts = self._seen.get(task_id, (0.0, 0.0))
         return (successes + 1) / (attempts + 2)
 
@@ -167,7 +163,7 @@ class CurriculumSampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what a checkpoint holds."""
+        """Continue from the state of a checkpoint."""
         self._seen = {name: [float(number) for number in seen] for name, seen in state["seen"].items()}
         self._epochs = {int(number): list(ids) for number, ids in state["epochs"].items()}
 
@@ -184,7 +180,7 @@ class CurriculumSampler:
 
 
 def _success_share(episode: Episode) -> float:
-    """1 or 0 where its judge says whether it succeeded, else its reward, held between them."""
+    """Return 1 or 0 by the judge's success verdict, else the reward clipped to [0, 1]."""
     assert episode.verdict is not None and episode.reward is not None, "it is scored"
     if episode.verdict.success is not None:
         return float(episode.verdict.success)

@@ -1,7 +1,7 @@
-"""Tasks whose prompt alone exceeds `data.max_prompt_length`: left out and counted, or an error that names one.
+"""Drops tasks whose prompt exceeds `data.max_prompt_length`, or refuses them.
 
-Invariant: no prompt is ever cut. A task is judged by its own text (init_messages, or main_query as one user
-message); its images, and what a workflow adds on top, are bounded later, call by call, by the gateway.
+Invariant: no prompt is ever cut. Only the task's own text counts (init_messages, or main_query as one user message);
+the gateway bounds images and additions of a workflow per call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def drop_overlong(tasks: Sequence[Task], data: DataConfig, tokenizer: Any) -> Sequence[Task]:
-    """The tasks that fit. Raises TaskError when `data.on_overlong` is error and one does not, or none is left."""
+    """Return the tasks that fit. Raises TaskError if none is left, or for any overlong task if `data.on_overlong` is
+    error."""
     limit: int = data.max_prompt_length
     fitting = [task for task in tasks if _fits_prompt(task, tokenizer, limit)]
     dropped = len(tasks) - len(fitting)

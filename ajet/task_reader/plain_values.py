@@ -1,6 +1,7 @@
-"""Values of a table's row in the one form that JSON, and so every scorer, store and served client, has for them.
+"""Converts values of table rows to JSON values, as used by scorers, stores and clients.
 
-Invariant: what `to_plain` returns can be written as JSON; what has no form is refused with its place in the row.
+Invariant: the result of `to_plain` can be written as JSON; a value without a JSON form is refused with its place in the
+row.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from ajet.schema.errors import AjetError
 
 
 class BadRowError(AjetError, ValueError):
-    """A row that makes no task; the message says why.
+    """A row that makes no task; the message has the reason.
 
-    `line`: the line of the text where the fault is, if that is known. `do`: what mends it, where more is known than for
-    any row.
+    `line`: line number within the text, if known. `do`: specific advice, if any.
     """
 
     def __init__(self, message: str, line: int | None = None, *, do: str = "") -> None:
@@ -48,7 +48,7 @@ def read_json(text: str) -> Any:
 
 
 def decode_json(text: str) -> Any:
-    """Return the value of a JSON text, lone surrogates included. Raises BadRowError, which says why there is none."""
+    """Return the value of a JSON text, including lone surrogates. Raises BadRowError with the reason."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as problem:
@@ -103,7 +103,7 @@ def to_plain(value: Any, place: str = "") -> Any:
 
 
 def check_json(value: Any, place: str = "") -> None:
-    """Raise BadRowError unless JSON holds the value as it is: nothing is converted."""
+    """Refuse a value that JSON cannot hold unchanged. Raises BadRowError."""
     try:
         _check_value(value, place)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""Tasks that are nothing but a number, for worlds that are made from a seed (a frozen lake, a game).
+"""Tasks with only a number, for worlds generated from a seed (a frozen lake, a game).
 
-Invariant: the numbers of both splits are distinct and are functions of the seed alone; a larger size only appends.
+Invariant: the numbers of both splits are distinct and depend only on the seed; a larger size appends numbers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class RandomDummyReader:
         self._seed = experiment.ajet.seed
 
     def has(self, split: TaskSplit) -> bool:
-        """Whether any tasks are asked for."""
+        """True if the split has tasks."""
         return self._sizes[split] > 0
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """As many tasks as the section says."""
+        """Return the configured number of tasks."""
         draw = random.Random(f"{self._seed}/{split}")
         numbers: dict[int, None] = {}
         while len(numbers) < self._sizes[split]:

@@ -1,7 +1,7 @@
-"""The task families of the PyPI package reasoning-gym, with their own scorers as the judge.
+"""Task families of the PyPI package reasoning-gym, judged by their own scorers.
 
-Invariant: a task names its family, seed and index, from which the family makes the same entry again; so a recorded
-episode can be judged anew without anything but its task. The two splits never share an entry's seed.
+Invariant: a task stores family, seed and index, from which the family rebuilds the entry; a recorded episode can be
+judged again from its task alone. The splits never share an entry's seed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED_OFFSET = 1_000_003
 
 
 class ReasoningGymReader:
-    """`reasoning_gym`: `metadata["answer"]` is one right answer (there may be others; the judge knows)."""
+    """`reasoning_gym`: `metadata["answer"]` is one right answer; the judge may accept others."""
 
     def __init__(self, experiment: Experiment) -> None:
         section = experiment.ajet.task_reader.reasoning_gym
@@ -44,7 +44,7 @@ class ReasoningGymReader:
         return ReasoningGymJudge(self)
 
     def has(self, split: TaskSplit) -> bool:
-        """Whether any tasks are asked for."""
+        """True if the split has tasks."""
         return self._sizes[split] > 0
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
@@ -95,13 +95,13 @@ class ReasoningGymReader:
 
 
 class ReasoningGymJudge:
-    """A BaseJudge in all but inheritance; `metadata["final_answer"]` is the answer, bare or in <answer> tags."""
+    """Judge without the base class; `metadata["final_answer"]` is the answer, bare or in <answer> tags."""
 
     def __init__(self, reader: ReasoningGymReader) -> None:
         self._reader = reader
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
-        """The family's score in 0..1, and whether it is full marks. Raises JudgeFailure when there is no answer."""
+        """Return the family's score in 0..1 and True for full marks. Raises JudgeFailure without an answer."""
         from reasoning_gym.utils import extract_answer
 
         origin = workflow_task.task.metadata["reasoning_gym"]

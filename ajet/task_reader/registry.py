@@ -1,7 +1,6 @@
-"""Which reader `task_reader.type` names, and what every reader's tasks go through.
+"""Opens the reader named by `task_reader.type` and checks its tasks.
 
-Invariant: whoever asks `open_reader` gets tasks that are `Task`s, at least one of them, with unique ids; a split is
-read once.
+Invariant: `open_reader` gives at least one `Task` per split with unique ids; a split is read once.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ from ajet.task_reader.rows import assign_ids, explain_ids
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
-LOCAL_FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")
-"""Readers of files on this machine."""
+LOCAL_FILES = ("jsonl_dataset_file", "agentrl", "gsm8k", "math", "gaia", "hotpotqa")  # readers of local files
 
 
 class OpenedReader:
-    """A reader with its promises kept: see the module's invariant."""
+    """A reader with checked tasks and unique ids."""
 
     def __init__(self, reader: TaskReader, name: str) -> None:
         self._reader, self._name = reader, name
@@ -41,7 +39,7 @@ class OpenedReader:
         return getattr(self._reader, "judge", None)
 
     def has(self, split: TaskSplit) -> bool:
-        """Whether the split is configured at all (asking for its tasks may still find fault with it)."""
+        """True if the split is configured; reading its tasks may still fail."""
         ask = getattr(self._reader, "has", None)
         return True if ask is None else bool(ask(split))
 
@@ -52,7 +50,7 @@ class OpenedReader:
         return self._read[split]
 
     def json_tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Return the split's tasks for those who write them as JSON. Raises TaskError for one that JSON cannot hold."""
+        """Return the split's tasks for writing as JSON. Raises TaskError for values JSON cannot hold."""
         tasks = self.tasks(split)
         for index, task in enumerate(tasks):
             require_json(task, f"{self._name}, {split} task {index}")
@@ -87,7 +85,7 @@ class OpenedReader:
 
 
 def require_json(task: Task, where: str) -> None:
-    """Raise TaskError if JSON cannot hold the task. `where`: the reader, and which task it is."""
+    """Refuse a task that JSON cannot hold. `where`: reader and task. Raises TaskError."""
     try:
         check_json(dict(task))
     except (BadRowError, RecursionError) as problem:
@@ -100,17 +98,15 @@ def require_json(task: Task, where: str) -> None:
 
 
 class TrainingAsValidation(OpenedReader):
-    """A reader whose training tasks are what is validated on: for a trial play of them."""
+    """Presents the training tasks as validation tasks, for a trial validation."""
 
     def __init__(self, reader: OpenedReader) -> None:
         super().__init__(reader._reader, reader._name)
 
     def has(self, split: TaskSplit) -> bool:
-        """See OpenedReader."""
         return super().has("train")
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """The tasks of training."""
         return super().tasks("train")
 
 
@@ -142,7 +138,7 @@ def _open_user_reader(found: Any, name: str, experiment: Experiment) -> OpenedRe
 
 
 def count_local_tasks(experiment: Experiment) -> dict[TaskSplit, int] | None:
-    """Return the tasks of each split; None if they are not files on this machine. Raises UserError."""
+    """Return the number of tasks per split; None for a source outside this machine. Raises UserError."""
     reader = experiment.ajet.task_reader
     if reader.type == "huggingface_dat_repo":
         path = reader.huggingface_dat_repo.dataset_path

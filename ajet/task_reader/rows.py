@@ -1,7 +1,7 @@
-"""Rows of any source -> tasks with unique, stable ids.
+"""Converts rows of any source to tasks with unique, stable ids.
 
-Invariant: two tasks of a split never share a `task_id`, whatever the source says; an id we make is a function of the
-row's content, so that it survives reordering, filtering and a second reading.
+Invariant: no two tasks of a split share a `task_id`. A generated id depends on the row's content, so reordering,
+filtering and repeated reading keep the id.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ANSWER_COLUMNS = ("answer", "ground_truth", "final_answer", "solution", "target"
 SHOWN_IDS = 3
 """Wrong ids that a warning lists, and places of each."""
 SHOWN = 20
-"""Columns that an error lists."""
+"""Maximum number of columns in an error."""
 
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Which column holds what; None: the first usual name that is there. A dotted name looks into nested objects."""
+    """Column of each field; None: the first standard name present. A dotted name selects nested fields."""
 
     main_query: str | None = None
     task_id: str | None = None
@@ -46,7 +46,7 @@ class ColumnNames:
 
     @classmethod
     def of(cls, experiment: Experiment) -> ColumnNames:
-        """Return what an experiment says. An environment that its tasks are played in opens the dialogue itself."""
+        """Return the configured columns. An environment opens the dialogue itself, so no question is required."""
         reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use or ""
         opened = is_service_url(used) or is_world(used)
         names = reader.columns
@@ -54,17 +54,21 @@ class ColumnNames:
 
 
 def row_of(task: Task) -> dict[str, Any]:
-    """The row that `task_of` makes it from, without what it leaves empty."""
+    """Return the row from which `task_of` builds the task, without empty fields."""
     return {name: value for name, value in task.model_dump().items() if value not in ("", [], {}, "no_env")}
 
 
 def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
-    """One row as a task; its metadata is the row's own `metadata` with the other columns, or the whole row.
+    """Build a task from a row; metadata is the row's `metadata` plus the other columns, or the complete row.
 
-    A list of messages opens the dialogue. Where it is no `prompt`, a last reply of the assistant is the reference
-    answer: rows for supervised training end with it. A row without a question is one for a workflow that makes it of
-    the other columns. Raises BadRowError when the question is empty (or null, in a column that `columns` names), a
-    field has the wrong type, two columns have one name, or JSON cannot hold a value."""
+    A list of messages opens the dialogue. Outside a `prompt` column, a last reply of the assistant is the reference
+    answer, as in rows for supervised training. A row without a question needs a workflow that builds one from other
+    columns.
+
+    Raises:
+        BadRowError: the question is empty (or null in a configured column), a field has the wrong type, two columns
+            have one name, or JSON cannot hold a value.
+    """
     try:
         found = RowColumns(to_plain(row))
     except RecursionError:
@@ -115,7 +119,7 @@ def task_of(row: Mapping[str, Any], columns: ColumnNames) -> Task:
 
 
 def _split_reply(messages: list[Any]) -> tuple[list[Any], str | None]:
-    """Split off a last reply of the assistant. Returns the messages before it, and its text if it has one."""
+    """Split off a last reply of the assistant; return the messages before, and its text or None."""
     last = messages[-1] if messages else None
     if len(messages) < 2 or not isinstance(last, Mapping) or last.get("role") != "assistant":
         return messages, None
@@ -124,7 +128,7 @@ def _split_reply(messages: list[Any]) -> tuple[list[Any], str | None]:
 
 
 def _no_question_error(row: Mapping[str, Any]) -> BadRowError:
-    """Return the error for a row of which no column is a question, with the column that most likely is."""
+    """Return the error for a row without a question column, with the most likely column."""
     near = _nearest_question(row)
     listed = ", ".join(list(row)[:SHOWN]) + (", …" if len(row) > SHOWN else "")
     named = f"set ajet.task_reader.columns.main_query={json.dumps(near)} if that column holds it; " if near else ""
@@ -137,8 +141,11 @@ def _no_question_error(row: Mapping[str, Any]) -> BadRowError:
 
 
 def _nearest_question(row: Mapping[str, Any]) -> str | None:
-    """Return the first column of messages, which are all that the model is shown; else the column most like a usual
-    name; else the first of text that is no answer or id. Dots look inside."""
+    """Return the most likely question column: messages, else the name most similar to a standard name, else any text
+    that is no answer or id.
+
+    Dots select nested fields.
+    """
     if (dialogue := next((name for name, value in row.items() if _is_dialogue(value)), None)) is not None:
         return dialogue
     texts = [name for name, value in row.items() if isinstance(value, str | list)]
@@ -157,7 +164,7 @@ def _nearest_question(row: Mapping[str, Any]) -> str | None:
 
 
 def _is_dialogue(value: Any) -> bool:
-    """True for messages that wait for a reply, as those of a task do."""
+    """True for messages that wait for a reply."""
     if not (isinstance(value, list) and value):
         return False
     are_messages = all(isinstance(each, Mapping) and {"role", "content"} <= {*each} for each in value)
@@ -165,10 +172,9 @@ def _is_dialogue(value: Any) -> bool:
 
 
 def assign_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]:
-    """Give every task an id of its own; also, the ids that several tasks share, with the positions of these tasks.
+    """Give every task a unique id; also return shared ids with the positions of their tasks.
 
-    A missing id becomes the hash of the content; an id that several tasks bear gets that hash appended on all of
-    them; identical rows are told apart by a counter.
+    A missing id becomes a hash of the content; a shared id gets the hash appended; identical rows get a counter.
     """
     tasks = list(tasks)
     places: dict[str, list[int]] = {}
@@ -193,7 +199,7 @@ def assign_ids(tasks: Iterable[Task]) -> tuple[list[Task], dict[str, list[int]]]
 
 
 def explain_ids(tasks: Sequence[Task], shared: Mapping[str, Sequence[int]], place: Callable[[int], str]) -> str:
-    """Return which ids cannot be kept and where they stand; "" where all can. `place`: of a task, by its position."""
+    """Describe invalid ids and their places; "" without any. `place`: location of a task by index."""
     wrong = [
         f"the same id {json.dumps(task_id, ensure_ascii=False)} at {_format_places(indices, place)}"
         for task_id, indices in list(shared.items())[:SHOWN_IDS]
@@ -215,7 +221,7 @@ def _format_places(indices: Sequence[int], place: Callable[[int], str]) -> str:
 
 
 def read_finite(value: Any, name: str) -> float:
-    """A number of JSON. Raises BadRowError for anything else, and for one that is beyond what a float holds."""
+    """Return a JSON number as float. Raises BadRowError for other values and for numbers beyond the float range."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise BadRowError(f"`{name}` is {json_kind(value)}, expected a number")
     if not abs(value) <= sys.float_info.max:
@@ -224,7 +230,7 @@ def read_finite(value: Any, name: str) -> float:
 
 
 def json_kind(value: Any) -> str:
-    """The kind of a value, as JSON calls it: for a sentence that says what was expected instead."""
+    """Return JSON's name for the kind of a value, for errors."""
     if value is None:
         return "missing"
     if isinstance(value, bool):

@@ -1,8 +1,8 @@
-"""What users subclass and receive: `Workflow`, its task and output, `ModelTuner`, and `bp` to stop in the code.
+"""The user's interface: `Workflow`, its task and output, `ModelTuner`, and `bp` for breakpoints.
 
-What enters: a task and the endpoints of the running episode. What leaves: clients bound to the episode's keys, and the
-workflow's output. Invariant: a workflow reaches a model only through endpoints it was handed; nothing here knows the
-gateway, an engine or torch, and an agent framework is imported only when its client is asked for.
+Input: a task and the endpoints of the running episode. Output: clients bound to the episode's keys, and the workflow's
+output. Invariant: a workflow reaches a model only through its endpoints. No module imports the gateway, an engine or
+torch; an agent framework is imported only when its client is requested.
 """
 
 from typing import Any

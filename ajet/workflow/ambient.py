@@ -1,12 +1,12 @@
-"""Clients that were given nothing: `OpenAI()`, `AsyncAnthropic()`, whatever a library makes of the environment.
+"""Binds clients created without address and key: `OpenAI()`, `AsyncAnthropic()`, and clients within libraries.
 
-Invariants: the environment is written once a run, never for an episode, and only where the person has set no such
-address and key: then it holds the gateway's address and one key of the run. A request that bears that key gets the key
-of the episode in whose context (contextvars) it is sent, on its way through the SDKs' httpx, or none: then it reaches
-the gateway with the run's key and is refused there, never answered under another episode's. Nor is one that bears a key
-which the tuner of another attempt gave (a client that a module keeps). A worker process, which plays one attempt at a
-time, has the attempt's own address and key in its environment (`enter_attempt`). Asynchronous clients that episodes
-share have connections in each of their event loops (`split_pools`)."""
+Invariants: the environment is written once per run, only for variables unset by the user, with the gateway's address
+and a key of the run. A request with the run's key gets the key of the episode in whose context (contextvars) the
+request is sent, within the SDKs' httpx. Without an episode the gateway refuses the request; no request is served under
+another episode's key, also with a key of another attempt's tuner (a client stored in a module). A worker process plays
+one attempt at a time and has the attempt's address and key in its environment (`enter_attempt`). Shared asynchronous
+clients get connections per event loop (`split_pools`).
+"""
 
 from __future__ import annotations
 
@@ -30,31 +30,33 @@ from ajet.schema.endpoint import FOREIGN_KEY, Endpoint, Endpoints
 from ajet.workflow.loop_pools import split_pools
 
 AGENT = "default"
-"""The agent that such a client is."""
+"""Agent name of such clients."""
 _BRANDS = (("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"), ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"))
 """Variables that are set together, or not at all."""
 _ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL")
 _LIBRARIES = ("httpx", "httpx2")
-"""What OpenAI's and Anthropic's SDKs send by, in this version of theirs or another."""
+"""HTTP libraries of the SDKs of OpenAI and Anthropic, by version."""
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
 _playing: ContextVar[Endpoints | None] = ContextVar("ajet_playing", default=None)
 _lock = threading.Lock()
 _unbound_keys: set[str] = set()
-"""Keys that stand for whatever episode is playing in the sender's context: those of runs, and of attempts that were."""
+"""Keys replaced by the key of the current episode: keys of runs and of finished attempts."""
 _endpoints_by_key: WeakValueDictionary[str, Endpoints] = WeakValueDictionary()
-"""Whose the keys are that tuners gave."""
+"""Endpoints of each key handed out by a tuner."""
 _split: WeakSet[Any] = WeakSet()
-"""Clients whose connections belong to the event loop that they send in."""
+"""Clients with connections per event loop."""
 _wrapped: dict[type[Any], tuple[Any, Any]] = {}
-"""Class of an HTTP client -> its own `send`, and the one that replaces it while a run lasts: `OpenAI()` in a user's
-agent reads the run's key, and only where the request is sent is it known which episode sends it."""
+"""HTTP client class -> (original `send`, replacement during a run).
+
+The episode of an `OpenAI()` client in user code is known only when a request is sent.
+"""
 _hosts: set[str] = set()
 _foreign_hosts: set[str] = set()
 
 
 @contextmanager
 def use_endpoints(endpoints: Endpoints) -> Iterator[None]:
-    """Within the block, and in tasks and `asyncio.to_thread` begun in it, such clients are this episode's."""
+    """Make the episode's endpoints current within the block, including its tasks and `asyncio.to_thread` calls."""
     token = _playing.set(endpoints)
     try:
         yield
@@ -63,7 +65,7 @@ def use_endpoints(endpoints: Endpoints) -> Iterator[None]:
 
 
 def register_endpoint(endpoint: Endpoint, by: Endpoints) -> Endpoint:
-    """The endpoint, which a tuner hands to the code of its attempt: its key is that attempt's alone."""
+    """Remember the attempt of an endpoint's key and return the endpoint."""
     _endpoints_by_key[endpoint.api_key] = by
     return endpoint
 
@@ -100,8 +102,10 @@ class RunEnvironment:
 
 
 def enter_attempt(endpoint: Endpoint) -> None:
-    """This process plays one attempt, whose address and key these are: they go into its environment. Clients that were
-    made for an earlier attempt of this process (when its module was imported, say) are this one's, too."""
+    """Put the address and key of this process' attempt into the environment.
+
+    Clients created for an earlier attempt of the process (at the import of a module, for example) use the new key too.
+    """
     for name, value in endpoint.environment.items():
         os.environ.setdefault(OUTSIDE + name, os.environ.get(name, ""))
         os.environ[name] = value
@@ -128,7 +132,8 @@ def _wrap_send(kind: Any, made: Any) -> None:
 
 
 def _unwrap_clients() -> None:
-    """Put `send` back, except where another library has wrapped it since: ours then passes requests on as they are."""
+    """Restore `send`, unless another library has wrapped the method since; our wrapper then passes requests
+    unchanged."""
     for kind, (original, ours) in list(_wrapped.items()):
         if kind.send is ours:
             kind.send = original
@@ -155,8 +160,8 @@ def _wrap_async_send(send: Any) -> Any:
 
 
 def bind_request(request: Any) -> None:
-    """Give a request that bears a key of `_untied` the key of the episode that plays here, and one that bears a key of
-    another attempt none that opens; leave any other alone."""
+    """Replace a key of `_unbound_keys` by the key of the current episode, and a key of another attempt by an invalid
+    key."""
     if not _unbound_keys:
         return
     endpoints = _playing.get()
@@ -178,7 +183,7 @@ def bind_request(request: Any) -> None:
 
 
 def _warn_of_foreign_host(url: Any) -> None:
-    """Say once a host that an agent called a model elsewhere: it may be meant so, and it may be forgotten."""
+    """Log a model call to a foreign host once; the call may be intended or a forgotten setting."""
     if not url.path.endswith(_CALLS) or url.host in _foreign_hosts:
         return
     _foreign_hosts.add(url.host)

@@ -1,7 +1,7 @@
-"""AsyncSampler: an agent and its own evaluation in one class, as AgentRL's users write them.
+"""AsyncSampler: an agent with its own evaluation in one class, as in AgentRL.
 
-Invariant: what `evaluate_record` answers is the attempt's score; None is no score, whoever else could judge, and never
-0. A class that leaves it out is judged as any workflow is: by `task_judge`, or by the scorers of the task file.
+Invariant: the result of `evaluate_record` is the attempt's score; None means no score, never 0, and no other judge is
+called. Without the method `task_judge` or the scorers of the task file judge the attempt.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An attempt that has ended, as `evaluate_record` gets it."""
+    """A finished attempt, as passed to `evaluate_record`."""
 
     workflow_task: WorkflowTask
     output: WorkflowOutput
-    """What `run` returned; a text that it returned is `metadata["final_answer"]`."""
+    """Result of `run`; a returned text is `metadata["final_answer"]`."""
     meta_infos: dict[str, Any] = field(default_factory=dict)
-    """What `run` wrote into `self.record.meta_infos`, as AgentRL's do."""
+    """Entries written by `run` to `self.record.meta_infos`, as in AgentRL."""
 
     @property
     def task(self) -> Task:
-        """The task that the episode was to solve."""
+        """The task of the episode."""
         return self.workflow_task.task
 
     @property
     def model_answer(self) -> str | None:
-        """The answer, in the form that the task names (`answer_schema`); None: there is none. Raises JudgeFailure where
-        `run` returned no answer at all."""
+        """The answer in the task's form (`answer_schema`); None without one. Raises JudgeFailure if `run` returned no
+        answer."""
         return ScorerCall(self.workflow_task, self.output).model_answer
 
     @property
     def ground_truth(self) -> Any:
-        """The task's `answer`; None where it has none."""
+        """The task's `answer`, or None."""
         return ScorerCall(self.workflow_task, self.output).ground_truth
 
 
 class AsyncSampler(Workflow):
-    """Subclass it, write `run` and perhaps `evaluate_record`, and name it in `rollout.user_workflow`."""
+    """Base class: write `run` and optionally `evaluate_record`, and name the class in `rollout.user_workflow`."""
 
     name: str = "sampler"
 
@@ -61,20 +61,22 @@ class AsyncSampler(Workflow):
 
     @abstractmethod
     async def run(self, task: Task, tuner: ModelTuner) -> Any:
-        """Play the task with an agent that talks to `tuner`. Answers a WorkflowOutput, or what an agent's function may:
-        a text is the answer, a number the reward. One that takes the task alone asks by `create_chat_completions`; of
-        one that returns nothing, `self.record.meta_infos` is the output's metadata."""
+        """Play the task with an agent that calls `tuner`; return a WorkflowOutput, a text (the answer) or a number (the
+        reward).
+
+        A `run` with the task as only argument calls `create_chat_completions`. If `run` returns None,
+        `self.record.meta_infos` is the output's metadata.
+        """
 
     async def create_chat_completions(self, **request: Any) -> Any:
         """A reply of the model that is trained, to a request of Chat Completions."""
         return await self._tuner.as_raw_openai_sdk_client().chat.completions.create(**request)
 
     async def evaluate_record(self, record: Record) -> float | None:
-        """The score of an attempt; None: no score. Left out: the judge of the configuration is asked."""
+        """Return the attempt's score; None for no score. If not overridden, the configured judge is called."""
         raise NotImplementedError
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> Any:
-        """Run, and evaluate."""
         self._tuner, self.record = tuner, Record(workflow_task, WorkflowOutput())
         run: Callable[..., Awaitable[Any]] = self.run
         returned = await run(*(workflow_task.task, tuner)[: 2 if _takes_tuner(run) else 1])
@@ -99,8 +101,11 @@ async def evaluate_output(
     output: Any,
     meta_infos: dict[str, Any] | None = None,
 ) -> Any:
-    """The output with the score that `evaluate` gives; what is no output is left as it is: the episode fails by it.
-    Raises JudgeFailure, or what a boundary of `evaluate` raised."""
+    """Return the output with the score of `evaluate`; an invalid output is returned unchanged and fails the episode.
+
+    Raises:
+        JudgeFailure, BoundaryError: raised by `evaluate`.
+    """
     if not isinstance(output, WorkflowOutput):
         return output
     try:

@@ -1,7 +1,7 @@
-"""`bp("TAG")`: a breakpoint that stays in the code and stops only when asked for (`ajet --debug TAG`).
+"""`bp("TAG")`: a permanent breakpoint that stops only on request (`ajet --debug TAG`).
 
-Invariant: without an active tag it does nothing and imports nothing. An active tag stops once in a process, at the
-first episode that reaches it: the others would only queue up behind the same question (`once=False` has them do so).
+Invariant: without an active tag the call does nothing and imports nothing. An active tag stops once per process, at the
+first episode; later episodes would only queue behind the same prompt (`once=False` stops each).
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _stopped: set[str] = set()
 
 
 def activate(tags: str | Iterable[str]) -> None:
-    """Make `bp` stop at these tags ("A|B" or a list), here and in processes started from now on; an empty value
-    makes all of them no-ops again. Tags that stopped before stop once more."""
+    """Activate tags ("A|B" or a list) in this process and later child processes.
+
+    An empty value deactivates all tags. Tags that have stopped before stop again.
+    """
     names = tags.split("|") if isinstance(tags, str) else tags
     active = [name.strip() for name in names if name.strip()]
     with _lock:

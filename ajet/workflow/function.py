@@ -1,7 +1,7 @@
-"""A function as a workflow: `async def agent(task, tuner)`, or the same without `async`.
+"""A function as a workflow: `async def agent(task, tuner)`, or without `async`.
 
-Invariant: behind `workflow_from` a function is a Workflow like any other, and in every process that resolves the same
-reference it is the same one, so that no isolation and no backbone knows the difference.
+Invariant: `workflow_from` returns an ordinary Workflow class, equal in every process that resolves the same reference,
+so isolations and backbones see no difference.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from ajet.workflow.workflow import Workflow
 
 KEY = "ajet.rollout.user_workflow"
 _OLDER = ("agentscope_execute",)
-"""What AgentJet's earliest versions called `execute`."""
+"""Names of `execute` in early versions of AgentJet."""
 
 
 def as_workflow(found: Any, reference: str) -> Any:
-    """What `reference` named, a function as a class, anything else as it is. Raises ConfigError for a function that
-    cannot be an agent."""
+    """Return a workflow class for a function; other values unchanged. Raises ConfigError for an unusable function."""
     if is_function(found):
         return workflow_from(found, reference)
     if isinstance(found, type) and issubclass(found, Workflow):
@@ -83,8 +82,11 @@ def _not_makeable_error(problem: str, where: str) -> ConfigError:
 
 
 def workflow_from(function: Callable[..., Any], reference: str) -> type[Workflow]:
-    """A Workflow class that plays `function(task, tuner)`; `task` is the Task. Raises ConfigError unless it takes two
-    arguments. It is called what it is called in the reference, however the function was decorated."""
+    """Return a Workflow class that calls `function(task, tuner)`; `task` is the Task.
+
+    The class has the name of the reference, whatever decorators the function has. Raises ConfigError unless the
+    function takes two arguments.
+    """
     require_callable_with(function, ("task", "tuner"), what=KEY, reference=reference)
     called = parse_reference(reference, what=KEY).name
 
@@ -113,9 +115,11 @@ def is_of_function(workflow: type[Workflow]) -> bool:
 
 
 def to_output(found: Any) -> Any:
-    """What an agent's function returned, as a WorkflowOutput: text (or a list or a dict) is the answer, which judges
-    read as `final_answer`; a number is the reward; True and False are a reward of 1 and 0, and a success or none.
-    Anything else is left as it is: the episode fails by it, as a class's would."""
+    """Convert a function's result to a WorkflowOutput.
+
+    Text, a list or a dict is the answer (`final_answer`); a number is the reward; True and False are reward and
+    success. Other values stay unchanged and fail the episode.
+    """
     if isinstance(found, bool):
         return WorkflowOutput(reward=float(found), is_success=found)
     if isinstance(found, Real):

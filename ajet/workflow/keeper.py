@@ -1,9 +1,9 @@
-"""The keeper of one command: a program of the standard library alone, between ajet and the command.
+"""Supervisor of one command: a standard-library program between ajet and the command.
 
-Invariants: it ends only when nothing of the command's process tree lives, daemons that left its group included (Linux;
-elsewhere the group); it ends the tree when its standard input closes, which happens whatever becomes of ajet; it never
-runs what is not the command. On Linux it is two processes, of which each ends the tree when the other is killed.
-Started with `python -I -S keeper.py REPORT_FD`; one line of JSON comes in, one goes out, when nothing lives.
+Invariants: the supervisor ends only after the complete process tree, including daemons outside the process group
+(Linux; elsewhere only the group). The tree ends when standard input closes, also if ajet is killed. No other program is
+run. On Linux two processes guard each other: each ends the tree if the other is killed. Usage: `python -I -S keeper.py
+REPORT_FD`; one line of JSON in, one line out after the end.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ LOOK_EVERY = 0.2
 GRACE = 2.0
 """Seconds between asking a tree to end and ending it, at a timeout."""
 PATIENCE = 10.0
-"""Seconds after which killed processes that do not go are left to the kernel."""
+"""Seconds to wait for killed processes before leaving them to the kernel."""
 SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER: orphans of the tree become the keeper's children."""
 DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG: what a process gets when its parent is gone."""
+"""PR_SET_PDEATHSIG: signal sent when the parent process ends."""
 FROM_OUTSIDE = "its keeper was ended from outside"
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 LINUX = sys.platform.startswith("linux")
 
 
 class ProcessTree:
-    """The processes that descend from the keeper; `first` is the command's own."""
+    """Descendants of the supervisor; `first` is the pid of the command."""
 
     def __init__(self) -> None:
         self.first = 0
         self.status: int | None = None
-        """How the command ended, as `os.waitpid` says; None while it runs."""
+        """Exit status of the command from `os.waitpid`; None while running."""
 
     def start(self, order: dict) -> str:
         """Run the command. An empty string, or why it could not be started."""
@@ -52,7 +52,7 @@ class ProcessTree:
         return problem
 
     def members(self) -> list[int]:
-        """Process ids, parents before their children."""
+        """Return process ids, parents before children."""
         if not LINUX:
             return [self.first] if self.status is None else []
         found = []
@@ -64,7 +64,7 @@ class ProcessTree:
         return found
 
     def reap(self) -> None:
-        """Take in what has ended."""
+        """Reap ended children and store the command's status."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -76,14 +76,13 @@ class ProcessTree:
                 self.status = status
 
     def send(self, number: int) -> None:
-        """Signal every member."""
         for pid in self.members():
             _send_signal(pid, number)
         if not LINUX and self.first:
             _send_signal(-self.first, number)
 
     def end(self) -> int:
-        """Kill all. All are stopped first, so that none starts another meanwhile. Answers how many live on."""
+        """Stop all processes, so none starts another, then kill them. Returns the number of survivors."""
         stopped: set[int] = set()
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -102,7 +101,7 @@ class ProcessTree:
             time.sleep(0.005)
 
     def use(self) -> dict:
-        """What the tree uses: processes, bytes of memory, seconds of CPU time (that of ended members included)."""
+        """Return the usage of the tree: processes, memory in bytes, CPU seconds including ended processes."""
         done = resource.getrusage(resource.RUSAGE_CHILDREN)
         used = {"processes": 0, "memory": 0, "cpu": done.ru_utime + done.ru_stime}
         for pid in self.members() if LINUX else []:
@@ -117,7 +116,7 @@ class ProcessTree:
         return used
 
     def exact_memory(self) -> int | None:
-        """Bytes, with pages that members share counted once; slower than `use`. None where it cannot be known."""
+        """Return the memory in bytes, counting shared pages once; slower than `use`. None if unknown."""
         total = 0
         for pid in self.members():
             try:
@@ -129,8 +128,10 @@ class ProcessTree:
 
 
 def run_order(order: dict, guard: int) -> dict:
-    """Run `order` to its end, or to the end of what it may use, or of the process `guard` (0: nobody's). One that is
-    not `measured` is not looked at: it has no limits of the whole tree."""
+    """Run `order` until its end, a limit, or the end of the process `guard` (0: none).
+
+    An order without `measured` has no limits on the tree and is not polled.
+    """
     tree = ProcessTree()
     began = time.monotonic()
     ended_by, peak = "", {"processes": 0, "memory": 0, "cpu": 0.0}
@@ -189,7 +190,7 @@ def run_order(order: dict, guard: int) -> dict:
 
 
 def _exceeded_limit(tree: ProcessTree, used: dict, limits: dict) -> str:
-    """The limit that the tree has passed; empty for none."""
+    """Return the exceeded limit; "" without one."""
     for name in ("processes", "cpu"):
         if limits.get(name) and used[name] > limits[name]:
             return name
@@ -200,7 +201,7 @@ def _exceeded_limit(tree: ProcessTree, used: dict, limits: dict) -> str:
 
 
 def _exec_command(order: dict, report: int) -> None:
-    """Turn this process, just forked, into the command. Does not return; what went wrong goes into `report`."""
+    """Turn the forked process into the command; never returns. Errors are written to `report`."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
@@ -227,7 +228,7 @@ def _set_limit(what: int, most: int) -> None:
 
 
 def _standard_input(order: dict) -> int:
-    """A file descriptor with what the command reads: a text, or nothing."""
+    """Return a file descriptor of the command's standard input: a text or nothing."""
     if order.get("input") is None:
         return os.open(os.devnull, os.O_RDONLY)
     path = os.path.join(order["folder"], f".standard-input-{os.getpid()}")
@@ -279,8 +280,10 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def fork_guarded(report: int) -> int:
-    """Go on in a child, whose process id it gets. Here nothing goes on but that the child's tree is ended where the
-    child was killed; it does not return here."""
+    """Fork a child that continues with this process' pid as guard; the parent never returns.
+
+    The parent only ends the child's tree if the child is killed.
+    """
     tree = ProcessTree()
     own = os.getpid()
     if (child := os.fork()) == 0:
@@ -300,7 +303,7 @@ def fork_guarded(report: int) -> int:
 
 
 def main() -> None:
-    """Read an order, keep its command, report."""
+    """Read an order, run the command, write the report."""
     report = int(sys.argv[1])
     os.set_inheritable(report, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

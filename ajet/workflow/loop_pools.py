@@ -1,9 +1,9 @@
-"""Connection pools of asynchronous HTTP clients: one for each event loop that a client sends in.
+"""Connection pools per event loop for asynchronous HTTP clients.
 
-SDKs keep one HTTP client for the process (openai-agents' provider, `ChatOpenAI`, an `AsyncOpenAI` of a module), and its
-connections belong to the event loop that opened them, while each episode has a loop of its own. Invariants: a client
-keeps its settings, hooks, cookies and transports, and only its connections are separate; those of a loop are closed
-when the loop ends or the client is closed there.
+SDKs share one HTTP client per process (openai-agents' provider, `ChatOpenAI`, a module's `AsyncOpenAI`), whose
+connections belong to the event loop that opened them; each episode has its own loop. Invariants: settings, hooks,
+cookies and transports of a client stay shared, only connections are separate. A loop's connections are closed with the
+loop, or when the client is closed in the loop.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 _STATE = {"_connections", "_requests"}
-"""The lists that a pool of httpcore changes. All else of it is settings."""
+"""Mutable lists of an httpcore pool; all other attributes are settings."""
 _Pools = WeakKeyDictionary[Any, Any]
-"""The pools of one loop, by the pool that holds their settings."""
+"""Pools of one loop by the pool with their settings."""
 _loops: dict[asyncio.AbstractEventLoop, _Pools] = {}
 _endings: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
 _lock = threading.Lock()
 
 
 def split_pools(holder: Any) -> None:
-    """Give each event loop its own connections in all pools that an HTTP client, or a transport, holds. Idempotent."""
+    """Give each event loop its own connections in all pools of an HTTP client or transport. Idempotent."""
     rest, seen = [holder], {id(holder)}
     while rest:
         holder = rest.pop()
@@ -81,7 +81,7 @@ def _is_sender(value: object) -> bool:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return None in a loop of trio's, of which a program has one."""
+    """Return the running asyncio loop; None in trio, where a program has a single loop."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -100,7 +100,7 @@ async def _watch_loop(loop: asyncio.AbstractEventLoop) -> _Pools:
 
 
 async def _close_at_end(loop: asyncio.AbstractEventLoop, pools: _Pools) -> AsyncGenerator[None, None]:
-    """Wait for the end of the loop: `asyncio.run`, as whatever ends a loop well, closes its asynchronous generators."""
+    """Close the pools at the end of the loop: `asyncio.run` and similar runners close asynchronous generators."""
     try:
         yield
     finally:

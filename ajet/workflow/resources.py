@@ -1,13 +1,12 @@
-"""Resources: what an attempt opened for itself (an environment, a tool session, a sandbox, files), closed with it.
+"""Resources: objects opened by an attempt (environment, tool session, sandbox, files) and closed with the attempt.
 
-Invariant: everything that was entered is left once, the last one first, whatever ended the attempt: its return, an
-exception, a cancellation, its time limit, the end of its process or of the process that started it; a process forked
-from that one leaves nothing. Nothing is entered for an attempt that is over. What fails while it is opened names its
-boundary; what fails while it is closed is a warning, for the episode is played. That code ran unconfined
-(`environment.sandbox: none`), the record of each such episode says; a launch warns of it before it begins.
+Invariant: every entered resource is exited once, in reverse order, for any end of the attempt: return, exception,
+cancellation, time limit, end of the process or of its parent. A forked process exits nothing. A finished attempt enters
+nothing. An error on open names its boundary; an error on close is a warning, since the episode is complete. Runs of
+unconfined code (`environment.sandbox: none`) are recorded per episode, with a warning at launch.
 
-Who closes: the task or thread that ran the attempt; where that hangs, whoever stopped it, from a thread beside (what is
-asynchronous then gets an event loop of its own); in a process of its own, that process, before it ends.
+Resources are closed by the task or thread of the attempt; for a hanging attempt by another thread (asynchronous ones
+get a new event loop); in a worker process by the process itself before its end.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _FAILURES: dict[str, type[BoundaryError]] = {"environment": EnvironmentFailure, 
 
 
 class AttemptOverError(AjetError):
-    """The attempt has ended: it may open nothing."""
+    """The attempt has ended and may open nothing."""
 
 
 @contextmanager
 def blame_boundary(boundary: Outside) -> Iterator[None]:
-    """What is raised within is a failure of that boundary, not of the agent: it is retried and never trained on."""
+    """Turn errors of the block into failures of the boundary: retried, and never trained on."""
     try:
         yield
     except BoundaryError:
@@ -52,17 +51,21 @@ def blame_boundary(boundary: Outside) -> Iterator[None]:
 
 
 class Resources:
-    """What one attempt opened and must close. Methods are named as contextlib's ExitStack names them. Thread-safe."""
+    """Resources of one attempt, with the method names of contextlib.ExitStack. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._exits: list[tuple[str, Any]] | None = []
-        """(what it is, how it is left), as entered; None: the attempt is over."""
+        """(name, exit function) in order of entry; None after the end of the attempt."""
 
     def enter_context(self, manager: AbstractContextManager[T], *, boundary: Outside = "environment") -> T:
-        """Enter it now and leave it when the attempt ends. Raises EnvironmentFailure or ToolFailure, by `boundary`,
-        for what it raises; AttemptOverError."""
+        """Enter a context manager and exit it at the end of the attempt.
+
+        Raises:
+            EnvironmentFailure, ToolFailure: the manager raised, by `boundary`.
+            AttemptOverError: the attempt has ended.
+        """
         self._require_open()
         with blame_boundary(boundary):
             entered = manager.__enter__()
@@ -72,7 +75,7 @@ class Resources:
     async def enter_async_context(
         self, manager: AbstractAsyncContextManager[T], *, boundary: Outside = "environment"
     ) -> T:
-        """Enter an asynchronous context manager; it is left when the attempt is over. Else as `enter_context`."""
+        """Enter an asynchronous context manager; otherwise like `enter_context`."""
         self._require_open()
         with blame_boundary(boundary):
             entered = await manager.__aenter__()
@@ -80,13 +83,12 @@ class Resources:
         return entered
 
     def callback(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
-        """Call it (await it, if it is asynchronous) when the attempt ends. Raises AttemptOverError, after calling it at
-        once."""
+        """Call (or await) the function at the end of the attempt. Raises AttemptOverError after an immediate call."""
         self._push_exit(getattr(function, "__name__", repr(function)), lambda: function(*args, **kwargs))
 
     @property
     def holds(self) -> bool:
-        """Whether something was entered that has not been left."""
+        """True if a resource is open."""
         return bool(self._exits)
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class Resources:
                     _run_close(left)
 
     async def aclose(self) -> None:
-        """Close all in the task that entered them, as managers may want. A cancellation waits until all are left."""
+        """Close all in the task that entered them, as some managers require. A cancellation waits for all exits."""
         cancelled: asyncio.CancelledError | None = None
         for name, leave in self._take_exits():
             try:
@@ -112,7 +114,7 @@ class Resources:
             raise cancelled
 
     def close_in_thread(self) -> threading.Thread:
-        """Close all in a thread of its own, for an attempt that hangs."""
+        """Close all in a new thread, for a hanging attempt."""
         thread = threading.Thread(target=self.close, name="ajet-close", daemon=True)
         thread.start()
         return thread
@@ -178,7 +180,7 @@ OPENING = "sandbox.open"
 
 
 def find_sandbox_maker(config: Any) -> SandboxFactory:
-    """Return what opens sandboxes of the kind that `environment.sandbox` names. Raises UserError."""
+    """Return the sandbox maker of `environment.sandbox`. Raises UserError."""
     base = Path(config.ajet.base_dir or ".")
     kind = resolve_class(
         config.ajet.environment.sandbox,
@@ -195,7 +197,6 @@ def find_sandbox_maker(config: Any) -> SandboxFactory:
 def open_sandbox(
     config: Any, resources: Resources, record: Callable[[ToolUse], None], environment: Mapping[str, str]
 ) -> Sandbox:
-    """See `ModelTuner.sandbox`."""
     began = time.time()
     try:
         sandbox = find_sandbox_maker(config).open(environment)
@@ -208,29 +209,29 @@ def open_sandbox(
 
 
 RESERVE, MOST_RESERVED_S = 0.05, 2.0
-"""Part of an attempt's time that no tool gets, and at most so many seconds."""
+"""Share of an attempt's time reserved after the last tool, and its maximum in seconds."""
 
 
 class Deadline:
-    """The time that one attempt has, and a tool within it.
+    """Deadlines of one attempt and its tool uses.
 
-    Invariant: what is inside ends before what it is in: a use of a tool before its attempt, so that its timeout is the
-    tool's and is recorded, and not the attempt's. The judge's time begins after the attempt's and is no part of it.
+    Invariant: a tool use ends before its attempt, so a timeout is recorded as the tool's. The judge's time starts after
+    the attempt and is separate.
     """
 
     def __init__(self, attempt: float | None, tool: float | None = None, *, passed: float = 0.0) -> None:
-        """Seconds; None: no limit. `passed`: of the attempt's, by now."""
+        """Limits in seconds; None: no limit. `passed`: elapsed time of the attempt."""
         self._end = math.inf if attempt is None else time.monotonic() + attempt - passed
         self._reserve = 0.0 if attempt is None else min(MOST_RESERVED_S, RESERVE * attempt)
         self._tool = math.inf if tool is None else tool
 
     @property
     def left(self) -> float:
-        """Seconds until the attempt is ended; infinite without a limit."""
+        """Seconds until the end of the attempt; infinite without a limit."""
         return max(0.0, self._end - time.monotonic())
 
     @property
     def of_a_tool(self) -> float | None:
-        """Seconds that a use which begins now may take; None: as long as it likes."""
+        """Maximum seconds of a tool use started now; None: no limit."""
         seconds = min(self._tool, max(0.0, self.left - self._reserve))
         return None if math.isinf(seconds) else seconds

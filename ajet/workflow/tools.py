@@ -1,7 +1,7 @@
-"""Tools that say when they are used: a block or a wrapped function, and what either records.
+"""Records tool uses: as a block or by wrapping a function.
 
-Invariant: a use is recorded once, when the tool has answered or raised, with its arguments as they were when it began;
-recording changes neither what the tool returns nor what it raises. An exception is classified here, by its class.
+Invariant: a use is recorded once, when the tool has returned or raised, with the arguments at its start. Recording
+changes neither results nor exceptions. Exceptions are classified by class.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ _TIMEOUTS = (TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
 
 
 class Replayed(Protocol):
-    """A recorded run, where it stands for one attempt."""
+    """A recorded run as a source of tool results for one attempt."""
 
     def __call__(self, name: str, arguments: Mapping[str, Any], /) -> ToolUse | None:
-        """The use as that run has it; None: ask the tool. Raises EnvironmentFailure."""
+        """Return the recorded use; None to call the tool. Raises EnvironmentFailure."""
         ...
 
     def tools(self) -> list[dict[str, Any]] | None:
-        """What that run's attempts were offered, as a request's `tools`; None: ask the servers. Raises
-        EnvironmentFailure."""
+        """Return the recorded tools as a request's `tools`; None to query the servers. Raises EnvironmentFailure."""
         ...
 
 
@@ -61,14 +60,14 @@ class RunningToolUse(AbstractContextManager["RunningToolUse"]):
             bound_arguments(arguments if isinstance(arguments, Mapping) else _parse_arguments(arguments)),
         )
         self.result: Any = ""
-        """What the model is shown: text, or a value that is shown as JSON."""
+        """Result shown to the model: text, or a value shown as JSON."""
         self.whole: str | None = None
-        """The whole result, where the model is shown less."""
+        """Complete result, if the model is shown less."""
         self.error: ToolError = ""
-        """Why there is no good result; what is raised in the block sets it."""
+        """Error class; set by an exception in the block."""
         self.call_id, self.server = call_id, server
         self.replayed = False
-        """Whether the recorded run has answered, so that the tool is not to be asked."""
+        """True if the recorded run has supplied the result, so the tool must not be called."""
         self._replay = replay
         self._record = record
         self._started = 0.0
@@ -130,7 +129,7 @@ _RAISED: dict[ToolError, type[Exception]] = {
 
 
 def classify_error(problem: BaseException) -> ToolError:
-    """The error class of what a tool raised."""
+    """Return the error class of a tool's exception."""
     if isinstance(problem, BoundaryError):
         return _OF_BOUNDARY.get(problem.boundary, "tool")
     if isinstance(problem, _TIMEOUTS):
@@ -146,8 +145,10 @@ def result_text(result: Any) -> str:
 def record_calls(
     function: Callable[..., Any], record: Record, replay: Replayed | None = None, deadline: Deadline | None = None
 ) -> Callable[..., Any]:
-    """The function with its calls recorded; async if it is, and then with an end by `deadline`. Arguments are recorded
-    by name. `replay` answers in its place where it can."""
+    """Return the function with recorded calls; an async function is bounded by `deadline`.
+
+    Arguments are recorded by name. `replay` supplies recorded results if available.
+    """
     limit = deadline or Deadline(None)
     name = getattr(_unwrap_partial(function), "__name__", type(function).__name__)
     named = _make_argument_namer(function)
@@ -176,7 +177,7 @@ def record_calls(
 
 
 def _parse_arguments(written: str) -> dict[str, Any]:
-    """The arguments that a model wrote; what is no JSON object is kept as its text."""
+    """Parse arguments written by a model; text that is no JSON object is stored as text."""
     try:
         found = parse_object(written)
     except ValueError:
@@ -189,7 +190,7 @@ def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _make_argument_namer(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """A function that gives each argument of `function` its name."""
+    """Return a function that maps call arguments to parameter names."""
     if isinstance(function, partial):
         inner, before, words = _make_argument_namer(function.func), function.args, function.keywords
         return lambda args, kwargs: inner((*before, *args), {**words, **kwargs})

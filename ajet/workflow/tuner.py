@@ -1,8 +1,8 @@
-"""ModelTuner: hands out model clients that are bound to one episode.
+"""ModelTuner: hands out model clients bound to one episode.
 
-Invariant: whatever client a workflow asks for, its requests go to the episode's endpoint with the key of that (agent,
-target), and nowhere else; the tuner holds no gateway, no engine and no agent framework. Repeated requests for the same
-agent and target give the same client. All methods may be called from any thread and event loop.
+Invariant: all requests of a client go to the episode's endpoint with the key of its (agent, target). The tuner holds no
+gateway, engine or agent framework. Repeated requests for the same agent and target return the same client. All methods
+are safe in any thread and event loop.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ class ContextTracker:
 
     @property
     def context_overflow(self) -> bool:
-        """Whether a request was refused because the context is full, or a reply cut: an agent that goes on by itself
-        then stops."""
+        """True if a request was refused for a full context, or a reply was cut; an agent loop should then stop."""
         return self._endpoints.context_full()
 
 
 class ModelTuner:
-    """The model to be tuned, as a workflow sees it.
+    """The tuned model, as seen by a workflow.
 
-    It is itself a model for AgentScope agents (`ReActAgent(model=tuner)`), and gives clients of other kinds. Common
-    arguments of those: `agent_name` is for records and tells the conversations of several agents apart; `target_tag`
-    (default: the agent's name) says whom the replies belong to; where the workflow's `trainable_targets` leaves that
-    tag out, the agent talks to `debug_model` instead and is recorded, not trained.
+    The tuner is a model for AgentScope agents (`ReActAgent(model=tuner)`) and returns clients of other libraries.
+    `agent_name` separates conversations in records; `target_tag` (default: the agent's name) selects training: if
+    `trainable_targets` excludes the tag, the agent calls `debug_model`, recorded but not trained.
     """
 
     def __init__(
@@ -62,18 +60,24 @@ class ModelTuner:
         pin: Pin | None = None,
         deadline: Deadline | None = None,
     ) -> None:
-        """`trainable`: the workflow's `trainable_targets`; it matters only to debug models given as objects.
-        `resources`: the attempt's. `replay`: what answers in place of tools. `pin`: what pins them for the run.
-        `deadline`: None for none."""
+        """Create a tuner.
+
+        Args:
+            trainable: the workflow's `trainable_targets`, needed for debug models given as objects.
+            resources: resources of the attempt.
+            replay: source of recorded tool results.
+            pin: pins the tools of the run.
+            deadline: None for no limit.
+        """
         self._deadline = deadline or Deadline(None)
         self.resources = resources if resources is not None else Resources()
-        """What the workflow opens and is to be closed when the attempt ends, however it does."""
+        """Resources closed at the end of the attempt."""
         self.replay = replay
-        """Answers a use, by tool and arguments, as a recorded run has it (`environment.replay`). None, it or its
-        answer: ask the tool. For who runs tools without `tool`."""
+        """Returns the recorded use for a tool and its arguments (`environment.replay`), for code that runs tools
+        without `tool`. None: call the tool."""
         self.pin: Pin = pin if pin is not None else ToolPins()
-        """Takes the tools that the model is to be offered (as a request's `tools`) and answers them in the order in
-        which the run's first attempt had them. Raises ToolsChangedError where that had others."""
+        """Returns the offered tools (as a request's `tools`) in the order of the run's first attempt. Raises
+        ToolsChangedError for other tools."""
         self._config, self._endpoints, self._trainable = config, endpoints, trainable
         self._clients: dict[tuple[str, str, str, str | None], Any] = {}
         self._registered: dict[str, ChatModelBase] = {}
@@ -106,18 +110,21 @@ class ModelTuner:
         return self.as_oai_baseurl_apikey(agent_name, target_tag, debug_model).for_anthropic
 
     def get_context_tracker(self) -> ContextTracker:
-        """This episode's context tracker, by AgentJet's name."""
+        """Return the episode's context tracker, under AgentJet's name."""
         return ContextTracker(self._endpoints)
 
     @property
     def time_left(self) -> float:
-        """Seconds until `rollout.episode_timeout` ends the attempt; infinite without one. What a tool is given is less.
-        The judge has time of its own afterwards."""
+        """Seconds until `rollout.episode_timeout`; infinite without one. Tools get less; the judge's time is
+        separate."""
         return self._deadline.left
 
     def tool_used(self, use: ToolUse) -> None:
-        """Record a use of a tool with the episode: for who runs tools and knows their times and results. Nothing
-        happens once the episode is over. Raises TypeError and ValueError for what is no use."""
+        """Record a tool use of the episode, for code that runs tools itself. Ignored after the end of the episode.
+
+        Raises:
+            TypeError, ValueError: an invalid use.
+        """
         self._endpoints.tool_used(use)
 
     @overload
@@ -129,27 +136,33 @@ class ModelTuner:
     def tool(self, tool: Callable[P, R]) -> Callable[P, R]: ...
 
     def tool(self, tool: Any, arguments: Mapping[str, Any] | str = "{}", *, call_id: str = "", server: str = "") -> Any:
-        """Have uses of a tool recorded. A function (plain or async) comes back as one whose calls are recorded:
-        `search = tuner.tool(search)`. With a name and arguments it is a block:
-        `with tuner.tool("search", {"q": "x"}, call_id=call.id) as running: running.result = ...`; the arguments may be
-        the JSON that the model wrote. What the tool raises
-        goes on; the record has it as the error of its class. Where a recorded run is replayed, a function answers as it
-        did there, and a block whose `running.replayed` is true has its result already."""
+        """Record tool uses of a function or a block.
+
+        A function (plain or async) is returned with recorded calls: `search = tuner.tool(search)`. A name with
+        arguments (a mapping, or the model's JSON) gives a block: `with tuner.tool("search", {"q": "x"},
+        call_id=call.id) as running: running.result = ...`. Exceptions pass through and are recorded by class. In a
+        replay a function returns the recorded result; a block with `running.replayed` already has the result.
+        """
         if callable(tool):
             return record_calls(tool, self.tool_used, self.replay, self._deadline)
         return RunningToolUse(tool, arguments, self.tool_used, self.replay, call_id=call_id, server=server)
 
     def sandbox(self, environment: Mapping[str, str] = NO_VARIABLES) -> Sandbox:
-        """A place of this attempt's own to run code that the model wrote: `tuner.sandbox().python(code)` says what
-        came of it. `environment.sandbox` says how it is held; it is recorded as a use of a tool, and closed with the
-        attempt. Starting takes tens of milliseconds in which the caller waits. Raises SandboxFailure."""
+        """Open a sandbox of this attempt for model-written code: `tuner.sandbox().python(code)`.
+
+        `environment.sandbox` selects the mechanism. The sandbox is recorded as a tool use and closed with the attempt.
+        Opening blocks for tens of milliseconds. Raises SandboxFailure.
+        """
         return open_sandbox(self._config, self.resources, self.tool_used, environment)
 
     def as_raw_openai_sdk_client(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: Any = None
     ) -> AsyncOpenAI:
-        """An `openai.AsyncOpenAI` whose `chat.completions.create` needs no `model` argument. `debug_model`: a model's
-        name, or an AsyncOpenAI of your own, which then answers unrecorded."""
+        """Return an `openai.AsyncOpenAI` with a default model.
+
+        Args:
+            debug_model: a model's name, or an AsyncOpenAI object used without recording.
+        """
 
         def make(endpoint: Endpoint) -> AsyncOpenAI:
             return openai_sdk.make_client(endpoint)
@@ -168,13 +181,17 @@ class ModelTuner:
         return self._get_client("agentscope", make, agent_name, target_tag, debug_model)
 
     def register_model(self, role: str, default_model: Any = None) -> ChatModelBase:
-        """The AgentScope model of the agent and target `role`, as AgentJet's earlier versions make it; `default_model`:
-        its debug model. `get_model` gives it again."""
+        """Return the AgentScope model of agent and target `role`, as in early AgentJet; `get_model` returns the same
+        model.
+
+        Args:
+            default_model: its debug model.
+        """
         self._registered[role] = self.as_agentscope_model(role, debug_model=default_model)
         return self._registered[role]
 
     def get_model(self, role: str) -> ChatModelBase:
-        """The model that was registered for `role`; the AgentScope model of that agent where none was."""
+        """Return the registered model of `role`, else the AgentScope model of the agent."""
         return self._registered[role] if role in self._registered else self.as_agentscope_model(role)
 
     def _get_client(
@@ -205,7 +222,7 @@ class ModelTuner:
 
     @property
     def model_name(self) -> str:
-        """The name under which the model is served."""
+        """Name of the served model."""
         return self.as_oai_baseurl_apikey().model
 
     @property
@@ -219,7 +236,7 @@ class ModelTuner:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """So that AgentScope's own isinstance checks hold, once it is imported."""
+        """Class for AgentScope's isinstance checks, once agentscope is imported."""
         return agentscope.chat_model_type(type(self))
 
     def __repr__(self) -> str:

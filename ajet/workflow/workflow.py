@@ -1,6 +1,6 @@
-"""Workflow: one attempt at one task, as the user writes it.
+"""Workflow: one attempt at one task, written by the user.
 
-Invariant: every episode gets an instance of its own, so what a workflow keeps on `self` is that episode's alone.
+Invariant: every episode has its own instance; attributes of `self` belong to one episode.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ else:
 
 
 class PlainAttributes(ModelType):
-    """Makes classes whose attributes need no annotation, as in any class of Python; pydantic would refuse most of them.
+    """Metaclass for attributes without annotations, refused by plain pydantic.
 
-    Invariant: `max_turns = 3` in the class needs no annotation and may be set on `self`; an attribute that a base
-    declares keeps that annotation. A list, dict or set in the class is each object's own, as far as its elements are
-    not changed, so that no attempt's history reaches the next. `__init__` need not call `super().__init__()`. What is
-    annotated, or begins with an underscore, stays pydantic's.
+    Invariant: `max_turns = 3` in the class body needs no annotation and may be set on `self`; attributes declared by a
+    base keep their annotation. A list, dict or set in the class body is copied (shallow) per object, so no attempt's
+    history reaches the next. `__init__` need not call `super().__init__()`. Annotated names and names with an
+    underscore are left to pydantic.
     """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
-        """The class."""
         annotations = namespace.setdefault("__annotations__", {})
         for attribute, value in list(namespace.items()):
             if attribute.startswith("_") or attribute in annotations or _is_pydantics(value, attribute):
@@ -47,7 +46,7 @@ class PlainAttributes(ModelType):
 
 
 class _OwnCopy:
-    """A list, dict or set of a class: an object gets its copy when it first asks for it, the class itself has it."""
+    """A list, dict or set of a class body: each object gets a copy on first access."""
 
     def __init__(self, name: str, value: Any) -> None:
         self._name, self._value = name, value
@@ -57,7 +56,7 @@ class _OwnCopy:
 
 
 def prepare_instance(made: BaseModel) -> None:
-    """Give a new object what pydantic's `__init__` would: for a class whose own does not call it."""
+    """Set the state normally set by pydantic's `__init__`, for classes whose own `__init__` does not call it."""
     defaults: dict[str, Any] = {}
     for name, field in type(made).model_fields.items():
         if not field.is_required():
@@ -74,13 +73,15 @@ def _model_fields(base: type) -> dict[str, FieldInfo]:
 
 
 def _is_pydantics(value: Any, attribute: str) -> bool:
-    """Whether pydantic takes it unannotated (functions, properties, validators), or says best itself what it lacks."""
+    """True for values pydantic accepts without annotation, or reports best itself."""
     return attribute == "model_config" or hasattr(value, "__get__") or isinstance(value, (FieldInfo, ModelPrivateAttr))
 
 
 class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
-    """Subclass it and write `execute`. A pydantic model that takes further fields, declared or set on `self`, and
-    attributes without annotations like any class."""
+    """Base class of workflows: write `execute`.
+
+    A pydantic model with extra fields, declared or set on `self`, and with attributes without annotations.
+    """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
@@ -91,14 +92,14 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
     )
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
-        """An object that may be set up before `super().__init__()`, or without it."""
+        """Create an object that may be set up before or without `super().__init__()`."""
         made = super().__new__(cls)
         if cls.__init__ is not BaseModel.__init__:
             prepare_instance(made)
         return made
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; one of the class is then this object's own."""
+        """Set an attribute; a class attribute becomes the object's own."""
         if name in type(self).__class_vars__:
             vars(self)[name] = value
         else:
@@ -110,24 +111,23 @@ class Workflow(BaseModel, ABC, metaclass=PlainAttributes):
 
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
-        """True if an attempt never brings a reward of its own: without a judge a run would have none at all."""
+        """True if attempts never set a reward, so the run needs a judge."""
         return False
 
     @abstractmethod
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
-        """Play the task with an agent that talks to `tuner`, and say how it went.
+        """Play the task with an agent that calls `tuner`, and return the outcome.
 
-        Arguments come by position, so their names are free. A plain function does too, and blocking calls may stand
-        in an async one. What it raises ends the episode as failed; it is recorded and never trained on. A `reward`
-        of None leaves the verdict to the judge.
+        Arguments are positional, so their names are free. A plain function works too, and an async one may block. An
+        exception fails the episode: recorded, never trained on. A `reward` of None leaves the verdict to the judge.
         """
 
 
 @runtime_checkable
 class ToolWorkflow(Protocol):
-    """A workflow whose prompt and tools are known before it plays.
+    """A workflow with prompt and tools known before the run.
 
-    A run whose tools leave no room for a reply is refused before it begins, and `ajet plan` counts their tokens.
+    A run whose tools leave no room for a reply is refused at launch; `ajet plan` counts the tokens.
     """
 
     @classmethod
@@ -137,10 +137,10 @@ class ToolWorkflow(Protocol):
 
     @classmethod
     def list_tools(cls, experiment: Experiment, *, start: bool) -> list[dict[str, Any]] | None:
-        """Return the tools of `environment.use` as a request's `tools`; None if they must be started to know them.
+        """Return the tools of `environment.use` as a request's `tools`; None if they must be started first.
 
         Args:
-            start: True to start what must be started.
+            start: True starts the servers if needed.
 
         Raises:
             UserError: the tools cannot be listed.

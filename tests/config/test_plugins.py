@@ -61,7 +61,7 @@ class LampKeys(PluginKeys):
 DRIVER = """
 from pathlib import Path
 from ajet.schema.errors import Finding
-from ajet.store.opening import Left
+from ajet.store.opening import StoreLeftovers
 from ajet.store.sqlite_driver import SqliteDriver
 
 
@@ -86,7 +86,7 @@ class ShelfDriver:
         return [Finding("shelf", "ok", address.shown)]
 
     def find_leftovers(self, address, *, remove=False):
-        return Left(3, 30)
+        return StoreLeftovers(3, 30)
 """
 FAMILY = """
 from pathlib import Path
@@ -414,13 +414,13 @@ def test_hints_on_failures_go_by_kind_and_workflow(install: Install) -> None:
 
 MAZE = """
 from ajet.environment.services import EnvService
-from ajet.environment.services.chosen import Chosen
+from ajet.environment.services.chosen import ChosenEnvironment
 
 left = []
 
 
 def serve(use, base):
-    return Chosen(EnvService("http://127.0.0.1:9", use), {"folder": base.name}, lambda: left.append(use))
+    return ChosenEnvironment(EnvService("http://127.0.0.1:9", use), {"folder": base.name}, lambda: left.append(use))
 """
 
 

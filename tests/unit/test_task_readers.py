@@ -526,7 +526,7 @@ def test_a_hub_that_hangs_is_given_up(tmp_path: Path) -> None:
         "from pathlib import Path; import sys; import ajet.task_reader.hugging_face as h; h.ANSWER_TIME = 2.0\n"
         "h.CACHE_TIME = 3.0\n"
         "from ajet.schema.errors import TaskError\n"
-        "try: h.load_rows(h.locate('org/name', None, Path(sys.argv[1])), 'train')\n"
+        "try: h.load_rows(h.locate_dataset('org/name', None, Path(sys.argv[1])), 'train')\n"
         "except TaskError as error: print(error)\n"
     )
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}

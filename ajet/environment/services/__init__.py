@@ -1,7 +1,7 @@
-"""Worlds of other processes, by wire: an environment service asked.
+"""Client of environment services over HTTP.
 
-What enters: an address, or what a plug-in serves beside the run. What leaves: a `GymEnv` for each attempt. Invariant:
-there is one client, one protocol and one set of failures, those of `ajet.schema.errors`.
+Input: an address, or a world served by a plug-in. Output: a `GymEnv` per attempt. Invariant: one client, one protocol,
+and the failures of `ajet.schema.errors`.
 """
 
 from ajet.environment.services.gym_env import GymEnv, Step

@@ -1,8 +1,8 @@
-"""Which environment the episodes of an experiment are played in.
+"""Chooses the environment of an experiment's episodes.
 
-Invariant: the tasks of an environment service are played in that service; `environment.use` names one for the tasks of
-any other reader. Whatever it names is asked as an environment service: what is none is served as one beside the run, by
-the plug-in that brings worlds of that name (`Plugin.environments`).
+Invariant: tasks of an environment service are played in that service; `environment.use` names an environment for the
+tasks of other readers. Every environment is used as an environment service; a plug-in serves its own worlds
+(`Plugin.environments`).
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ CLASS = "class"
 
 @dataclass(frozen=True)
 class ChosenEnvironment:
-    """An environment service, and how it is left."""
+    """An environment service and its cleanup."""
 
     service: EnvService
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """What instances are created with."""
+    params: Mapping[str, Any] = field(default_factory=dict)  # parameters for creating instances
     leave: Callable[[], None] | None = None
 
     def close(self) -> None:
-        """End what was begun for it. Idempotent."""
+        """Stop the served world. Idempotent."""
         if self.leave is not None:
             self.leave()
 
 
 def env_service_of(experiment: Experiment) -> EnvService | None:
-    """The service whose address the experiment names; None where it names none. Raises ConfigError."""
+    """Return the service at the experiment's address; None without one. Raises ConfigError."""
     reader = experiment.ajet.task_reader
     if reader.type == "env_service":
         return service_at(reader.env_service.env_url, SERVICE_KEY, reader.env_service.env_type)
@@ -55,17 +54,17 @@ def env_service_of(experiment: Experiment) -> EnvService | None:
 
 
 def service_at(url: str, where: str, env_type: str = "") -> EnvService:
-    """Raises ConfigError for what is no address."""
+    """Return the service at an address. Raises ConfigError for an invalid address."""
     return EnvService(require_address(url, where, "an environment service", "http://HOST:PORT"), env_type)
 
 
 def is_service_url(used: str) -> bool:
-    """Whether it is the address of an environment service: an http one that is not of MCP."""
+    """True for an http address that is no MCP server."""
     return used.startswith(("http://", "https://")) and find_tool_kind(used) is None
 
 
 def is_world(used: str) -> bool:
-    """Whether it names a world that is served beside the run."""
+    """True for the name of a world served by a plug-in."""
     return _find_world(used) is not None
 
 
@@ -77,7 +76,7 @@ def _find_world(used: str) -> PluginPart | None:
 
 
 def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
-    """The environment; None where the experiment names none. Raises UserError."""
+    """Return the experiment's environment; None without one. Raises UserError."""
     reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
     if used and reader.type == "env_service":
         raise ConfigError(

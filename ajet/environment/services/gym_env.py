@@ -1,8 +1,8 @@
-"""GymEnv: one attempt's instance of an environment, as its workflow and its judge use it.
+"""GymEnv: an attempt's instance of an environment, for its workflow and judge.
 
-Invariants: one instance an attempt, under a name that cannot be guessed; what went wrong with it is kept in `lost`, and
-an attempt whose environment was lost has failed, whatever its code made of that. A score that did not come is never 0.
-It can be sent to another process: both ends speak of the same instance.
+Invariants: one instance per attempt, with an unguessable name. Errors are stored in `lost`, and an attempt with a lost
+environment has failed whatever its code did. A missing score is never 0. A pickled copy in another process refers to
+the same instance.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ class Step(NamedTuple):
     """The outcome of an action."""
 
     observation: Any
-    """What the agent sees: the text of the answer's messages, where they hold text."""
+    """Content for the agent: text of the messages, if they have text."""
     reward: float
-    """Of this step alone; 0 where the environment judges at the end."""
+    """Reward of this step; 0 if the environment scores at the end."""
     is_terminated: bool
     info: dict[str, Any]
 
 
 class GymEnv:
-    """Made, and released, by the rollout; `workflow_task.gym_env` in a workflow. Its methods block, but for `astep`;
-    each raises EnvironmentFailure."""
+    """Created and released by the rollout; `workflow_task.gym_env` in a workflow.
+
+    Methods block, except `astep`, and raise EnvironmentFailure.
+    """
 
     def __init__(self, service: EnvService, task_id: str) -> None:
         self.service, self.task_id = service, task_id
-        self.instance_id = ""
-        """"" while there is none."""
+        self.instance_id = ""  # "" without an instance
         self.lost: EnvironmentFailure | None = None
-        """What went wrong and was not mended."""
+        """The unrecovered failure, if any."""
         self.on_use: Callable[[ToolUse], None] | None = None
-        """Who is told of every action."""
+        """Receives every action as a ToolUse."""
         self.until: float | None = None
         """When the episode is over, by this process's monotonic clock: no action waits longer."""
         self._gone = False
@@ -59,12 +60,13 @@ class GymEnv:
 
     @property
     def env_type(self) -> str:
-        """The kind of environment."""
         return self.service.env_type
 
     def create(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> list[Message]:
-        """Begin in a new instance and answer the messages that open the dialogue; one that was there is released. The
-        rollout has done it once, and put them into `workflow_task.task.init_messages`."""
+        """Create a new instance, releasing an old one, and return the opening messages.
+
+        The rollout has done this once and stored the messages in `workflow_task.task.init_messages`.
+        """
         if self.instance_id:
             self.release()
         with self._note_loss():
@@ -77,7 +79,7 @@ class GymEnv:
         return self.create()
 
     def step(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
-        """Act: a text, or a message that holds one. It is sent once."""
+        """Send an action (a text or message) once and return the result."""
         message, began = as_message(action), time.time()
         try:
             with self._note_loss():
@@ -95,13 +97,13 @@ class GymEnv:
         return step
 
     async def astep(self, action: Any, params: Mapping[str, Any] | None = None) -> Step:
-        """`step`, for code that shares its event loop with others."""
+        """Run `step` in a thread, for code on an event loop."""
         return await asyncio.to_thread(self.step, action, params)
 
     def evaluate(
         self, instance_id: str | None = None, params: Mapping[str, Any] | None = None, messages: Any = None
     ) -> float:
-        """The environment's score of what was done so far. It is this instance's, whichever `instance_id` is named."""
+        """Return the environment's score so far, always of this instance."""
         try:
             answer = self._request_service("evaluate", messages=messages, params=params)
             score = answer.get("data")
@@ -117,11 +119,11 @@ class GymEnv:
         return number
 
     def get_info(self, messages: Any = None, params: Mapping[str, Any] | None = None) -> Any:
-        """The environment's word on itself: its tools, mostly."""
+        """Return the environment's information, mostly its tools."""
         return self._request_service("get_info", messages=messages, params=params).get("data")
 
     def release(self) -> bool:
-        """Give the instance back; the rollout does it when the episode is over. Answers whether it was there."""
+        """Release the instance; done by the rollout after the episode. Returns True if the instance existed."""
         instance, self.instance_id = self.instance_id, ""
         if not instance:
             return False
@@ -132,7 +134,7 @@ class GymEnv:
 
     @property
     def over_at(self) -> float | None:
-        """`until` in seconds since the epoch, by the system clock: as another process is told it."""
+        """`until` as seconds since the epoch, for another process."""
         return None if self.until is None else self.until - time.monotonic() + time.time()
 
     @over_at.setter
@@ -195,8 +197,7 @@ class GymEnv:
 
 
 def as_message(action: Any) -> Message:
-    """An action as services take it: a message whose content is text. Blocks of text, as agent frameworks keep them,
-    are joined; the value that was handed in stays as it is."""
+    """Convert an action to a message with text content; text blocks are joined, the original stays unchanged."""
     if not isinstance(action, Mapping):
         return {"role": "assistant", "content": action if isinstance(action, str) else str(action)}
     content = action.get("content")
@@ -207,7 +208,7 @@ def as_message(action: Any) -> Message:
 
 
 def _as_call(message: Message) -> tuple[str, dict[str, Any], str]:
-    """(name, arguments, call id) of an action, for the record: of the tool call in it, if it holds one."""
+    """Return (name, arguments, call id) of an action for the record, from its tool call if present."""
     plain = json.loads(json.dumps(message, default=str))
     calls = plain.get("tool_calls")
     call = calls[0] if isinstance(calls, list) and calls and isinstance(calls[0], dict) else {}

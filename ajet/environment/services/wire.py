@@ -1,9 +1,8 @@
 """EnvService: the protocol of an environment service, one request at a time.
 
-Invariants: every request has a deadline and a limit in bytes, read before anything is parsed; it goes over a connection
-of its own, so that it either was not sent at all or may have been heard. Only what is safe to do twice is sent again
-after that; a request that was never sent always may be. What is wrong is an EnvironmentFailure that names the address,
-the request and what came.
+Invariants: every request has a deadline and a byte limit, checked before parsing. Each request uses its own connection,
+so it is either unsent or possibly received. Possibly received requests are repeated only if idempotent; unsent ones
+always may be. Errors are EnvironmentFailures that name address, request and response.
 """
 
 from __future__ import annotations
@@ -24,29 +23,27 @@ from ajet.schema.bounded_json import TooManyNodesError, load_json
 from ajet.schema.errors import AjetError, EnvironmentFailure
 
 TOKEN = "ENV_SERVICE_TOKEN"
-"""The variable that holds a service's bearer token."""
+"""Environment variable with the bearer token."""
 SECONDS: Mapping[str, float] = {"create": 120.0, "step": 120.0, "evaluate": 120.0, "release": 10.0}
 """How long an answer may take, by request."""
 OTHERWISE_S = 30.0
-LONGEST = 16 << 20
-"""Bytes of an answer."""
+LONGEST = 16 << 20  # bytes of an answer
 REPEATABLE = frozenset({"get_env_profile", "get_info", "evaluate", "release"})
-"""What changes nothing, or the same thing however often it is asked. `create` is not here: services that know its
-instance already refuse it."""
+"""Idempotent requests. `create` is excluded: some services refuse an existing instance."""
 TRIES, PAUSE_S = 3, 0.2
 
 
 @dataclass(frozen=True)
 class EnvService:
-    """One environment service. A value: it can be sent to another process. Thread-safe."""
+    """An environment service; an immutable value that can be pickled. Thread-safe."""
 
     url: str
-    """http://HOST:PORT, with a path before the requests' names if there is one."""
+    """http://HOST:PORT, optionally with a path prefix."""
     env_type: str = ""
     token: str | None = None
-    """Bearer token; None: what ENV_SERVICE_TOKEN holds, if it is set."""
+    """Bearer token; None: from ENV_SERVICE_TOKEN, if set."""
     seconds: float | None = None
-    """Deadline of every request; None: each request's usual one."""
+    """Deadline of every request; None: the default per request."""
 
     def __repr__(self) -> str:
         return f"EnvService({self.url!r}, {self.env_type!r})"
@@ -69,8 +66,8 @@ class EnvService:
         params: Mapping[str, Any] | None = None,
         within: float | None = None,
     ) -> dict[str, Any]:
-        """The answer's whole body. `within`: seconds that are left for all tries, where they may be fewer than usual.
-        Raises EnvironmentFailure."""
+        """Send a request and return the complete response body. `within`: limit of all tries in seconds. Raises
+        EnvironmentFailure."""
         fields = {
             "env_type": self.env_type or "default",
             "task_id": task_id,
@@ -96,7 +93,7 @@ class EnvService:
         raise EnvironmentFailure(f"the environment service at {self.url}, /{request}: {failure}") from failure
 
     def health(self, seconds: float) -> str:
-        """An empty string, or why the service does not answer at all; whatever it answers will do."""
+        """Return "" if the service responds at all, else the problem."""
         try:
             connection = self._open_connection(seconds)
             connection.request("GET", self._request_path("healthz"), headers=self._build_headers())
@@ -166,11 +163,11 @@ class EnvService:
 
 
 class _NotSentError(AjetError):
-    """Nobody can have heard the request."""
+    """The request was not sent."""
 
 
 class _UnansweredError(AjetError):
-    """Somebody may have heard the request."""
+    """The request may have been received."""
 
 
 def _read_body(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
@@ -194,7 +191,7 @@ def _read_body(connection: http.client.HTTPConnection, response: http.client.HTT
 
 
 def _refusal_reason(answer: Any) -> str:
-    """The refusal's words; the last line of a traceback, which is where its cause stands."""
+    """Return the text of a refusal; of a traceback only the last line, with the cause."""
     if isinstance(answer, dict):
         for name in ("detail", "error", "message", "data"):
             if value := answer.get(name):

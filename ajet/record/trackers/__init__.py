@@ -1,8 +1,7 @@
-"""Trackers: where numbers and episodes go besides the run directory.
+"""Trackers: outputs for metrics and episodes besides the run directory, such as a screen, a file or a service.
 
-In: the run, its steps' finite numbers, its episodes. Out: a screen, a file, a service. Invariant: a tracker never stops
-a run: one that cannot be opened, or fails later, is warned about once and left out; the console stands in for one that
-cannot be opened, and `metrics.jsonl` always remains.
+Invariant: a tracker never stops a run. A tracker that cannot be opened, or fails later, is logged once and dropped; the
+console replaces a tracker that cannot be opened, and `metrics.jsonl` is always written.
 """
 
 from __future__ import annotations
@@ -31,21 +30,19 @@ T = TypeVar("T")
 
 
 class Trackers:
-    """The trackers of a run; see the module's invariant."""
+    """The open trackers of a run."""
 
     def __init__(self, opened: Iterable[Tracker] = ()) -> None:
         self.opened = list(opened)
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """To each."""
         self._call_each(lambda tracker: tracker.metrics(step, numbers))
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """To each."""
         self._call_each(lambda tracker: tracker.episodes(step, split, episodes, outcomes))
 
     def close(self, outcome: str = "finished") -> None:
-        """Each of them, at the end of a run that ended so. Idempotent."""
+        """Close all trackers with the outcome of the run. Idempotent."""
         for tracker in self.opened:
             tracker.outcome = outcome
         self._call_each(lambda tracker: tracker.close(), closing=True)
@@ -63,8 +60,11 @@ class Trackers:
 
 
 def open_trackers(names: str | Iterable[str], run: TrackedRun, *, base: Path | None = None) -> list[Tracker]:
-    """The trackers that `trainer_common.logger` names; the console stands in for those that cannot be opened. `base`:
-    the folder that references are relative to."""
+    """Open the trackers named by `trainer_common.logger`; the console replaces trackers that cannot be opened.
+
+    Args:
+        base: folder of relative references.
+    """
     wanted = [names] if isinstance(names, str) else list(names)
     opened: dict[str, Tracker] = {}
     shipped = find_parts("tracker")
@@ -94,16 +94,18 @@ def _tracker_class(name: str, base: Path) -> type[Tracker]:
 
 
 def _patience_seconds(kind: type[Any], *, closing: bool = False) -> float | None:
-    """Seconds that one of this kind is waited for; a class of the user's need not be derived from ours."""
+    """Return the timeout of a tracker class in seconds; user classes need not derive from Tracker."""
     patience: float | None = getattr(kind, "patience_s", PATIENCE_S)
     return getattr(kind, "closing_s", CLOSING_S) if closing and patience is not None else patience
 
 
 def call_within(seconds: float | None, call: Callable[[], T], *, what: str) -> T:
-    """Return or raise what `call` does, within `seconds`. None: without a limit, in this thread.
+    """Return or raise the result of `call` within `seconds`. None: no limit, in this thread.
 
-    A call that exceeds the limit runs on in a daemon thread, which keeps no process alive. Raises TimeoutError, which
-    says `what` was waited for.
+    A call over the limit continues in a daemon thread that keeps no process alive.
+
+    Raises:
+        TimeoutError: the limit is exceeded; the message names `what`.
     """
     if seconds is None:
         return call()

@@ -20,18 +20,18 @@ SHOWN = {
     "train/trained_tokens": "trained",
     "train/forks": "forks",
 }
-"""Name -> what it is called here, in this order; every number is in `metrics.jsonl`."""
+"""Metric name -> printed name, in this order; all numbers are in `metrics.jsonl`."""
 INDENT = 12
-"""Columns; a terminal that is too narrow for the line gets it in several, a file in one."""
+"""Columns of indentation; a narrow terminal wraps the line, a file gets one line."""
 
 
 class ConsoleTracker(Tracker):
-    """Prints what the line of a step leaves out: reward and times are there already."""
+    """Prints metrics missing from the step line, which has reward and times."""
 
     patience_s = None
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One line; nothing when the event has none of these numbers (a validation)."""
+        """Print one line, or nothing for an event without these numbers (a validation)."""
         shown = [f"{word} {format_number(numbers[name])}" for name, word in SHOWN.items() if name in numbers]
         room = console.width - INDENT if console.is_terminal else None
         for line in _wrap_pairs(shown, room):
@@ -39,7 +39,7 @@ class ConsoleTracker(Tracker):
 
 
 def _wrap_pairs(pairs: list[str], room: int | None) -> list[str]:
-    """Return the pairs in as few lines of `room` columns as they need, none of them broken; None: in one line."""
+    """Wrap the pairs into lines of at most `room` columns without breaking a pair. None: one line."""
     lines: list[str] = []
     for pair in pairs:
         if lines and (room is None or len(lines[-1]) + 2 + len(pair) <= room):
@@ -50,5 +50,5 @@ def _wrap_pairs(pairs: list[str], room: int | None) -> list[str]:
 
 
 def format_number(value: float) -> str:
-    """A number in few characters: counts whole, the rest with three significant digits."""
+    """Format a number: integers without decimals, other numbers with three significant digits."""
     return str(int(value)) if float(value).is_integer() and abs(value) < 1e9 else f"{value:.3g}"

@@ -1,7 +1,7 @@
-"""What a tracker is, and what it knows of its run.
+"""Interface of a tracker and the facts about its run.
 
-Invariant: a tracker is told, and decides nothing: whatever it raises is warned about, and it is told no more. None is
-waited for longer than it says itself.
+Invariant: a tracker only receives data. Errors are logged and end the tracker, and no tracker is awaited longer than
+its own limits.
 """
 
 from __future__ import annotations
@@ -15,55 +15,56 @@ from ajet.record.secrets import SHAPES_ONLY, Redactor
 from ajet.schema.episode import Episode, Outcome
 
 PATIENCE_S = 60.0
-"""Seconds that a tracker may take to open, and again each time it is told something."""
+"""Maximum seconds to open a tracker and for each later call."""
 CLOSING_S = 60.0
-"""Seconds that it may take to send the rest at the end."""
+"""Maximum seconds for the final flush."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """Which run it is."""
+    """Facts about the tracked run."""
 
     project: str
     name: str
     run_id: str
-    """The same when it is resumed."""
+    """Id of the run, unchanged by a resume."""
     folder: Path
-    """The run directory; a tracker's own files go into a folder in it."""
+    """The run directory; a tracker's own files go into a subfolder."""
     resumed_step: int | None = None
-    """The step that it continues from: what was tracked of later ones did not happen. None: from nothing."""
+    """Step to continue from; later tracked steps are invalid. None: a new run."""
     redact: Redactor = SHAPES_ONLY
-    """What text of episodes must pass before it leaves the process."""
+    """Redactor for episode text sent out of the process."""
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The whole configuration as it is recorded, by root name: without secrets."""
+        """The recorded configuration by root name, without secrets."""
         from ajet.config import read_recorded_tree
 
         return read_recorded_tree(self.folder / "resolved.yaml")
 
 
 class Tracker:
-    """Derive from it, write `metrics`, and name the class in `trainer_common.logger`. Made with the run; raises
-    MissingExtraError, or anything else, where it cannot work: then the console stands in.
+    """Base class of trackers: write `metrics` and name the class in `trainer_common.logger`.
 
-    It is made and told in a thread, one call after the other, and left out where one takes longer than `patience_s`
-    seconds (`close`: than `closing_s`). None: in the thread that tells it, and waited for."""
+    The constructor raises MissingExtra, or any other error, if the tracker cannot work; the console then replaces it.
+    Calls run one after the other in a thread; a call longer than `patience_s` seconds (`close`: `closing_s`) drops the
+    tracker. None: calls run in the caller's thread without a limit.
+    """
 
     patience_s: ClassVar[float | None] = PATIENCE_S
     closing_s: ClassVar[float] = CLOSING_S
     outcome: str = "finished"
-    """How the run ended (finished, interrupted, failed); set before `close`."""
+    """Outcome of the run (finished, interrupted, failed); set before `close`."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.run = run
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of a step or a validation; all are finite."""
+        """Receive the numbers of a step or validation; all are finite."""
         raise NotImplementedError
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """Episodes of a step, as they are recorded, and what became of them by uuid. Not to be changed."""
+        """Receive recorded episodes of a step with outcomes by uuid. Read-only."""
 
     def close(self) -> None:
-        """Flush and let go. Idempotent."""
+        """Flush and close. Idempotent."""

@@ -1,8 +1,8 @@
-"""MLflow: one run of theirs for each of ours, found again by its tag where ours goes on after it was stopped.
+"""MLflow tracker: one MLflow run per run of ajet, found by a tag after a resume.
 
-Invariant: it uses their client and no run that is active in the process, so that the agent's own code may have one.
-Where: what `MLFLOW_TRACKING_URI` says; else files in `mlflow/` in the run directory. Their telemetry is off unless
-`MLFLOW_DISABLE_TELEMETRY` says otherwise. A step that is played again after a resume stands twice in their history.
+Invariant: the client is separate from any active MLflow run of the agent's code. Data goes to `MLFLOW_TRACKING_URI`,
+else to `mlflow/` in the run directory. Telemetry is off unless `MLFLOW_DISABLE_TELEMETRY` is set. A step repeated after
+a resume appears twice in MLflow's history.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import MissingExtraError
 
 TAG = "ajet.run_id"
-AT_ONCE = 100
-"""Parameters of one request of theirs, at most."""
+AT_ONCE = 100  # maximum parameters per request
 LONGEST = 500
 """Characters of a parameter's value, in each kind of store."""
 _STATES = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
@@ -30,8 +29,8 @@ _NO_NAME = re.compile(r"[^\w\-./ :]")
 
 
 class MlflowTracker(Tracker):
-    """Numbers under the names of `metrics.jsonl`, the configuration as parameters, and some episodes a step as a table
-    in `episodes/`, which they show."""
+    """Sends metrics under the names of `metrics.jsonl`, the configuration as parameters, and sampled episodes as tables
+    in `episodes/`."""
 
     def __init__(self, run: TrackedRun) -> None:
         super().__init__(run)
@@ -66,13 +65,13 @@ class MlflowTracker(Tracker):
             self._client.log_batch(self._id, metrics=metrics)
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """A table of some of them."""
+        """Log a table of sampled episodes."""
         if data := sample_rows(episodes, outcomes, self.run.redact):
             table = {"columns": list(COLUMNS), "data": data}
             self._client.log_text(self._id, json.dumps(table, ensure_ascii=False), f"episodes/{split}-{step}.json")
 
     def close(self) -> None:
-        """Say how the run ended."""
+        """Set the final status of the MLflow run."""
         self._client.set_terminated(self._id, status=_STATES[self.outcome])
 
 
@@ -100,5 +99,5 @@ def _flatten_config(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
 
 
 def _clean_name(text: str) -> str:
-    """The text with signs only that MLflow takes."""
+    """Replace characters that MLflow refuses in names."""
     return _NO_NAME.sub("_", text)[:250]

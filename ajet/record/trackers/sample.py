@@ -12,10 +12,8 @@ from ajet.record.image_text import last_words
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode, Outcome
 
-MOST = 16
-"""Rows a step."""
-LONGEST = 500
-"""Characters of a cell."""
+MOST = 16  # rows a step
+LONGEST = 500  # characters of a cell
 COLUMNS = ("task", "repeat", "status", "reward", "advantage", "question", "answer", "reason")
 Cell = str | float | None
 

@@ -1,9 +1,9 @@
-"""SwanLab: one experiment of theirs for each run of ours, also where ours goes on after it was stopped.
+"""SwanLab tracker: one SwanLab experiment per run of ajet, continued after a resume.
 
-Invariant: nothing but numbers, the configuration and the sampled episodes leaves: no command line, no list of
-packages, no output of the terminal. Theirs is the mode (`SWANLAB_MODE=offline` writes files only, `disabled` nothing);
-files go into `swanlab/` in the run directory, or where `SWANLAB_LOG_DIR` says. A process has one experiment of theirs:
-where the agent's own code has one open, this tracker cannot. They keep the first number of a name and step.
+Invariant: only numbers, the configuration and sampled episodes are sent; no command line, package list or terminal
+output. SwanLab's own mode applies (`SWANLAB_MODE=offline` writes files only, `disabled` nothing). Files go to
+`swanlab/` in the run directory, or to `SWANLAB_LOG_DIR`. A process has one experiment; if the agent's code has one
+open, the tracker fails. SwanLab keeps the first number of a name and step.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ class SwanlabTracker(Tracker):
         self._table = swanlab.echarts.Table
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Each at its step."""
+        """Log all numbers at the step."""
         self._run.log(dict(numbers), step=step)
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """A table of some of them."""
+        """Log a table of sampled episodes."""
         if data := sample_rows(episodes, outcomes, self.run.redact):
             table = self._table()
             table.add(list(COLUMNS), data)
             self._run.log({f"episodes/{split}": table}, step=step)
 
     def close(self) -> None:
-        """Send the rest, and say how the run ended."""
+        """Flush and finish the experiment with the outcome."""
         if self._run.alive:
             state: Any = _STATES[self.outcome]
             self._run.finish(state=state, error="the run failed" if state == "crashed" else None)
 
 
 def _silence_console() -> None:
-    """Send what SwanLab prints to its own log in its folder only; it has no setting for it."""
+    """Keep SwanLab's messages out of the terminal; no public setting exists."""
     with suppress(ImportError, AttributeError):
         import_module("swanlab.sdk.internal.pkg.console").c.quiet = True

@@ -1,4 +1,4 @@
-"""TensorBoard event files, by tensorboard's own writer, so that torch is not needed here."""
+"""TensorBoard tracker: event files written by tensorboard's own writer, without torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from ajet.schema.errors import MissingExtraError
 
 
 class TensorboardTracker(Tracker):
-    """Writes scalars to `tensorboard/` in the run directory; after a resume, viewers drop what was written for later
-    steps."""
+    """Writes scalars to `tensorboard/` in the run directory; after a resume viewers drop later steps."""
 
     patience_s = None
 
@@ -29,7 +28,7 @@ class TensorboardTracker(Tracker):
             self._writer.add_event(self._event(wall_time=time.time(), step=run.resumed_step + 1, session_log=session))
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One event with a scalar for each number, on the disk when this returns."""
+        """Write one event with a scalar per number and flush."""
         scalars = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=scalars)))
         self._writer.flush()

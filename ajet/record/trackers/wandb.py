@@ -1,9 +1,9 @@
-"""Weights & Biases: one run of theirs for each of ours, also where ours goes on after it was stopped.
+"""Weights & Biases tracker: one W&B run per run of ajet, continued after a resume.
 
-Invariant: it is a run beside any that the agent's own code has open. Nothing but numbers, the configuration and the
-sampled episodes leaves: no command line, no code, no list of packages, no output of the terminal. Theirs is the mode
-(`WANDB_MODE=offline` writes files only) and where else files go (`WANDB_DIR`, `WANDB_DATA_DIR`, `WANDB_CACHE_DIR`);
-what is not said goes into `wandb/` in the run directory.
+Invariant: the W&B run is separate from any run of the agent's code. Only numbers, the configuration and sampled
+episodes are sent; no command line, code, package list or terminal output. W&B's own mode applies (`WANDB_MODE=offline`
+writes files only), as do `WANDB_DIR`, `WANDB_DATA_DIR` and `WANDB_CACHE_DIR`; the default is `wandb/` in the run
+directory.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ajet.schema.episode import Episode, Outcome
 from ajet.schema.errors import MissingExtraError, UserError
 
 STEP = "step"
-"""Our step as a number of theirs, by which everything is drawn: their own only ever rises, and a run that was stopped
-plays its last steps again."""
+"""ajet's step as the x-axis: W&B's own step only rises, but a resumed run repeats its last steps."""
 
 
 class WandbTracker(Tracker):
@@ -59,14 +58,13 @@ class WandbTracker(Tracker):
         self._run.define_metric("*", step_metric=STEP)
 
     def metrics(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One row of their history."""
         self._run.log({STEP: step, **numbers})
 
     def episodes(self, step: int, split: str, episodes: Sequence[Episode], outcomes: Mapping[str, Outcome]) -> None:
-        """A table of some of them."""
+        """Log a table of sampled episodes."""
         if data := sample_rows(episodes, outcomes, self.run.redact):
             self._run.log({STEP: step, f"episodes/{split}": self._table(columns=list(COLUMNS), data=data)})
 
     def close(self) -> None:
-        """Send the rest; a run that did not finish is shown as failed."""
+        """Flush and finish; an unfinished run is shown as failed."""
         self._run.finish(exit_code=0 if self.outcome == "finished" else 1)

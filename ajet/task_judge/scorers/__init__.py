@@ -1,8 +1,7 @@
-"""Scorers: functions from an answer and what it is compared with to a number, each with a name.
+"""Named scorers: functions from an answer and a reference to a score.
 
-What enters: what a `ScorerCall` has, by the names of a function's parameters. What leaves: whatever `judgement` reads.
-Invariant: a scorer that has nothing to compare with gives no score, and is not asked; which ones were chosen for an
-episode, and what each gave, stands in its verdict.
+Input: values of a `ScorerCall` by parameter name. Output: any value accepted by `judgement`. Invariant: a scorer
+without a reference is not called and gives no score. The verdict records the chosen scorers and their scores.
 """
 
 from ajet.task_judge.scorers.names import MCPScorerFactory, scorer

@@ -1,7 +1,7 @@
-"""BoundScorer: a function, or a class's instance, with what its parameters get.
+"""BoundScorer: a function or instance with the values of its parameters.
 
-Invariant: a scorer that cannot be called is one error before the run. Where a parameter without a default would get no
-ground truth, the scorer is not asked and there is no score; where it would get no answer, the score is 0.
+Invariant: a scorer that cannot be called is an error before the run. A required parameter without ground truth means no
+score without a call; without an answer the score is 0.
 """
 
 from __future__ import annotations
@@ -23,28 +23,32 @@ if TYPE_CHECKING:
 
 NO_ANSWER = "no answer found in the reply"
 AGENTRL_PARAMETER = "scorer_agent_config"
-"""The parameter by which a function is one of AgentRL's: it gets that section of its file as a dict, and for the truth
-a dict of `query` and `answer`."""
+"""Parameter that marks an AgentRL scorer: gets its config section as a dict, and `query` and `answer` as the ground
+truth."""
 
 _SCORER_PARAMETERS = frozenset({ANSWER, REFERENCE, "solution_str"})
 
 
 def is_scorer_function(found: Any) -> bool:
-    """Whether it is a function whose parameters only a scorer has: one of an answer or a truth, by their names."""
+    """True for a function with scorer parameters (an answer or a reference)."""
     if not is_function(found):
         return False
     return not _SCORER_PARAMETERS.isdisjoint(_parameters_of(found))
 
 
 class BoundScorer:
-    """A scorer with its arguments, ready to be asked from any thread."""
+    """A scorer with bound arguments, callable from any thread."""
 
     def __init__(
         self, found: Any, name: str, arguments: Mapping[str, Any], experiment: Experiment, *, what: str
     ) -> None:
-        """`found`: the function, or a class that is made with the composed config and `arguments`, or by its
-        `of_experiment` if it has one, and then called, as a judge is if it is one; `what`: the key that names it.
-        Raises ConfigError."""
+        """Bind a scorer. Raises ConfigError.
+
+        Args:
+            found: a function, or a class constructed with the composed config and `arguments` (or by its
+                `of_experiment`); an instance is called, or used as a judge.
+            what: key that names the scorer.
+        """
         from ajet.task_judge.trl_reward import adapt_trl_reward, is_trl_reward
 
         self.name = name
@@ -71,7 +75,7 @@ class BoundScorer:
         self._wanted = self._bind_parameters()
 
     async def score(self, call: ScorerCall) -> Verdict:
-        """Raises JudgeFailure, or the BoundaryError that it raised."""
+        """Score one call. Raises JudgeFailure, or the BoundaryError of the scorer."""
         by_position: list[Any] = []
         by_name = dict(self._arguments)
         if call.ground_truth is None and any(wanted == REFERENCE and required for _, wanted, required in self._wanted):
@@ -99,7 +103,6 @@ class BoundScorer:
         return read_verdict(judgement, f"the score of {self.name}", gamma=self._gamma)
 
     def let_go(self) -> None:
-        """See `Judge.let_go`."""
         let_go = getattr(getattr(self._function, "__self__", self._function), "let_go", None)
         if let_go is not None:
             let_go()
@@ -120,7 +123,7 @@ class BoundScorer:
             ) from problem
 
     def _bind_parameters(self) -> list[tuple[str, str, bool]]:
-        """(parameter, or "" for the next by position; what it gets; whether it has no default)."""
+        """Return (parameter or "" for positional, value name, required) of each parameter."""
         try:
             parameters = [*inspect.signature(self._function).parameters.values()]
         except (TypeError, ValueError):  # of C, and silent on what it takes

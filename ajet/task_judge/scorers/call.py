@@ -1,7 +1,6 @@
-"""ScorerCall: one attempt as scorers see it, by the names of their parameters.
+"""ScorerCall: one attempt with the values available to scorers by parameter name.
 
-Invariant: an answer is read in one form, the one that its row or the configuration names; what a scorer does not ask
-for is not computed.
+Invariant: an answer is read in one form, named by the row or the configuration; unused values are never computed.
 """
 
 from __future__ import annotations
@@ -19,28 +18,27 @@ ANSWER, REFERENCE = "model_answer", "ground_truth"
 
 @dataclass(frozen=True, slots=True)
 class ScorerCall:
-    """The values that a scorer may ask for by the names of its arguments."""
+    """Values available to scorers by parameter name."""
 
     workflow_task: WorkflowTask
     workflow_output: WorkflowOutput
     config: Any = None
-    """The composed one, with attribute access."""
-    answer_schema: str | None = None
-    """`task_judge.answer_schema`."""
+    """The composed config, with attribute access."""
+    answer_schema: str | None = None  # `task_judge.answer_schema`
 
     @property
     def task(self) -> Task:
-        """The task that was to be solved."""
+        """The task of the attempt."""
         return self.workflow_task.task
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The task's: its row."""
+        """The task's metadata: its row."""
         return self.task.metadata
 
     @property
     def text(self) -> str:
-        """All that the workflow says is the answer. Raises JudgeFailure where it says nothing of it."""
+        """The workflow's complete answer text. Raises JudgeFailure without one."""
         if "final_answer" not in self.workflow_output.metadata:
             raise JudgeFailure(
                 "the workflow's output has no metadata['final_answer'], which scorers read; return the answer as a "
@@ -50,28 +48,29 @@ class ScorerCall:
 
     @property
     def form(self) -> str:
-        """The form in which the answer still has to be read; "" for none, or where its workflow has read it already."""
+        """Form in which the answer must still be read; "" without a form, or if the workflow has read the answer
+        already."""
         if "answer_schema" in self.workflow_output.metadata:
             return ""
         return find_form_name(self.metadata, self.answer_schema)
 
     @property
     def reply(self) -> str | None:
-        """The whole of it without thinking, or what stands in the form; None where nothing stands there."""
+        """The text without thoughts, or the content of the form; None without content."""
         form = self.form
         return FORMS[form].read(self.text) if form else strip_thoughts(self.text)
 
     @property
     def model_answer(self) -> str | None:
-        """What stands in the form; without one, in the last box, else the last <answer> tags, else after ####, else all
-        of it. None: there is no answer."""
+        """Content of the form; without a form the last box, else the last <answer> tags, else the text after ####, else
+        the complete text. None without an answer."""
         form = self.form
         found = FORMS[form].read(self.text) if form else extract_answer(self.text) or strip_thoughts(self.text)
         return (found or "").strip() or None
 
     @property
     def ground_truth(self) -> Any:
-        """The row's answer, as it stands there; None where it has none."""
+        """The row's answer, unchanged; None without one."""
         found = self.metadata.get("answer")
         if found in (None, "", []):
             nested = self.metadata.get("reward_model")  # verl's rows
@@ -95,6 +94,6 @@ ARGUMENTS: Mapping[str, Callable[[ScorerCall], Any]] = {
     "step": lambda call: call.workflow_task.step,
     "config": lambda call: call.config,
 }
-"""What a parameter of a scorer gets, by its name."""
+"""Value of each scorer parameter by name."""
 VERL_PARAMETERS = ("data_source", "solution_str", REFERENCE, "extra_info")
-"""What verl's reward functions are called with."""
+"""Parameters of verl's reward functions."""

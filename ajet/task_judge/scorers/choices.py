@@ -1,8 +1,8 @@
-"""The scorer `multiple_choice`: which of the offered choices an answer names.
+"""Scorer `multiple_choice`: finds the choice named by an answer.
 
-Invariant: an answer that names none, or several, is wrong; a choice is named by its letter or by its text. All letters
-are treated alike, also A and I, which are words: a capital letter in running text names a choice only where the words
-around it say so.
+Invariant: an answer that names no choice, or several, is wrong. A choice is named by its letter or text. All letters
+follow the same rules, also A and I, which are words: a capital letter in running text names a choice only if the
+surrounding words support that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.task_judge.extraction import answer_text
 from ajet.task_judge.scorers.text import contains, fold_text
 
 LETTERS = "ABCDEFGHIJ"
-"""Labels of rows that do not list their choices."""
+"""Labels of rows without listed choices."""
 LONGEST = 10_000
 """Characters at the end of an answer that are read."""
 _MARKS = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf|boxed)\s*\{([^{}]*)\}|\*\*|[*`$\"“”«»「」『』]|</?[a-z]+>")
@@ -91,7 +91,7 @@ def multiple_choice(model_answer: str, ground_truth: Any, metadata: dict[str, An
 
 
 def find_named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
-    """Return the label that an answer names, or None for none or several."""
+    """Return the label named by an answer; None for no label or several."""
     text = _MARKS.sub(lambda found: found[1] or "", answer[-LONGEST:].translate(_WIDE)).strip().lstrip("_")
     labels = tuple(choices) or tuple(LETTERS)
     read = _make_reader(labels)
@@ -108,7 +108,7 @@ def find_named_choice(answer: str, choices: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class NamedLabel:
-    """A place of a text that names a label. `label`: None if it names several there."""
+    """A text position that names a label. `label`: None if several are named."""
 
     label: str | None
     start: int
@@ -116,7 +116,7 @@ class NamedLabel:
 
 
 class OptionMarks:
-    """The labels of a text that head an option: `A) x`, `(B) y`, `C. z`. One look tells whether a part has others."""
+    """Labels that head an option in a text: `A) x`, `(B) y`, `C. z`."""
 
     def __init__(self, found: Iterable[NamedLabel]) -> None:
         marks = list(found)
@@ -154,7 +154,8 @@ class LabelReader:
         self._right = re.compile(rf"{bare}\)?(?={_RIGHT})", re.ASCII)
 
     def find_announced(self, text: str) -> list[NamedLabel]:
-        """Return the labels of "the answer is …", "I choose …", "… is correct"; after a correction the later ones."""
+        """Return labels after "the answer is …", "I choose …", or before "… is correct"; only the last after
+        corrections."""
         marks = OptionMarks(
             NamedLabel(self._matched_label(each), each.start(), each.end()) for each in self._marked.finditer(text)
             if not _denied_before(text, each.start()) and not _WRONG.match(text, each.end())
@@ -168,7 +169,7 @@ class LabelReader:
         return _drop_corrected(text, sorted(found, key=lambda each: each.start))
 
     def find_mentioned(self, text: str) -> list[NamedLabel]:
-        """Return all labels that cannot be a word of the sentence, and are not denied."""
+        """Return mentioned labels, except words of the sentence and denied labels."""
         found = [
             NamedLabel(self._matched_label(each), each.start(), each.end())
             for each in self._label.finditer(text)
@@ -178,7 +179,7 @@ class LabelReader:
         return _drop_corrected(text, found)
 
     def _read_at(self, text: str, place: int, marks: OptionMarks) -> list[NamedLabel]:
-        """Return the label at a place, if there is one and it is not denied."""
+        """Return the label at a place unless denied; [] without one."""
         if (denied := _NOT.match(text, place)) is not None:
             other = self._final.match(text, denied.end())
             but = _BUT.match(text, other.end()) if other else None
@@ -215,7 +216,7 @@ class LabelReader:
         return self.label(next(text for text in found.groups() if text))
 
     def label(self, text: str) -> str:
-        """Return the label as the row has it."""
+        """Return the label in the row's spelling."""
         return self._labels[text.upper()]
 
 
@@ -255,7 +256,7 @@ def _has_prefix(words: str, text: str) -> bool:
 
 
 def _find_mentioned_text(text: str, choices: Mapping[str, str]) -> str | None:
-    """The only choice whose text stands in the answer, and is not denied there."""
+    """Return the only choice whose text appears in the answer without being denied."""
     affirmed = fold_text(_DENIED_PART.sub(" ", text))
     found = {label: fold_text(choice).rstrip(".") for label, choice in choices.items() if choice.strip()}
     found = {label: choice for label, choice in found.items() if choice and contains(affirmed, choice)[1]}

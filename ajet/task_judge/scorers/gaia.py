@@ -1,8 +1,8 @@
-"""The rules of GAIA's leaderboard, with four deviations.
+"""Rules of the GAIA leaderboard, with four deviations.
 
-Invariant: what is no number matches no number. Where the leaderboard turns it into infinity, so that `foo` is right for
-`inf` (alone, and in a list), it is wrong here; and None and an empty truth match nothing, where there `!!!` matches an
-empty one and None the text "None". In all else the verdicts are the leaderboard's.
+Invariant: text that is no number matches no number; the leaderboard turns such text into infinity, so `foo` matches
+`inf` (alone and in lists). None and an empty reference match no answer; on the leaderboard `!!!` matches an empty
+reference and None matches the text "None". All other verdicts equal the leaderboard's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gaia(solution_str: str, reply: str, ground_truth: Any) -> tuple[float, bool]
 def gaia_reward_func(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any] | None = None
 ) -> float:
-    """AWorld's reward function for verl: 1 where the first <answer> is right, 0 where it is not or there is none."""
+    """Return 1.0 if the first <answer> is right, else 0.0: AWorld's reward function for verl."""
     found = _TAGGED.search(solution_str or "")
     return float(found is not None and question_scorer(found[1].strip(), answer_text(ground_truth)))
 

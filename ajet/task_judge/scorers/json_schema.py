@@ -15,11 +15,11 @@ from ajet.schema.fenced import read_fenced_blocks
 from ajet.schema.json_schema import find_reply_problem, find_schema_problem
 
 IN_ROW = ("json_schema", "schema")
-"""Fields of a row that may hold one."""
+"""Row fields with a schema."""
 
 
 class JsonSchemaScorer:
-    """1 where the reply, or its only fenced block, is JSON that `schema` admits, or without one the row's own."""
+    """Scores 1 if the reply, or its only fenced block, is JSON valid under `schema`, else under the row's schema."""
 
     def __init__(self, config: Any, schema: Any = None) -> None:
         self._schema = _parse_schema(schema)
@@ -29,7 +29,7 @@ class JsonSchemaScorer:
                               where="ajet.task_judge.scorers", expected="a JSON schema")  # fmt: skip
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
-        """No score without a schema. Raises JudgeFailure for a row's that is none."""
+        """Score a reply; no score without a schema. Raises JudgeFailure for an invalid schema in the row."""
         schema = self._schema
         if schema is None:
             row_schema = next((metadata[name] for name in IN_ROW if metadata.get(name) is not None), None)
@@ -45,7 +45,7 @@ class JsonSchemaScorer:
 
 
 def _parse_schema(schema: Any) -> Mapping[str, Any] | None:
-    """A schema that is a mapping, or JSON text of one."""
+    """Return a schema from a mapping or JSON text; None for other values."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)

@@ -1,8 +1,7 @@
-"""ScorerJudge: which scorers an episode gets, and what they say of it.
+"""ScorerJudge: chooses the scorers of an episode and combines their scores.
 
-Invariant: the last stage that matches chooses; without one the row's own `scorer`, else the scorers of the
-configuration, else those of the task reader. What a YAML names is opened before the run; a row names what is known by
-name, and never code.
+Invariant: the last matching stage chooses; else the row's `scorer`, else the configured scorers, else the task
+reader's. Scorers of a YAML are opened before the run; a row may only name registered scorers, never code.
 """
 
 from __future__ import annotations
@@ -32,22 +31,21 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet.task_judge"
-Wanted = tuple[str, float, Mapping[str, Any]]
-"""Name, weight, arguments."""
+Wanted = tuple[str, float, Mapping[str, Any]]  # name, weight, arguments
 
 
 class ScorerJudge:
-    """Asks scorers; made by `open_scorers`."""
+    """Scores attempts with the chosen scorers; created by `open_scorers`."""
 
     def __init__(self, experiment: Experiment, readers_own: str = "", *, named_by: str = f"{KEY}.scorer") -> None:
-        """Open what the settings name.
+        """Open the scorers of the settings.
 
         Args:
-            readers_own: the scorer of rows for which nothing else is named, opened when it is first asked.
-            named_by: the key that names the only scorer.
+            readers_own: default scorer of the task reader, opened on first use.
+            named_by: key of the only scorer.
 
         Raises:
-            UserError: a ConfigError, an UnresolvedReferenceError, or what a scorer raises when it is made.
+            UserError: a ConfigError, an UnresolvedReferenceError, or an error of a scorer's constructor.
         """
         judge, workflow = experiment.ajet.task_judge, experiment.ajet.rollout.user_workflow
         self._experiment, self._schema = experiment, judge.answer_schema
@@ -78,7 +76,7 @@ class ScorerJudge:
         return await panel.verdict(call)
 
     def require_for(self, tasks: Iterable[Task]) -> None:
-        """Raises TaskError where rows of a reader whose rows name scorers name one that is not known."""
+        """Refuse tasks with an unknown scorer, for readers whose rows name scorers. Raises TaskError."""
         if not self._strict:
             return
         for task in tasks:
@@ -92,7 +90,6 @@ class ScorerJudge:
                 )
 
     def let_go(self) -> None:
-        """See `Judge.let_go`."""
         with self._lock:
             panels = [panel for _, panel in self._stages] + [*self._by_name.values()]
         for panel in [*panels, *([self._usual] if self._usual is not None else [])]:
@@ -146,7 +143,7 @@ class ScorerJudge:
 
 
 def open_scorers(experiment: Experiment) -> ScorerJudge | None:
-    """The scorers that the configuration names, or its task reader's own; None for neither. Raises UserError."""
+    """Return the configured scorers or the task reader's; None without either. Raises UserError."""
     judge = experiment.ajet.task_judge
     own = find_part("reader", experiment.ajet.task_reader.type)
     named = bool(judge.scorer or judge.scorers or judge.stages)
@@ -172,10 +169,10 @@ class ScorerMember:
 
 
 class ScorerPanel:
-    """One scorer or several, weighted, that score an episode together.
+    """One or several weighted scorers for an episode.
 
-    Invariant: the reward is the sum of weight times score. A scorer that gives none leaves the panel without a score,
-    unless its weight is 0: then it is recorded and decides nothing, also where it fails.
+    Invariant: the reward is the sum of weight times score. A scorer without a score leaves the panel without a score,
+    unless the weight is 0; a weight of 0 only records the score, also on a failure.
     """
 
     def __init__(self, members: Sequence[ScorerMember]) -> None:
@@ -217,7 +214,6 @@ class ScorerPanel:
         return check_verdict(verdict, f"the score of {self.name}")
 
     def let_go(self) -> None:
-        """See `Judge.let_go`."""
         for member in self._members:
             member.scorer.let_go()
 
@@ -240,7 +236,7 @@ async def _score_member(member: ScorerMember, call: ScorerCall) -> Verdict:
 
 
 def _combine_success(successes: Sequence[bool | None]) -> bool | None:
-    """A success where all that count say so; None where one of them does not say."""
+    """Return the common success: False if any is False, None if any is unknown."""
     if False in successes:
         return False
     return None if None in successes or not successes else True

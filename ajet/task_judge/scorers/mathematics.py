@@ -1,6 +1,6 @@
-"""The scorer `math`: is the final answer the right number, or expression?
+"""Scorer `math`: compares the final answer as a number or expression.
 
-Invariant: it is `MathAnswerJudge`'s comparison; only where the answer stands may be said otherwise.
+Invariant: the comparison is `MathAnswerJudge`'s; only the answer extraction may differ.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ajet.task_judge.math_judge import compare_answers, extract_reference
 
 
 class MathScorer:
-    """Made once a run, so that a missing package is said before it."""
+    """Created once per run, so a missing package is reported before the run."""
 
     def __init__(self, config: Any) -> None:
         require_math_verify()
 
     def __call__(self, model_answer: str, ground_truth: Any) -> Verdict:
-        """1 where they are equal by value, else 0. Raises JudgeFailure when nothing can be compared."""
+        """Return 1 for equal values, else 0. Raises JudgeFailure if no comparison is possible."""
         return compare_answers(model_answer, extract_reference(ground_truth))

@@ -1,7 +1,7 @@
-"""Scorers by name: those that come with ajet, and those that the user's code registers.
+"""Registry of scorers: built-in ones and those registered by user code.
 
-Invariant: a name means what the user registered under it, else what comes with ajet; what is neither is one error that
-lists the known ones.
+Invariant: a name means the user's registration, else the built-in scorer; an unknown name is one error with the known
+names.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from ajet.schema.errors import ConfigError, UnresolvedReferenceError
 F = TypeVar("F", bound=Callable[..., Any])
 _registered: dict[str, Callable[..., Any]] = {}
 _OLDER = {"asearcher": "agentcpm"}
-"""AgentRL's other name of one."""
+"""Alternative scorer names of AgentRL."""
 
 
 def scorer(name: str) -> Callable[[F], F]:
-    """Register the decorated function (or class) under a name, for `task_judge.scorer` and a row's `scorer`. A later
-    one of the same name takes its place. What its parameters may be called says `call.ARGUMENTS`."""
+    """Register the decorated function or class as a scorer, for `task_judge.scorer` and a row's `scorer`.
+
+    A later registration replaces an earlier one of the same name. Parameter names are listed in `call.ARGUMENTS`.
+    """
 
     def keep(function: F) -> F:
         _registered[name] = function
@@ -52,14 +54,17 @@ class MCPScorerFactory:
 
 
 def list_scorers() -> list[str]:
-    """The names of all scorers that are known."""
+    """Return the names of all known scorers."""
     return sorted({*find_parts("scorer"), *_registered})
 
 
 def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = ()) -> Any:
-    """What a name or a reference means; `what`: the key or field that holds it. `others`: references to code of the
-    user's that may register it, imported for a name that does not come with ajet. Raises ConfigError,
-    UnresolvedReferenceError."""
+    """Return the scorer of a name or reference. Raises ConfigError, UnresolvedReferenceError.
+
+    Args:
+        what: key or field with the name.
+        others: references to user code that may register the scorer, imported for names that are not built in.
+    """
     if is_reference(named):
         return resolve_reference(named, base=base, what=what)
     part = find_part("scorer", _OLDER.get(named, named))
@@ -80,7 +85,7 @@ def find_scorer(named: str, *, base: Path, what: str, others: tuple[str, ...] = 
 
 
 def is_scorer(named: str, *, base: Path, others: tuple[str, ...] = ()) -> bool:
-    """Whether it is the name of one; a reference is none."""
+    """True for the name of a scorer; False for a reference."""
     if is_reference(named):
         return False
     try:

@@ -1,7 +1,7 @@
-"""The scorer `numeric`: is the number right, within a tolerance, in its unit?
+"""Scorer `numeric`: compares numbers with a tolerance and units.
 
-Invariant: an answer states one number. What has yet to be computed, several different ones, a bound, a range, a date, a
-time, a place in an order and what is denied are none.
+Invariant: an answer states one number. Uncomputed expressions, several different numbers, bounds, ranges, dates, times,
+ordinals and denied numbers do not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ajet.task_judge.math_number import StatedNumber, convert_to_unit, parse_num
 from ajet.task_judge.math_text import normalize_math
 
 LONGEST = 10_000
-"""Characters of an answer that are read."""
+"""Maximum characters of an answer."""
 _WIDE = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x2212: "-", 0x3002: ".", 0x3001: ","}
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,40}>|\*\*|__|[`\"“”«»]|\\\(|\\\)|\\\[|\\\]")
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!,?\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!,?\d)|\d+)(?:\.\d+)?|\.\d+"
@@ -79,7 +79,7 @@ _FACTOR = re.compile(
     r"lakh|crore|тыс\w*|млн|млрд|милли(?:он|ард)\w*|k|m|b|bn|mn|tn)s?\b|\s?[十百千万萬亿億兆]",
     re.IGNORECASE,
 )
-"""Words that multiply a number. One that `number` does not read makes the answer unreadable."""
+"""Words that multiply a number; an unsupported one makes the answer unreadable."""
 
 
 def numeric(
@@ -116,7 +116,7 @@ def _format_value(value: Fraction) -> str:
 
 
 def find_stated_number(answer: str) -> StatedNumber | None:
-    """The number that an answer is, or the only one that stands in it."""
+    """Return the only number stated in an answer; None for no number or several."""
     text = _TAG.sub("", answer.translate(_WIDE)).strip()
     if len(text) > LONGEST or any(each.search(text) for each in (_DENIED, _BOUND, _DATE, _RANGE, _COMPUTED_IN_WORDS)):
         return None
@@ -141,7 +141,7 @@ def find_stated_number(answer: str) -> StatedNumber | None:
 
 
 def _read_value(text: str, found: re.Match[str]) -> StatedNumber | None:
-    """Return a number of a sentence, with its unit if it has one; None if it cannot be told what it is."""
+    """Return a number of a sentence with its unit; None if the value is ambiguous."""
     start, stop = found.start(), found.end("number")
     if text[start - 1 : start] in tuple("\\^.,/#") or _GOES_ON.match(text, stop):
         return None

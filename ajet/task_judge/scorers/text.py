@@ -1,7 +1,7 @@
-"""Scorers of texts: `exact`, `f1`, `contains`, `regex`.
+"""Text scorers: `exact`, `f1`, `contains`, `regex`.
 
-Invariant: the truth is a text, or a list of texts of which one suffices; two texts are compared after the same
-normalisation. None of them understands a sentence: "not Paris" contains "Paris".
+Invariant: the reference is a text, or a list of alternative texts. Both texts are normalized the same way. No scorer
+understands sentences: "not Paris" contains "Paris".
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
 )
-"""Letters of scripts that put no space between words, or join particles to them: Thai, Lao, Burmese, Khmer, Japanese,
-Chinese, Korean."""
-_WIDE = re.compile("[\uff01-\uffee]+")
-"""Letters that are wider or narrower than usual."""
+"""Letters of scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese, Korean."""
+_WIDE = re.compile("[\uff01-\uffee]+")  # full-width and half-width letters
 _MINUS = re.compile("[-\u2212](?![^\\W_])")
 """Before a number, read towards the start of the text."""
 _IN_NUMBER = re.compile(r"[.,/:^'’]")
 _PUNCTUATION = frozenset(string.punctuation)
 PATTERN_SECONDS = 1.0
-"""For a pattern; what takes longer does not match."""
+"""Time limit of a pattern; a slower match fails."""
 
 
 def fold_width(text: str) -> str:
@@ -38,14 +36,16 @@ def fold_width(text: str) -> str:
 
 
 def fold_text(text: str) -> str:
-    """White space as single spaces, letters in one case and width; a ligature is no two letters."""
+    """Fold white space, case and width; ligatures stay single letters."""
     folded = "".join(each if len(each := letter.casefold()) == 1 else letter.lower() for letter in fold_width(text))
     return " ".join(folded.split())
 
 
 def squad(text: str) -> str:
-    """Text as SQuAD and HotpotQA have it: lower case, without punctuation, articles and further white space. A text of
-    nothing else stays, so that "a" is not "the"."""
+    """Normalize text as SQuAD and HotpotQA do: lower case, without punctuation, articles and extra white space.
+
+    A text that would become empty is only folded, so "a" differs from "the".
+    """
     letters = "".join(
         letter
         for letter in fold_width(text).lower()
@@ -62,7 +62,7 @@ _NORMALISED: dict[str, Callable[[str], str]] = {"plain": fold_text, "squad": squ
 
 
 def read_truths(ground_truth: Any) -> list[str]:
-    """The texts of which one suffices."""
+    """Return the alternative reference texts."""
     several = isinstance(ground_truth, (list, tuple)) and not all(isinstance(each, dict) for each in ground_truth)
     return [answer_text(each) for each in ground_truth] if several else [answer_text(ground_truth)]
 
@@ -78,8 +78,11 @@ def exact(model_answer: str, ground_truth: Any, normalize: str = "plain") -> tup
 
 
 def f1(model_answer: str, ground_truth: Any) -> tuple[float, bool]:
-    """Harmonic mean of precision and recall over words (SQuAD, arXiv 1606.05250, section 6.1), the best of several
-    truths; a success where they are equal. Each letter of a script without spaces is a word (CMRC 2018)."""
+    """Return the harmonic mean of precision and recall over words (SQuAD, arXiv 1606.05250, section 6.1), the best over
+    references.
+
+    Success needs equal texts. In scripts without spaces each letter is a word (CMRC 2018).
+    """
     best = max(_word_f1(_split_words(model_answer), _split_words(each)) for each in read_truths(ground_truth))
     return best, best == 1.0 and exact(model_answer, ground_truth, "squad")[1]
 
@@ -96,8 +99,12 @@ def _word_f1(given: list[str], wanted: list[str]) -> float:
 def contains(
     reply: str, ground_truth: Any, all: bool = False, ignore_case: bool = True, whole_words: bool = True
 ) -> tuple[float, bool]:
-    """1 where the reply contains the truth, as whole words unless told otherwise: "incorrect" does not contain
-    "correct", and "3.14" not "3". all: of several truths each, else any one."""
+    """Return 1 if the reply contains the reference, by default as complete words: "incorrect" does not contain
+    "correct", nor "3.14" "3".
+
+    Args:
+        all: require every reference instead of any.
+    """
     text, *wanted = (
         fold_text(each) if ignore_case else " ".join(fold_width(each).split())
         for each in (reply, *read_truths(ground_truth))
@@ -126,7 +133,7 @@ def _stands_in(wanted: str, text: str, whole_words: bool) -> bool:
 
 
 def _is_continued(rest: str, edge: str) -> bool:
-    """True if the word or number that ends with `edge` goes on in `rest`, two letters that are read away from it."""
+    """True if the word or number ending with `edge` continues in `rest`, two letters in reading direction."""
     if not rest:
         return False
     if edge.isdigit() and _IN_NUMBER.match(rest) and rest[1:2].isdigit():
@@ -152,7 +159,8 @@ class RegexScorer:
                                   where="ajet.task_judge.scorers") from problem  # fmt: skip
 
     def __call__(self, reply: str, model_answer: str, ground_truth: Any = None) -> tuple[float, bool] | None:
-        """The score of a reply; None: there is no pattern. Raises JudgeFailure for a row's that is none."""
+        """Return the score of a reply; None without a pattern. Raises JudgeFailure for an invalid pattern in the
+        row."""
         import regex
 
         pattern = self._pattern

@@ -1,1 +1,1 @@
-"""One file for each kind of client that a tuner hands out; each imports its framework inside its functions only."""
+"""Adapters of client libraries, one per file; each imports its framework inside functions only."""

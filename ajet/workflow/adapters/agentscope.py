@@ -1,8 +1,8 @@
 """An episode's endpoint as an AgentScope chat model.
 
-Invariant: whatever AgentScope formatter made the messages, they reach the gateway in OpenAI's shape; a reply goes back
-through AgentScope's own OpenAI model, so tool calls, thinking and structured output behave as they do there. This is
-the only file that imports agentscope, inside functions.
+Invariant: messages of any AgentScope formatter reach the gateway in OpenAI's format. Replies pass AgentScope's own
+OpenAI model, so tool calls, thinking and structured output behave as usual. Only this file imports agentscope, inside
+functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> ChatModelBase:
-    """A chat model that answers whole replies (set its `stream` for chunks) and holds the run's composed `config`, as
+    """Return a chat model without streaming (set `stream` for chunks) that holds the run's composed `config`, as
     AgentJet's does. Raises MissingExtraError."""
     model = _model_class()(
         model_name=endpoint.model,
@@ -37,10 +37,11 @@ def make_chat_model(endpoint: Endpoint, client: AsyncOpenAI, config: Any) -> Cha
 
 
 def openai_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of any AgentScope formatter in OpenAI's shape.
+    """Convert messages of any AgentScope formatter to OpenAI's format.
 
-    DashScope's have contents like [{"text": "…"}] and [] for none. Texts get their type, a single one becomes a plain
-    string, and no content becomes None beside tool calls and "" elsewhere."""
+    DashScope's formatter writes contents such as [{"text": "…"}], and [] for empty content. Texts get their type, a
+    single text becomes a string, and empty content becomes None with tool calls, else "".
+    """
     return [{**message, "content": _message_content(message)} for message in messages]
 
 
@@ -74,8 +75,6 @@ def _model_class() -> Any:
         raise MissingExtraError("agentscope", "agentscope", needed_for="A model for AgentScope agents") from problem
 
     class TunedChatModel(OpenAIChatModel):
-        """The tuned model."""
-
         async def __call__(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
             if isinstance(messages, list):
                 messages = openai_messages(messages)
@@ -92,12 +91,15 @@ def _model_class() -> Any:
 
 @cache
 def other_model_class() -> Any:
-    """An AgentScope chat model `(model_name, stream=False, max_try=4)` of the server that the environment names, at
-    each call (`config.other_models`); whatever formatter made the messages. Raises MissingExtraError."""
+    """Return an AgentScope chat model class `(model_name, stream=False, max_try=4)` for the server of the environment.
+
+    The server (`config.other_models`) is read at each call; messages of any formatter are accepted. Raises
+    MissingExtraError.
+    """
     base = _model_class()
 
     class OtherChatModel(base):  # type: ignore[misc, valid-type]
-        """A model that is not tuned."""
+        """A model outside of training."""
 
         def __init__(
             self, model_name: str = "qwen3-max", stream: bool = False, max_try: int = 4, **kwargs: Any
@@ -126,8 +128,10 @@ def other_model_class() -> Any:
 
 
 class _AudiolessStream:
-    """A stream of chunks without the field `audio` where it is None: AgentScope 1.0.21 looks into it if it is there,
-    and since openai 3 it always is."""
+    """A stream of chunks without `audio: None`.
+
+    AgentScope 1.0.21 reads the field if present, and openai 3 always sets the field.
+    """
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -148,7 +152,7 @@ class _AudiolessStream:
 
 
 def chat_model_type(kind: type) -> type:
-    """`kind` itself, or, once agentscope is imported, a class that is a ChatModelBase too: what isinstance sees."""
+    """Return `kind`, or, once agentscope is imported, a subclass of ChatModelBase for isinstance checks."""
     module = sys.modules.get("agentscope.model")
     base = getattr(module, "ChatModelBase", None)
     return kind if base is None else _derive_chat_model(kind, base)

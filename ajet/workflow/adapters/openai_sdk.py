@@ -1,10 +1,9 @@
-"""AsyncOpenAI clients that share what is dear to make.
+"""AsyncOpenAI clients with shared HTTP resources.
 
-Invariant: all clients of a process that go over the network share one HTTP client (its TLS context alone takes 16 ms
-to make), in which pools of connections belong to the event loop that its requests run in, and one of them to a key (a
-request looks at every connection of its pool); in-process ones have a transport and no pool. No retries and no time
-limit here: a failed model call is recorded and ends its episode, and the episode's limit is rollout's. What the SDK
-says of the platform is found out once, not on a thread for each client.
+Invariant: all network clients of a process share one HTTP client (its TLS context takes 16 ms to create) with
+connection pools per event loop and key; a request searches every connection of its pool. In-process clients have a
+transport without a pool. Retries and time limits are off: a failed model call is recorded and ends its episode, limited
+by the rollout. The SDK's platform headers are computed once, not in a thread per client.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ POOLS = 32
 
 
 class KeyedTransport(httpx.AsyncBaseTransport):
-    """Connection pools by key. Closing a client does not close them: other clients use them too."""
+    """Connection pools by key. Closing a client keeps the pools open for other clients."""
 
     def __init__(self, build: Factory) -> None:
         self._transports = [build() for _ in range(POOLS)]
@@ -71,7 +70,7 @@ def _network_transport() -> KeyedTransport:
 
 
 def _as_objects(messages: Any) -> Any:
-    """Messages of AgentScope, one or several, as OpenAI has them; others as they are."""
+    """Convert AgentScope messages to OpenAI's format; other messages stay unchanged."""
     if hasattr(messages, "role") and hasattr(messages, "content"):
         messages = [messages]
     if not isinstance(messages, (list, tuple)):
@@ -117,7 +116,7 @@ def _client_class() -> Any:
             return Completions(self._client)
 
     class EpisodeClient(AsyncOpenAI):
-        """AsyncOpenAI that knows its model."""
+        """AsyncOpenAI with a default model."""
 
         def __init__(self, default_model: str, **kwargs: Any) -> None:
             super().__init__(**kwargs)
