@@ -1,1 +1,1 @@
-"""Commands of `ajet` that look at recorded runs."""
+"""Commands on recorded runs."""
