@@ -1,4 +1,4 @@
-"""`ajet cluster render slurm|kuberay`."""
+"""Command-line options of `ajet cluster render slurm|kuberay`."""
 
 from __future__ import annotations
 

@@ -34,16 +34,14 @@ class ClusterJob:
     name: str
     """Lower-case letters, digits and dashes; at most 47."""
     nodes: int
-    accelerators: int
-    """For each node."""
+    accelerators: int  # for each node
     cpus: int | None
     """For each node, from verl's settings (`ray_kwargs.ray_init.num_cpus`); None: Ray decides."""
     kind: Literal["cuda", "npu", "cpu"]
     """cpu: slots by name only, for tests."""
     folder: Path
     """Working directory of the run; contains the YAML."""
-    command: tuple[str, ...]
-    """The run's command, `ajet` first."""
+    command: tuple[str, ...]  # the run's command, `ajet` first
     variables: tuple[str, ...]
     """Sorted names of environment variables used by the run."""
 

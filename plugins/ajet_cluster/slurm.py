@@ -102,7 +102,7 @@ steps+=($!)
 
 
 def render_slurm(job: ClusterJob) -> str:
-    """Return the script."""
+    """Return the text of the batch script."""
     others = job.nodes - 1
     return _SCRIPT.format(
         name=job.name,

@@ -34,8 +34,7 @@ class CommandSpec:
     command: Sequence[str]
     folder: Path
     environment: Mapping[str, str] = field(repr=False)
-    timeout: float | None = None
-    """Seconds."""
+    timeout: float | None = None  # seconds
     limits: Mapping[str, float] = field(default_factory=dict)
     """memory (bytes), cpu (seconds), processes, file (bytes); a missing limit is unbounded."""
     output: int = 4 << 20
@@ -55,8 +54,7 @@ class Ended:
     stdout: str
     stderr: str
     seconds: float = 0.0
-    cpu: float = 0.0
-    """Seconds of CPU time."""
+    cpu: float = 0.0  # seconds of CPU time
     memory: int = 0
     """Peak bytes seen; pages shared by processes count for each."""
     processes: int = 0

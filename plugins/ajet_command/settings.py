@@ -35,8 +35,7 @@ class CommandLimits(BaseModel):
     processes: int | None = Field(default=256, ge=1)
     output_mb: float = Field(default=4, gt=0)
     """For standard output and standard error each."""
-    file_mb: float | None = Field(default=1024, gt=0)
-    """For one written file."""
+    file_mb: float | None = Field(default=1024, gt=0)  # for one written file
 
     def numbers(self) -> dict[str, float]:
         """Return the limits in bytes, seconds and processes, for the keeper."""
@@ -97,19 +96,16 @@ class CommandSettings(BaseModel):
     """A folder copied into each episode's folder."""
     folders: str | None = None
     """Parent of the episodes' folders; null is the system's temporary folder."""
-    keep: Literal["never", "failed", "always"] = "never"
-    """Which episodes' folders stay."""
+    keep: Literal["never", "failed", "always"] = "never"  # which episodes' folders stay
     home: bool = False
     """Give each episode a home directory."""
     stdin: Literal["none", "task"] = "none"
-    answer: str = "stdout"
-    """stdout, last_line or file:PATH."""
+    answer: str = "stdout"  # stdout, last_line or file:PATH
     metadata: list[str] = Field(default_factory=list)
     """Names of task metadata visible to the agent."""
     agent: str = "default"
     """The agent's name in the record."""
-    timeout: float | None = Field(default=None, gt=0)
-    """Seconds; null uses rollout.episode_timeout."""
+    timeout: float | None = Field(default=None, gt=0)  # seconds; null uses rollout.episode_timeout
     on_timeout: Literal["fail", "judge"] = "fail"
     exit_codes: list[int] | Literal["any"] = [0]
     """Exit codes of a successful episode."""
@@ -179,7 +175,7 @@ class CommandSettings(BaseModel):
 
 
 def get_base_folder(config: Any) -> Path:
-    """Return the YAML's folder."""
+    """Return the folder of the configuration's YAML."""
     return Path(config["ajet"]["base_dir"] or Path.cwd())
 
 

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
-RUN = 4
-"""Characters of a run."""
+RUN = 4  # characters of a run
 WIDTH = 4096
 """Size of a count vector; runs share entries by hash collisions."""
 ROUNDING = 1e-6

@@ -1,4 +1,4 @@
-"""`ajet traces`."""
+"""Command-line options of `ajet traces`."""
 
 from __future__ import annotations
 

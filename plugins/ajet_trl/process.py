@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Train by the file of arguments; return the exit code."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     from ajet.record import RunDirectory
     from ajet_ray.shipped_experiment import restored
@@ -110,7 +110,7 @@ class SharedModel:
         self.engine = TransformersEngine(self.trained, max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest)
 
     def close(self) -> None:
-        """End the engine."""
+        """Stop the engine and its threads."""
         self.engine.close()
 
 

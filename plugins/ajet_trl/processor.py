@@ -32,7 +32,7 @@ class TrlTrainer(RunProcessor):
         self.folder = require_trl()
 
     def check_config(self, config: Any = None) -> dict[str, Any]:
-        """See RunProcessor. Also raises ValueError for settings which GRPOTrainer does not support."""
+        """Check the configuration as RunProcessor does. Raises ValueError for settings unsupported by GRPOTrainer."""
         merged = super().check_config(config)
         build_grpo_settings(self.experiment(), merged["ajet"].get("trainer_common") or {})
         return merged

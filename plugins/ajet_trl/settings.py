@@ -21,7 +21,7 @@ READ = {
     "optim.eps", "optim.grad_clip", "algorithm.adv_estimator", "algorithm.norm_adv_by_std", "algorithm.clip_low",
     "algorithm.clip_high", "algorithm.loss_aggregation",
 }  # fmt: skip
-"""Supported keys of `trainer_common`."""
+"""Keys of `trainer_common` converted to GRPOConfig."""
 _LOSSES = {"sequence": "grpo", "token": "dapo", "sequence-sum": "dr_grpo"}
 
 

@@ -26,8 +26,7 @@ class VerifiersSettings(BaseModel):
 
     taskset: str
     """Id of an installed taskset, of one included in `verifiers`, or of a module in the YAML's folder."""
-    config: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the taskset."""
+    config: dict[str, Any] = Field(default_factory=dict)  # settings of the taskset
     env: dict[str, Any] = Field(default_factory=dict)
     """Further `[env]` settings of `verifiers`: environment, harness, timeouts. Default: one agent with the harness
     `null`, a loop of chat and tools, in a local process."""

@@ -21,7 +21,7 @@ LIMIT_S = 600.0
 
 
 class VerifiersTasks:
-    """A task reader: `task_reader.type: ajet_verifiers.tasks->VerifiersTasks`."""
+    """Reads a taskset; configured by `task_reader.type: ajet_verifiers.tasks->VerifiersTasks`."""
 
     def __init__(self, config: Any) -> None:
         self._settings, self._config = VerifiersSettings.read(config), config

@@ -108,7 +108,7 @@ class Views:
         return read_metrics(self.library.path(name), start)
 
     def config(self, name: str) -> dict[str, Any]:
-        """Return the configuration page."""
+        """Return a run's configuration with origins."""
         return build_config_page(self.library.path(name))
 
     def episodes(self, name: str, query: dict[str, str]) -> dict[str, Any]:
@@ -119,20 +119,20 @@ class Views:
         return select_rows(table, wanted)
 
     def tasks(self, name: str) -> dict[str, Any]:
-        """Return the task matrix."""
+        """Return validation results by task and step."""
         table = self.table(name)
         table.read_new_rows()
         judge_change = last_judge_change(self.library.path(name))
         return {**build_task_matrix((row for row, _ in table.rows()), judge_change), "complete": table.is_complete}
 
     def rewards(self, name: str) -> dict[str, Any]:
-        """Return the reward histograms."""
+        """Return reward histograms by split and step."""
         table = self.table(name)
         table.read_new_rows()
         return {"splits": build_reward_bins(row for row, _ in table.rows()), "complete": table.is_complete}
 
     def episode(self, name: str, uuid: str) -> dict[str, Any]:
-        """Return an episode's page."""
+        """Return an episode without its tokens."""
         row, place = self._find_episode(name, uuid)
         return episode_page.build_episode_page(*episode_page.read_episode(place), step=row["step"])
 

@@ -37,7 +37,7 @@ class OpenedPage:
             raise
 
     def close(self) -> None:
-        """Remove the file. Idempotent."""
+        """Remove the private file. Idempotent."""
         self._folder.remove()
 
 

@@ -80,7 +80,7 @@ class EpisodeTable:
 
     @property
     def damaged(self) -> int:
-        """Number of unreadable lines."""
+        """Return the number of unreadable lines."""
         with self._lock:
             return sum(file.damaged for file in self._files.values())
 

@@ -27,7 +27,7 @@ NONE: dict[str, Any] = {"note": "", "tags": [], "edit": 0}
 
 
 class NoteError(AjetError, ValueError):
-    """Invalid notes."""
+    """Raised for notes of a wrong form or size."""
 
 
 class NoteConflictError(AjetError):

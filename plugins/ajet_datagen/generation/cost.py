@@ -29,15 +29,14 @@ class GenerationCost:
     prompt_tokens: int = 0
     reply_tokens: int = 0
     money: float = 0.0
-    embedded: int = 0
-    """Number of embedded texts."""
+    embedded: int = 0  # number of embedded texts
 
     def count_request(self) -> None:
-        """Count a request."""
+        """Add a request to the cost."""
         self.calls += 1
 
     def count_reply(self, prompt_tokens: int, reply_tokens: int, price: TokenPrice) -> None:
-        """Count a reply."""
+        """Add a reply's tokens and price to the cost."""
         self.prompt_tokens += prompt_tokens
         self.reply_tokens += reply_tokens
         self.money += (prompt_tokens * price.prompt + reply_tokens * price.reply) / MILLION

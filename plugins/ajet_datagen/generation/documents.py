@@ -58,8 +58,7 @@ HEAD = 4096
 class Passage:
     """A part of a document."""
 
-    source: str
-    """File name."""
+    source: str  # file name
     text: str
 
 

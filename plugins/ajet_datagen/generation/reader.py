@@ -52,12 +52,10 @@ class WritingPrompt:
 
     name: str
     prompt: str
-    count: int
-    """Number of requested tasks."""
+    count: int  # number of requested tasks
     passage: Passage | None = None
     """The passage of the prompt."""
-    shown: tuple[str, ...] = ()
-    """Examples in the prompt."""
+    shown: tuple[str, ...] = ()  # examples in the prompt
 
     @property
     def title(self) -> str:

@@ -56,7 +56,7 @@ class PromptRefusals:
         return True
 
     def note_refusal(self, name: str, title: str, refusal: PromptRefusedError) -> None:
-        """Record a refused prompt."""
+        """Remember a refused prompt for this generation."""
         self._why[title] = str(refusal)
         if refusal.by_all:
             self._new[name] = str(refusal)

@@ -45,8 +45,7 @@ class TracingReader:
         self._skip = experiment.ajet.task_reader.on_bad_row == "skip"
         self._base, self._seed = experiment.base, experiment.ajet.seed
         self._traces_by_split: Mapping[TaskSplit, list[AgentTrace]] | None = None
-        self.left: Counter[str] = Counter()
-        """Dropped traces, by reason."""
+        self.left: Counter[str] = Counter()  # dropped traces, by reason
 
     def has(self, split: TaskSplit) -> bool:
         """True for training, and for validation with a `validation_share`."""

@@ -229,7 +229,7 @@ def _parse_attributes(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_value(value: Mapping[str, Any]) -> Any:
-    """Convert an OTLP AnyValue."""
+    """Convert an OTLP AnyValue to a Python value."""
     if not value:
         return None
     [(kind, content)] = value.items()

@@ -1,4 +1,4 @@
-"""`ajet judge check`, `ajet judge compare`."""
+"""Command-line options of `ajet judge`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ajet rejudge RUN`."""
+"""Command-line options of `ajet rejudge RUN`."""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ class PanelMember:
 
     model: Model
     price_in: float = 0.0
-    price_out: float = 0.0
-    """For a million tokens."""
+    price_out: float = 0.0  # for a million tokens
     without: set[str] = field(default_factory=set)
     """Optional fields rejected by its server."""
     free_at: float = 0.0

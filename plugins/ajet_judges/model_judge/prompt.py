@@ -54,8 +54,7 @@ class JudgeQuestion:
     pieces: tuple[tuple[str, str | None], ...]
     """(our text, inserted material or None) in order."""
     form: str
-    cut: int = 0
-    """Number of omitted characters."""
+    cut: int = 0  # number of omitted characters
 
     def messages(self) -> list[dict[str, str]]:
         """Return the messages, with a number that is in none of the material."""

@@ -42,7 +42,7 @@ class UnreadableReplyError(AjetError):
 
 @dataclass(frozen=True, slots=True)
 class ModelVote:
-    """One model's verdict."""
+    """One model's verdict and its reason."""
 
     verdict: VerdictWord
     reason: str

@@ -89,7 +89,7 @@ class JudgeStore:
         return int(row[0]), float(row[1])
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
+        """Close the file until its next use. Idempotent."""
         with self._lock:
             if self._database is not None:
                 self._database.close()

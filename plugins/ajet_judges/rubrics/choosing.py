@@ -58,8 +58,7 @@ class StopRules:
     min_increment: float
     max_iterations: int
     max_total: int
-    best: float
-    """Initially the floor."""
+    best: float  # initially the floor
     iterations: int = 0
     in_vain: int = 0
     """Consecutive iterations with less improvement than `min_increment`."""

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LONGEST = 600
-"""Maximum characters."""
+LONGEST = 600  # maximum characters
 MOST = 200
 """Maximum criteria of a rubric."""
 SAME_SHARE = 0.8

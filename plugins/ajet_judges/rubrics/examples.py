@@ -31,7 +31,7 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class LabelledAnswer:
-    """A labelled answer."""
+    """An answer with its label, written by people."""
 
     text: str
     label: float

@@ -51,7 +51,7 @@ ParsedGrades = tuple[list[Grade], str]
 
 @dataclass(frozen=True, slots=True)
 class GradeScale:
-    """The scale of grades."""
+    """The lowest and the highest possible grade."""
 
     low: float = 0.0
     high: float = 1.0
@@ -71,8 +71,7 @@ class AnswerGrades:
     details: dict[str, Any]
     by: str = ""
     """Names of the grading models."""
-    cut: int = 0
-    """Number of omitted characters."""
+    cut: int = 0  # number of omitted characters
 
 
 class AnswerGrader:

@@ -43,8 +43,7 @@ class Rubrics:
     criteria: tuple[Criterion, ...]
     version: str
     listwise: bool
-    content: dict[str, Any]
-    """Content of the file."""
+    content: dict[str, Any]  # content of the file
 
 
 def compute_version(

@@ -1,1 +1,1 @@
-"""Commands on recorded runs."""
+"""Command-line options of commands on recorded runs."""
