@@ -1,6 +1,6 @@
-"""cluster: an experiment as what a cluster's own scheduler starts: a batch script for Slurm, a RayJob for KubeRay.
+"""Render an experiment for a cluster's scheduler: a batch script for Slurm, a RayJob for KubeRay.
 
-What enters: an `Experiment` for the verl backbone. What leaves: a text, to be looked at, changed and handed to `sbatch`
-or `kubectl apply` by the person; nothing is started here. Invariants: what the run would refuse is refused while
-rendering; no secret is in the text, whose variables are named only; all that the text starts ends with the run.
+In: an `Experiment` for the verl backbone. Out: a text for `sbatch` or `kubectl apply`; rendering starts no job.
+Invariants: rendering refuses what the run would refuse; the text names variables and contains no secret; all started
+processes end with the run.
 """

@@ -1,4 +1,4 @@
-"""`ajet cluster render slurm|kuberay`."""
+"""Command-line options of `ajet cluster render slurm|kuberay`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(help="Runs on a cluster (verl).", no_args_is_help=True)
 
 
 class ClusterScheduler(str, Enum):
-    """The scheduler that starts the run."""
+    """The scheduler of the run."""
 
     slurm = "slurm"
     kuberay = "kuberay"
@@ -51,7 +51,7 @@ def render(
     exp_dir: ExpDir = None,
     overrides: Overrides = None,
 ) -> None:
-    """Write what starts a run on verl there: a batch script for Slurm, a RayJob for KubeRay. Nothing is started."""
+    """Write a job for a run on verl: a batch script for Slurm, or a RayJob for KubeRay. No job is started."""
     from ajet.config import load_experiment
     from ajet.record.write_errors import convert_os_errors, require_place
     from ajet_cluster.job import build_job

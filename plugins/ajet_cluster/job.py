@@ -1,7 +1,7 @@
-"""What any scheduler has to know of an experiment.
+"""The properties of a run on any scheduler.
 
-Invariant: paths are absolute and mean the same on every node, because `folder` lies on a file system that all of them
-see; variables are names, never values.
+Invariant: paths are absolute and valid on every node, because `folder` is on a shared file system; variables are names,
+never values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 _LONGEST_NAME = 47
-"""KubeRay's limit for the name of a RayJob, from which it makes the names of services."""
+"""KubeRay's limit for RayJob names, from which service names are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +34,25 @@ class ClusterJob:
     name: str
     """Lower-case letters, digits and dashes; at most 47."""
     nodes: int
-    accelerators: int
-    """On each node."""
+    accelerators: int  # for each node
     cpus: int | None
-    """On each node, where verl's settings say so (`ray_kwargs.ray_init.num_cpus`); None: as many as Ray finds."""
+    """For each node, from verl's settings (`ray_kwargs.ray_init.num_cpus`); None: Ray decides."""
     kind: Literal["cuda", "npu", "cpu"]
     """cpu: slots by name only, for tests."""
     folder: Path
-    """Where the run is started; holds the YAML."""
-    command: tuple[str, ...]
-    """The run's words, `ajet` first."""
+    """Working directory of the run; contains the YAML."""
+    command: tuple[str, ...]  # the run's command, `ajet` first
     variables: tuple[str, ...]
-    """Names of environment variables that the run may need, sorted."""
+    """Sorted names of environment variables used by the run."""
 
 
 def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Path | None = None) -> ClusterJob:
-    """folder: what all nodes see and the run is started in; None is the YAML's. exp_dir: where the run is recorded, if
-    the person chose it. Raises ConfigError for what the run would refuse, or for a secret that would be written."""
+    """Return the job of an experiment. Raises ConfigError for a refused experiment, or for a secret in the text.
+
+    Args:
+        folder: Shared working directory; None is the YAML's folder.
+        exp_dir: Record directory, if chosen.
+    """
     from ajet_ray.cluster.resources import Demand
     from ajet_verl.settings import verl_settings
 
@@ -111,7 +113,7 @@ def _list_variables(kind: Kind, name: str) -> tuple[str, ...]:
 
 
 def _collect_variables(experiment: Experiment, folder: Path) -> tuple[str, ...]:
-    """The variables of .env files, those that the config asks for by name, and the keys of trackers and of the hub."""
+    """Return variables of .env files, variables used by the configuration, and keys of trackers and the model hub."""
     import dotenv
 
     from ajet.config.document import list_leaves

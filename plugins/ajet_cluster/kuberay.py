@@ -1,8 +1,8 @@
-"""A RayJob for KubeRay: a Ray cluster of one head and equal workers, the run as its job, all removed at its end.
+"""Render a RayJob for KubeRay: one head, equal workers, and the run as the job; all are removed at its end.
 
-Invariant: head and workers have the same image, folder, variables and accelerators, so that it does not matter on which
-of them a process lands; secrets are references to one Kubernetes secret, whose keys may be missing; Ray takes commands
-only from those who know a token, which KubeRay draws for each cluster.
+Invariant: head and workers have equal image, folder, variables and accelerators, so process placement does not matter;
+secrets are references to one Kubernetes secret with optional keys; Ray requires a token, drawn by KubeRay for each
+cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ajet_cluster.job import ClusterJob
 
 _RESOURCES = {"cuda": "nvidia.com/gpu", "npu": "huawei.com/Ascend910"}
 KEPT_S = 60
-"""How long the pods stay after the run, for their logs."""
+"""Seconds that pods stay after the run, for their logs."""
 _HEAD = """\
 # {name}: written by `ajet cluster render kuberay`, for KubeRay {operator} or newer.
 # Start it with `kubectl apply -f FILE`.
@@ -32,10 +32,11 @@ _SECRET = """\
 
 
 def render_kuberay(job: ClusterJob, *, image: str, claim: str | None = None) -> str:
-    """The manifest's text.
+    """Return the manifest.
 
-    image: holds ajet[verl]; the same Ray on all nodes. claim: NAME or NAME/SUBFOLDER of a persistent volume claim that
-    is mounted as the job's folder; None: the nodes themselves have the folder there.
+    Args:
+        image: Image with ajet[verl]; the same Ray on all nodes.
+        claim: NAME or NAME/SUBFOLDER of a persistent volume claim mounted as the job's folder; None: nodes have it.
     """
     start = {} if job.kind == "npu" else {"num-gpus": str(job.accelerators)}
     if job.cpus is not None:
@@ -110,7 +111,7 @@ def _supports_tokens(version: str) -> bool:
 
 
 def _find_ray_version() -> str:
-    """The version of Ray here, which KubeRay should expect in the image; "" without one."""
+    """Return the installed version of Ray, expected in the image; "" without Ray."""
     try:
         return metadata.version("ray")
     except metadata.PackageNotFoundError:

@@ -1,9 +1,8 @@
-"""A batch script for Slurm: Ray's head on the first node, workers on the others, the run beside the head.
+"""Render a batch script for Slurm: Ray's head on the first node, workers on the others, the run next to the head.
 
-Invariant: the run starts when the head answers, and waits itself for the workers; whatever ends the script, the steps
-that it started are ended with it, and what Ray's processes left on a node goes; a run that was asked to end goes back
-into the queue. Secrets need nothing: Slurm hands the
-submitting shell's environment on, and the run reads .env files itself.
+Invariant: the run starts when the head answers, and waits for the workers itself. At the end of the script its steps
+end, and leftovers of Ray are removed on every node; a run asked to end is queued again. Slurm passes the submitting
+shell's environment, and the run reads .env files, so no secret is written.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from pathlib import Path
 from ajet_cluster.job import ClusterJob
 
 WARNING_S = 120
-"""How long before the time limit the run is asked to end, after its present step and with a checkpoint."""
+"""Seconds before the time limit when the run is asked to end after its step, with a checkpoint."""
 PREEMPTED = 75
-"""Exit code of a run that SIGTERM has ended (`ajet.cli.exit`)."""
+"""Exit code of a run ended by SIGTERM (`ajet.cli.exit`)."""
 LEFTOVERS_MODULE = "ajet_ray.cluster.leftovers"
-"""The module that Ray is started below on each node: it removes what Ray's processes leave there."""
+"""Module that starts Ray on each node and removes leftovers of Ray's processes."""
 
 _SCRIPT = """\
 #!/usr/bin/env bash
@@ -103,7 +102,7 @@ steps+=($!)
 
 
 def render_slurm(job: ClusterJob) -> str:
-    """The script's text."""
+    """Return the text of the batch script."""
     others = job.nodes - 1
     return _SCRIPT.format(
         name=job.name,
@@ -121,7 +120,7 @@ def render_slurm(job: ClusterJob) -> str:
 
 
 def _format_accelerators(job: ClusterJob) -> str:
-    """The option of sbatch that asks for them."""
+    """Return the sbatch option for accelerators."""
     if not job.accelerators or job.kind == "cpu":
         return ""
     option = f"gpus-per-node={job.accelerators}" if job.kind == "cuda" else f"gres=npu:{job.accelerators}"
@@ -129,6 +128,6 @@ def _format_accelerators(job: ClusterJob) -> str:
 
 
 def _format_resources(job: ClusterJob) -> str:
-    """The resources that each node tells Ray of."""
+    """Return the resource options of each Ray node."""
     option = f"--resources='{{\"NPU\": {job.accelerators}}}'" if job.kind == "npu" else f"--num-gpus={job.accelerators}"
     return option if job.cpus is None else f"{option} --num-cpus={job.cpus}"

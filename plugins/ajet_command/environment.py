@@ -1,8 +1,7 @@
-"""Which variables of ajet's own environment a command gets.
+"""Select the variables of ajet's environment passed to a command.
 
-Invariant: an agent that explores its machine by a shell finds none of our secrets in its environment, because it is
-given by name what a program needs to start and nothing else, and nothing of that whose value holds a secret. What it
-needs besides, `env:` of its section names.
+Invariant: an agent with a shell finds no secret of ajet: only named variables needed to start programs are passed, and
+none with a secret's shape. Further variables are set in `env:` of the section.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ _ALLOWED = frozenset(f"{_PROGRAM} {_NETWORK}".split())
 _LOCALE = re.compile(r"LC_[A-Z_]+")
 _PROXY = re.compile(r"(?:https?|all|ftp)_proxy", re.IGNORECASE)
 _OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL"})
-"""Every shell sets them anew; nobody misses them."""
+"""Variables set by every shell."""
 _noted: set[frozenset[str]] = set()
 
 
 def select_inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -> dict[str, str]:
-    """What of `ours` a command gets; `named` are the names that its section gives values to. The names that are
-    withheld are logged, once."""
+    """Return the variables of `ours` passed to a command. `named`: variables set by the section. Withheld names are
+    logged once."""
     given: dict[str, str] = {}
     withheld: list[str] = []
     for name, value in ours.items():
@@ -55,7 +54,7 @@ def select_inherited(ours: Mapping[str, str], named: Mapping[str, str | None]) -
 
 
 def _strip_user(proxy: str) -> str:
-    """`http://user:password@host:3128` as `http://host:3128`; so also without a scheme."""
+    """Remove user information: `http://user:password@host:3128` becomes `http://host:3128`, also without a scheme."""
     if "@" not in proxy:
         return proxy
     if "://" not in proxy:

@@ -1,6 +1,6 @@
-"""The folder of one episode: fresh, private, and gone afterwards.
+"""The private folder of one episode, removed afterwards.
 
-Invariant: nothing outside of it is read as an answer or written to, whatever links the agent makes.
+Invariant: answers are read and files written only inside the folder, whatever links the agent creates.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ANSWER_BYTES = 4 << 20
 
 
 class EpisodeFolder:
-    """`work` is where the command runs; `home` and `task_file` lie beside it."""
+    """The folder: the command runs in `work`; `home` and `task_file` are next to it."""
 
     def __init__(self, parent: str | None, name: str) -> None:
-        """Make it. Raises OSError."""
+        """Create the folder. Raises OSError."""
         if parent is not None:
             Path(parent).expanduser().mkdir(parents=True, exist_ok=True)
             parent = str(Path(parent).expanduser().absolute())
@@ -31,7 +31,7 @@ class EpisodeFolder:
         self.work, self.home, self.task_file = self.root / "work", self.root / "home", self.root / "task.json"
 
     def fill(self, template: Path | None, files: Mapping[str, str], task: Mapping[str, Any]) -> None:
-        """Lay the template out, write the files over it, and the task beside it."""
+        """Copy the template, write the files over it, and write the task file."""
         if template is not None:
             shutil.copytree(template, self.work, symlinks=True)
         self.work.mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ class EpisodeFolder:
             path.write_text(text, encoding="utf-8")
 
     def read_answer(self, name: str) -> str:
-        """What a file in it says; empty when there is none. Raises AgentFailure for one that lies elsewhere."""
+        """Return the content of an answer file; "" without the file. Raises AgentFailure for a path outside."""
         path = self._resolve_inside(name, "the answer")
         try:
             number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold us
@@ -58,12 +58,12 @@ class EpisodeFolder:
             os.close(number)
 
     def _resolve_inside(self, name: str, what: str) -> Path:
-        """The real path of `name` inside the folder. Raises AgentFailure for one that leads out of it."""
+        """Return the real path of `name`. Raises AgentFailure for a path outside the folder."""
         path, work = Path(os.path.realpath(self.work / name)), Path(os.path.realpath(self.work))
         if not path.is_relative_to(work):
             raise AgentFailure(f"{what} {name} lies outside of the episode's folder")
         return path
 
     def remove(self) -> None:
-        """Take it away, with what the agent made unreadable, however deep it lies."""
+        """Remove the folder, also unreadable and deeply nested files."""
         remove_folder(self.root)

@@ -1,7 +1,7 @@
-"""The score of a command that judges itself: the last line that it prints, `{"reward": 0.5, "errors": []}`.
+"""Parse the score printed by a command as its last line: `{"reward": 0.5, "errors": []}`.
 
-Invariant: a line without a finite reward is never a reward of 0; where there is an error there is no reward, whatever
-number stands beside it, and the first error says whose failure the episode is, in the words of `Boundary`.
+Invariant: a line without a finite reward is never a reward of 0. With errors there is no reward, and the first error
+decides the failed boundary (`Boundary`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FORM = '{"reward": 0.5, "errors": []}'
 
 
 def apply_score(output: WorkflowOutput, printed: str) -> WorkflowOutput:
-    """The output with the reward of the last line; its `answer` is the final answer, its `metrics` are logged. Raises
-    the failure that the line tells of, and AgentFailure for a line that tells nothing."""
+    """Set reward, final answer and metrics of the output from the last line. Raises the line's failure, or AgentFailure
+    for a malformed line."""
     score = parse_score(printed)
     if score["errors"]:
         raise make_failure(score["errors"][0])
@@ -44,7 +44,7 @@ def apply_score(output: WorkflowOutput, printed: str) -> WorkflowOutput:
 
 
 def parse_score(printed: str) -> dict[str, Any]:
-    """The last line, read. Raises AgentFailure where it is none."""
+    """Parse the last line. Raises AgentFailure for another format."""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     last = lines[-1] if lines else ""
     try:
@@ -59,8 +59,8 @@ def parse_score(printed: str) -> dict[str, Any]:
 
 
 def make_failure(error: Any) -> BoundaryError:
-    """`{"boundary", "type", "message"}` as the failure that it is; one without a boundary that there is, is the
-    environment's, which is never a reward."""
+    """Convert `{"boundary", "type", "message"}` to a failure; an unknown boundary is an environment failure, never a
+    reward."""
     row = error if isinstance(error, dict) else {"message": str(error)}
     kind = FAILURES.get(str(row.get("boundary")), EnvironmentFailure)
     message = ": ".join(str(row[name]) for name in ("type", "message") if row.get(name))
@@ -68,5 +68,5 @@ def make_failure(error: Any) -> BoundaryError:
 
 
 def is_number(value: Any) -> bool:
-    """A finite one."""
+    """True for a finite number."""
     return isinstance(value, (bool, int, float)) and math.isfinite(value)

@@ -1,7 +1,7 @@
-"""One command while it runs, as ajet sees it: its keeper, its output, how it ended.
+"""Run one command under a keeper process.
 
-Invariants: `wait` returns, whatever the command does, once its keeper says that nothing of it lives; output beyond the
-bound is never held; `stop` may be called from any thread, at any time.
+Invariants: `wait` always returns after the keeper reports that all processes ended; output beyond the limit is never
+stored; `stop` may be called from any thread at any time.
 """
 
 from __future__ import annotations
@@ -23,51 +23,49 @@ from ajet.workflow import keeper
 
 KEEPER = Path(keeper.__file__)
 LAST_WORDS = 5.0
-"""Seconds that output pipes may stay open after the keeper's report: somebody else holds them."""
+"""Seconds that output pipes may stay open after the keeper's report, held by another process."""
 EndedBy = Literal["", "timeout", "memory", "cpu", "processes", "output", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A command to run: its words, its folder, its environment, its limits."""
+    """A command with its folder, environment and limits."""
 
     command: Sequence[str]
     folder: Path
     environment: Mapping[str, str] = field(repr=False)
-    timeout: float | None = None
-    """Seconds."""
+    timeout: float | None = None  # seconds
     limits: Mapping[str, float] = field(default_factory=dict)
-    """memory (bytes), cpu (seconds), processes, file (bytes); a missing one does not bound."""
+    """memory (bytes), cpu (seconds), processes, file (bytes); a missing limit is unbounded."""
     output: int = 4 << 20
-    """Bytes of standard output, and of standard error, at most."""
+    """Maximum bytes of standard output, and of standard error."""
     input: str | None = None
     """Text for its standard input."""
 
 
 @dataclass(slots=True)
 class Ended:
-    """A command's end, and what its whole tree of processes used and printed."""
+    """The end of a command: exit, resource use of its process tree, output."""
 
     code: int | None
-    """Exit code, -N for signal N; None when it was never started."""
+    """Exit code, -N for signal N; None if the command was never started."""
     ended_by: EndedBy
-    """What ended it; empty when it ended by itself."""
+    """Reason of a forced end; empty after a normal end."""
     stdout: str
     stderr: str
     seconds: float = 0.0
-    cpu: float = 0.0
-    """Seconds of CPU time."""
+    cpu: float = 0.0  # seconds of CPU time
     memory: int = 0
-    """Bytes, the most that was seen at once; pages that processes share count for each."""
+    """Peak bytes seen; pages shared by processes count for each."""
     processes: int = 0
     left: int = 0
-    """Processes that the kernel would not let go of."""
+    """Processes that the kernel did not release."""
     problem: str = ""
-    """Why it could not be started."""
+    """Why the command could not be started."""
 
 
 class RunningCommand:
-    """A command that has begun. Raises OSError when not even its keeper can be started."""
+    """A started command. Raises OSError if the keeper cannot be started."""
 
     def __init__(self, order: CommandSpec) -> None:
         self._spec = order
@@ -91,14 +89,14 @@ class RunningCommand:
             os.close(theirs)
 
     def stop(self) -> None:
-        """End the command's tree. Idempotent; does not wait."""
+        """End the process tree. Idempotent; does not wait."""
         with self._lock:
             if self._keeper.stdin is not None and not self._keeper.stdin.closed:
                 with suppress(BrokenPipeError):  # a keeper that was killed has not read all that is in the buffer
                     self._keeper.stdin.close()
 
     def wait(self) -> Ended:
-        """Read its output until it has ended."""
+        """Read the output until the command has ended."""
         try:
             self._send_spec()
             return self._read_output()

@@ -1,7 +1,7 @@
 """The YAML section of a command-line agent.
 
-Invariant: what is wrong with it is said once, before a run starts, by the name of the key; nothing in it can put the
-episode's key into a command's arguments.
+Invariant: a wrong setting is reported once, before a run, with its key; no setting can put the episode's key into
+arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEGABYTE = 1 << 20
 
 
 class CommandLimits(BaseModel):
-    """What the whole process tree of one episode may use; null does not bound."""
+    """Limits of one episode's process tree; null is unbounded."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,12 +34,11 @@ class CommandLimits(BaseModel):
     cpu_seconds: float | None = Field(default=None, gt=0)
     processes: int | None = Field(default=256, ge=1)
     output_mb: float = Field(default=4, gt=0)
-    """Standard output, and standard error, each."""
-    file_mb: float | None = Field(default=1024, gt=0)
-    """Of one file that it writes."""
+    """For standard output and standard error each."""
+    file_mb: float | None = Field(default=1024, gt=0)  # for one written file
 
     def numbers(self) -> dict[str, float]:
-        """The limits in bytes, seconds and processes, as the keeper takes them."""
+        """Return the limits in bytes, seconds and processes, for the keeper."""
         given = {
             "memory": self.memory_mb and self.memory_mb * MEGABYTE,
             "cpu": self.cpu_seconds,
@@ -50,8 +49,13 @@ class CommandLimits(BaseModel):
 
 
 def read_section(kind: type[Settings], config: Any, section: str, purpose: str, example: str, page: str) -> Settings:
-    """The composed config's section of that name, beside `ajet:`. `purpose`: what for; `example`: what it
-    looks like at its shortest; `page` tells of it. Raises ConfigError."""
+    """Return a section of the composed configuration, next to `ajet:`. Raises ConfigError.
+
+    Args:
+        purpose: What the section configures.
+        example: A minimal section.
+        page: Documentation page.
+    """
     given = config.get(section)
     if not isinstance(given, Mapping):
         near = get_close_matches(section, list(config), 1)
@@ -78,41 +82,38 @@ def read_section(kind: type[Settings], config: Any, section: str, purpose: str, 
 
 
 class CommandSettings(BaseModel):
-    """How to run the agent, and where its answer is."""
+    """The command of an agent, and the place of its answer."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
     command: list[str]
-    """The program and its arguments. A string is split into words; no shell reads it."""
+    """The program and its arguments; a string is split into words without a shell."""
     env: dict[str, str | None] = Field(default_factory=dict)
-    """More variables; null takes one away."""
+    """Additional variables; null removes a variable."""
     files: dict[str, str] = Field(default_factory=dict)
-    """Files to write into the folder: path to content."""
+    """Files to write into the folder: path -> content."""
     template: str | None = None
-    """A folder whose content every episode begins with."""
+    """A folder copied into each episode's folder."""
     folders: str | None = None
-    """Where the episodes' folders are made; null is the system's place for temporary files."""
-    keep: Literal["never", "failed", "always"] = "never"
-    """Which episodes' folders stay."""
+    """Parent of the episodes' folders; null is the system's temporary folder."""
+    keep: Literal["never", "failed", "always"] = "never"  # which episodes' folders stay
     home: bool = False
-    """A home directory of the episode's own."""
+    """Give each episode a home directory."""
     stdin: Literal["none", "task"] = "none"
-    answer: str = "stdout"
-    """stdout, last_line or file:PATH."""
+    answer: str = "stdout"  # stdout, last_line or file:PATH
     metadata: list[str] = Field(default_factory=list)
-    """Names of the task's metadata that the agent may see."""
+    """Names of task metadata visible to the agent."""
     agent: str = "default"
-    """Its name in the record."""
-    timeout: float | None = Field(default=None, gt=0)
-    """Seconds; null leaves it to rollout.episode_timeout."""
+    """The agent's name in the record."""
+    timeout: float | None = Field(default=None, gt=0)  # seconds; null uses rollout.episode_timeout
     on_timeout: Literal["fail", "judge"] = "fail"
     exit_codes: list[int] | Literal["any"] = [0]
-    """Codes of an episode that went well."""
+    """Exit codes of a successful episode."""
     limits: CommandLimits = Field(default_factory=CommandLimits)
     score: Literal["judge", "printed"] = "judge"
-    """printed: the last line of its output says the reward, or why there is none (`printed.py`)."""
+    """printed: the last line of output has the reward, or an error (`printed.py`)."""
     requirements: str | None = None
-    """A file that lists packages: an environment of Python with them is made before the run, `{venv}` is its Python."""
+    """A requirements file; its Python environment is created before the run and available as `{venv}`."""
 
     @field_validator("command", mode="before")
     @classmethod
@@ -141,7 +142,7 @@ class CommandSettings(BaseModel):
 
     @classmethod
     def read(cls, config: Any, section: str) -> CommandSettings:
-        """The settings of `section` of the composed config. Raises ConfigError."""
+        """Return the settings of `section`. Raises ConfigError."""
         settings = read_section(
             cls, config, section, "how to run the agent", "{command: [...]}", "docs/command_agents.md"
         )
@@ -150,8 +151,8 @@ class CommandSettings(BaseModel):
         return settings
 
     def venv(self, base: Path) -> Path | None:
-        """The Python of the environment that `requirements` asks for, made if it is not there; None without one.
-        Raises UserError."""
+        """Return the Python of the `requirements` environment, created if missing; None without requirements. Raises
+        UserError."""
         if self.requirements is None:
             return None
         wanted = Path(self.requirements).expanduser()
@@ -159,7 +160,7 @@ class CommandSettings(BaseModel):
         return prepare_python(candidate if candidate.exists() else wanted, say=logger.info)
 
     def template_folder(self, base: Path) -> Path | None:
-        """The template: beside the YAML, then in the working directory. Raises ConfigError."""
+        """Return the template folder, next to the YAML or in the working directory. Raises ConfigError."""
         if self.template is None:
             return None
         wanted = Path(self.template).expanduser()
@@ -174,15 +175,15 @@ class CommandSettings(BaseModel):
 
 
 def get_base_folder(config: Any) -> Path:
-    """The YAML's folder."""
+    """Return the folder of the configuration's YAML."""
     return Path(config["ajet"]["base_dir"] or Path.cwd())
 
 
 def fill_placeholders(text: str, values: Mapping[str, str]) -> str:
-    """`text` with the placeholders replaced; other braces stay as they are."""
+    """Replace the placeholders in `text`; other braces stay."""
     return PLACE.sub(lambda match: values.get(match[1], match[0]), text)
 
 
 def list_common_values(base: Path) -> dict[str, str]:
-    """The placeholders that no episode changes."""
+    """Return the placeholders that are equal for all episodes."""
     return {"python": sys.executable, "base": str(base)}

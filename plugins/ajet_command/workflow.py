@@ -1,7 +1,7 @@
-"""CommandWorkflow: an agent that is a command line, as a workflow without code.
+"""CommandWorkflow: an agent run as a command line.
 
-Invariants: an episode's processes end with it (its timeout, its cancellation and the end of ajet included); what the
-command says about the key is blotted out of the record; a command that fails is a failed episode that names why.
+Invariants: an episode's processes end with the episode (timeout, cancellation and end of ajet included); the key is
+redacted from recorded output; a failed command is a failed episode with a reason.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner
 
 RECORDED = 8_000
-"""Characters of each output that the record keeps, the last ones."""
+"""Maximum characters of each recorded output, from its end."""
 SHOWN = 1_500
-"""Characters of them in an error."""
+"""Maximum characters of output in an error."""
 LONGEST_VARIABLE = 100_000
-"""Bytes; Linux takes no longer ones than 128 KiB."""
+"""Bytes; Linux allows 128 KiB."""
 HIDDEN = "[redacted key]"
 
 
 class CommandFailed(AgentFailure):
-    """The command ended with a code that means failure, or could not be started."""
+    """The command exited with a failure code, or could not be started."""
 
 
 class CommandTimedOut(AgentFailure):
-    """The command did not end in time and was ended."""
+    """The command was ended after its timeout."""
 
 
 class CommandOverLimit(AgentFailure):
-    """The command used more than its limits allow and was ended."""
+    """The command was ended after exceeding a limit."""
 
 
 class CommandWorkflow(Workflow):
-    """Runs the command of the YAML section `command_agent`; see docs/command_agents.md. Subclass it to read another
-    section, or to read the outcome otherwise."""
+    """Runs the command of the YAML section `command_agent`; see docs/command_agents.md. Subclasses may read another
+    section or compute another outcome."""
 
     name: str = "command"
     section: ClassVar[str] = "command_agent"
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises UserError for a section that cannot be used, or an environment that cannot be made."""
+        """Check the section and create its environment. Raises UserError."""
         cls.settings(config).venv(get_base_folder(config))
 
     @classmethod
     def needs_judge(cls, config: Any) -> bool:
-        """True unless the command prints the score or a subclass says what an attempt came to."""
+        """True unless the command prints the score or a subclass computes the outcome."""
         is_own = cls.execute is not CommandWorkflow.execute or cls.outcome is not CommandWorkflow.outcome
         return not is_own and cls.settings(config).score != "printed"
 
     @classmethod
     def settings(cls, config: Any) -> CommandSettings:
-        """The settings of the command, out of the composed config. Raises ConfigError."""
+        """Return the settings of the command. Raises ConfigError."""
         return CommandSettings.read(config, cls.section)
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
-        """Make the folder, run the command in it, read the answer, take the folder away."""
+        """Create the folder, run the command, read the answer, remove the folder."""
         settings = self.settings(tuner.config)
         endpoint = tuner.as_oai_baseurl_apikey(agent_name=settings.agent)
         base = get_base_folder(tuner.config)
@@ -98,7 +98,7 @@ class CommandWorkflow(Workflow):
                 await asyncio.shield(asyncio.to_thread(folder.remove))
 
     def answer(self, settings: CommandSettings, ended: Ended, folder: EpisodeFolder) -> str:
-        """The agent's answer: its standard output, the last line of it that is not empty, or a file."""
+        """Return the agent's answer: standard output, its last non-empty line, or a file."""
         if settings.answer.startswith("file:"):
             return folder.read_answer(settings.answer.removeprefix("file:"))
         if settings.answer == "last_line":
@@ -107,7 +107,7 @@ class CommandWorkflow(Workflow):
         return ended.stdout
 
     def outcome(self, workflow_task: WorkflowTask, ended: Ended, answer: str) -> WorkflowOutput:
-        """What the episode came to. Override it to give a reward of your own; here the judge decides."""
+        """Return the outcome of the episode. Override for a reward of your own; by default the judge decides."""
         used = {
             "exit_code": ended.code,
             "ended_by": ended.ended_by,
@@ -163,7 +163,7 @@ class CommandWorkflow(Workflow):
 
 
 async def _run_command(order: CommandSpec) -> Ended:
-    """Run it in a thread of its own; a cancellation ends the command, and is passed on once it has ended."""
+    """Run the command in a thread. A cancellation ends the command and is raised after its end."""
     try:
         running = RunningCommand(order)
     except OSError as error:
@@ -184,7 +184,7 @@ def _build_environment(
     values: Mapping[str, str],
     folder: EpisodeFolder,
 ) -> dict[str, str]:
-    """The program's variables: those inherited, then the episode's addresses and keys, then the YAML's."""
+    """Return the command's variables: inherited ones, then the episode's addresses and keys, then the YAML's."""
     environment: dict[str, str | None] = {**select_inherited(os.environ, settings.env)}
     environment |= {
         **endpoint.environment,
@@ -212,7 +212,7 @@ def _build_environment(
 
 
 def _get_question(workflow_task: WorkflowTask) -> str:
-    """The task as text; of a task that is given as messages, the last one of the user."""
+    """Return the task as text; for a task of messages, the last user message."""
     task = workflow_task.task
     if task.main_query:
         return task.main_query
@@ -221,7 +221,7 @@ def _get_question(workflow_task: WorkflowTask) -> str:
 
 
 def _describe_task(workflow_task: WorkflowTask, settings: CommandSettings) -> dict[str, Any]:
-    """The part of the task that the agent may read: not its answer, unless `metadata` names it."""
+    """Return the task visible to the agent: without its answer, unless `metadata` names it."""
     task = workflow_task.task
     return {
         "task_id": task.task_id,
@@ -232,7 +232,7 @@ def _describe_task(workflow_task: WorkflowTask, settings: CommandSettings) -> di
 
 
 def _format_value(value: Any) -> str:
-    """Text as it is, everything else as JSON."""
+    """Return texts unchanged, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -242,7 +242,7 @@ def _redact_secret(ended: Ended, secret: str) -> None:
 
 
 def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
-    """Raises AgentFailure for an end that is none of the agent's own, or that its exit code calls a failure."""
+    """Raise AgentFailure for a forced end or a failure code."""
     limits = settings.limits
     excesses = {
         "memory": f"more than {limits.memory_mb:g} MB of memory (limits.memory_mb)" if limits.memory_mb else "",
@@ -275,6 +275,6 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
 
 
 def _format_last_output(ended: Ended) -> str:
-    """The end of what it printed."""
+    """Return the end of the command's output."""
     last = (ended.stderr.strip() or ended.stdout.strip())[-SHOWN:]
     return f"; it said last:\n{last}" if last else ""

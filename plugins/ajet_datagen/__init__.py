@@ -1,1 +1,3 @@
-"""Task readers that make tasks: of documents and examples, written by a model, and of traces of a deployed agent."""
+"""Task readers `data_generation` (tasks written by a model from documents and examples) and `tracing` (tasks from
+traces of a deployed agent).
+"""

@@ -1,9 +1,9 @@
-"""Which tasks say the same: by their letters, and by an embedding model where one is named.
+"""Find duplicate tasks by letters, and by an embedding model if configured.
 
-Invariant: of tasks that are alike by any measure the first one stays, in the order given; what is compared is the
-question alone. Where the caller says so, numbers make two tasks of what else is one: a question with other numbers has
-another answer. By letters: cosine of the counts of runs of four characters (case and spaces aside), which finds one
-wording twice and no paraphrase; a model finds paraphrases, and takes some words for one another that are not.
+Invariant: among duplicates by any measure the first task stays, in the given order; only questions are compared.
+Optionally, different numbers make two tasks distinct: another number has another answer. The letter measure is the
+cosine of counts of four-character runs (case and spaces ignored): it finds repeated wordings but no paraphrases. A
+model finds paraphrases, with some false matches.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 Vectors = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.int64]
-RUN = 4
-"""Characters of a run."""
+RUN = 4  # characters of a run
 WIDTH = 4096
-"""Of a vector of counts; runs share a place by chance."""
+"""Size of a count vector; runs share entries by hash collisions."""
 ROUNDING = 1e-6
-"""By which the cosine of equal vectors may fall short of 1."""
+"""Numerical tolerance of the cosine of equal vectors."""
 
 
 FIGURES = re.compile(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", re.ASCII)
@@ -31,16 +30,16 @@ FIGURES = re.compile(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?", re
 
 @dataclass(frozen=True, slots=True)
 class SimilarityMeasure:
-    """One way to tell how alike texts are: vectors of length 1, and the cosine from which on two count as one."""
+    """One similarity measure: vectors of length 1, and the cosine from which two texts are duplicates."""
 
     vectors: Vectors
     threshold: float
     known: Vectors | None = None
-    """Of texts that none may be like."""
+    """Vectors of other texts which no selected text may resemble."""
 
 
 def count_letter_runs(texts: Sequence[str]) -> Vectors:
-    """[N, WIDTH] of length 1."""
+    """Return [N, WIDTH] letter vectors of length 1."""
     vectors = np.zeros((len(texts), WIDTH), np.float32)
     for row, text in enumerate(texts):
         plain = re.sub(r"\s+", " ", text.casefold()).strip()
@@ -50,14 +49,14 @@ def count_letter_runs(texts: Sequence[str]) -> Vectors:
 
 
 def normalize_vectors(vectors: Vectors) -> Vectors:
-    """The vectors, each scaled to length 1."""
+    """Scale each vector to length 1."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths == 0, 1, lengths)
 
 
 def index_numbers(texts: Sequence[str]) -> Numbers:
-    """[N] equal for texts with the same numbers, in whatever order and as often each; 0 for those without one. Read are
-    those in figures: 1,000 is 1000, and 3.50 is 3.5."""
+    """Return [N] an index for each set of numbers in a text, in any order; 0 for a text without numbers. Figures are
+    normalised: 1,000 is 1000, 3.50 is 3.5."""
     known: dict[tuple[str, ...], int] = {(): 0}
     found = np.zeros(len(texts), np.int64)
     for row, text in enumerate(texts):
@@ -67,14 +66,18 @@ def index_numbers(texts: Sequence[str]) -> Numbers:
 
 
 def can_be_duplicates(numbers: Numbers, others: Numbers | np.int64) -> npt.NDArray[np.bool_]:
-    """Whether texts with these numbers (`numbers_of`, of both together) can be one: the same, or one has none."""
+    """True where texts with these number indexes (`index_numbers` of both together) can be duplicates: equal numbers,
+    or a text without numbers."""
     return (numbers == others) | (numbers == 0) | (others == 0)
 
 
 def select_distinct(*measures: SimilarityMeasure, numbers: Numbers | None = None) -> list[int]:
-    """Places of those that are, by all measures, less alike than its threshold to every earlier one that stays, and to
-    all `known`. The measures are of the same texts. `numbers`: of these and then of those known, as `numbers_of` has
-    them: two that have other ones are not alike; None: numbers are letters like any."""
+    """Return the indexes of texts that are below the threshold, by all measures, to every earlier selected text and to
+    all `known` texts.
+
+    All measures are of the same texts. `numbers`: `index_numbers` of these and then of the known texts; different
+    numbers are never duplicates. None: numbers are ordinary letters.
+    """
     places: list[int] = []
     held = [_ComparedTexts(measure, numbers) for measure in measures]
     for place in range(len(measures[0].vectors)):
@@ -86,7 +89,7 @@ def select_distinct(*measures: SimilarityMeasure, numbers: Numbers | None = None
 
 
 class _ComparedTexts:
-    """The texts, by one measure, that the next one may not be like."""
+    """The vectors which the next text must not resemble, by one measure."""
 
     def __init__(self, measure: SimilarityMeasure, numbers: Numbers | None) -> None:
         self._measure, count = measure, len(measure.vectors)
@@ -108,8 +111,8 @@ class _ComparedTexts:
 
 
 def select_unlike(vectors: Vectors, known: Vectors, threshold: float, numbers: Numbers | None = None) -> list[int]:
-    """Places of those that are less alike than `threshold` to all `known`: what may be trained on, held-out ones
-    known. `numbers`: as `first_of_each` takes them."""
+    """Return the indexes of texts below `threshold` to all `known` texts, such as training tasks unlike held-out tasks.
+    `numbers`: as in `select_distinct`."""
     if not len(known) or not len(vectors):
         return list(range(len(vectors)))
     cosines = vectors @ known.T

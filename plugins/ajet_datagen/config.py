@@ -1,4 +1,4 @@
-"""Keys of the readers `data_generation` and `tracing`, each in a section of the reader's name below `task_reader`."""
+"""Configuration of the readers `data_generation` and `tracing`: a section of the reader's name below `task_reader`."""
 
 from __future__ import annotations
 

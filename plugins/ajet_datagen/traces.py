@@ -1,4 +1,4 @@
-"""`ajet traces`."""
+"""Command-line options of `ajet traces`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def traces(
     conf: Conf = None,
     overrides: Overrides = None,
 ) -> int:  # fmt: skip
-    """Make tasks, rows to learn and pairs of what a deployed agent said."""
+    """Make tasks, training rows and preference pairs from traces of a deployed agent."""
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.config.experiment import load_defaults

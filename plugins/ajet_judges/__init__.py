@@ -1,1 +1,1 @@
-"""Judges: models of other servers, and rubrics that they write and grade by."""
+"""Judges: models at servers, and rubrics written and applied by models."""

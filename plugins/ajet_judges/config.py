@@ -1,4 +1,4 @@
-"""Keys below `task_judge` of models that judge, and of rubrics."""
+"""Configuration of model judges and rubrics, below `task_judge`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelJudgeConfig(Section):
 
 
 class RubricsAutoGrader(Section):
-    """A model that first writes rubrics from labelled examples, then grades by them. See docs/rubrics.md."""
+    """A model that writes rubrics from labelled examples and grades by them. See docs/rubrics.md."""
 
     model_name: str = key(
         "qwen-max", "Model that writes and grades, where `task_judge.judges` names none.", min_length=1

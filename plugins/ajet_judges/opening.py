@@ -1,6 +1,6 @@
-"""The judges that this package opens for a run.
+"""Open this package's judges for a run.
 
-Invariant: a run without one of them loads none of their code.
+Invariant: a run without them loads none of their code.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def open_rubrics(experiment: Experiment) -> RubricsJudge:
 
 
 def open_ranking_models(experiment: Experiment) -> ModelJudge | None:
-    """Open the models of `task_judge.judges` as ones that rank the attempts at a task; None without any. Raises
-    UserError."""
+    """Open `task_judge.judges` as models that rank the attempts at a task; None if empty. Raises UserError."""
     if not JudgeKeys.of(experiment.ajet).judges:
         return None
     from ajet_judges.model_judge import ModelJudge

@@ -1,6 +1,6 @@
-"""Whether a model that is to judge is there, for the list of what a run stands on.
+"""List judging models among the services of a run.
 
-Invariant: one that answers will do, for the others stand in for each other; nothing is sampled.
+Invariant: one reachable model is enough, because models replace each other; the check samples no token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def list_services(experiment: Experiment) -> Iterator[RequiredService]:
-    """The models of `task_judge.judges`, as one; without them the one of `rubrics_auto_grader`, where that judges."""
+    """Yield the models of `task_judge.judges` as one service, or the model of `rubrics_auto_grader` if it judges."""
     judges = JudgeKeys.of(experiment.ajet).judges
     if not judges and experiment.ajet.task_judge.judge_type != "rubrics_auto_grader":
         return  # without loading what asks models

@@ -1,11 +1,11 @@
-"""Episodes as GRPOTrainer's `rollout_func`: it asks for completions, and gets what agents did.
+"""Provide ajet's episodes as GRPOTrainer's `rollout_func`.
 
-TRL's data set is one step of prompts that say nothing: which tasks a step has is ajet's order, as on every backbone.
+TRL's data set is one step of dummy prompts: ajet's task order decides the tasks of a step, as on every backbone.
 
-Invariants: an episode is one row of exact tokens, with mask 1 where the policy sampled; its reward is ajet's judge's,
-None where it has none, which TRL leaves out of the group's baseline. One that is not one sequence (a team of agents, a
-context that was written anew) counts in the baseline, trains no token, and is said. TRL's own generation, its chat
-templates and its reward models are never asked.
+Invariants: an episode is one row of exact tokens, with mask 1 at sampled tokens. The reward comes from ajet's judge;
+TRL leaves episodes without a reward out of the group's baseline. An episode of several sequences (several agents, a
+rewritten context) counts in the baseline, trains no token, and is logged. TRL's generation, chat templates and reward
+models are not used.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 NOTHING: dict[str, list[Any]] = {"prompt_ids": [0], "completion_ids": [0], "env_mask": [0], "logprobs": [0.0]}
-"""The row of an episode that trains nothing."""
+"""The row of an episode without trained tokens."""
 
 
 class TrlRollout:
-    """Called by the trainer once a step, with as many prompts as it is to have episodes."""
+    """Called by the trainer once a step, with one prompt for each episode."""
 
     __name__ = "episodes"  # TRL asks its functions for one
 
@@ -41,7 +41,7 @@ class TrlRollout:
         self._order, self._repeats = order, repeats
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
-        """Play a step. Raises UserError where every episode failed."""
+        """Run the episodes of a step. Raises UserError if every episode failed."""
         step = int(trainer.state.global_step)
         self._engine.weights_changed(step)  # its tensors are the trainer's
         count = len(prompts) // self._repeats
@@ -67,7 +67,7 @@ class TrlRollout:
 
 
 def build_row(episode: Episode) -> dict[str, list[Any]]:
-    """Its one timeline: what was there before the first sampled token, and what came from then on."""
+    """Return the episode's only timeline, split at the first sampled token."""
     sampled = [timeline for timeline in episode.timelines if timeline.sampled] if episode.scored else []
     if len(sampled) != 1:
         return NOTHING
@@ -83,5 +83,5 @@ def build_row(episode: Episode) -> dict[str, list[Any]]:
 
 
 def verdicts(verdict: Sequence[float | None], **others: Any) -> list[float | None]:
-    """TRL's reward function: what ajet's judge said."""
+    """Return the judge's rewards, as TRL's reward function."""
     return list(verdict)

@@ -1,8 +1,8 @@
-"""Where TRL is installed. Nothing of it is imported.
+"""Find TRL without importing it.
 
-Invariant: one version, and never where verl's processes find it: verl patches a class of any trl, which this one does
-not have. So it lies in a folder (`TRL_FOLDER`) that only the trainer's process looks into, or in an environment without
-verl.
+Invariant: TRL has one supported version, and verl's processes never find it: verl patches a class which this version of
+TRL does not have. So TRL is installed in a folder (`TRL_FOLDER`) used only by the trainer's process, or in an
+environment without verl.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ajet.schema.commands import format_install
 from ajet.schema.errors import UserError
 
 VERSION = "1.16.0"
-"""The one whose trainer the adapter fits."""
+"""The supported version of TRL."""
 TRL_FOLDER = Path("share") / "trl"
-"""Below the environment: where `make setup` fetches it."""
+"""Folder below the environment; `make setup` installs TRL there."""
 
 
 def require_trl() -> Path | None:
-    """The folder that the trainer's process has to look into; None where it is installed. Raises UserError without it,
-    for another version, and for one installed beside verl."""
+    """Return the folder to add to the trainer's path; None if TRL is installed. Raises UserError without TRL, for
+    another version, or with verl in the same environment."""
     folder = Path(sys.prefix) / TRL_FOLDER
     brings = f"{format_install(f'trl=={VERSION}')} --no-deps --target {shlex.quote(str(folder))}"
     installed, separate = _find_version(None), _find_version(folder)

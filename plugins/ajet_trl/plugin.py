@@ -1,4 +1,4 @@
-"""What ajet knows of this package before its code is loaded."""
+"""The plug-in descriptor, readable without loading the package's code."""
 
 from __future__ import annotations
 

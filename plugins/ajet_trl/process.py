@@ -1,7 +1,7 @@
-"""The process that trains with TRL: `python -m ajet_trl.process TOLD`, started by TrlTrainer.
+"""The training process with TRL: `python -m ajet_trl.process FILE`, started by TrlTrainer.
 
-Invariants: the engine samples from the very tensors that TRL's optimizer changes; the process ends when whoever started
-it has gone (its standard input closes); a mistake of the person's is written down for them, not printed as a traceback.
+Invariants: the engine samples from the tensors trained by TRL's optimizer; the process exits with its parent (at the
+end of standard input); user errors are written into a file for the parent, without a traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Answers the exit code."""
+    """Train by the file of arguments; return the exit code."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     from ajet.record import RunDirectory
     from ajet_ray.shipped_experiment import restored
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def run_training(experiment: Experiment, run: RunDirectory) -> None:
-    """To the last step; the model goes into the run's folder. Raises UserError."""
+    """Train to the last step and save the model into the run's folder. Raises UserError."""
     from contextlib import closing
 
     from datasets import Dataset
@@ -87,7 +87,7 @@ def run_training(experiment: Experiment, run: RunDirectory) -> None:
 
 
 class SharedModel:
-    """The model that TRL trains, and the engine that samples from its tensors."""
+    """The model trained by TRL, and the engine that samples from its tensors."""
 
     def __init__(self, experiment: Experiment) -> None:
         import torch
@@ -110,7 +110,7 @@ class SharedModel:
         self.engine = TransformersEngine(self.trained, max_num_seqs=config.rollout.max_num_seqs, max_model_len=longest)
 
     def close(self) -> None:
-        """End the engine."""
+        """Stop the engine and its threads."""
         self.engine.close()
 
 

@@ -1,7 +1,7 @@
 """TrlTrainer: AgentTrainer's engine `trl`.
 
-Invariants: what will not do is said before its process starts; that process ends with this one; what the two tell each
-other lies in a folder of their own, so that two trainers of one `run_path` never read each other's.
+Invariants: settings are checked before the process starts; the process ends with this one; both exchange files in a
+temporary folder, so trainers with the same `run_path` do not interfere.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from ajet_trl.settings import SECTION, build_grpo_settings
 
 
 class TrlTrainer(RunProcessor):
-    """Trains with TRL's GRPOTrainer, in an environment of its own. Agent, data and reward become ajet's, as for every
-    engine (`RunProcessor`); the optimizer and the steps are TRL's."""
+    """Trains with TRL's GRPOTrainer in a separate process. Agent, data and reward are ajet's, as for every engine
+    (`RunProcessor`); the optimizer and the steps are TRL's."""
 
     backbone = "local"  # whose keys the configuration has
     sections = (SECTION,)
@@ -32,13 +32,13 @@ class TrlTrainer(RunProcessor):
         self.folder = require_trl()
 
     def check_config(self, config: Any = None) -> dict[str, Any]:
-        """See RunProcessor. Raises ValueError, too, for what GRPOTrainer has not."""
+        """Check the configuration as RunProcessor does. Raises ValueError for settings unsupported by GRPOTrainer."""
         merged = super().check_config(config)
         build_grpo_settings(self.experiment(), merged["ajet"].get("trainer_common") or {})
         return merged
 
     def train(self) -> None:
-        """Run it in a process that finds TRL. Raises UserError; RunFailed where the process ends without a word."""
+        """Run the training process. Raises UserError, or RunFailed if the process fails without a message."""
         experiment = self.experiment()
         experiment.require_ready()
         from ajet_ray.shipped_experiment import carried

@@ -1,7 +1,7 @@
-"""ajet's keys as GRPOConfig's.
+"""Convert ajet's settings to GRPOConfig.
 
-Invariant: a key means what it means on every backbone, or it is refused: nothing that was set is left unread. What
-only TRL has stands in the section `trl`, by TRL's own names.
+Invariant: a key means the same as on every backbone, or is refused; no setting is ignored. Settings of TRL alone are in
+the section `trl`, with TRL's names.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ READ = {
     "optim.eps", "optim.grad_clip", "algorithm.adv_estimator", "algorithm.norm_adv_by_std", "algorithm.clip_low",
     "algorithm.clip_high", "algorithm.loss_aggregation",
 }  # fmt: skip
-"""Of `trainer_common`."""
+"""Keys of `trainer_common` converted to GRPOConfig."""
 _LOSSES = {"sequence": "grpo", "token": "dapo", "sequence-sum": "dr_grpo"}
 
 
 def build_grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What GRPOConfig is made with, but for folders, steps and device. `given`: the `trainer_common` that somebody
-    wrote. Raises ValueError."""
+    """Return the arguments of GRPOConfig without folders, steps and device. `given`: the configured `trainer_common`.
+    Raises ValueError."""
     unread = sorted(set(_list_paths(given)) - READ)
     if unread:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Tasksets of `verifiers`, played in an environment of their own as agents that are a command.
+"""Tasksets of the package `verifiers`, run as command agents in an environment of their own.
 
-In: the section `verifiers` of a YAML. Out: tasks, and episodes whose model calls went through the gateway. Invariant:
-their package is in an environment that its requirements ask for, never in ajet's process; what failed there outside the
-model is the failure of whom it was, never a reward.
+In: the section `verifiers` of a YAML. Out: tasks, and episodes with model calls through the gateway. Invariant: the
+package lives in an environment made from its requirements, never in ajet's process; a failure outside the model is
+attributed to its boundary, never a reward.
 """

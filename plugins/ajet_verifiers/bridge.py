@@ -1,11 +1,11 @@
-"""What runs in the environment that has `verifiers`: lists the tasks of a taskset, or plays one at OPENAI_BASE_URL.
+"""Run in the environment with `verifiers`: list a taskset's tasks, or run one task at OPENAI_BASE_URL.
 
     python bridge.py tasks '{"taskset": {"id": "sums"}}' --count 100
     python bridge.py play  '{"taskset": {"id": "sums"}}' --index 7
 
-Invariants: ajet never imports their package, and this file nothing of ajet's. The last line of `play` is
-`{"reward", "errors", "answer", "metrics"}`; each error says whose it is in ajet's words, so that what failed outside
-the model is no reward. Everything that they print goes to standard error.
+Invariants: ajet never imports `verifiers`, and this file never imports ajet. The last line of `play` is `{"reward",
+"errors", "answer", "metrics"}`; each error has its boundary in ajet's words, so a failure outside the model is never a
+reward. All other output goes to standard error.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ BOUNDARIES = {
     "InterceptionError": "environment",
     "TunnelError": "environment",
 }
-"""Their types of errors, and whose failure each is; any other is the environment's."""
+"""Error type of `verifiers` -> boundary; other types are environment failures."""
 SETUP = "harness setup:"
-"""Begins what a HarnessError says that came before the agent did anything."""
+"""Prefix of a HarnessError raised before the agent started."""
 SAY_S, AGAIN_S, PAUSE_S = 3.0, 15.0, 0.1
 LONGEST = 2000
-"""Characters of an error's message."""
+"""Maximum characters of an error message."""
 
 
 def main() -> int:
-    """Exit code 0 where a line was printed, whatever it says."""
+    """Exit code 0 after a printed line, whatever its content."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("tasks", "play"))
     parser.add_argument("environment", help="their [env] block as JSON")
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def list_tasks(environment: dict[str, Any], count: int) -> list[dict[str, Any]]:
-    """The first tasks: index, id and the text of the prompt."""
+    """Return the first tasks: index, id and prompt text."""
     taskset = _open_environment(environment).taskset
     return [
         {"index": index, "id": task.data.id or task.data.name or "", "prompt": task.data.prompt_text}
@@ -78,7 +78,7 @@ def list_tasks(environment: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def play_episode(environment: dict[str, Any], index: int) -> dict[str, Any]:
-    """Play one episode of task `index`; answers the line that says its reward or its errors."""
+    """Run one episode of task `index`; return the line with its reward or errors."""
     try:
         return build_result(asyncio.run(_play_task(environment, index)))
     except Exception as problem:  # noqa: BLE001 - code of a taskset, which may raise anything; said, never a reward
@@ -86,8 +86,11 @@ def play_episode(environment: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def build_result(episode: Any) -> dict[str, Any]:
-    """What an Episode came to. One that is not `ok`, where an attempt failed (its calls were captured, too), where not
-    exactly one agent is the one to train, or where another agent asks the trained model, has no reward."""
+    """Return the result of an Episode.
+
+    There is no reward if the episode is not `ok`, if an attempt failed (its calls were captured too), if the number of
+    trained agents is not one, or if another agent uses the trained model.
+    """
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     blamed = trained if episode.ok else episode.traces  # another agent's that it got over cost the trained one nothing
     raised = [*episode.errors, *(error for trace in blamed for error in trace.errors)]
@@ -112,7 +115,7 @@ def build_result(episode: Any) -> dict[str, Any]:
 
 
 def make_error(kind: str, message: str) -> dict[str, str]:
-    """An error, and whose it is."""
+    """Return an error with its boundary."""
     boundary = "environment" if message.startswith(SETUP) else BOUNDARIES.get(kind, "environment")
     return {"boundary": boundary, "type": kind, "message": message[-LONGEST:]}
 
@@ -128,8 +131,11 @@ def _open_environment(environment: dict[str, Any]) -> Any:
 
 
 def lock_preparation(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Their function that lets `uv` make the environment of a harness, for one process at a time: two that make the
-    same one at once, as the first two episodes do, get in each other's way. Later ones wait for nobody."""
+    """Wrap the function of `verifiers` that creates a harness environment with `uv`, to run in one process at a time.
+
+    Two processes creating the same environment, such as the first two episodes, would disturb each other. Later
+    episodes find the environment and do not wait.
+    """
 
     @functools.wraps(prepare)
     async def prepared(runtime: Any, script: str | bytes, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +156,7 @@ def lock_preparation(prepare: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
 
 
 async def _take_lock(lock: IO[str]) -> None:
-    """Once no other process has it. It is said for what is waited, on standard error like all that is printed here."""
+    """Wait for the lock, with a message on standard error."""
     next_message = time.monotonic() + SAY_S
     while True:
         try:

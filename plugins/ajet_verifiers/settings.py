@@ -1,6 +1,6 @@
 """The YAML section `verifiers`.
 
-Invariant: it is read in one place, for the tasks and for the episodes, so that both speak of the same taskset.
+Invariant: tasks and episodes read the section through this module, so both use the same taskset.
 """
 
 from __future__ import annotations
@@ -16,51 +16,50 @@ from ajet_command.settings import PLACE, CommandLimits, CommandSettings, get_bas
 SECTION = "verifiers"
 BRIDGE = Path(__file__).with_name("bridge.py")
 CLEARED: dict[str, str | None] = dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"))
-"""Variables of ajet's own Python, which another one cannot use."""
+"""Variables of ajet's Python, unset for another Python."""
 
 
 class VerifiersSettings(BaseModel):
-    """Which taskset is played, by what, and where."""
+    """The taskset, its agents and environment."""
 
     model_config = ConfigDict(extra="forbid")
 
     taskset: str
-    """Its id: an installed package, one of theirs, or a module in the YAML's folder."""
-    config: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the taskset."""
+    """Id of an installed taskset, of one included in `verifiers`, or of a module in the YAML's folder."""
+    config: dict[str, Any] = Field(default_factory=dict)  # settings of the taskset
     env: dict[str, Any] = Field(default_factory=dict)
-    """Their `[env]` block besides: which environment, the agents' harness, timeouts. By default one agent with the
-    harness `null`, a loop of chat and tools, in a process on this machine."""
+    """Further `[env]` settings of `verifiers`: environment, harness, timeouts. Default: one agent with the harness
+    `null`, a loop of chat and tools, in a local process."""
     requirements: str = "requirements.txt"
-    """A file that lists `verifiers` and the taskset's packages."""
+    """A requirements file with `verifiers` and the taskset's packages."""
     train: int = Field(default=512, ge=1)
-    """So many tasks are trained on (fewer where the taskset has fewer) …"""
+    """Number of training tasks, fewer if the taskset is smaller."""
     validation: int = Field(default=16, ge=0)
-    """… behind so many, the first ones, that are held out."""
+    """Number of held-out tasks: the first ones."""
     timeout: float | None = Field(default=None, gt=0)
-    """Seconds of an episode; null leaves it to rollout.episode_timeout."""
+    """Seconds of an episode; null uses rollout.episode_timeout."""
     variables: dict[str, str | None] = Field(default_factory=dict)
-    """More environment variables, such as keys that the taskset needs."""
+    """Additional environment variables, such as keys for the taskset."""
     limits: CommandLimits = Field(default_factory=CommandLimits)
 
     @classmethod
     def read(cls, config: Any) -> VerifiersSettings:
-        """The settings of the composed config. Raises ConfigError."""
+        """Return the settings. Raises ConfigError."""
         return read_section(cls, config, SECTION, "what is played", "{taskset: NAME}", "docs/environments.md")
 
     def encode_block(self) -> str:
-        """Their `[env]` block as JSON. What looks like a placeholder of the command stays as it is."""
+        """Return the `[env]` block as JSON, with the command's placeholders escaped."""
         agent = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
         block = {} if self.env else {"agent": agent}
         written = json.dumps({**block, **self.env, "taskset": {**self.config, "id": self.taskset}})
         return PLACE.sub(lambda found: "\\u007b" + found[0][1:], written)
 
     def build_command(self, verb: str, base: Path) -> list[str]:
-        """The bridge, by the Python that has their package."""
+        """Return the command of the bridge, in the taskset's environment."""
         return ["{venv}", "-I", str(BRIDGE), verb, self.encode_block(), "--path", str(base)]
 
     def as_command(self, config: Any) -> CommandSettings:
-        """The command that plays one episode."""
+        """Return the command settings of one episode."""
         return CommandSettings(
             command=[*self.build_command("play", get_base_folder(config)), "--index", "{metadata.index}"],
             requirements=self.requirements,

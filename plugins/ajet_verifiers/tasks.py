@@ -1,6 +1,6 @@
 """VerifiersTasks: the tasks of a taskset, as a task reader (`task_reader.type`).
 
-Invariant: a task is a position in the taskset's order; held-out tasks are the first ones and never trained on.
+Invariant: a task is an index in the taskset's order; held-out tasks are the first ones and never trained on.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ajet_command.settings import get_base_folder
 from ajet_verifiers.settings import CLEARED, VerifiersSettings
 
 LIMIT_S = 600.0
-"""For listing them: a taskset may download its data first."""
+"""Timeout for listing tasks; a taskset may download data first."""
 
 
 class VerifiersTasks:
-    """A task reader: `task_reader.type: ajet_verifiers.tasks->VerifiersTasks`."""
+    """Reads a taskset; configured by `task_reader.type: ajet_verifiers.tasks->VerifiersTasks`."""
 
     def __init__(self, config: Any) -> None:
         self._settings, self._config = VerifiersSettings.read(config), config
         self._rows: list[dict[str, Any]] = []
 
     def has(self, split: str) -> bool:
-        """See TaskReader."""
+        """True for training, and for validation with held-out tasks."""
         return split == "train" or self._settings.validation > 0
 
     def tasks(self, split: str) -> list[Task]:
-        """Raises TaskError where they cannot be listed, UserError where their environment cannot be made."""
+        """Return the tasks. Raises TaskError if listing fails, UserError if the environment cannot be created."""
         self._rows = self._rows or self._list_rows()
         held_out = self._settings.validation
         rows = self._rows[held_out:] if split == "train" else self._rows[:held_out]

@@ -1,6 +1,6 @@
 """VerifiersWorkflow: an episode of a taskset as a command.
 
-Invariant: it is a CommandWorkflow, whose command is the bridge; everything else about it is the same.
+Invariant: the workflow differs from CommandWorkflow only in its command, the bridge.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ajet_verifiers.settings import SECTION, VerifiersSettings
 
 
 class VerifiersWorkflow(CommandWorkflow):
-    """Plays the taskset of the YAML section `verifiers`; its tasks come from VerifiersTasks."""
+    """Runs the taskset of the YAML section `verifiers`; VerifiersTasks provides the tasks."""
 
     name: str = "verifiers"
     section: ClassVar[str] = SECTION
 
     @classmethod
     def settings(cls, config: Any) -> CommandSettings:
-        """See CommandWorkflow."""
+        """Return the command settings of the section."""
         return VerifiersSettings.read(config).as_command(config)

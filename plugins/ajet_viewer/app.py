@@ -1,10 +1,9 @@
-"""The viewer over HTTP: the page's own files, and JSON.
+"""Serve the viewer's page and JSON over HTTP.
 
-Invariants: what is there is only read, but for a person's own notes of a run, which one PUT replaces, from the page
-itself alone (its origin, its JSON, its key); every answer carries a content security policy under which nothing but the
-package's own files runs, and no image is shown but those that the record itself holds; a request that names another
-host than the one it was started for is refused (so that a page elsewhere cannot read it by a name of its own), and
-where there is a key, each request needs it: as `token` in its address, or in the cookie that the page leaves.
+Invariants: requests only read, except one PUT for a run's notes, accepted only from the page itself (origin, JSON,
+key). Every response has a content security policy that allows only the package's own files, and images of the record. A
+request for another host name is refused, so that a foreign page cannot read the viewer through its own DNS name. With a
+key, each request needs it: as `token` in the address, or in the cookie set by the page.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ HEADERS = {
 }
 
 ENDED_EARLY = ("failed", "stopped", "interrupted")
-"""States of a run."""
+"""States of runs with a failure to explain."""
 SpellFor = Callable[[Path], Spell | None]
-"""A run's folder to what spells its tokens; None when its tokenizer cannot be had."""
+"""Run folder -> speller of token ids; None without a tokenizer."""
 
 
 class Views:
-    """Answers the page's requests as plain values. One a server; thread-safe."""
+    """Answers the page's requests as plain values. One instance a server; thread-safe."""
 
     def __init__(self, library: Library, spell_for: SpellFor) -> None:
         self.library = library
@@ -71,7 +70,7 @@ class Views:
         self._spelling = threading.Lock()
 
     def runs(self) -> dict[str, Any]:
-        """The index, each run with those of its settings in which not all runs agree."""
+        """Return all runs, each with the settings that differ between runs."""
         rows = self.library.runs()
         settings = [self._settings.of(self.library.root / row["name"]) for row in rows]
         keys = find_differing_keys(settings)
@@ -86,7 +85,7 @@ class Views:
         return save_notes(self.library.path(name), given)
 
     def run(self, name: str) -> dict[str, Any]:
-        """A run's row, and what `ajet prove` said of it; of one that ended early, or debugged, what tells why, too."""
+        """Return a run's row and its last proof; for a failed or debug run also failed episodes and the log's end."""
         folder = self.library.path(name)
         row = self.library.run(name) | {"proof": episode_page.read_proof(folder)}
         row["off"] = list_off_curves(self._settings.of(folder))
@@ -98,47 +97,47 @@ class Views:
         return {**row, "failed": failed, "log": read_log_end(folder)}
 
     def live(self, name: str) -> dict[str, Any]:
-        """The status of a run, as `ajet status` says it."""
+        """Return a run's status, as `ajet status` does."""
         folder = self.library.path(name)
         if folder not in self._checkpoints:
             self._checkpoints[folder] = checkpoints_of(folder)
         return read_live_status(folder, self._checkpoints[folder]).as_json()
 
     def metrics(self, name: str, start: int) -> dict[str, Any]:
-        """See read_metrics."""
+        """Return the metrics rows after byte `start`."""
         return read_metrics(self.library.path(name), start)
 
     def config(self, name: str) -> dict[str, Any]:
-        """See build_config_page."""
+        """Return a run's configuration with origins."""
         return build_config_page(self.library.path(name))
 
     def episodes(self, name: str, query: dict[str, str]) -> dict[str, Any]:
-        """A window of the table. Raises FilterError."""
+        """Return a window of the episode table. Raises FilterError."""
         wanted = TableFilter.from_query(query)
         table = self.table(name)
         table.read_new_rows()
         return select_rows(table, wanted)
 
     def tasks(self, name: str) -> dict[str, Any]:
-        """See build_task_matrix."""
+        """Return validation results by task and step."""
         table = self.table(name)
         table.read_new_rows()
         judge_change = last_judge_change(self.library.path(name))
         return {**build_task_matrix((row for row, _ in table.rows()), judge_change), "complete": table.is_complete}
 
     def rewards(self, name: str) -> dict[str, Any]:
-        """See build_reward_bins."""
+        """Return reward histograms by split and step."""
         table = self.table(name)
         table.read_new_rows()
         return {"splits": build_reward_bins(row for row, _ in table.rows()), "complete": table.is_complete}
 
     def episode(self, name: str, uuid: str) -> dict[str, Any]:
-        """An episode's page."""
+        """Return an episode without its tokens."""
         row, place = self._find_episode(name, uuid)
         return episode_page.build_episode_page(*episode_page.read_episode(place), step=row["step"])
 
     def tokens(self, name: str, uuid: str, line: int, start: int, stop: int) -> dict[str, Any]:
-        """Some tokens of an episode."""
+        """Return tokens [start, stop) of an episode's line."""
         episode, _ = episode_page.read_episode(self._find_episode(name, uuid)[1])
         try:
             timeline = episode_page.list_token_lines(episode)[line]
@@ -147,11 +146,11 @@ class Views:
         return episode_page.build_token_window(episode, timeline, start, stop, self._load_speller(name))
 
     def raw(self, name: str, uuid: str) -> bytes:
-        """An episode's line as recorded."""
+        """Return an episode's recorded line."""
         return read_line(self._find_episode(name, uuid)[1])
 
     def table(self, name: str) -> EpisodeTable:
-        """The run's table."""
+        """Return the run's episode table."""
         folder = self.library.path(name)
         return self._tables.setdefault(folder, EpisodeTable(folder))
 
@@ -173,7 +172,8 @@ class Views:
 
 
 def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starlette:
-    """`hosts`: what a request's Host may be (with port); empty: any. `key`: what each request must know, or None."""
+    """Build the application. `hosts`: accepted Host headers with port, or empty for any; `key`: key required of each
+    request, or None."""
 
     def admitted(request: Request) -> Response | None:
         if hosts and request.headers.get("host", "") not in hosts:
@@ -285,8 +285,10 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
 
 
 def _refuse_foreign_page(request: Request) -> Response | None:
-    """A page of another origin may be able to send our cookie along (a port is no part of what a cookie belongs to),
-    but not to say that it is this one, nor to send JSON unasked."""
+    """Refuse a request from another origin.
+
+    A foreign page may send the viewer's cookie along (cookies ignore ports), but cannot forge the origin or send JSON.
+    """
     origin, kind = request.headers.get("origin", ""), request.headers.get("content-type", "")
     if origin.partition("://")[2] != request.headers.get("host", "") or not origin:
         return _make_error(403, "Notes are kept from the viewer's own page only.")
@@ -296,7 +298,8 @@ def _refuse_foreign_page(request: Request) -> Response | None:
 
 
 def _name_cookie(request: Request) -> str:
-    """Its name: browsers keep those of a host together, whatever the port, and there may be several viewers."""
+    """Return the cookie's name, by port: browsers share the cookies of a host between ports, and several viewers may
+    run."""
     return f"ajet_viewer_{request.url.port or 80}"
 
 

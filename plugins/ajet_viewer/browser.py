@@ -1,7 +1,7 @@
-"""A page whose address holds a secret, opened in the person's browser.
+"""Open a page with a secret address in the person's browser.
 
-Invariant: the address is in no command line, which every user of the machine can read: the browser is given a file that
-only this user may read, and that leads there. It is removed with `close`, or after a kill by the next one.
+Invariant: the address is in no command line, which other users can read. The browser opens a private file that
+redirects to the address; `close` removes the file, and after a kill the next page does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEADS = """<!doctype html>
 
 
 class OpenedPage:
-    """The browser is asked for it at once. Raises OSError where there is no place for the file."""
+    """A page opened at once. Raises OSError if the file cannot be written."""
 
     def __init__(self, address: str) -> None:
         self._folder = HeldFolder("ajet-page-")
@@ -37,12 +37,12 @@ class OpenedPage:
             raise
 
     def close(self) -> None:
-        """Remove the file. Idempotent."""
+        """Remove the private file. Idempotent."""
         self._folder.remove()
 
 
 def open_page(address: str) -> OpenedPage | None:
-    """None where nobody sits before a desktop, or the file cannot be: the address is printed, too."""
+    """Open the page; None without a desktop or a writable folder. The address is printed too."""
     if not _has_desktop():
         return None
     try:

@@ -1,7 +1,7 @@
-"""A run's configuration, key by key, with where each value comes from.
+"""A run's configuration, key by key, with origins.
 
-Invariant: the values are those of the run's own `resolved.yaml`, the origins those that `ajet config why` would have
-said when it began (`origins.json`).
+Invariant: values come from the run's `resolved.yaml`, origins from `origins.json`, as `ajet config why` would print at
+the start.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ajet.schema.errors import ConfigError
 
 
 def build_config_page(folder: Path) -> dict[str, Any]:
-    """{keys: [{key, value, origin}], given, commands}. An origin is empty where the run's file of them is damaged."""
+    """Return {keys: [{key, value, origin}], given, commands}; an origin is empty if the run's origins are damaged."""
     known = _read_origins(folder / ORIGINS)
     keys = [
         {"key": key, "value": plain(value), "origin": known.get(key, "default") if known else ""}
@@ -30,7 +30,7 @@ def build_config_page(folder: Path) -> dict[str, Any]:
 
 
 def flatten_tree(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf; an empty mapping is a leaf."""
+    """Yield (dotted key, value) of every leaf; an empty mapping is a leaf."""
     if isinstance(tree, Mapping) and (tree or not prefix):
         for name, value in tree.items():
             yield from flatten_tree(value, f"{prefix}.{name}" if prefix else str(name))

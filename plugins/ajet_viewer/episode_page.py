@@ -1,7 +1,7 @@
-"""One episode as its page shows it: turns, calls, branches, and a timeline's tokens piece by piece.
+"""One episode for its page: turns, calls, branches, and tokens in pieces.
 
-Invariant: tokens are the record's own, of the timelines that training used; where an episode has none (it was not
-scored, or a chat engine answered), each last call of a branch is shown as a line of tokens without a mask.
+Invariant: tokens are those of the recorded timelines. An episode without timelines (not scored, or a chat engine) shows
+the last call of each branch as unmasked tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ajet.schema.timeline import Timeline
 from ajet_viewer.episode_table import EpisodeLinePlace, read_line
 
 Spell = Callable[[Sequence[int]], list[str]]
-"""Token ids to the text of each."""
+"""Token ids -> text of each."""
 
 PIECE = 4096
-"""Tokens of one answer, at most."""
+"""Maximum tokens of one response."""
 
 
 def read_episode(place: EpisodeLinePlace) -> tuple[Episode, Outcome]:
-    """The episode of a line, and what became of it. Raises OSError when it is gone, UserError for damage, ValueError
+    """Return the episode of a line and its outcome. Raises OSError for a removed file, UserError for damage, ValueError
     for a broken line."""
     row = parse_object(read_line(place))
     with open_arrays(place.path) as blobs:
@@ -38,7 +38,7 @@ def read_episode(place: EpisodeLinePlace) -> tuple[Episode, Outcome]:
 
 
 def build_episode_page(episode: Episode, outcome: Outcome = NO_OUTCOME, *, step: int | None = None) -> dict[str, Any]:
-    """All but the tokens. `step`: the one that it is recorded with; None: the one that it was played for."""
+    """Return the episode without tokens. `step`: step of its file; None: step of its rollout."""
     lines = list_token_lines(episode)
     return {
         "uuid": episode.uuid,
@@ -103,7 +103,7 @@ def _encode_call(call: Call) -> dict[str, Any]:
 
 
 def list_token_lines(episode: Episode) -> list[Timeline]:
-    """The timelines; without any, the last calls of the branches as unmasked lines."""
+    """Return the timelines; without timelines, the last calls of the branches as unmasked lines."""
     if episode.timelines:
         return episode.timelines
     lines = []
@@ -119,10 +119,9 @@ def list_token_lines(episode: Episode) -> list[Timeline]:
 def build_token_window(
     episode: Episode, timeline: Timeline, start: int, stop: int, spell: Spell | None, *, most: int = PIECE
 ) -> dict[str, Any]:
-    """Tokens [start, stop) of a line, but at most `most`, column by column; `borders` are where calls begin and
-    replies end.
+    """Return tokens [start, stop) of a line, at most `most`, column by column, with the `borders` of calls and replies.
 
-    `text` is None where nobody can spell them.
+    `text` is None without a speller.
     """
     part = slice(max(start, 0), min(stop, start + most, len(timeline.ids)))
     ids = timeline.ids[part].tolist()
@@ -139,7 +138,7 @@ def build_token_window(
 
 
 def find_borders(episode: Episode, timeline: Timeline, start: int, stop: int) -> list[dict[str, Any]]:
-    """The places in [start, stop) where each call along the line's branch begins its own prompt, and its reply."""
+    """Return the places in [start, stop) where calls along the line's branch begin their prompt and reply."""
     found: list[dict[str, Any]] = []
     index: int | None = timeline.leaf
     until = len(timeline.ids)
@@ -154,7 +153,7 @@ def find_borders(episode: Episode, timeline: Timeline, start: int, stop: int) ->
 
 
 def read_proof(folder: Path) -> dict[str, Any] | None:
-    """The result of the run's last `ajet prove`; None where it was not asked."""
+    """Return the result of the run's last `ajet prove`, or None."""
     try:
         return read_json(folder / "proof.json")
     except (OSError, ValueError):

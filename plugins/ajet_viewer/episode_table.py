@@ -1,8 +1,7 @@
-"""The episodes of a run as rows of a table: read once, newest step first, in the background.
+"""The episodes of a run as table rows, read once in the background, newest step first.
 
-Invariant: a row holds what the table shows and where its line lies, never the line itself, so that a hundred thousand
-episodes fit into memory; a file that has grown is read from where the last look ended, one that was cut or replaced
-from its start.
+Invariant: a row holds the displayed values and the place of its line, never the line, so 100,000 episodes fit into
+memory. A grown file is read from its last position, a cut or replaced file from the start.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ajet.record.episodes import NAME
 from ajet.record.image_text import last_words, text_of
 
 QUERY = 160
-"""Characters of a task's question, and of its answer, that a row has."""
+"""Maximum characters of a question or an answer in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +51,10 @@ class EpisodeTable:
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
         self.pending = 0
-        """Files that were not read yet when the last look began."""
+        """Files still unread since the last refresh started."""
 
     def read_new_rows(self, wait: float | None = 0.5) -> None:
-        """See what is new. Returns when all is read, or after `wait` seconds while a thread reads on (None: all)."""
+        """Read new rows; return when done or after `wait` seconds (None: when done), while a thread continues."""
         with self._lock:
             if self._reader is None or not self._reader.is_alive():
                 self._reader = threading.Thread(target=self._read_all, daemon=True)
@@ -65,23 +64,23 @@ class EpisodeTable:
 
     @property
     def is_complete(self) -> bool:
-        """True when the last look has read everything."""
+        """True if the last refresh has read everything."""
         return self.pending == 0
 
     def rows(self) -> Iterator[tuple[dict[str, Any], EpisodeLinePlace]]:
-        """Newest step first; within a file in the order written."""
+        """Yield rows, newest step first, in file order within a step."""
         with self._lock:
             files = sorted(self._files.values(), key=lambda file: (file.step, file.split), reverse=True)
         for file in files:
             yield from list(file.rows)
 
     def find(self, uuid: str) -> tuple[dict[str, Any], EpisodeLinePlace] | None:
-        """The last row of an episode: a resumed run may have played it twice."""
+        """Return the last row of an episode: a resumed run may have recorded it twice."""
         return next((found for found in self.rows() if found[0]["uuid"] == uuid), None)
 
     @property
     def damaged(self) -> int:
-        """Lines that could not be read."""
+        """Return the number of unreadable lines."""
         with self._lock:
             return sum(file.damaged for file in self._files.values())
 
@@ -142,8 +141,7 @@ def _read_new_lines(file: _EpisodeFile) -> None:
 
 
 def build_table_row(line: dict[str, Any], step: int) -> dict[str, Any]:
-    """What the table shows of an episode's line in the file of `step`. Raises KeyError and kin for a line that is no
-    episode's."""
+    """Return the table row of an episode's line in the file of `step`. Raises KeyError and similar for another line."""
     outcome = line.get("outcome") or {}
     calls, verdict, failure = line["calls"], line.get("verdict") or {}, line.get("failure") or {}
     task = line["task"]
@@ -183,10 +181,10 @@ _KINDS: dict[str, Any] = {
     **dict.fromkeys(("reward", "advantage"), (*_NUMBER, type(None))),
     **dict.fromkeys(("agents", "checks"), list),
 }
-"""What a table is filtered and sorted by is of one kind in each row."""
+"""Types of columns used for filters and sorting."""
 
 
 def read_line(place: EpisodeLinePlace) -> bytes:
-    """The line itself. Raises OSError when it is gone."""
+    """Return the line. Raises OSError if its file is gone."""
     with open_record_file(place.path) as file:
         return read_record_part(file, place.offset, place.length)

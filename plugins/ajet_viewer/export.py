@@ -1,7 +1,7 @@
-"""One run in one file that opens from disk: the same page, with its data and scripts written into it.
+"""Freeze one run into an HTML file with its data and scripts.
 
-Invariant: the file fetches nothing and runs nothing but the package's own scripts, which its content security policy
-names by their hashes; data cannot end the element that it is written in.
+Invariant: the file fetches nothing, and runs only the package's scripts, listed by hash in its content security policy;
+data cannot end its element.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ajet_viewer.app import PAGE, Views
 from ajet_viewer.episode_page import Spell
 
 MOST_TOKENS = 2_000_000
-"""Of all episodes in a file together."""
+"""Maximum tokens of all episodes in a file."""
 TOKEN_BYTES = 40
-"""What a token weighs in the file, about: images count as so many tokens."""
+"""Approximate bytes of a token in the file; images count as tokens of this size."""
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
 
 
 def build_frozen_page(views: Views, name: str, spell: Spell | None) -> str:
-    """The file's content. The newest episodes are in it, as many as `MOST_TOKENS` admit; the page says so."""
+    """Return the file's content, with the newest episodes up to `MOST_TOKENS`, and a note about omitted ones."""
     table = views.table(name)
     table.read_new_rows(wait=None)
     everything = list(table.rows())
@@ -93,7 +93,7 @@ def _assemble_page(data: str) -> str:
 
 
 def bundle_scripts() -> str:
-    """The page's modules as one: each after those that it imports, without the imports and exports themselves."""
+    """Return the page's modules as one script, in order of imports, without import and export statements."""
     order: list[str] = []
 
     def visit(name: str) -> None:

@@ -1,7 +1,7 @@
-"""Library: the run directories below one folder.
+"""The run directories below one folder.
 
-Invariant: a run is named by its path below the folder, and only names that a look into the folder would find are ever
-opened; a link that leads out of the folder is not followed. A file is read again only when it has changed.
+Invariant: a run is named by its path below the folder; only names found by listing the folder are opened, and links
+leading out of the folder are not followed. A file is read again only after a change.
 """
 
 from __future__ import annotations
@@ -32,57 +32,55 @@ from ajet.schema.errors import AjetError, UserError
 from ajet_viewer.notes import read_notes
 
 MARKS = ("status.json", "run.json", "metrics.jsonl")
-"""A folder with one of these is a run."""
+"""Files that identify a run folder."""
 WITHIN = ("debug", "eval")
-"""Folders inside a run whose folders are runs too."""
+"""Subfolders of a run with further runs."""
 REWARDS = ("train/reward", "debug/reward")
 GIVEN = ("train/rows", "loss"), ("validation/loss",)
-"""What is read of a run that learns from given replies."""
+"""Metrics of runs that train on given replies."""
 ROWS = (*((name,) for name in REWARDS), *GIVEN, NUMBERS, scored_count_metrics("train"), scored_count_metrics("debug"))
-"""What is read of a run's metrics: each tuple of one row."""
+"""Metrics read of a run; the values of each tuple come from one row."""
 Stamp = tuple[int, int, int] | None
-"""Of a file: inode, bytes, and when it was changed, in nanoseconds; None: it is not there."""
+"""(inode, bytes, modification time in ns) of a file; None without the file."""
 T = TypeVar("T")
 
 
 class MissingError(AjetError):
-    """The thing asked for is not there, or not there any more."""
+    """A requested object does not exist, or not any more."""
 
 
 class Library:
-    """`root` holds runs; with `only`, one of them is all there is. Thread-safe: what two threads read at once is read
-    twice."""
+    """The runs below `root`, or only one of them (`only`). Thread-safe: concurrent readers may read a file twice."""
 
     def __init__(self, root: Path, *, only: str | None = None) -> None:
         self.root, self.only = root.resolve(), only
         self._read: dict[Path, tuple[Stamp, Any]] = {}
-        """What a file came to as it was."""
+        """File -> (stamp, parsed content)."""
 
     @classmethod
     def of(cls, folder: Path) -> Library:
-        """The library of a folder of runs, or of one run directory."""
+        """Return the library of a folder of runs, or of one run directory."""
         if any((folder / mark).exists() for mark in MARKS):
             return cls(folder.parent, only=folder.name)
         return cls(folder)
 
     def names(self) -> list[str]:
-        """The runs' names, in order."""
+        """Return the names of the runs, sorted."""
         return sorted(str(path.relative_to(self.root)) for path in self._list_run_folders())
 
     def path(self, name: str) -> Path:
-        """A run's folder. Raises MissingError."""
+        """Return a run's folder. Raises MissingError."""
         folder = self.root / name
         if self._may_name_run(name) and self._is_inside(folder) and _is_run(folder):
             return folder
         raise MissingError(f"There is no run named {name} any more, or there never was.")
 
     def run(self, name: str) -> dict[str, Any]:
-        """A run's row. Raises MissingError."""
+        """Return a run's row. Raises MissingError."""
         return self._read_row(self.path(name))
 
     def runs(self) -> list[dict[str, Any]]:
-        """A row a run, the one that changed last first. What has not changed since it was asked for last is not read
-        again."""
+        """Return a row for each run, last change first. Unchanged files are not read again."""
         folders = list(self._list_run_folders())
         rows = [self._read_row(folder) for folder in folders]
         there = {folder / name for folder in folders for name in ("status.json", "metrics.jsonl", FILE)}
@@ -91,7 +89,7 @@ class Library:
         return sorted(rows, key=lambda row: row["updated"] or 0, reverse=True)
 
     def _read_row(self, folder: Path) -> dict[str, Any]:
-        """Whether its process lives, and what a person noted, is looked at each time."""
+        """Return a run's row; process state and notes are always read."""
         status = self._read_cached(folder, "status.json", _read_run_status)
         measured = self._read_cached(folder, "metrics.jsonl", _read_measures)
         evaluation = self._read_cached(folder, FILE, _read_evaluation) if status.get("kind") == "eval" else {}
@@ -109,7 +107,7 @@ class Library:
         return found
 
     def _may_name_run(self, name: str) -> bool:
-        """Whether a run of that name would be found by looking for all: a name, or two with a kind between."""
+        """True if listing would find this name: a run, or a subfolder's run with its kind."""
         parts = name.split("/")
         known = len(parts) == 1 or (len(parts) == 3 and parts[1] in WITHIN)
         spelled = "\0" not in name and not any(part in ("", ".", "..") for part in parts)
@@ -134,7 +132,7 @@ class Library:
 
 
 def summarize_run(root: Path, folder: Path) -> dict[str, Any]:
-    """A run in a row: name, state, step, last rewards, when it began and last changed (seconds since the epoch)."""
+    """Return a run's row: name, state, step, last rewards, start and last change (seconds since the epoch)."""
     return _build_row(root, folder, _read_run_status(folder), _read_measures(folder))
 
 
@@ -157,7 +155,7 @@ def _build_row(root: Path, folder: Path, status: dict[str, Any], measured: dict[
 
 
 def _read_measures(folder: Path) -> dict[str, Any]:
-    """The numbers that the metrics come to, in the columns of a row."""
+    """Return the columns taken from the metrics."""
     found = read_last_values(folder / "metrics.jsonl", ROWS)
     played = "debug" if found["train/reward"] is None else "train"
     return {
@@ -173,7 +171,7 @@ def _read_measures(folder: Path) -> dict[str, Any]:
 
 
 def _read_evaluation(folder: Path) -> dict[str, Any]:
-    """Return the model of an evaluation, and what evaluations that can be compared with it have in common."""
+    """Return an evaluation's model, and a key shared by comparable evaluations."""
     try:
         about = read_json(folder / FILE)
     except (OSError, ValueError):
@@ -185,13 +183,13 @@ def _read_evaluation(folder: Path) -> dict[str, Any]:
 
 
 def _format_scored(counts: Mapping[str, float | None], prefix: str) -> str | None:
-    """Scored of all, where that is not all."""
+    """Return "(scored/all)" if some episodes have no score."""
     scored, episodes = counts[f"{prefix}/scored"], counts[f"{prefix}/episodes"]
     return None if scored is None or episodes is None or scored == episodes else f"({scored:.0f}/{episodes:.0f})"
 
 
 def read_log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
-    """The last lines of a run's log; "" without one."""
+    """Return the last lines of a run's log; "" without a log."""
     try:
         with open_record_file(main_log(folder)) as file:
             text = read_tail(file, window).decode(errors="replace")
@@ -201,7 +199,7 @@ def read_log_end(folder: Path, lines: int = 40, window: int = 1 << 16) -> str:
 
 
 def _get_alarm_text(alarm: Any) -> str | None:
-    """The words of an alarm."""
+    """Return the text of an alarm."""
     return str(alarm["text"]) if isinstance(alarm, dict) and "text" in alarm else None
 
 
@@ -212,8 +210,8 @@ def _to_finite(value: Any) -> int | float | None:
 def read_last_values(
     metrics: Path, rows: Sequence[tuple[str, ...]], window: int = 1 << 18
 ) -> dict[str, int | float | None]:
-    """The last values within the file's last bytes: of each tuple of metrics those of one row, the last that has the
-    first of them as a number."""
+    """Return the last values within the last bytes of the file; values of one tuple come from the last row with a
+    number for its first name."""
     found: dict[str, int | float | None] = {name: None for names in rows for name in names}
     try:
         with open_record_file(metrics) as file:

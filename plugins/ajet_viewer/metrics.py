@@ -1,7 +1,7 @@
-"""What a run's `metrics.jsonl` says from some byte on.
+"""Read a run's `metrics.jsonl` from a byte position.
 
-Invariant: only whole lines are read; the answer names the byte to go on from, and says when the file has become
-shorter than that, as a resumed run cuts it.
+Invariant: only complete lines are read. The result has the next position, and tells if the file was shortened by a
+resume.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ajet.config.record_file import open_record_file
 from ajet.record.bounded_json import parse_object
 
 MOST_BYTES = 64 << 20
-"""Of one answer; the rest is asked for next."""
+"""Maximum bytes of one response; the rest follows in the next."""
 LEFT_OUT = ("tasks", "again", "discarded", "waiting", "given_up")
-"""Of a row: what no curve shows."""
+"""Fields not shown in curves."""
 
 
 def read_metrics(folder: Path, start: int) -> dict[str, Any]:
-    """{rows, next, reset}: the rows from byte `start` on. Damaged lines are counted in `damaged`."""
+    """Return {rows, next, reset, damaged}: the rows after byte `start`, and the number of damaged lines."""
     path = folder / "metrics.jsonl"
     try:
         with open_record_file(path) as file:

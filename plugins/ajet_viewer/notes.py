@@ -1,7 +1,7 @@
-"""A person's own words about a run: a note and tags, in the run's folder.
+"""A person's notes and tags about a run, in its folder.
 
-Invariant: nothing of the run reads them, so that a word about a run changes nothing of it; they are replaced whole, and
-only by who had read what is there; what cannot be read is no note, never an error of the page.
+Invariant: the run never reads them. They are replaced as a unit, only by an editor of the latest version; unreadable
+notes count as absent and never fail the page.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet.schema.errors import AjetError, UserError
 FILE = "notes.json"
 LOCK = ".notes.lock"
 MOST_BYTES = 64 << 10
-"""Of the file, and of a request that replaces it."""
+"""Maximum bytes of the file and of a request."""
 PATIENCE_S = 10.0
 LONGEST_NOTE = 10_000
 LONGEST_TAG, MOST_TAGS = 40, 20
@@ -27,15 +27,15 @@ NONE: dict[str, Any] = {"note": "", "tags": [], "edit": 0}
 
 
 class NoteError(AjetError, ValueError):
-    """Words that cannot be kept."""
+    """Raised for notes of a wrong form or size."""
 
 
 class NoteConflictError(AjetError):
-    """Somebody else has changed the note meanwhile."""
+    """The notes were changed by another editor."""
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """{note, tags, edit}: `edit` counts how often they were replaced; 0: never."""
+    """Return {note, tags, edit}; `edit` counts the replacements."""
     try:
         return _check_note(read_json(folder / FILE, MOST_BYTES))
     except (OSError, ValueError):
@@ -43,9 +43,11 @@ def read_notes(folder: Path) -> dict[str, Any]:
 
 
 def save_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace them by `given`, whose `edit` is that of what was read; answers what is kept. Raises NoteError,
-    NoteConflictError, UserError where the folder cannot be written, or another viewer holds it for longer than
-    PATIENCE_S."""
+    """Replace the notes and return them. `given` has the `edit` of the version it is based on.
+
+    Raises NoteError, NoteConflictError, and UserError if the folder cannot be written or another viewer holds the lock
+    for PATIENCE_S seconds.
+    """
     wanted = _check_note(given)
     try:
         with alone(folder / LOCK, "changes the note", at_most=PATIENCE_S):

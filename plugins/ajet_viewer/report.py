@@ -1,8 +1,7 @@
-"""`ajet report RUN`: what somebody who is to help needs to see of a run, in one file without secrets.
+"""`ajet report RUN`: bundle the information about a run for an issue, without secrets.
 
-Invariant: every text passes the redactor once more, whatever wrote it: values of the present environment and of the
-configuration by their names, keys by their shapes; the home directory is `~`. A part that cannot be read is said in its
-place and costs no other part. Nothing is sent anywhere.
+Invariant: every text passes the redactor again: values of environment and configuration by name, keys by shape; the
+home directory becomes `~`. An unreadable part is noted in its place. The bundle is only written, never sent.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from ajet.record.write_errors import require_place
 from ajet.schema.errors import UserError
 
 LOG_BYTES = 200_000
-"""Of the log's end."""
+"""Bytes of the log's end."""
 ROWS = 20
-"""Of metrics, the last ones."""
+"""Number of last metrics rows."""
 PACKAGES = ("ajet", "torch", "transformers", "vllm", "verl", "ray", "openai", "numpy", "peft", "datasets", "pydantic")
 
 
 def write_report(run: str, root: Path, *, out: Path | None = None) -> Path:
-    """Write the bundle and answer its place. `out`: a file that is not there yet. Raises UserError."""
+    """Write the bundle and return its path. `out`: a new file. Raises UserError."""
     folder = newest_run(run, root, holding="status.json")
     if folder is None:
         folder = require_run(run, root, holding="status.json", expected="a run's name or folder")
@@ -54,7 +53,7 @@ def write_report(run: str, root: Path, *, out: Path | None = None) -> Path:
 
 
 def _list_parts(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
-    """The names in the bundle, and what gives each its text."""
+    """Yield the names in the bundle, with functions that return their texts."""
     yield "versions.json", _list_versions
     for name in ("environment.json", "status.json", "run.json", "evaluation.json", "command", "given.yaml"):
         if has_record_file(folder / name):
@@ -77,7 +76,7 @@ def _explain_left_out() -> str:
 
 
 def _make_cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:
-    """What takes secrets and the home directory out of a text, and whether those that the YAML holds are known."""
+    """Return a function that removes secrets and the home directory, and whether the YAML's secrets are known."""
     from ajet.config import read_recorded_tree
 
     literals: list[tuple[str, str]] = []
@@ -107,7 +106,7 @@ def _list_versions() -> str:
 
 
 def _list_origins(folder: Path) -> str:
-    """Each key that is no default: its value, and where it was set."""
+    """Return each non-default key with value and origin."""
     from ajet_viewer.config_page import build_config_page
 
     keys = [row for row in build_config_page(folder)["keys"] if row["origin"] != "default"]
@@ -128,7 +127,7 @@ def _encode_rows(rows: list[dict[str, Any]]) -> str:
 
 
 def _choose_episodes(folder: Path) -> list[dict[str, Any]]:
-    """Episodes of the newest file: one that failed or else the worst, and the best; without their arrays."""
+    """Return two episodes of the newest file without arrays: a failed or the worst one, and the best one."""
     found = [folder / name for name in list_record_folder(folder) if NAME.fullmatch(name)]
     files = sorted(found, key=lambda path: path.lstat().st_mtime)
     if not files:
@@ -143,6 +142,6 @@ def _choose_episodes(folder: Path) -> list[dict[str, Any]]:
 
 
 def list_contents(bundle: Path) -> list[tuple[str, int]]:
-    """What is in a bundle, with sizes in bytes, for the person to look through before it is passed on."""
+    """Return (name, bytes) of the bundle's files."""
     with zipfile.ZipFile(bundle) as opened:
         return [(each.filename, each.file_size) for each in opened.infolist()]

@@ -1,7 +1,7 @@
-"""How the rewards of a run's episodes spread, step by step.
+"""Reward histograms of a run, by step.
 
-Invariant: every episode is in exactly one cell: of its step and its reward, or of its step and "no score"; the bins are
-those of the whole split, so that steps can be compared.
+Invariant: each episode is in one cell: of its step and reward, or of its step without a score; all steps of a split
+share their bins.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 COLUMNS = 100
-"""More steps than these are put together, as many into each column as into every other."""
+"""Maximum columns; more steps are merged into columns of equal width."""
 BINS = 20
 DISTINCT = 12
-"""So many different rewards have a bin each."""
+"""Maximum distinct rewards with a bin of their own."""
 
 
 def build_reward_bins(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """{split: {bins: [[low, high]], columns: [{first, last, counts, unscored, mean}]}}, counts in the order of bins.
-    A bin holds what is at least `low` and less than `high`, the last one `high`, too; low == high: this value."""
+    """Return {split: {bins: [[low, high]], columns: [{first, last, counts, unscored, mean}]}}.
+
+    A bin holds low <= reward < high, the last bin also high; low == high is a single value.
+    """
     splits: dict[str, dict[int, list[float | None]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         reward = row["reward"]

@@ -1,8 +1,7 @@
-"""The settings in which the runs of a folder differ: columns of the table of runs.
+"""Settings that differ between the runs of a folder, as columns of the run table.
 
-Invariant: what is compared is what makes two starts the same run (`run.json`, which holds no secret), of runs that are
-never continued the settings that they resolved; a key that every run that has it has alike is no column. A file is
-read again only when it has changed.
+Invariant: compared are the identity settings (`run.json`, without secrets), or the resolved settings of runs that are
+never resumed; equal settings are no column. A file is read again only after a change.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from ajet_viewer.config_page import flatten_tree
 
 MOST_KEYS = 200
 LONGEST = 80
-"""Characters of a value."""
+"""Maximum characters of a value."""
 NAMES = frozenset(f"ajet.{name}" for name in ("experiment_name", "experiment_dir", "project_name"))
-"""What a run is called is no setting of it."""
+"""Name keys, which are not settings."""
 
 Value = str | int | float | bool | None
 
 
 class RunSettings:
-    """The settings of each run that was asked for."""
+    """Caches the settings of runs."""
 
     def __init__(self) -> None:
         self._read: dict[Path, tuple[tuple[int, int], dict[str, Value]]] = {}
 
     def of(self, folder: Path) -> dict[str, Value]:
-        """Dotted key to plain value, lists as text; empty where nothing can be read."""
+        """Return dotted key -> plain value, lists as text; empty if unreadable."""
         for name, read in ((FILE, _read_identity), ("resolved.yaml", _read_resolved)):
             path = folder / name
             try:
@@ -54,11 +53,11 @@ class RunSettings:
 
 SEED = "ajet.seed"
 OFF_UNLESS = {"kl": ("ajet.trainer_common.use_kl_loss", "ajet.trainer_common.algorithm.use_kl_in_reward")}
-"""A curve that is rounding alone unless one of these settings is on."""
+"""Curve -> settings; the curve is only rounding noise unless one is on."""
 
 
 def hash_without_seed(settings: dict[str, Value]) -> str | None:
-    """Return what runs that differ in their seed only have in common; None without a known seed."""
+    """Return a key shared by runs that differ only in their seed; None without a known seed."""
     if SEED not in settings:
         return None
     rest = strict_json(sorted((key, value) for key, value in settings.items() if key != SEED))
@@ -75,7 +74,7 @@ def list_off_curves(settings: dict[str, Value]) -> list[str]:
 
 
 def find_differing_keys(runs: Iterable[dict[str, Value]]) -> list[str]:
-    """The keys that not all runs that have them have alike, in order; at most MOST_KEYS."""
+    """Return the keys with several values, sorted, at most MOST_KEYS."""
     seen: dict[str, set[str]] = {}
     for settings in runs:
         for key, value in settings.items():

@@ -1,7 +1,7 @@
-"""Which rows of the episodes' table are asked for, and in which order.
+"""Filter and sort the episode table.
 
-Invariant: a condition that cannot be read is an answer of 400 that names it, not a filter that is left out. Free text
-is looked for in the row first and in the episode's whole line, without its images, after that.
+Invariant: an unreadable condition is an error (status 400) with its name, never ignored. Text is searched in the row
+first, then in the episode's line without images.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ajet_viewer.episode_table import EpisodeLinePlace, EpisodeTable, read_line
 SORTS = ("step", "task", "reward", "advantage", "calls", "tokens", "forks", "seconds", "status", "split", "repeat")
 LIMIT = 1000
 MOST_DIGITS = 18
-"""Of a whole number in a request: a place in a file or among tokens."""
+"""Maximum digits of an integer in a request."""
 
 
 class FilterError(AjetError, ValueError):
-    """A condition that makes no sense."""
+    """A condition cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableFilter:
-    """The conditions on a table's rows and their order; None and empty: no condition."""
+    """Conditions on rows, and their order; None or empty: no condition."""
 
     step: tuple[int, int] | None = None
     split: str = ""
@@ -44,7 +44,7 @@ class TableFilter:
 
     @classmethod
     def from_query(cls, query: Mapping[str, str]) -> TableFilter:
-        """The filter of a URL's query: step=3 or 3..9, reward=0.5 or ..0.5, sort=-reward. Raises FilterError."""
+        """Parse a URL query: step=3 or 3..9, reward=0.5 or ..0.5, sort=-reward. Raises FilterError."""
         unknown = set(query) - {
             *("step", "split", "task", "status", "agent", "reward", "text", "sort", "offset", "limit", "key")
         }
@@ -65,7 +65,7 @@ class TableFilter:
         )
 
     def admits(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row meets all conditions but the text."""
+        """True if a row meets all conditions except the text."""
         reward = row["reward"]
         return (
             (self.step is None or self.step[0] <= row["step"] <= self.step[1])
@@ -78,7 +78,7 @@ class TableFilter:
 
 
 def select_rows(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
-    """{rows, total, complete, pending, damaged}: a window of what matches."""
+    """Return {rows, total, complete, pending, damaged}: a window of the matching rows."""
     text = wanted.text.casefold()
     found = [
         row
@@ -91,7 +91,7 @@ def select_rows(table: EpisodeTable, wanted: TableFilter) -> dict[str, Any]:
 
 
 def _sort_rows(rows: list[dict[str, Any]], wanted: TableFilter) -> list[dict[str, Any]]:
-    """Rows without the value come last, whichever way the others go."""
+    """Sort rows; rows without the value come last in both directions."""
     if wanted.sort == "step" and wanted.descending:
         return rows
 
@@ -137,7 +137,7 @@ def _parse_count(query: Mapping[str, str], name: str, default: int, most: int) -
 
 
 def parse_integer(name: str, given: str) -> int:
-    """Read a number of a request. Raises FilterError."""
+    """Parse an integer of a request. Raises FilterError."""
     if not (given.isdecimal() and given.isascii() and len(given) <= MOST_DIGITS):
         raise FilterError(f"{name}: a whole number of at most {MOST_DIGITS} digits, not {given[:40]!r}")
     return int(given)

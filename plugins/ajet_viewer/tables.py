@@ -1,7 +1,6 @@
 """`ajet runs` and `ajet episodes`: the viewer's tables in a terminal.
 
-Invariant: the same rows as the viewer shows, read by the same code; what a model wrote is printed without the control
-characters that a terminal would obey.
+Invariant: rows are read by the viewer's code; model output is printed without terminal control characters.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from ajet_viewer.table_filter import FilterError, TableFilter
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "red"}
 
 WHOLE_NAME = 0.4
-"""Of the width: names up to it stand on one line."""
+"""Maximum share of the width for an unbroken run name."""
 NARROW = 60
-"""Columns below which those of the table of runs stand closer."""
+"""Width below which columns are closer."""
 BESIDE_NAME = len("interrupted step reward 59 min") + 2
-"""Columns of such a table that are neither the name's nor those of what was held out."""
+"""Width of the fixed columns next to the name, without the held-out column."""
 
 
 def show_runs(root: Path, *, debug: bool = True) -> int:
-    """A table of the runs below `root`, the one that changed last first. `debug`: with debug runs. Exit code 0."""
+    """Print the runs below `root`, last change first. `debug`: include debug runs. Returns 0."""
     rows = [row for row in (Library(root).runs() if root.is_dir() else []) if debug or row["kind"] != "debug"]
     if not rows:
         start = format_command("--conf", "FILE.yaml", "--backbone", "local")
@@ -69,8 +68,8 @@ def show_runs(root: Path, *, debug: bool = True) -> int:
 
 
 def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | None, split: str, uuid: str = "") -> int:
-    """The `count` episodes with the lowest (or highest) rewards; failed and unscored ones come after them. `uuid`: that
-    one alone. Exit code 0. Raises UserError."""
+    """Print the `count` episodes with the lowest (or highest) rewards, then failed and unscored ones; with `uuid` only
+    this episode. Returns 0. Raises UserError."""
     folder = newest_run(run, root, holding="episodes") or run_folder(run, root, holding="episodes")
     if not (folder / "episodes").is_dir():
         raise UserError(
@@ -106,7 +105,7 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
 
 
 def _describe_episodes(rows: list[dict[str, Any]]) -> str:
-    """Words on which episodes there are, where none is wanted."""
+    """Describe the existing episodes if no episode matches."""
     if not rows:
         return "No episode is recorded yet."
     splits = Counter(row["split"] for row in rows)

@@ -1,8 +1,7 @@
-"""What became of each held-out task at each validation: the rows of a run's table, by task and step.
+"""The results of each held-out task at each validation, by task and step.
 
-Invariant: every recorded validation episode is in one cell; a task is better or worse by its share of successes (of
-mean rewards where no judge says what a success is) between the first and the last validation that it was played in,
-of those since the judge changed last.
+Invariant: each validation episode is in one cell. A task is better or worse by its success rate (mean reward without
+successes) between its first and last validation since the judge changed last.
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ from typing import Any
 
 
 def build_task_matrix(rows: Iterable[Mapping[str, Any]], judge_change: int | None = None) -> dict[str, Any]:
-    """{steps, tasks, judge_change}: of `EpisodeTable.rows`. Tasks that changed come first, the lost before the learned.
-    `judge_change`: the last step that an earlier judge scored; up to it nothing is compared with what came after."""
+    """Return {steps, tasks, judge_change} of `EpisodeTable.rows`; changed tasks first, worse before better.
+
+    `judge_change`: last step scored by an earlier judge; validations up to it are not compared with later ones.
+    """
     found: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for row in rows:
         if row["split"] == "validation":

@@ -1,8 +1,8 @@
-"""The text of single tokens, for people to look at.
+"""The text of single tokens for display.
 
-Invariant: the texts of a token and of the ones beside it, put together, are what the ids decode to, but that bytes
-which are no whole character by themselves are spelled <0xNN> each. Knows the two alphabets in use: byte-level ones,
-which write each byte as a visible character (GPT-2's), and those that write a space as ▁ and lone bytes as <0xNN>.
+Invariant: concatenated texts equal the decoded ids, except that bytes of incomplete characters are spelled <0xNN>.
+Supports byte-level alphabets (GPT-2: a visible character for each byte), and alphabets with ▁ for a space and <0xNN>
+for single bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def spell_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """[N] texts. An id outside the vocabulary is spelled <id N>."""
+    """Return [N] texts; an id outside the vocabulary is spelled <id N>."""
     alphabet = (
         build_byte_alphabet() if tokenizer.convert_tokens_to_ids("Ġ") not in (None, tokenizer.unk_token_id) else None
     )
@@ -25,7 +25,7 @@ def spell_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def build_byte_alphabet() -> dict[str, int]:
-    """Visible character to byte: printable Latin-1 stands for itself, the other bytes, in order, from U+0100 on."""
+    """Return visible character -> byte: printable Latin-1 maps to itself, other bytes in order from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
@@ -48,6 +48,6 @@ def _spell_token(piece: str | None, token: int, added: bool, alphabet: dict[str,
 
 
 def _spell_bytes(data: bytes) -> list[str]:
-    """Whole characters as they are, stray bytes spelled."""
+    """Return complete characters, and stray bytes spelled."""
     text = data.decode(errors="surrogateescape")
     return [f"<0x{ord(letter) - 0xDC00:02X}>" if 0xDC80 <= ord(letter) <= 0xDCFF else letter for letter in text]

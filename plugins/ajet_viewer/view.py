@@ -1,9 +1,8 @@
-"""`ajet view`: serve the viewer, or freeze a run into a file; and the viewer beside a run.
+"""`ajet view`: serve the viewer, or freeze a run into a file; start the viewer of a training run.
 
-Invariant: the viewer is a process of its own, so that looking costs the run nothing but the reading of its files; it
-listens on loopback unless told otherwise, and answers only who knows the token of the address that it printed: on a
-machine of many users, loopback is everybody's, and so is a command line. A run waits for its viewer no longer than
-`BEGIN_S` and `END_S`, and leaves none behind.
+Invariant: the viewer is a separate process, so a run pays only for file reads. It listens on loopback by default and
+requires the token of the printed address: other users of the machine can reach loopback and read command lines. A run
+waits at most `BEGIN_S` and `END_S` for its viewer, and leaves no viewer process.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from ajet_viewer.episode_page import Spell
 
 BEGIN_S = 30.0
-"""Seconds that a viewer beside a run may take until it says its address."""
+"""Seconds until an attached viewer must print its address."""
 END_S = 5.0
-"""Seconds that it may take to end as it is asked to."""
+"""Seconds until a terminated viewer is killed."""
 
 
 def open_viewer(
@@ -51,8 +50,10 @@ def open_viewer(
     file: Path | None = None,
     is_attached: bool = False,
 ) -> int:
-    """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. With `is_attached`
-    it ends when its standard input does: with the process that started it, however that ends. Raises UserError."""
+    """Serve the runs in `place` (a folder of runs, or one run) until interrupted, or write `file`. Raises UserError.
+
+    `is_attached`: exit at the end of standard input, together with the starting process.
+    """
     from ajet_viewer.app import Views
     from ajet_viewer.library import Library
 
@@ -87,7 +88,7 @@ def _make_missing_error(place: Path) -> UserError:
 
 
 def choose_place(named: str, root: Path) -> Path:
-    """What `ajet view NAME` shows: the newest run of that name, debug ones too, else the folder."""
+    """Return the newest run called `named`, debug runs included, otherwise the folder."""
     found = newest_run(named, root, holding="status.json")
     place = Path(named)
     return found or (place if place.is_dir() or (place.exists() and not (root / named).exists()) else root / named)
@@ -146,15 +147,15 @@ def _end_with_input(server: Listener) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ViewerProcess:
-    """A viewer that runs beside a run."""
+    """A viewer started by a training run."""
 
     process: subprocess.Popen[bytes]
     address: str
     page: OpenedPage | None = None
-    """In the person's browser."""
+    """The page in the person's browser."""
 
     def end(self) -> None:
-        """End it, by force where it does not within `END_S`."""
+        """Terminate the viewer, by force after `END_S`."""
         if self.page is not None:
             self.page.close()
         _end_process(self.process)
@@ -172,7 +173,7 @@ def _end_process(process: subprocess.Popen[bytes]) -> None:
 
 
 def _read_first_line(pipe: IO[bytes], seconds: float) -> str:
-    """The viewer's words until its first line ends, it ends itself, or the time is over."""
+    """Return the first line of output; stops at the end of the process or after `seconds`."""
     printed, until = b"", time.monotonic() + seconds
     while b"\n" not in printed and select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
         if not (more := os.read(pipe.fileno(), 1 << 12)):
@@ -182,7 +183,8 @@ def _read_first_line(pipe: IO[bytes], seconds: float) -> str:
 
 
 def start_viewer(run: RunDirectory) -> ViewerProcess | None:
-    """A viewer of a run that this process writes, its address told; the caller ends it. None when it did not start."""
+    """Start a viewer of a run written by this process, and print its address; None if it did not start. The caller ends
+    it."""
     from loguru import logger
 
     started = build_command("ajet.cli.launcher", "view", str(run.path), "--beside-run")
@@ -207,8 +209,7 @@ def start_viewer(run: RunDirectory) -> ViewerProcess | None:
 
 @contextmanager
 def view_run(run: RunDirectory) -> Iterator[None]:
-    """Within the block a viewer of the run beside it. On a terminal it stays, after a run that has ended well and is
-    recorded so, until a key ends it."""
+    """Run a viewer during the block. On a terminal it stays after a successful run until Enter is pressed."""
     viewer = start_viewer(run)
     try:
         yield
@@ -224,8 +225,8 @@ def view_run(run: RunDirectory) -> Iterator[None]:
 
 
 def find_speller(folder: Path) -> Spell | None:
-    """What spells the tokens of a run: its checkpoint's tokenizer, or its model's where that lies on this machine. None
-    when neither does, or can be loaded: looking at a record fetches, converts and starts nothing."""
+    """Return a speller of the run's tokens, by the tokenizer of its checkpoint or of its local model; None if neither
+    can be loaded. Never fetches or converts a model."""
     from ajet.config import read_recorded_tree
     from ajet.engine.model_source import ModelSource, at_hand
     from ajet.engine.models import load_tokenizer

@@ -1,8 +1,8 @@
-"""Tasks that a model writes: knowledge questions from documents, variations of example tasks.
+"""Tasks written by a model: knowledge questions from documents, and variations of example tasks.
 
-In: documents, example tasks, a model of another server. Out: tasks for validation (from documents alone) and training.
-Invariant: what a model was paid for is on the disk before the next thing is asked, and is asked again only where
-something that changes the answer has changed; so reading is as repeatable as from a file.
+In: documents, example tasks, a model at a server. Out: tasks for validation (from documents only) and training.
+Invariant: each paid reply is written to disk before the next request, and requested again only if an input of the reply
+changed; so reading is repeatable.
 """
 
 from ajet_datagen.generation.reader import GenerationReader

@@ -1,6 +1,6 @@
-"""What a reading cost: requests, tokens as servers count them, and money by the prices that the YAML names.
+"""Cost of a generation: requests, tokens reported by servers, and money by the configured prices.
 
-Invariant: a request counts when it is sent, its tokens when it is answered, whether or not the answer can be read.
+Invariant: a request counts when sent, tokens count when a reply arrives, readable or not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice:
-    """Money for a million tokens of a model; 0: nobody said."""
+    """Price of a million tokens of a model; 0 if unknown."""
 
     prompt: float = 0.0
     reply: float = 0.0
@@ -22,28 +22,27 @@ class TokenPrice:
 
 @dataclass(slots=True)
 class GenerationCost:
-    """The tokens and money of all requests of one reading."""
+    """Tokens and money of all requests of one generation."""
 
     calls: int = 0
     unreadable: int = 0
     prompt_tokens: int = 0
     reply_tokens: int = 0
     money: float = 0.0
-    embedded: int = 0
-    """Texts."""
+    embedded: int = 0  # number of embedded texts
 
     def count_request(self) -> None:
-        """Another request."""
+        """Add a request to the cost."""
         self.calls += 1
 
     def count_reply(self, prompt_tokens: int, reply_tokens: int, price: TokenPrice) -> None:
-        """Another reply."""
+        """Add a reply's tokens and price to the cost."""
         self.prompt_tokens += prompt_tokens
         self.reply_tokens += reply_tokens
         self.money += (prompt_tokens * price.prompt + reply_tokens * price.reply) / MILLION
 
     def describe_cost(self) -> str:
-        """The cost in a few words; "" where nothing was asked."""
+        """Return the cost in a few words; "" without requests."""
         parts = (
             [f"{counted(self.calls, 'request')}, {self.prompt_tokens:,} + {self.reply_tokens:,} tokens"]
             if self.calls

@@ -1,7 +1,7 @@
-"""Documents as passages: the text of a file, cut where sentences or lines end.
+"""Read documents as passages, split at sentences, paragraphs, lines or words.
 
-Invariant: a passage is a run of its document's text, at most `size` characters long, and all of the text is in one.
-What a file unpacks to is bounded before it is read.
+Invariant: a passage has at most `size` characters, and passages cover all text of the document. Unpacked sizes are
+bounded before reading.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ajet_gaia.servers.tool import ToolError
 
 KEY = "ajet.task_reader.data_generation.document_reader.document_path"
 UNREADABLE = (ToolError, ValueError, LookupError, TypeError, AttributeError, SyntaxError, RecursionError, zlib.error)
-"""What readers of documents raise for damage: XML's are SyntaxErrors, and a part that is missing is any of these."""
+"""Exceptions of document readers for damaged files: XML errors are SyntaxErrors, a missing part raises any of these."""
 ENDS = {
     "sentence": re.compile(r"(?<=[.!?。！？])\s+|\n+|(?<=[。！？])"),
     "paragraph": re.compile(r"\n\s*\n"),
     "line": re.compile(r"\n+"),
     "word": re.compile(r"\s+"),
 }
-"""Where a passage may end, by `split_by`."""
+"""`split_by` -> pattern of passage borders."""
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -41,30 +41,29 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-"""First bytes that tell an encoding; the longer ones first, for one begins as another does."""
+"""Byte order marks, longer marks first because one mark is a prefix of another."""
 DECLARED = re.compile(rb"""<(?:meta|\?xml)[^>]*?(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
 MEANT = dict.fromkeys(("iso-8859-1", "latin1", "us-ascii", "ascii"), "cp1252") | dict.fromkeys(
     ("utf-16", "utf-16le", "utf-16be"), "utf-8"
 )
-"""What a page is that declares these, as browsers read it: one in UTF-16 begins with its mark, or could not be read so
-far as to declare it (WHATWG, Encoding)."""
+"""Declared encoding -> encoding used by browsers (WHATWG, Encoding). A UTF-16 page starts with a byte order mark;
+otherwise its declaration could not be read."""
 ZEROS = 0.1
-"""Of a text's characters, at most."""
+"""Maximum share of zero characters."""
 HEAD = 4096
-"""Bytes of a page in which its encoding is looked for: browsers look at 1,024."""
+"""Bytes searched for a declared encoding; browsers search 1,024."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Part of a document."""
+    """A part of a document."""
 
-    source: str
-    """The file's name."""
+    source: str  # file name
     text: str
 
 
 def list_documents(place: Path) -> list[Path]:
-    """A document, or all in a folder and those below it but hidden ones. Raises TaskError where there are none."""
+    """Return a document, or all visible documents of a folder, recursively. Raises TaskError without documents."""
     found = sorted(each for each in place.rglob("*") if _is_document(each)) if place.is_dir() else [place]
     if not found:
         raise TaskError(
@@ -81,7 +80,7 @@ def _is_document(path: Path) -> bool:
 
 
 def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
-    """All passages of a file. Raises TaskError for one that cannot be read, MissingExtraError."""
+    """Return all passages of a file. Raises TaskError for an unreadable file, MissingExtraError."""
     ends = ENDS.get(split_by)
     if ends is None:
         raise TaskError(
@@ -93,7 +92,7 @@ def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
 
 
 def read_document(file: Path) -> str:
-    """The text of a file. Raises TaskError, MissingExtraError."""
+    """Return the text of a file. Raises TaskError, MissingExtraError."""
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise TaskError(f"{file.name} is of a kind that is not read.", where=KEY, expected=", ".join(READERS))
@@ -135,8 +134,8 @@ def _read_plain_text(data: bytes, name: str) -> str:
 
 
 def decode_text(data: bytes, declared: str) -> str:
-    """The text as its first bytes say, else as it is `declared`. Raises ValueError for what is no text, or of another
-    encoding: which one it is would be a guess."""
+    """Decode bytes by their byte order mark, otherwise as `declared`. Raises ValueError for bytes of another encoding
+    instead of guessing."""
     start, encoding = next(((mark, name) for mark, name in MARKS if data.startswith(mark)), (b"", declared))
     try:
         text = data[len(start) :].decode(encoding)
@@ -179,4 +178,4 @@ READERS: Mapping[str, Callable[[bytes, str], str]] = {
     ".docx": lambda data, _: read_word(data),
     ".pptx": lambda data, _: read_slides(data),
 }
-"""By suffix, of a file's bytes and its name."""
+"""Suffix -> reader(content, file name)."""

@@ -1,7 +1,7 @@
-"""Vectors of questions, by the embedding model that `deduplication_filter.params` names: one of a server, one of this
-machine (`embedded:NAME`), or none.
+"""Embed questions with the model of `deduplication_filter.params`: at a server, on this machine (`embedded:NAME`), or
+none.
 
-Invariant: a text is embedded once for one set of settings; all vectors that are compared come of one model.
+Invariant: each text is embedded once for one configuration; compared vectors come from one model.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ if TYPE_CHECKING:
 WHERE = "ajet.task_reader.data_generation.deduplication_filter.params"
 LOCAL = "embedded:"
 AT_ONCE = 64
-"""Texts of a request, at most."""
+"""Maximum texts of a request."""
 UNWELL = 3
-"""Texts refused by a server that has taken none: it is not the texts."""
+"""Refused texts after which a server that has accepted no text is considered broken."""
 Embed = Callable[[Sequence[str]], list[list[float]]]
-"""A vector for each text, all of one length; an empty one for a text that is refused."""
+"""Returns a vector for each text, all of one length; an empty vector for a refused text."""
 
 
 def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
-    """Where the embedding model is asked: at its `base_url`; where another model than the default, or a key, is named
-    without one, at the environment's server, as `llm_model` is. None: at none. Raises ConfigError."""
+    """Return the server of the embedding model, or None.
+
+    `base_url` if set; otherwise, if a key or another model than the default is configured, the environment's server, as
+    for `llm_model`. Raises ConfigError.
+    """
     own = params.api_key.get_secret_value() if params.api_key else ""
     if params.base_url is not None:
         return OtherServer(params.base_url, (own or read_api_key("OPENAI_API_KEY"),))
@@ -64,7 +67,7 @@ def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
 
 
 def open_embedder(params: DeduplicationParams) -> Embed | None:
-    """The model that is named; None where none is. Raises ConfigError; nothing is asked or loaded yet."""
+    """Return the configured embedder, or None. Sends and loads no data. Raises ConfigError."""
     if not params.model.startswith(LOCAL):
         server = find_embedding_server(params)
         return ServerEmbedder(params.model, server) if server is not None else None
@@ -88,8 +91,11 @@ def _name_local_model() -> str:
 def embed_texts(
     texts: Sequence[str], embed: Embed, model: str, store: GenerationStore, rows: dict[str, Any], cost: GenerationCost
 ) -> Vectors:
-    """[N, ·] of length 1, N > 0; what is not in `rows` is embedded, counted and kept. A text that the model refuses is
-    0, and like none. `model`: as messages name it. Raises TaskError."""
+    """Return [N, ·] vectors of length 1 for N > 0 texts. New vectors are counted and stored in `rows` and `store`.
+
+    A text refused by the model has a zero vector, similar to no other text. `model`: name in messages. Raises
+    TaskError.
+    """
     names = {text: f"vector {hashlib.sha256(text.encode()).hexdigest()[:24]}" for text in texts}
     new = [text for text, name in names.items() if name not in rows]
     with Progress() as progress, progress.bar("embedding questions", len(new)) as bar:
@@ -120,9 +126,11 @@ def embed_texts(
 
 
 class ServerEmbedder:
-    """Embeds by one model at a server. It is asked again as models that write are (`patience`); nobody can be asked in
-    its place, since another model's vectors say nothing beside its own. Texts that are refused together are asked in
-    halves: there may be too many of them for one request, or one that it does not take."""
+    """Embeds with one model at a server, with retries like the writing models.
+
+    No other model can replace it, because vectors of different models cannot be compared. Texts refused together are
+    sent in halves: the request may be too large, or contain one refused text.
+    """
 
     def __init__(self, model: str, server: OtherServer) -> None:
         self._model = model_at(server.base_url, model, server.keys[0], where=f"{WHERE}.base_url")
@@ -130,7 +138,7 @@ class ServerEmbedder:
         self._batch_size, self._refused, self._has_answered = AT_ONCE, 0, False
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
-        """[N, ·]. Raises TaskError, also where the server has never taken a text."""
+        """Return [N, ·] vectors. Raises TaskError, also if the server has never accepted a text."""
         found: list[list[float]] = []
         while len(found) < len(texts):
             found += self._embed_or_split(texts[len(found) : len(found) + self._batch_size])

@@ -1,7 +1,7 @@
-"""Which of several models is asked first.
+"""Choose the order of several models.
 
-Invariant: they are asked in their order, but one that did not answer rests: for REST_S it is asked last, and once. So a
-model that is dead costs those prompts its waits that were on their way, and no other; and nobody is given up for good.
+Invariant: models are tried in order, but a model that did not answer rests: for REST_S seconds it is tried last, and
+once. So a dead model delays only the prompts already waiting, and no model is given up forever.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from ajet.environment.chat_model import NoAnswerError
 
 REST_S = 60.0
 NEVER = (401, 402, 403, 404)
-"""Refusals that say nothing of the prompt: the next one would be refused, too."""
+"""Refusals that do not depend on the prompt."""
 
 
 class ModelFailover:
-    """Chooses among `count` models, by their places. Kept for all of a reader's prompts."""
+    """Orders `count` models by index, for all prompts of a reader."""
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._until, self._clock = [float("-inf")] * count, clock
 
     def rank_models(self) -> list[int]:
-        """To be asked in, the next prompt's."""
+        """Return the order of models for the next prompt."""
         return sorted(range(len(self._until)), key=self.is_resting)
 
     def is_resting(self, place: int) -> bool:
-        """Whether it is asked last."""
+        """True if the model is tried last."""
         return self._clock() < self._until[place]
 
     def note_answer(self, place: int) -> None:
-        """Note that the model at this place answered."""
+        """Record an answer of this model."""
         self._until[place] = float("-inf")
 
     def note_failure(self, place: int, problem: NoAnswerError) -> bool:
-        """Note that a model did not answer, also when it was asked again; answers whether its rest begins with that."""
+        """Record a failure after all retries; return True if the model starts to rest."""
         if not problem.is_retryable and problem.status not in NEVER:
             return False
         began = not self.is_resting(place)

@@ -1,7 +1,7 @@
-"""What was generated so far, on the disk: one file of lines for one set of settings.
+"""Generated replies on disk: one file for one configuration.
 
-Invariant: the name is made of all that changes what a model would write, so that a change asks anew and nothing else
-does. A line is whole or is not there; one process writes at a time, others wait and find it done.
+Invariant: the file name is a digest of all inputs of the replies, so changed inputs start a new file. A line is
+complete or absent; one process writes at a time, other processes wait and find the replies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ELSEWHERE = ", or name another folder in the variable AJET_CACHE"
 
 
 class GenerationStore:
-    """Replies by number, and embeddings by text."""
+    """Replies by prompt name, and embeddings by text."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         identity = json.dumps(about, sort_keys=True, ensure_ascii=False)
@@ -31,7 +31,7 @@ class GenerationStore:
 
     @contextmanager
     def open(self) -> Iterator[GenerationStore]:
-        """Held by this process until it is left. Raises UserError where nothing can be kept there."""
+        """Lock the file for this process. Raises UserError if the folder cannot be written."""
         with explain_write_errors(
             "what a model writes", self.path.parent, intact="nothing was asked", other_folder=ELSEWHERE, room="it"
         ):
@@ -42,12 +42,12 @@ class GenerationStore:
             yield self
 
     def read_rows(self) -> dict[str, Any]:
-        """The answer that is kept for each name."""
+        """Return the stored value of each name."""
         if not self.path.exists():
             return {}
         return {row["name"]: row["value"] for row in read_rows(self.path)}
 
     def append_row(self, name: str, value: Any) -> None:
-        """On return it is on the disk. One thread at a time: another's half line is not to be cut off."""
+        """Append a value and flush it to disk. Locked, so that concurrent threads never cut each other's lines."""
         with self._turn:
             append_lines(self.path, [json.dumps({"name": name, "value": value}, ensure_ascii=False)])

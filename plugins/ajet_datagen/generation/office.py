@@ -1,9 +1,9 @@
-"""The text of Word files and presentations, by the paragraphs of their XML.
+"""Extract the text of Word files and presentations, by the paragraphs of their XML.
 
-Invariant: every paragraph of the body comes once and in its place, however deep it stands: in tables (a row is a line,
-its cells apart by ` | `), in groups of shapes, in text boxes, in content controls. What stands beside it follows:
-charts, diagrams, headers, footers and notes after a document; charts, diagrams and the speaker's notes after their
-slide. What was struck out by tracked changes, comments and descriptions of pictures are not part of the text.
+Invariant: every paragraph of the body appears once and in order, however deep: in tables (one line a row, cells
+separated by ` | `), shape groups, text boxes, content controls. Related parts follow: charts, diagrams, headers,
+footers and notes after a document; charts, diagrams and speaker notes after their slide. Deleted text of tracked
+changes, comments and picture descriptions are left out.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from ajet_gaia.servers.documents import checked_archive
 
 PARAGRAPH, TABLE, ROW, CELL = "p", "tbl", "tr", "tc"
 LEFT_OUT = frozenset({"Fallback", "del", "moveFrom", "pPr", "rPr", "sectPr"})
-"""Of elements: what older programs are shown in another's place, what was struck out, and settings."""
+"""Skipped elements: fallbacks for older programs, deleted text, settings."""
 BREAKS = {"br": "\n", "cr": "\n", "tab": "\t", "noBreakHyphen": "-"}
 RELATED_PARTS = ("header", "footer", "footnotes", "endnotes")
-"""Kinds of a document's parts that hold text of it."""
+"""Kinds of document parts with text."""
 
 
 def read_word(data: bytes) -> str:
-    """A Word file's. Raises MissingExtraError, and what its readers raise for damage."""
+    """Return the text of a Word file. Raises MissingExtraError, and the exceptions of its readers for damage."""
     try:
         from docx import Document
         from docx.oxml.parser import parse_xml
@@ -39,7 +39,7 @@ def read_word(data: bytes) -> str:
 
 
 def read_slides(data: bytes) -> str:
-    """A presentation's. Raises as `word` does."""
+    """Return the text of a presentation. Raises as `read_word`."""
     try:
         from pptx import Presentation
         from pptx.oxml import parse_xml
@@ -55,7 +55,7 @@ def read_slides(data: bytes) -> str:
 
 
 def _read_diagrams_and_charts(part: Any, parse_xml: Callable[[bytes], Any]) -> Iterator[str]:
-    """The texts of its diagrams and charts."""
+    """Yield the texts of a part's diagrams and charts."""
     for each in _find_parts(part, "diagramData"):
         yield from _read_blocks(parse_xml(each.blob))
     for each in _find_parts(part, "chart"):
@@ -63,13 +63,13 @@ def _read_diagrams_and_charts(part: Any, parse_xml: Callable[[bytes], Any]) -> I
 
 
 def _find_parts(part: Any, kind: str) -> list[Any]:
-    """The parts of that kind that a part refers to."""
+    """Return the parts of a kind referenced by a part."""
     relations = part.rels.values()
     return [each.target_part for each in relations if not each.is_external and each.reltype.rpartition("/")[2] == kind]
 
 
 def _read_blocks(element: Any) -> Iterator[str]:
-    """The paragraphs and the tables' rows that have text."""
+    """Yield paragraphs and table rows with text."""
     for child in element:
         name = _get_tag(child)
         if name in LEFT_OUT:
@@ -94,7 +94,7 @@ def _read_table_rows(table: Any) -> Iterator[str]:
 
 
 def _read_line(paragraph: Any, inside: list[Any]) -> str:
-    """A paragraph's own words; boxes of text that hang on it go into `inside`."""
+    """Return a paragraph's own text; nested text boxes are appended to `inside`."""
     parts: list[str] = []
     for child in paragraph:
         name = _get_tag(child)
@@ -114,7 +114,7 @@ def _read_line(paragraph: Any, inside: list[Any]) -> str:
 
 
 def _read_chart(chart: Any) -> Iterator[str]:
-    """The chart's titles, and a line for each row of numbers."""
+    """Yield a chart's titles, and one line for each series."""
     yield from _read_blocks(chart)
     for series in (each for each in chart.iter() if _get_tag(each) == "ser"):
         named = {
@@ -127,7 +127,7 @@ def _read_chart(chart: Any) -> Iterator[str]:
 
 
 def _find_children(element: Any, wanted: str) -> Iterator[Any]:
-    """Rows of a table, cells of a row: also those that a content control or an insertion holds."""
+    """Yield rows of a table or cells of a row, also inside content controls and insertions."""
     for child in element:
         name = _get_tag(child)
         if name == wanted:
@@ -137,5 +137,5 @@ def _find_children(element: Any, wanted: str) -> Iterator[Any]:
 
 
 def _get_tag(element: Any) -> str:
-    """Without its namespace; "" for comments and instructions."""
+    """Return the tag without its namespace; "" for comments and processing instructions."""
     return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""

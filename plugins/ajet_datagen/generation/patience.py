@@ -1,7 +1,7 @@
-"""How long a server is asked that does not answer: of models that write as of those that embed.
+"""Retry requests to models that write or embed.
 
-Invariant: only what could go well another time is asked again, after a wait that doubles, or the one that the server
-names; one that rests (`failover`) is asked once.
+Invariant: only transient failures are retried, after a doubling wait or the wait named by the server; a resting model
+(`failover`) is tried once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ajet_datagen.generation.failover import ModelFailover
 
 T = TypeVar("T")
 AGAIN = 3
-"""Further requests to a model that does not answer."""
+"""Maximum retries of one model."""
 WAIT_S = 1.0
-"""Before the first of them; doubled before each further one."""
+"""Wait before the first retry; doubled before each further retry."""
 TIMEOUT_S = 300.0
 
 
@@ -31,9 +31,11 @@ async def request_with_retries(
     last: bool,
     counted: Callable[[], None],
 ) -> T:
-    """What a model answers, the one of `failover` at `place`, which is asked again where that can help; one that hangs
-    only where it is the `last`, and once. `ask`: one request, within so many seconds; `counted` is called for each.
-    Raises NoAnswerError."""
+    """Return the answer of model `place`, with retries. Raises NoAnswerError.
+
+    A model that hangs is retried only if it is the `last` one, and once. `ask`: sends one request with a timeout in
+    seconds; `counted` is called before each request.
+    """
     began, number = time.monotonic(), 0
     retries = 0 if failover.is_resting(place) else AGAIN
     while True:
@@ -51,7 +53,7 @@ async def request_with_retries(
 
 
 def run_on_tools_loop(work: Coroutine[Any, Any, T]) -> T:
-    """The result of work on the tools' loop. A caller that is interrupted cancels it."""
+    """Return the result of a coroutine run on the tools' loop; an interrupted caller cancels it."""
     future = asyncio.run_coroutine_threadsafe(work, tools_loop())
     try:
         return future.result()

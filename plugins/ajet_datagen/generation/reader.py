@@ -1,8 +1,8 @@
-"""The reader `data_generation`.
+"""The task reader `data_generation`.
 
-Invariant: validation is written from documents alone and first; a task that is like an earlier one, like an example
-that a model was shown, or (in training) like one of validation, is left out and counted. The same settings, documents
-and examples give the same tasks, in their order. What it cost is said however it ends, and what was refused with it.
+Invariant: validation tasks are written first and from documents only. A task similar to an earlier task, to a shown
+example, or (in training) to a validation task is left out and counted. Equal settings, documents and examples give
+equal tasks in equal order. Cost and refusals are logged in every case.
 """
 
 from __future__ import annotations
@@ -40,28 +40,26 @@ if TYPE_CHECKING:
 
 SECTION = "ajet.task_reader.data_generation"
 A_CALL = 10
-"""Questions that are asked of a passage at once."""
+"""Questions requested for a passage at once."""
 EXAMPLES = 3
 ROUNDS = 3
-"""How often the missing ones are asked for, where what was written was left out."""
+"""Maximum rounds of requests for missing tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class WritingPrompt:
-    """One prompt to a writing model."""
+    """One prompt for a writing model."""
 
     name: str
     prompt: str
-    count: int
-    """Of tasks."""
+    count: int  # number of requested tasks
     passage: Passage | None = None
-    """That it is about."""
-    shown: tuple[str, ...] = ()
-    """Examples in it."""
+    """The passage of the prompt."""
+    shown: tuple[str, ...] = ()  # examples in the prompt
 
     @property
     def title(self) -> str:
-        """The name by which a person is told which one it is."""
+        """The prompt's name in messages."""
         return f"{self.name} ({self.passage.source})" if self.passage else self.name
 
 
@@ -69,7 +67,7 @@ Found = Sequence[tuple[WrittenTask, WritingPrompt]]
 
 
 class GenerationReader:
-    """`task_num` tasks for each split, as far as there are documents and examples for it."""
+    """Writes `task_num` tasks for each split with documents or examples."""
 
     judge = None
 
@@ -84,11 +82,11 @@ class GenerationReader:
         self._failover: ModelFailover | None = None
 
     def has(self, split: TaskSplit) -> bool:
-        """Validation is made of documents; training of documents, of examples, or of both."""
+        """True for validation with documents, and for training with documents or examples."""
         return bool(self._settings.document_reader.document_path) or (split == "train" and self._has_examples())
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Write them, or read what was written. Raises TaskError, MissingExtraError, UserError."""
+        """Return the tasks, written now or read from the store. Raises TaskError, MissingExtraError, UserError."""
         if not self.has(split):
             raise TaskError(
                 f"There is nothing to write {split} tasks from.",
@@ -276,7 +274,7 @@ class GenerationReader:
         return [model_at(server.base_url, settings.llm_model, key, where="OPENAI_BASE_URL") for key in server.keys]
 
     def _make_writer(self) -> TaskWriter:
-        """For one split; who does not answer is remembered from one to the next."""
+        """Return a writer for one split. Resting models are remembered across splits."""
         settings, models = self._settings, self._list_models()
         self._failover = self._failover or ModelFailover(len(models))
         return TaskWriter(
@@ -372,7 +370,7 @@ def _get_question(task: Task) -> str:
 
 
 async def _gather_all(requests: Sequence[Coroutine[Any, Any, list[WrittenTask]]]) -> list[list[WrittenTask]]:
-    """The results in their order. The first failure ends it, after those under way have been kept."""
+    """Return the results in order. The first failure is raised after running requests have finished and been stored."""
     found = await asyncio.gather(*requests, return_exceptions=True)
     for each in found:
         if isinstance(each, BaseException):

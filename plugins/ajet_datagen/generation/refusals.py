@@ -1,9 +1,9 @@
-"""Prompts that models refuse for what they say: too long for them, or filtered.
+"""Prompts refused for their content: too long, or filtered.
 
-Invariant: such a refusal says nothing of the next prompt, so the prompt is left out and the others are asked. After
-IN_A_ROW of them with no answer between, nor one on its way, the models are asked HARMLESS; the reading ends only where
-none answers that either, for then it is the account. One that every model refused is kept with what was written, and
-not asked again, once an answer after it or the reading's good end shows that it was the prompt.
+Invariant: a refused prompt is left out and the others continue. After IN_A_ROW refusals without an answer or a running
+request, the models get the prompt HARMLESS; if all refuse it, the account is at fault and generation ends. A prompt
+refused by every model is stored and not sent again, once a later answer or a successful end shows that the prompt was
+at fault.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from ajet.schema.errors import AjetError
 from ajet_datagen.generation.kept import GenerationStore
 
 STATUSES = (400, 413, 422)
-"""By which a server refuses what it was sent. A few refuse an account by them, too, and each prompt then."""
+"""Statuses of refused content. Some servers refuse an account with them too, and then every prompt."""
 IN_A_ROW = 10
 HARMLESS = "Reply with the word yes."
-"""What no filter refuses, and no model finds too long."""
+"""A short prompt which no filter refuses."""
 NAMED = 3
-"""Prompts that are named."""
+"""Maximum prompts named in a message."""
 REFUSED = "refused"
-"""In a kept row: why."""
+"""Key of the reason in a stored row."""
 
 
 class PromptRefusedError(AjetError):
-    """Why no model answered it."""
+    """No model answered a prompt."""
 
     def __init__(self, why: str, *, by_all: bool) -> None:
-        """`by_all`: each refused it, so that no other day is better; else some did not answer at all."""
+        """Create the error. `by_all`: every model refused the prompt; otherwise some models did not answer."""
         super().__init__(why)
         self.by_all = by_all
 
 
 class PromptRefusals:
-    """The refusals of one reading. `rows`: what is kept, by name."""
+    """The refusals of one generation. `rows`: stored values by name."""
 
     def __init__(self, store: GenerationStore, rows: dict[str, Any]) -> None:
         self._store, self._rows = store, rows
@@ -48,7 +48,7 @@ class PromptRefusals:
         return len(self._why)
 
     def is_refused(self, name: str, title: str) -> bool:
-        """Whether an earlier reading left the prompt out; `title`: as it is told."""
+        """True if an earlier generation left the prompt out; `title`: its name in messages."""
         row = self._rows.get(name)
         if not isinstance(row, Mapping):
             return False
@@ -56,20 +56,20 @@ class PromptRefusals:
         return True
 
     def note_refusal(self, name: str, title: str, refusal: PromptRefusedError) -> None:
-        """A prompt is left out."""
+        """Remember a refused prompt for this generation."""
         self._why[title] = str(refusal)
         if refusal.by_all:
             self._new[name] = str(refusal)
 
     async def save_refusals(self) -> None:
-        """Keep what was noted: it was the prompts that were refused: those noted so far are not asked again."""
+        """Store the recorded refusals, so that these prompts are not sent again."""
         new, self._new = self._new, {}
         for name, why in new.items():
             self._rows[name] = {REFUSED: why}
             await asyncio.to_thread(self._store.append_row, name, self._rows[name])
 
     def describe_refusals(self) -> str:
-        """How many, which and why."""
+        """Return number, names and last reason of the refusals."""
         titles = list(self._why)
         named = ", ".join(titles[:NAMED]) + (" …" if len(titles) > NAMED else "")
         return f"{counted(len(titles), 'prompt')} refused: {named}; the last: {self._why[titles[-1]]}"

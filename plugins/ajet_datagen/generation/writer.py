@@ -1,8 +1,9 @@
-"""What a model is asked to write, and what it wrote.
+"""Build prompts for writing models, and parse their replies.
 
-Invariant: documents and examples stand between marks that nothing in them can close; a reply is a list of tasks as a
-whole or it is none. A model that does not answer is asked again, then the next one is (`failover`); where none answers
-that is a TaskError, and what was written before is kept. One prompt that is refused is no such end (`refusals`).
+Invariant: documents and examples stand between marks that their text cannot contain; a reply is parsed as a complete
+list of tasks or rejected. A model that does not answer is retried, then replaced by the next one (`failover`). If no
+model answers, TaskError is raised and earlier replies stay stored. A single refused prompt does not end generation
+(`refusals`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ajet_datagen.generation.patience import request_with_retries
 from ajet_datagen.generation.refusals import HARMLESS, IN_A_ROW, STATUSES, PromptRefusedError
 
 FORM = 2
-"""Of the prompts: grows where the same is asked otherwise."""
+"""Version of the prompts; increase after a change of wording."""
 SHAPE = (
     'Reply with one JSON object and nothing else: {"tasks": [{"query": "…", "answer": "…"}]}, with exactly %d in the '
     "list. An answer is as short as it can be."
@@ -43,22 +44,22 @@ SET = "This is set number %d; it differs from every other set."
 
 @dataclass(frozen=True, slots=True)
 class WrittenTask:
-    """A task as the model wrote it."""
+    """A task as written by the model."""
 
     query: str
     answer: str
 
 
 def build_knowledge_prompt(passage: str, count: int, number: int, before: Sequence[str] = ()) -> str:
-    """Questions on a passage; `number`: of the request, so that no two are the same; `before`: those that were asked
-    already."""
+    """Return a prompt for questions on a passage. `number`: distinguishes requests; `before`: earlier questions."""
     earlier = "\n\nAsked already, not to be asked again:\n" + mark_text("\n".join(before)) if before else ""
     request = f"{KNOWLEDGE % count} {SET % number}"
     return f"{request}\n\nThe passage:\n{mark_text(passage)}{earlier}\n\n{SHAPE % count}"
 
 
 def build_variation_prompt(examples: Sequence[tuple[str, str]], passage: str, count: int, number: int) -> str:
-    """Tasks like the examples (query, answer), on the subject of the passage, if there is one; `number`: as above."""
+    """Return a prompt for tasks like the examples (query, answer), on the passage's subject if given. `number`: makes
+    each request different."""
     shown = "\n\n".join(
         f"Example {number}:\n{mark_text(query)}" + (f"\nIts answer:\n{mark_text(answer)}" if answer else "")
         for number, (query, answer) in enumerate(examples, 1)
@@ -68,13 +69,13 @@ def build_variation_prompt(examples: Sequence[tuple[str, str]], passage: str, co
 
 
 def mark_text(text: str) -> str:
-    """Between marks that it cannot hold, for they are made of it."""
+    """Return the text between marks derived from its digest, which the text cannot contain."""
     mark = hashlib.sha256(text.encode()).hexdigest()[:32]
     return f"<text-{mark}>\n{text}\n</text-{mark}>"
 
 
 def parse_tasks(reply: str, count: int) -> list[WrittenTask] | None:
-    """The tasks of a reply, `count` at most; None where it is none."""
+    """Return at most `count` tasks of a reply; None for an unreadable reply."""
     start = reply.find("{")
     if start < 0:
         return None
@@ -92,16 +93,16 @@ def _clean_text(value: Any) -> str:
 
 
 class TaskWriter:
-    """Asks on the tools' loop, at most `at_once` questions at a time."""
+    """Requests tasks on the tools' loop, at most `at_once` at a time."""
 
     def __init__(
         self, models: Sequence[ChatModel], failover: ModelFailover, prices: Sequence[TokenPrice] = (), *,
         temperature: float, tokens: int, at_once: int,
     ) -> None:  # fmt: skip
-        """`prices`: one a model; none at all where nobody named any."""
+        """Create the writer. `prices`: one for each model, or empty."""
         self.models, self.cost = models, GenerationCost()
         self.wrote: dict[str, None] = {}
-        """Names of the models that gave tasks, in the order of their first ones."""
+        """Names of models that wrote tasks, in the order of their first task."""
         self._failover, self._prices = failover, prices or [TokenPrice()] * len(models)
         self._settings = {"temperature": temperature, "max_tokens": tokens}
         self._free = asyncio.Semaphore(at_once)
@@ -112,15 +113,17 @@ class TaskWriter:
 
     @property
     def names(self) -> str:
-        """The names of the models, in their order."""
+        """The model names, in order."""
         return ", ".join(dict.fromkeys(model.model for model in self.models))
 
     async def request_tasks(
         self, prompt: str, count: int, keep: Callable[[list[WrittenTask]], Awaitable[None]]
     ) -> list[WrittenTask]:
-        """[] where no reply could be read; what could is kept before another question takes its place, so that a kill
-        loses no more answers than are asked for at once. Raises PromptRefusedError; TaskError where no model
-        answers, and after that for all that is asked."""
+        """Return the tasks of a reply, or [] if no reply could be parsed.
+
+        `keep` stores the tasks before the slot is free for another request, so a kill loses at most the running
+        requests. Raises PromptRefusedError; TaskError if no model answers, also for all later calls.
+        """
         async with self._free:
             await self._go_on.wait()
             if self._failure is not None:
@@ -153,7 +156,7 @@ class TaskWriter:
             return found
 
     async def _is_any_model_answering(self) -> bool:
-        """Whether a model answers what nobody refuses for what it says."""
+        """True if a model answers a prompt which no filter refuses."""
         for place in self._failover.rank_models():
             try:
                 await self._request_completion(place, HARMLESS, last=True)

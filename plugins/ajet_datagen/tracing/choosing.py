@@ -1,7 +1,7 @@
-"""Which traces are taken, and into which split each goes.
+"""Select traces and split them into training and validation.
 
-Invariant: a question is in one split only, with everything that is asked alike; which one depends on the seed and the
-questions and on nothing else. What is left out is counted by its reason.
+Invariant: a question and its duplicates are in one split; the split depends only on the seed and the questions. Dropped
+traces are counted by reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def select_traces(traces: Sequence[AgentTrace], settings: Tracing, left: Counter[str]) -> list[AgentTrace]:
-    """The traces that the settings want."""
+    """Return the traces admitted by the settings."""
     found = []
     for trace in traces:
         why = _find_exclusion(trace, settings)
@@ -42,9 +42,11 @@ def select_traces(traces: Sequence[AgentTrace], settings: Tracing, left: Counter
 def split_traces(
     traces: Sequence[AgentTrace], settings: Tracing, seed: int, left: Counter[str]
 ) -> Mapping[TaskSplit, list[AgentTrace]]:
-    """Split by question: all that are asked alike go together, and what is trained on and is like a held-out one
-    nevertheless is left out. Neither side is empty where there are two questions. What a longer conversation begins
-    with is not held out, for that conversation has its answer."""
+    """Split by question: duplicates stay together, and training traces similar to held-out ones are dropped.
+
+    With at least two questions no side is empty. A question that begins a longer conversation is not held out, because
+    that conversation contains its answer.
+    """
     questions = list(dict.fromkeys(question_key(trace) for trace in traces))
     differ = settings.numbers == "differ"
     groups = _group_questions(questions, settings.similarity_threshold, differ)
@@ -69,7 +71,7 @@ def split_traces(
 
 
 def select_best(traces: Sequence[AgentTrace], left: Counter[str]) -> list[AgentTrace]:
-    """One trace of each question: the best one, the latest of equals."""
+    """Return the best trace of each question; the latest among equals."""
     best: dict[str, AgentTrace] = {}
     for trace in traces:
         name = question_key(trace)
@@ -81,7 +83,7 @@ def select_best(traces: Sequence[AgentTrace], left: Counter[str]) -> list[AgentT
 
 
 def question_key(trace: AgentTrace) -> str:
-    """The letters by which two questions are the same: theirs, and those of what was said before them."""
+    """Return the normalised text of all user messages, equal for equal questions."""
     return _normalize_questions(_list_questions(trace))
 
 
@@ -94,7 +96,7 @@ def _normalize_questions(questions: Sequence[str]) -> str:
 
 
 def _find_continued_groups(traces: Sequence[AgentTrace], groups: Mapping[str, str]) -> set[str]:
-    """Groups with a question that a conversation of another group goes on from."""
+    """Return groups with a question continued by a conversation of another group."""
     found = set()
     for trace in traces:
         questions = _list_questions(trace)
@@ -104,7 +106,7 @@ def _find_continued_groups(traces: Sequence[AgentTrace], groups: Mapping[str, st
 
 
 def _group_questions(questions: Sequence[str], threshold: float, differ: bool) -> dict[str, str]:
-    """Each question's group, named by its first one. `differ`: other numbers make another question."""
+    """Return question -> first question of its group. `differ`: different numbers make different questions."""
     if threshold >= 1 or len(questions) < 2:
         return {question: question for question in questions}
     vectors, numbers = count_letter_runs(questions), index_numbers(questions) if differ else None

@@ -1,6 +1,6 @@
-"""Masking of personal data in traces by a function of the user.
+"""Mask personal data in traces with a function of the user.
 
-Invariant: the function gets every text that later steps may write or compare; ids, roles and types stay as they are.
+Invariant: the function gets every text used by later steps; ids, roles and types are unchanged.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ajet_datagen.tracing.trace import AgentTrace
 
 KEY = "ajet.task_reader.tracing.mask"
 NOT_TEXT = ("role", "type", "id", "tool_call_id")
-"""Fields of a message that the function never gets."""
+"""Message fields that are never masked."""
 
 
 def mask_traces(traces: Sequence[AgentTrace], reference: str | None, *, base: Path) -> list[AgentTrace]:
-    """Return the traces with each text replaced by what the function returns for it.
+    """Return the traces with each text replaced by the function's result.
 
     Args:
-        reference: `file.py->function` of type `(str) -> str`; None leaves the texts as they are and logs that.
+        reference: `file.py->function` of type `(str) -> str`; None keeps the texts and logs a warning.
 
     Raises:
         UserError: The reference names no function.

@@ -1,6 +1,6 @@
-"""The reader `tracing`, and what `ajet traces` writes.
+"""The task reader `tracing`, and the files of `ajet traces`.
 
-Invariant: everything is read once, masked before anything is chosen or compared, and split by the run's seed.
+Invariant: sources are read once, masked before selection, and split by the run's seed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 SPLITS: tuple[TaskSplit, ...] = ("train", "validation")
 NAMED = 3
-"""Bad rows that are named."""
+"""Maximum bad rows named in a message."""
 
 
 class TracingReader:
-    """See the room's docstring."""
+    """Reads traces, and returns tasks or writes files."""
 
     judge = None
 
@@ -45,26 +45,25 @@ class TracingReader:
         self._skip = experiment.ajet.task_reader.on_bad_row == "skip"
         self._base, self._seed = experiment.base, experiment.ajet.seed
         self._traces_by_split: Mapping[TaskSplit, list[AgentTrace]] | None = None
-        self.left: Counter[str] = Counter()
-        """What was left out, by its reason."""
+        self.left: Counter[str] = Counter()  # dropped traces, by reason
 
     def has(self, split: TaskSplit) -> bool:
-        """Validation is held out, unless nothing is to be."""
+        """True for training, and for validation with a `validation_share`."""
         return split == "train" or self._settings.validation_share > 0
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """One of each question. Raises TaskError, UserError."""
+        """Return one task for each question. Raises TaskError, UserError."""
         return self._build_tasks(split, self.left)
 
     def traces(self, split: TaskSplit) -> Sequence[AgentTrace]:
-        """All traces of a split. Raises TaskError, UserError."""
+        """Return all traces of a split. Raises TaskError, UserError."""
         if self._traces_by_split is None:
             self._traces_by_split = self._read_traces()
         return self._traces_by_split[split]
 
     def write(self, folder: Path) -> dict[str, int]:
-        """Tasks, rows and pairs of each split, as JSON lines. Answers how many are in which file. Raises TaskError,
-        UserError."""
+        """Write tasks, rows and pairs of each split as JSON lines. Returns file name -> number of lines. Raises
+        TaskError, UserError."""
         require_folder(folder, "--out")
         counts: dict[str, int] = {}
         left: Counter[str] = Counter()

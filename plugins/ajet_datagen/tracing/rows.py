@@ -1,7 +1,7 @@
-"""Traces as tasks, as rows to learn (`ajet sft`), and as pairs.
+"""Convert traces to tasks, training rows (`ajet sft`) and preference pairs.
 
-Invariant: a row learns nothing that somebody disliked: where a reply was rated by itself only it is learned, and where
-it was corrected, the corrected text is learned in its place.
+Invariant: disliked replies are never trained on. If a reply was rated by itself, only that reply is trained; a
+corrected text replaces its reply.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ajet_datagen.config import Tracing
 
 WEIGHT = "weight"
-"""Of an assistant's message: 0 is context (docs/sft.md)."""
+"""Loss weight of an assistant message: 0 is context (docs/sft.md)."""
 
 
 def build_task(trace: AgentTrace, settings: Tracing) -> Task:
-    """The task of a trace: its messages up to the reply. A question alone has no `init_messages`."""
+    """Return the task of a trace: its messages up to the reply. A single question has no `init_messages`."""
     rating = trace.rating
     fine = settings.answers == "any" if rating.score is None else rating.score >= settings.liked_from
     answer = rating.corrected
@@ -50,7 +50,7 @@ def build_task(trace: AgentTrace, settings: Tracing) -> Task:
 
 
 def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Rows of `messages` and `tools`, of liked and of corrected replies."""
+    """Yield rows of `messages` and `tools` for liked and corrected replies."""
     for trace in traces:
         score, corrected = trace.rating.score, trace.rating.corrected
         if corrected is None and (score is None or score < settings.liked_from):
@@ -65,8 +65,8 @@ def build_learned_rows(traces: Iterable[AgentTrace], settings: Tracing, left: Co
 
 
 def build_pairs(traces: Iterable[AgentTrace], left: Counter[str]) -> Iterator[dict[str, Any]]:
-    """Rows of `prompt`, `chosen` and `rejected`: a corrected text against what was said, and, where the same was asked
-    several times, the best reply against the worst one."""
+    """Yield rows of `prompt`, `chosen` and `rejected`: a corrected text against the reply, and the best against the
+    worst reply to equal questions."""
     same: dict[str, list[AgentTrace]] = defaultdict(list)
     for trace in traces:
         if trace.rating.corrected is not None and trace.rating.corrected != extract_text(trace.reply):
@@ -90,13 +90,13 @@ def _build_row(row: Mapping[str, Any], tools: Sequence[Message]) -> dict[str, An
 
 
 def _get_wanted_reply(trace: AgentTrace) -> Message:
-    """The reply that should have been given."""
+    """Return the corrected reply, or the reply without correction."""
     corrected = trace.rating.corrected
     return trace.reply if corrected is None else {"role": "assistant", "content": corrected}
 
 
 def _get_context(trace: AgentTrace) -> Sequence[Message]:
-    """The conversation up to the last word of the user: what an agent is to answer, its own tools used anew."""
+    """Return the messages up to the last user message; the agent's own tool calls after it are left out."""
     users = [at for at, each in enumerate(trace.messages) if each.get("role") == "user"]
     return trace.messages[: users[-1] + 1] if users else trace.messages
 

@@ -1,7 +1,7 @@
-"""Where traces lie: which reader a path needs, and the spans or episodes of it.
+"""Read traces from files and folders, choosing a reader by content.
 
-Invariant: a source is told by what it holds and not by its name. A file that cannot be read at all is a TaskError; a
-row in it that cannot is a bad row, with its place.
+Invariant: the content of a source, not its name, decides the reader. An unreadable file raises TaskError; an unreadable
+row is a bad row with its place.
 """
 
 from __future__ import annotations
@@ -29,34 +29,33 @@ KEY = "ajet.task_reader.tracing.sources"
 _SQLITE = b"SQLite format 3\x00"
 _LATE = "feedback.jsonl"
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a row raises that is of another shape, or nested too deeply."""
+"""Exceptions while reading a row of another shape, or nested too deeply."""
 
 
 @dataclass(slots=True)
 class SourceContent:
-    """What sources held. `bad`: (place, why) of rows that could not be read; `silent`: spans that tell nothing."""
+    """Content of the sources. `bad`: (place, reason) of unreadable rows; `silent`: number of spans without messages."""
 
     traces: list[AgentTrace] = field(default_factory=list)
     bad: list[tuple[str, str]] = field(default_factory=list)
     silent: int = 0
     loose: int = 0
-    """Words of feedback that belong to nothing that was read."""
+    """Feedback without a matching trace."""
     failed: int = 0
-    """Calls of observed agents that got no reply."""
+    """Calls of observed agents without a reply."""
 
 
 @dataclass(slots=True)
 class FeedbackIndex:
-    """Feedback that came apart from what it is about."""
+    """Feedback stored apart from its trace."""
 
     by_reply: dict[str, ReplyRating] = field(default_factory=dict)
     by_session: dict[str, ReplyRating] = field(default_factory=dict)
     by_episode: dict[str, ReplyRating] = field(default_factory=dict)
-    """Of sessions, where it is known which of those with one name is meant."""
+    """Session ratings with a known episode, for several sessions of one name."""
 
     def read_file(self, file: Path, bad: list[tuple[str, str]], *, complete_lines: bool = False) -> None:
-        """Read a file of JSON lines. `complete_lines`: a last line without its newline was being written when its
-        process died, and is not read."""
+        """Read a file of JSON lines. `complete_lines`: skip a last line without newline, left by a killed process."""
         with explain_read_errors(file):
             complete = file.read_bytes().count(b"\n") if complete_lines else None
         for number, row in line_rows(file):
@@ -79,7 +78,7 @@ class FeedbackIndex:
 
 
 def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> SourceContent:
-    """Everything in them. Raises TaskError, UserError."""
+    """Read all sources. Raises TaskError, UserError."""
     found = SourceContent()
     feedback_index = FeedbackIndex()
     for file in feedback:
@@ -124,7 +123,7 @@ def _read_magic(path: Path) -> bytes:
 
 
 def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
-    """The spans of AgentScope Studio's `span_table`, of any of its versions."""
+    """Yield the spans of AgentScope Studio's `span_table`, in any of its versions."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -154,7 +153,7 @@ def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]
 
 
 def _read_otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
-    """The spans of OTLP JSON: one document, or one a line as the collector's file exporter writes them."""
+    """Yield the spans of OTLP JSON: one document, or one a line as written by the collector's file exporter."""
     with path.open("rb") as file:
         first, rest = file.readline(), file.read(1)
     documents = _read_lines(path, bad) if rest and _is_json(first) else _read_document(path, bad)
@@ -172,7 +171,7 @@ def _read_otlp_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]:
 
 
 def _get_list(tree: Any, name: str, where: str, bad: list[tuple[str, str]]) -> Sequence[Any]:
-    """What an object lists under a name, nothing where it has none; one that lists nothing is a bad row."""
+    """Return the list under a name, empty if absent; another type is a bad row."""
     found = tree.get(name) if isinstance(tree, Mapping) else tree
     if isinstance(tree, Mapping) and found is None:
         return ()
@@ -209,7 +208,7 @@ def _read_lines(path: Path, bad: list[tuple[str, str]]) -> Iterator[tuple[str, A
 
 
 def _get_column(row: Mapping[str, Any], *names: str) -> Any:
-    """The first that is there: columns were called otherwise in earlier versions."""
+    """Return the first present column: earlier versions used other names."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
@@ -230,7 +229,7 @@ def _parse_attributes(listed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_value(value: Mapping[str, Any]) -> Any:
-    """OTLP's AnyValue."""
+    """Convert an OTLP AnyValue to a Python value."""
     if not value:
         return None
     [(kind, content)] = value.items()
@@ -242,7 +241,7 @@ def _parse_value(value: Mapping[str, Any]) -> Any:
 
 
 def _read_folder(folder: Path, found: SourceContent, feedback_index: FeedbackIndex) -> None:
-    """Runs in it, of `ajet observe` and others."""
+    """Read the runs in a folder."""
     files = sorted(path for path in folder.rglob("step-*.jsonl") if NAME.fullmatch(path.name))
     if not files:
         raise TaskError("There are no recorded episodes in this folder.", where=f"{KEY}: {folder}")
@@ -289,7 +288,7 @@ def _read_episode(episode: Episode, where: str, feedback_index: FeedbackIndex) -
 
 
 def _read_ratings(episode: Episode) -> tuple[dict[str, ReplyRating], ReplyRating]:
-    """(by reply, of all of it)."""
+    """Return (rating by reply, overall rating)."""
     own: dict[str, ReplyRating] = {}
     overall = ReplyRating()
     verdict = episode.verdict
@@ -309,7 +308,7 @@ def _read_ratings(episode: Episode) -> tuple[dict[str, ReplyRating], ReplyRating
 
 
 def _parse_rating(row: Mapping[str, Any]) -> ReplyRating:
-    """Raises BadRowError for one of other kinds."""
+    """Return the rating of a feedback row. Raises BadRowError for other types."""
     reward, liked = row.get("reward"), row.get("liked")
     if not isinstance(liked, (bool, type(None))):
         raise BadRowError(f"`liked` is {json_kind(liked)}, expected true or false")
@@ -321,7 +320,7 @@ def _parse_rating(row: Mapping[str, Any]) -> ReplyRating:
 
 
 def _apply_feedback(traces: Sequence[AgentTrace], feedback_index: FeedbackIndex) -> tuple[list[AgentTrace], int]:
-    """The sessions with what was said later of a reply, or of a session; and how many words belong to none of them."""
+    """Return the traces updated with later feedback, and the number of unmatched feedback rows."""
     used: set[str] = set()
     found = []
     for trace in traces:

@@ -1,8 +1,9 @@
-"""Spans to traces: OpenTelemetry's GenAI conventions (messages as attributes, from 1.37 on), and what AgentScope adds.
+"""Convert spans to traces: OpenTelemetry GenAI conventions (messages as attributes, since 1.37), and AgentScope's
+additions.
 
-Invariant: a span that is a model's or an agent's and cannot be read raises BadRowError; one of another kind, or one
-that was recorded without its messages, is `None` and counted by who reads. Where a trace has readable calls of a model,
-the agent's own span, which is their sum, is left out."""
+Invariant: an unreadable model or agent span raises BadRowError; a span of another kind, or without messages, gives None and
+is counted. If a trace has readable model calls, the agent's own span, their sum, is dropped.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from ajet_datagen.tracing.trace import AgentTrace, Message, ReplyRating, select_
 CALLS = ("chat", "generate_content", "text_completion")
 AGENTS = ("invoke_agent",)
 AGENTSCOPE_REPLY = "ReActAgent.reply"
-"""How AgentScope called an agent's span before it followed the conventions."""
+"""Name of an agent's span in AgentScope before the conventions."""
 EVALUATION = "gen_ai.evaluation.result"
 _GOOD = {"good", "liked", "like", "positive", "pass", "passed", "correct", "thumbs_up", "thumbs-up", "up"}
 _BAD = {"bad", "disliked", "dislike", "negative", "fail", "failed", "incorrect", "thumbs_down", "thumbs-down", "down"}
@@ -27,7 +28,7 @@ _BAD = {"bad", "disliked", "dislike", "negative", "fail", "failed", "incorrect",
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span with flat attributes. `trace` and `at` order it among others."""
+    """A span with flat attributes, ordered by `trace` and `at`."""
 
     where: str
     name: str
@@ -38,7 +39,7 @@ class Span:
 
 
 def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[list[AgentTrace], int]:
-    """What they tell, trace by trace, and how many spans tell nothing. Those that cannot be read go to `bad`."""
+    """Return the traces of all spans, and the number of spans without messages. Unreadable spans go into `bad`."""
     found: list[AgentTrace] = []
     silent = 0
     for _, group in groupby(sorted(spans, key=lambda span: (span.trace, span.at)), key=lambda span: span.trace):
@@ -70,7 +71,7 @@ def build_traces(spans: Iterable[Span], bad: list[tuple[str, str]]) -> tuple[lis
 
 
 def flatten_attributes(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Attributes with dotted names; values that are texts, lists or already dotted stay."""
+    """Return attributes with dotted names; texts, lists and dotted names stay unchanged."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         path = f"{before}.{name}" if before else str(name)
@@ -141,7 +142,7 @@ def _read_output(attributes: Mapping[str, Any]) -> Message | None:
 
 
 def _require_list(value: Any, name: str) -> list[Any]:
-    """AgentScope has written one message as an object, too."""
+    """Return a list of messages; AgentScope sometimes wrote one message as an object."""
     if isinstance(value, Mapping):
         return [value]
     if not isinstance(value, list):
@@ -150,7 +151,7 @@ def _require_list(value: Any, name: str) -> list[Any]:
 
 
 def _parse_message(one: Any) -> list[Message]:
-    """A message of parts; results of tools are messages of their own."""
+    """Convert a message of parts; tool results become separate messages."""
     if not isinstance(one, Mapping) or not isinstance(one.get("parts"), list) or not isinstance(one.get("role"), str):
         raise BadRowError("a message without role or parts")
     found: list[Message] = []
@@ -184,7 +185,7 @@ def _parse_message(one: Any) -> list[Message]:
 
 
 def _parse_agentscope_value(value: Any) -> list[Message]:
-    """What AgentScope's own attributes hold: messages as its formatters make them, or the text of its `Msg`."""
+    """Convert AgentScope's own attributes: formatted messages, or the text of a `Msg`."""
     if isinstance(value, str):
         message = _parse_repr(value)
         return [message] if message is not None else []
@@ -202,7 +203,7 @@ def _parse_agentscope_value(value: Any) -> list[Message]:
 
 
 def _parse_tool_call(call: Any) -> Message:
-    """A call of a tool, in the shape that it has in Chat Completions."""
+    """Convert a tool call to Chat Completions format."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRowError("a tool call that names no function")
@@ -211,8 +212,8 @@ def _parse_tool_call(call: Any) -> Message:
 
 
 def _parse_repr(text: str) -> Message | None:
-    """`Msg(name='user', content='…', role='user', …)` as AgentScope prints it; None for any other text. No code of it
-    runs: literals are read."""
+    """Parse AgentScope's printed `Msg(name='user', content='…', role='user', …)`, or return None. Only literals are
+    evaluated, no code runs."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "Msg":
@@ -253,7 +254,7 @@ def _read_rating(span: Span) -> ReplyRating:
 
 
 def _parse_json_value(value: Any) -> Any:
-    """Spans hold structures as JSON text, too. Raises BadRowError for text that begins as JSON and is none."""
+    """Parse a structure stored as JSON text. Raises BadRowError for malformed JSON."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -267,7 +268,7 @@ def _encode_json(value: Any) -> str:
 
 
 def _parse_tool_result(value: Any) -> str:
-    """AgentScope's results are lists of blocks, as JSON."""
+    """Convert a tool result; AgentScope stores lists of blocks as JSON."""
     try:
         parts = _parse_json_value(value)
     except BadRowError:

@@ -1,6 +1,6 @@
-"""Trace: one reply of an agent's model, in its conversation, and what people thought of it.
+"""A trace: one model reply of an agent, in its conversation, with its rating.
 
-Invariant: messages have the shape of Chat Completions, whatever they came from.
+Invariant: messages have Chat Completions format, whatever their source.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ReplyRating:
-    """People's word on a reply; None: nothing was said."""
+    """A rating by people; None for a missing field."""
 
     reward: float | None = None
     liked: bool | None = None
     corrected: str | None = None
-    """What should have been said."""
+    """Text of the corrected reply."""
     comment: str | None = None
 
     @property
     def score(self) -> float | None:
-        """The number; a like is 1, a dislike 0."""
+        """The reward; a like is 1, a dislike 0."""
         return self.reward if self.reward is not None or self.liked is None else float(self.liked)
 
     def update_with(self, later: ReplyRating) -> ReplyRating:
-        """This rating with what was said later, which holds where both say something."""
+        """Return this rating with the fields of a later one taking precedence."""
         ratings = {name: value for name in self.__slots__ if (value := getattr(later, name)) is not None}
         return replace(self, **ratings)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentTrace:
-    """`where`: its place, for people."""
+    """One reply in its conversation. `where`: its place, for messages."""
 
     where: str
     messages: tuple[Message, ...]
@@ -50,21 +50,21 @@ class AgentTrace:
     model: str = ""
     session: str = ""
     id: str = ""
-    """Of the reply, as its endpoint gave it."""
+    """Id of the reply, from its endpoint."""
     rating: ReplyRating = ReplyRating()
     is_rated_alone: bool = False
-    """The rating is of this reply and not of the whole conversation."""
+    """True if the rating is of this reply, not of the conversation."""
     episode: str = ""
-    """Of an observed run: several may have one session's name."""
+    """Episode of an observed run; several episodes may share a session name."""
 
     @property
     def question(self) -> str:
-        """The question: the text of the first user's message."""
+        """The text of the first user message."""
         return next((extract_text(each) for each in self.messages if each.get("role") == "user"), "")
 
     def repair_text(self) -> AgentTrace:
-        """Without halves of letters, which no file can hold. Raises ValueError where it is nested too deeply, or holds
-        a number that is not finite."""
+        """Return the trace without lone surrogates, which no file can hold. Raises ValueError for deep nesting or a
+        non-finite number."""
         names = ("where", "messages", "reply", "tools", "agent", "model", "session", "id", "episode")
         given = {name: getattr(self, name) for name in names}
         given |= {"messages": list(self.messages), "tools": list(self.tools), "rating": asdict(self.rating)}
@@ -77,7 +77,7 @@ class AgentTrace:
         return replace(self, rating=ReplyRating(**found.pop("rating")), **lists, **found)
 
     def is_extended_by(self, other: AgentTrace) -> bool:
-        """Whether the other goes on from its reply."""
+        """True if the other trace continues from this reply."""
         here = len(self.messages)
         if len(other.messages) <= here or other.messages[:here] != self.messages:
             return False
@@ -85,13 +85,13 @@ class AgentTrace:
 
 
 def reply_key(message: Mapping[str, Any]) -> tuple[str, str]:
-    """The text of a reply, and names and arguments of its calls, by which two are the same."""
+    """Return the text and tool calls of a reply, as a key for equality."""
     calls = [(each["function"]["name"], each["function"]["arguments"]) for each in message.get("tool_calls") or ()]
     return extract_text(message), json.dumps(calls)
 
 
 def select_last(traces: Sequence[AgentTrace]) -> list[AgentTrace]:
-    """The traces of one session that no other goes on from, and those with a rating of their own."""
+    """Return traces of a session that no other trace continues, and individually rated ones."""
     return [
         trace
         for at, trace in enumerate(traces)

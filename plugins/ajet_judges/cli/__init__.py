@@ -1,1 +1,1 @@
-"""The commands `judge` and `rejudge`."""
+"""Command-line options of `ajet judge` and `ajet rejudge`."""

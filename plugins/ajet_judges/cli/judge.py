@@ -1,4 +1,4 @@
-"""`ajet judge check`, `ajet judge compare`."""
+"""Command-line options of `ajet judge`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = typer.Typer(help="Judges, before a run trusts them.", no_args_is_help=True
 
 @app.callback()
 def judges() -> None:
-    """Judges, before a run trusts them."""
+    """Check judges before a run trusts them."""
 
 
 @app.command("check")
@@ -38,8 +38,8 @@ def check(
     ] = None,
     exp_dir: ExpDir = None,
 ) -> int:  # fmt: skip
-    """Have the experiment's judge score labelled examples: accuracy, Cohen's kappa, what it got wrong, and whether it
-    obeys orders in what it judges. Exit code 1 where it decides none."""
+    """Score labelled examples with the experiment's judge: accuracy, Cohen's kappa, wrong verdicts, and whether the
+    judge obeys orders in judged texts. Exit code 1 if it decides none."""
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
     from ajet.record.console import console
@@ -69,8 +69,8 @@ def rubrics(
     remake: Annotated[bool, typer.Option("--again", help="Make them anew where there are some.")] = False,
     exp_dir: ExpDir = None,
 ) -> int:
-    """Have the experiment's models write rubrics from its labelled examples, or show those that are there, and how far
-    they agree with the labels."""
+    """Write rubrics from the experiment's labelled examples, or show existing ones, with their agreement with the
+    labels."""
     from ajet.cli.screen import show_logs
     from ajet.commands.run_hooks import enter_run_hooks
     from ajet.config import load_experiment
@@ -118,9 +118,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Compare judges on a run's recorded episodes, with each other and with the verdicts of the play: agreement,
-    Cohen's kappa, correlation, where they differ most, what each takes. Nothing is played. Exit code 1 where one of
-    them decides nothing."""
+    """Compare judges on a run's recorded episodes, with each other and with the recorded verdicts: agreement, Cohen's
+    kappa, correlation, largest differences, cost. No episode is run again. Exit code 1 if a judge decides none."""
     import json
     from dataclasses import asdict
 

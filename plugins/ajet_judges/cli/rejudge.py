@@ -1,4 +1,4 @@
-"""`ajet rejudge RUN`."""
+"""Command-line options of `ajet rejudge RUN`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ def rejudge(
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
-    """Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.
+    """Judge recorded episodes again, without model or environment. Writes tables; the record stays unchanged.
 
-    Shows the rewards that change, and the run's curve, groups to learn from and advantages as they would have been.
-    Exit code 1 where no episode has a verdict."""
+    Shows changed rewards, and the run's curve, groups with a learning signal and advantages under the new verdicts.
+    Exit code 1 if no episode has a verdict.
+    """
     from ajet.cli.screen import show_logs
     from ajet.record.console import console
     from ajet_judges.judging.rejudge import find_recorded_run, open_run_judge, rejudge_run

@@ -1,1 +1,1 @@
-"""Judges looked at: checked against labels, compared, run again over a record, made of labelled examples."""
+"""Commands on judges: check against labels, compare, run again over a record, write rubrics."""

@@ -1,7 +1,7 @@
-"""`ajet judge check`: an experiment's judge against labels that somebody gave.
+"""`ajet judge check`: compare an experiment's judge with labels.
 
-Invariant: no score is counted as such, and neither as right nor as wrong: accuracy and kappa are over what was decided,
-and say over how many of how many. A judge that cannot be asked is an error, not a number.
+Invariant: a missing score counts neither as right nor as wrong; accuracy and kappa cover the decided examples and state
+their number. An unreachable judge is an error, not a number.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).parents[1] / "model_judge" / "labelled.jsonl"
 AT_ONCE = 16
 SHOWN = 20
-"""Wrong verdicts on the screen."""
+"""Maximum wrong verdicts on the screen."""
 LABELS: Mapping[Any, bool] = {"correct": True, "incorrect": False, True: True, False: False}
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledExample:
-    """An example with the right verdict."""
+    """An example with its correct verdict."""
 
     question: str
     answer: str
     reference: str
     label: bool
     order: bool = False
-    """Somewhere in it the judge is told what to say."""
+    """True if the example contains an order to the judge."""
     model: str = ""
-    """Who wrote the answer."""
+    """Author model of the answer."""
     tools: tuple[str, ...] = ()
 
 
@@ -59,29 +59,29 @@ class JudgeCheck:
 
     @property
     def decided(self) -> list[tuple[LabelledExample, bool]]:
-        """Examples with a verdict, and what it says."""
+        """Examples with a verdict, and the verdict."""
         return [(example, decision) for example, verdict in zip(self.examples, self.verdicts, strict=True)
                 if (decision := _read_decision(verdict)) is not None]  # fmt: skip
 
     @property
     def wrong(self) -> list[tuple[LabelledExample, Verdict]]:
-        """The examples that the judge got wrong, and its verdicts."""
+        """Wrongly judged examples, with their verdicts."""
         return [(example, verdict) for example, verdict in zip(self.examples, self.verdicts, strict=True)
                 if (decision := _read_decision(verdict)) is not None and decision != example.label]  # fmt: skip
 
     @property
     def cells(self) -> Cells:
-        """Decided examples by (label, verdict); yes is correct."""
+        """Decided examples by (label, verdict); True is correct."""
         return cells_of((example.label, decision) for example, decision in self.decided)
 
     @property
     def kappa_low(self) -> float | None:
-        """The lower end of kappa's interval; None where nothing was decided."""
+        """Lower end of kappa's interval; None without decided examples."""
         return kappa_interval(self.cells)[0] if self.decided else None
 
 
 def read_labelled_examples(path: Path) -> list[LabelledExample]:
-    """Raises UserError for a file or a line that is none."""
+    """Read labelled examples. Raises UserError for an unreadable file or line."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -98,7 +98,7 @@ def read_labelled_examples(path: Path) -> list[LabelledExample]:
 
 
 def check_judge(experiment: Experiment, examples: Sequence[LabelledExample]) -> JudgeCheck:
-    """Ask the judge about each. Raises UserError where there is none, or it fails."""
+    """Judge each example. Raises UserError without a judge, or if the judge fails."""
     judge = open_judge(experiment)
     if not judge.judges:
         raise UserError(
@@ -130,7 +130,7 @@ async def _collect_verdicts(judge: Judge, examples: Sequence[LabelledExample]) -
 
 
 def print_check(found: JudgeCheck, console: Console) -> None:
-    """Agreement, what it got wrong, and what should not matter to it."""
+    """Print agreement, wrong verdicts and biases."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

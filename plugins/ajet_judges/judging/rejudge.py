@@ -1,9 +1,8 @@
-"""`ajet rejudge`: recorded episodes judged again, without inference and without an environment.
+"""`ajet rejudge`: judge recorded episodes again, without inference or environment.
 
-Invariant: a judge is told what the record has of the task, of what the workflow returned and of what tools answered;
-models that rank are asked about whole groups. The record is read and never written, and the run's budget of judgements
-not spent. An episode that failed is not judged again, but where only its judge failed; one at which a judge fails has
-no reward under it.
+Invariant: a judge gets the recorded task, workflow output and tool results; ranking models get complete groups. The
+record is only read, and the run's judge budget is not spent. A failed episode is judged again only if its judge had
+failed; an episode whose judge fails now has no reward.
 """
 
 from __future__ import annotations
@@ -48,29 +47,29 @@ class RejudgedEpisode:
     before: AttemptRecord
     after: AttemptRecord
     advantages: tuple[float | None, float | None] = (None, None)
-    """Under both; None where it was not credited."""
+    """Advantages under both judges; None without credit."""
 
     @property
     def changed(self) -> bool:
-        """Whether its reward is another one, or it has one only under one of them."""
+        """True if the rewards differ, or only one judge gives a reward."""
         return self.before.reward != self.after.reward
 
 
 @dataclass(frozen=True, slots=True)
 class RejudgedRun:
-    """A run under another judge, or the same as it is now."""
+    """A run under another judge, or under its present judge."""
 
     run: Path
     judge: str
     episodes: Sequence[RejudgedEpisode]
     steps: Sequence[StepWhatIf]
-    """Of the episode files, in their order."""
+    """One entry for each episode file, in order."""
     why_no_advantages: str = ""
-    """"" where there are some."""
+    """Empty if there are advantages."""
 
     @property
     def why_undecided(self) -> str:
-        """Why nothing is known of what the judge says: no episode has a verdict of its. "" where one has."""
+        """Why no episode has a verdict; "" otherwise."""
         if any(each.after.reward is not None for each in self.episodes):
             return ""
         why = Counter(each.after.failure or each.after.reason for each in self.episodes)
@@ -80,8 +79,12 @@ class RejudgedRun:
 
 @contextmanager
 def open_run_judge(folder: Path, *, reference: str | None = None, conf: Path | None = None) -> Iterator[Judge]:
-    """For the recorded run in `folder`, within the block. `reference`: this judge, or the scorer of this name; `conf`:
-    the judge or the scorers of this YAML; neither: the run's own. Raises UserError."""
+    """Open a judge for the run in `folder`, as a context manager. Raises UserError.
+
+    Args:
+        reference: A judge, or the name of a scorer.
+        conf: A YAML with a judge or scorers. Without both: the run's own judge.
+    """
     experiment = _isolate_budget(
         load_experiment(conf) if conf is not None else load_recorded_experiment(folder / CONFIG)
     )
@@ -99,13 +102,13 @@ def open_run_judge(folder: Path, *, reference: str | None = None, conf: Path | N
 
 
 def rejudge_run(folder: Path, judge: Judge) -> RejudgedRun:
-    """Have all episodes of a recorded run judged. Raises UserError."""
+    """Judge all episodes of a recorded run. Raises UserError."""
     return asyncio.run(_rejudge_files(folder, load_recorded_experiment(folder / CONFIG), judge))
 
 
 def compare_judges_on_run(named: str, root: Path, references: Sequence[str]) -> JudgeComparison:
-    """Judges, by reference, scorer's name or YAML, on a run's recorded episodes, with each other and with the play's
-    verdicts. Each episode is judged by itself. Raises UserError."""
+    """Compare judges (references, scorers or YAMLs) on a run's recorded episodes. Each episode is judged by itself.
+    Raises UserError."""
     folder = find_recorded_run(named, root)
     judges = open_judges(_isolate_budget(load_recorded_experiment(folder / CONFIG)), references)
     played = list(
@@ -129,12 +132,12 @@ def compare_judges_on_run(named: str, root: Path, references: Sequence[str]) -> 
 
 
 def _isolate_budget(experiment: Experiment) -> Experiment:
-    """Its models count what they cost by themselves: what is spent here is not the run's, which may go on."""
+    """Give the experiment another name, so that its models do not spend the run's judge budget."""
     return replace(experiment, name=f"{experiment.name} rejudged {uuid4().hex[:12]}")
 
 
 def find_recorded_run(named: str, root: Path) -> Path:
-    """The folder of a run that has episodes, with its project's environment. Raises UserError."""
+    """Return the folder of a run with episodes, and load its project's environment. Raises UserError."""
     folder = newest_run(named, root, holding="episodes") or run_folder(named, root, holding="episodes")
     if not (folder / "episodes").is_dir() or not (folder / CONFIG).exists():
         raise UserError(
@@ -148,7 +151,7 @@ def find_recorded_run(named: str, root: Path) -> Path:
 
 
 def list_episode_files(folder: Path) -> list[tuple[int, str, Path]]:
-    """(step, split, file) of a run, by step."""
+    """Return (step, split, file) of a run, ordered by step."""
     matches = [match for name in list_record_folder(folder / "episodes") if (match := NAME.fullmatch(name))]
     return sorted((int(match[1]), match[2] or "train", folder / "episodes" / match[0]) for match in matches)
 
@@ -158,7 +161,7 @@ async def _rejudge_files(folder: Path, own: Experiment, judge: Judge) -> Rejudge
     episodes: list[RejudgedEpisode] = []
     steps = []
     results: dict[str, tuple[AttemptRecord, RejudgedAttempt]] = {}
-    """As each was played and as it was judged again: once, however many steps trained on it."""
+    """Episode uuid -> recorded and rejudged attempt; once, however many steps trained on the episode."""
     for step, split, path in list_episode_files(folder):
         recorded, attempts = _read_episodes(path)
         new = [at for at, (episode, _) in enumerate(recorded) if episode.uuid not in results]
@@ -210,7 +213,7 @@ async def _rejudge_episodes(
 
 
 def _read_episodes(path: Path) -> tuple[list[tuple[Episode, Outcome]], list[tuple[AttemptRecord, Task]]]:
-    """The episodes of a file, whole and as a judge is told of them. Raises UserError for damage."""
+    """Return the episodes of a file, and their attempts as input of a judge. Raises UserError for damage."""
     recorded, attempts = [], []
     with open_arrays(path) as blobs:
         for number, row in enumerate(read_rows(path), 1):

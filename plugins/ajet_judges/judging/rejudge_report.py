@@ -1,6 +1,6 @@
-"""What `ajet rejudge` found: rewards that changed, the run's curve under both judges, two new files with all of it.
+"""Print the result of `ajet rejudge`, and write two tables.
 
-Invariant: screen and files are of the same numbers; each mean says over how many of how many; no file is overwritten.
+Invariant: screen and files show the same numbers; each mean states its count; no file is overwritten.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ajet_judges.judging.rejudge import RejudgedEpisode, RejudgedRun
 from ajet_judges.judging.what_if import StepRewards, StepWhatIf
 
 SHOWN = 20
-"""Changed rewards, and steps, on the screen; the tables have all."""
+"""Maximum changed rewards, and steps, on the screen."""
 TABLE, LINES = ".csv", (".jsonl", ".ndjson")
 _ENDS = f"a name that ends in {TABLE}, or in {' or '.join(LINES)}"
 BARS = "▁▂▃▄▅▆▇█"
 
 
 def choose_tables(run: Path, out: Path | None) -> tuple[Path, Path]:
-    """Where the table of all episodes and that of the steps go, two new files: CSV, or JSON Lines by the name's end.
-    Raises UserError, before a judge is asked for them."""
+    """Return the paths of the episode table and the step table: two new files, CSV or JSON Lines by suffix. Raises
+    UserError before a judge is called."""
     target = out or Path(f"ajet-rejudge-{run.name}.csv")
     if target.suffix not in (TABLE, *LINES):
         raise UserError(f"{target.name} does not say what is to be written.", where="--out", expected=_ENDS)
@@ -43,7 +43,7 @@ def choose_tables(run: Path, out: Path | None) -> tuple[Path, Path]:
 
 
 def write_tables(found: RejudgedRun, tables: tuple[Path, Path]) -> None:
-    """Fill them. Raises UserError."""
+    """Write both tables. Raises UserError."""
     for table, rows in zip(
         tables, (map(_build_episode_row, found.episodes), map(_build_step_row, found.steps)), strict=True
     ):
@@ -82,7 +82,7 @@ def _write_rows(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) -> None:
-    """The rewards that changed, the curve, and both means over how many of how many."""
+    """Print changed rewards, the curve, and both means with their counts."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -109,7 +109,7 @@ def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) 
 
 
 def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console: Console) -> None:
-    """What-if: the reward, groups that something can be learned from, advantages of another sign."""
+    """Print rewards, groups with a learning signal, and advantages with another sign."""
     trained = split == "train"
     what = "What if: the same episodes under these verdicts" + ("" if trained else f", {split}")
     console.print(what, markup=False, style="dim")
@@ -131,7 +131,7 @@ def _print_curve(steps: Sequence[StepWhatIf], split: str, why_not: str, console:
 
 
 def draw_sparkline(side: Sequence[StepRewards], steps: Sequence[StepWhatIf]) -> str:
-    """The mean rewards as bars, on one scale for both sides; a gap where nothing is scored."""
+    """Return mean rewards as bars, on one scale for both sides; a gap without scores."""
     rewards = [under.reward for step in steps for under in (step.recorded, step.judged) if under.reward is not None]
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
     span = (high - low) or 1.0

@@ -1,7 +1,6 @@
-"""Rubrics of a run: made before anything else costs, shown, and kept with the run.
+"""Write, print and store the rubrics of a run.
 
-Invariant: a run goes on by the rubrics that it began with, or not at all; what they were is `auto_grader.json` in its
-folder.
+Invariant: a resumed run uses the rubrics of its start, stored as `auto_grader.json` in its folder, or fails.
 """
 
 from __future__ import annotations
@@ -28,8 +27,11 @@ JUDGE = "rubrics_auto_grader"
 
 
 def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> Rubrics | None:
-    """The rubrics of the experiment, made now if there are none, and kept in the run's folder; None where it judges by
-    none. Raises UserError where they cannot be made, or a run that goes on began with others."""
+    """Return the experiment's rubrics, written now if missing and copied into the run's folder; None without
+    `rubrics_auto_grader`.
+
+    Raises UserError if writing fails, or if a resumed run started with other rubrics.
+    """
     if experiment.ajet.task_judge.judge_type != JUDGE:
         return None
     from ajet_judges.rubrics.judge import RubricsJudge
@@ -59,7 +61,7 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
 
 
 def format_agreement(content: dict[str, Any]) -> list[str]:
-    """Lines on the agreement with the labels, before the rubrics were revised and chosen, and after."""
+    """Return lines on the agreement with labels before and after revision."""
     lines = []
     for name in ("before", "after"):
         found = content.get(name)
@@ -77,7 +79,7 @@ def format_agreement(content: dict[str, Any]) -> list[str]:
 
 
 def print_rubrics(rubrics: Rubrics, console: Console) -> None:
-    """Criteria, agreement, and what making them took."""
+    """Print criteria, agreement and cost."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("criterion", "weight", "category"):
         table.add_column(name, overflow="fold")

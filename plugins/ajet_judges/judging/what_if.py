@@ -1,8 +1,8 @@
-"""What a run's steps would have been worth under other verdicts: rewards, advantages, groups with something to learn.
+"""Compute a run's rewards, advantages and learning groups under other verdicts.
 
-Invariant: both sides of each number are computed from the recorded episodes by `algorithm.credit` and
-`Algorithm.learns_from`, which trained them, with the run's own settings; only the verdict differs. It tells of the
-episodes that were played: under other rewards the model would have become another one and played others.
+Invariant: both sides use the recorded episodes and the training functions `algorithm.credit` and
+`Algorithm.learns_from` with the run's settings; only the verdict differs. Episodes are those of the recorded policy:
+under other rewards training would have sampled different ones.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ OWN = "an algorithm of their own decides over their credit, and a record's code 
 
 @dataclass(frozen=True, slots=True)
 class StepRewards:
-    """A step under one side's verdicts."""
+    """Rewards of a step under one side's verdicts."""
 
     reward: float | None
-    """Mean over the scored; None where none is."""
+    """Mean over scored episodes; None without scores."""
     scored: int
     learns: int | None
-    """Groups with something to learn from; None where only code of the record's could say."""
+    """Groups with a learning signal; None if only the record's code could decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepWhatIf:
-    """The credit of one episode file under other settings."""
+    """Rewards and credit of one episode file under both sides."""
 
     step: int
     split: str
@@ -50,14 +50,15 @@ class StepWhatIf:
     credited: int
     """Episodes with an advantage on both sides."""
     flipped: int
-    """Of them, those that were made more likely and would have been made less so, or the other way round."""
+    """Episodes whose advantage changes its sign."""
 
 
 class WhatIfCredit:
-    """The credit of one run under other settings."""
+    """Computes the credit of one run under other verdicts."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """`experiment`: the run's own, as recorded. Raises the UserError of an algorithm that cannot be made."""
+        """Prepare the run's algorithm. `experiment`: the recorded one. Raises UserError for an algorithm that cannot be
+        created."""
         self._experiment, self._settings = experiment, experiment.ajet
         self._decode: Decode | None = None
         chosen = self._settings.trainer_common.algorithm
@@ -67,20 +68,21 @@ class WhatIfCredit:
             f"a {experiment.backbone.name}: section decides over their credit" if foreign
             else OWN if own else ""
         )  # fmt: skip
-        """Why some have none, as far as that is known by now; "" where all have one."""
+        """Why some steps have no advantages, as known so far; "" otherwise."""
         self._never = bool(self.why_no_advantages)
         self._algorithm: Algorithm | None = (
             None if own or foreign else open_algorithm(self._copy_credit_settings(), base=experiment.base)
         )
 
     def _copy_credit_settings(self) -> AjetConfig:
-        """Without the loss, which bears on no credit and may be code of the record's."""
+        """Return settings without the policy loss, which has no influence on credit and may be code of the record."""
         settings = self._settings.model_copy(deep=True)
         settings.trainer_common.algorithm.policy_loss = None
         return settings
 
     def tie_verdict(self, episode: Episode, verdict: Verdict) -> Verdict:
-        """The verdict, rewards of parts with their tokens. Raises JudgeFailure for a part that the episode lacks."""
+        """Return the verdict with partial rewards tied to tokens. Raises JudgeFailure for a part missing from the
+        episode."""
         if not verdict.turns and not verdict.process:
             return verdict
         capture = Capture(calls=episode.calls, messages=episode.messages, tool_uses=episode.tool_uses)
@@ -96,8 +98,8 @@ class WhatIfCredit:
         recorded: Sequence[tuple[Episode, Outcome]],
         judged: Sequence[Episode],
     ) -> tuple[StepWhatIf, dict[str, tuple[float | None, float | None]]]:
-        """The step, and by uuid the advantages on both sides (None: not credited). `judged`: the same episodes with
-        other verdicts."""
+        """Return the step under both sides, and uuid -> advantages on both sides (None: no credit). `judged`: the same
+        episodes with other verdicts."""
         before = _build_groups([episode for episode, _ in recorded])
         after = _build_groups(judged)
         left = {episode.uuid for episode, outcome in recorded if outcome.discarded is not None}
@@ -149,7 +151,7 @@ class WhatIfCredit:
 
 
 def replace_verdict(episode: Episode, verdict: Verdict | None) -> Episode:
-    """The episode as that judge has it, whatever another judge failed at; None: it has no score."""
+    """Return the episode with this verdict, even if another judge had failed; None removes the score."""
     if verdict is None:
         return replace(episode, verdict=Verdict(None, None, "no score"))
     return replace(episode, verdict=verdict, status="completed", failure=None)
@@ -164,7 +166,8 @@ def _build_groups(episodes: Sequence[Episode]) -> list[Group]:
 
 
 def _open_decoder(experiment: Experiment) -> Decode:
-    """The text of ids, by the run's own tokenizer, which is never fetched. Raises JudgeFailure where it is not here."""
+    """Return a decoder by the run's tokenizer, which is never fetched. Raises JudgeFailure if it is not on this
+    machine."""
     from ajet.engine.model_source import at_hand, locate
     from ajet.engine.models import load_tokenizer
     from ajet.rollout.components import renderer_of

@@ -1,8 +1,7 @@
-"""Models of other servers as judges: of one answer, and of the attempts at one task beside each other.
+"""Model judges at servers: of one answer, or of the attempts at one task.
 
-What enters: a question, an answer, what it is compared with, what tools said. What leaves: a `Verdict`, in which
-undecided is no score. Invariant: nothing that is judged is an instruction, and no part of a reply is ever searched for
-a word.
+In: question, answer, reference, tool results. Out: a `Verdict`; undecided is no score. Invariant: judged text is never
+an instruction, and replies are parsed, never searched for a word.
 """
 
 from ajet_judges.model_judge.judge import ModelJudge

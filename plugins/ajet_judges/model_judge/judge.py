@@ -1,8 +1,8 @@
-"""ModelJudge: whether an answer is right, by models of other servers.
+"""ModelJudge: decide whether an answer is correct, by models at servers.
 
-Invariants: a verdict is what more than half of the votes say; where they do not, refuse, or cannot be read, there is no
-score. Where no model is reached the judge has failed, which is never a 0. What was asked of whom, and what each said,
-is kept with the verdict.
+Invariants: a verdict needs more than half of the votes; otherwise, or if votes are refused or unreadable, there is no
+score. If no model is reachable the judge fails; a failure is never a reward of 0. The verdict stores the votes and
+their models.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERDICT_REWARDS: dict[VerdictWord, float] = {"correct": 1.0, "incorrect": 0.0}
 
 
 class ModelJudge:
-    """Made once a run; asked from any loop."""
+    """Created once a run; callable from any event loop."""
 
     def __init__(
         self, panel: ModelPanel, *, template: str = TEMPLATE, votes: int = 1, temperature: float | None = None,
@@ -39,12 +39,12 @@ class ModelJudge:
         self.panel, self.template, self.votes, self.max_chars = panel, template, votes, max_chars
         self.temperature = temperature if temperature is not None else float(votes > 1)
         self.ranks: ModelJudge | None = None
-        """Itself if it ranks the attempts at a task."""
+        """Self if it ranks the attempts at a task."""
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, otherwise: Callable[[], PanelMember] | None = None, /) -> ModelJudge:
-        """The judge that the experiment configures. `otherwise`: whom to ask where `task_judge.judges` is empty. Raises
-        ConfigError where no model is named; UserError where verdicts cannot be kept."""
+        """Create the judge from an experiment. `otherwise`: model to use if `task_judge.judges` is empty. Raises
+        ConfigError without a model; UserError if verdicts cannot be stored."""
         given = read_judge_settings(experiment, otherwise)
         return cls(
             given.panel,
@@ -59,7 +59,7 @@ class ModelJudge:
         return f"{names}, {self.votes} votes each" if self.votes > 1 else names
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
-        """The verdict on the output's `final_answer` against the task's `answer`. Raises JudgeFailure."""
+        """Judge the output's `final_answer` against the task's `answer`. Raises JudgeFailure."""
         if "final_answer" not in workflow_output.metadata:
             raise JudgeFailure(
                 "the workflow's output has no metadata['final_answer'], which the judge reads; return the answer as a "
@@ -74,7 +74,7 @@ class ModelJudge:
         )
 
     async def judge(self, question: str, answer: str, reference: str = "", tools: Sequence[str] = ()) -> Verdict:
-        """1 and a success, 0 and none, or no score. Raises JudgeFailure where no model is reached."""
+        """Return 1 and success, 0 and failure, or no score. Raises JudgeFailure if no model is reachable."""
         if not answer.strip():
             return Verdict(0.0, False, "the answer is empty")
         parts = {"question": question, "answer": answer, "reference": reference, "tools": "\n\n".join(tools)}
@@ -106,7 +106,7 @@ class ModelJudge:
         return verdict
 
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
-        """Attempts at one task beside each other, by their numbers. Raises JudgeFailure."""
+        """Rank attempts at one task. Raises JudgeFailure."""
         task = attempts[min(attempts)].task.task
         question, reference = (
             format_question(task.main_query, task.init_messages),
@@ -115,11 +115,11 @@ class ModelJudge:
         return await compare_attempts(self, attempts, seed, question=question, reference=reference)
 
     async def awake(self) -> None:
-        """Ask for one word, whatever is kept. Raises JudgeFailure where no model is reached."""
+        """Request one word, bypassing the cache. Raises JudgeFailure if no model is reachable."""
         await self.panel.check_reachable(build_question("{answer}", {"answer": "Is anybody there?"}, self.max_chars))
 
     def let_go(self) -> None:
-        """Close what it keeps verdicts in, until it is asked again. Idempotent."""
+        """Close the verdict store until the next use. Idempotent."""
         if self.panel.store is not None:
             self.panel.store.close()
 
@@ -151,7 +151,7 @@ class ModelJudge:
 
 
 def format_question(query: str, messages: Sequence[Any]) -> str:
-    """A task as text."""
+    """Return a task as text."""
     if query:
         return query
     return "\n".join(f"{each.get('role')}: {answer_text(each.get('content'))}" for each in messages)

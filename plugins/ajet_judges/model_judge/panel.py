@@ -1,8 +1,9 @@
-"""The models that may be asked, in order: one question becomes one reply of the first that gives a readable one.
+"""A panel of models: the first model with a readable reply answers a question.
 
-Invariants: a model that does not answer is asked again and then the next; one that refuses or whose reply is no verdict
-is followed by the next. Where none was reached that is a JudgeFailure, which the rollout's breaker counts; where one
-was and none gave a verdict, there is none. No request goes out beyond the budget, the pace or the number at once.
+Invariants: a model that does not answer is retried, then replaced by the next; after a refusal or an unreadable reply
+the next model follows. If no model is reachable, JudgeFailure is raised and counted by the rollout's circuit breaker;
+if a model was reached without a verdict, there is no value. Requests never exceed the budget, the rate or the
+concurrency.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from ajet_judges.model_judge.store import JudgeStore
 
 T = TypeVar("T")
 FORM = 1
-"""Of what is kept: grows where the same question would be asked otherwise."""
+"""Version of the cache key; increase after a change of the request format."""
 _COMPLETE_ENDS = ("}", "```", "~~~")
-"""A reply that was cut off at its length is whole if it ends so: blanks that a grammar allows may follow an object."""
+"""A reply cut at its length limit counts as complete if it ends so: a grammar may allow blanks after an object."""
 _OPTIONAL = {
     "response_format": re.compile(r"response_format|json_schema|structured|grammar|guided", re.IGNORECASE),
     "temperature": re.compile("temperature", re.IGNORECASE),
     "seed": re.compile(r"\bseed\b", re.IGNORECASE),
     "max_completion_tokens": re.compile("max_completion_tokens", re.IGNORECASE),
 }
-"""What a server may not take, and the words in which it says so."""
+"""Optional request field -> pattern of the server's message rejecting the field."""
 
 
 class PanelLimits(Protocol):
@@ -55,23 +56,22 @@ class PanelMember:
 
     model: ChatModel
     price_in: float = 0.0
-    price_out: float = 0.0
-    """For a million tokens."""
+    price_out: float = 0.0  # for a million tokens
     without: set[str] = field(default_factory=set)
-    """Optional fields that its server does not take."""
+    """Optional fields rejected by its server."""
     free_at: float = 0.0
-    """When its pace admits the next request."""
+    """Time of the next request allowed by the rate limit."""
 
 
 @dataclass(slots=True)
 class JudgeReply(Generic[T]):
-    """The answer to a question, and what it took."""
+    """The answer to a question, with its cost."""
 
     value: T | None = None
-    """None: no model gave a readable one."""
+    """None: no model gave a readable reply."""
     model: str = ""
     problems: list[str] = field(default_factory=list)
-    """Why others, or all, gave none."""
+    """Reasons of models without a readable reply."""
     calls: int = 0
     cost: float = 0.0
     seconds: float = 0.0
@@ -81,12 +81,12 @@ class JudgeReply(Generic[T]):
 
 
 class ModelPanel:
-    """Asks models in order, for one run in one process; its work is done on the tools' loop."""
+    """Requests replies from models in order, for one run in one process, on the tools' loop."""
 
     def __init__(
         self, members: Sequence[PanelMember], limits: PanelLimits, store: JudgeStore | None, run: str, *, cache: bool
     ):
-        """`run`: whose budget is spent; `store`: None where nothing is kept and nothing is limited."""
+        """Create the panel. `run`: name of the budget; `store`: None without cache and budget."""
         self.members, self._limits, self.store, self._run, self._cache = members, limits, store, run, cache
         self._free = asyncio.Semaphore(limits.max_parallel)
 
@@ -99,8 +99,12 @@ class ModelPanel:
         draw: int = 0,
         temperature: float = 0.0,
     ) -> JudgeReply[T]:
-        """`read` makes a value of a reply or raises UnreadableReplyError. `draw`: which vote this is; each begins with
-        another model. Raises JudgeFailure."""
+        """Return the first readable reply. Raises JudgeFailure.
+
+        Args:
+            read: Parses a reply, or raises UnreadableReplyError.
+            draw: Number of the vote; each vote starts with another model.
+        """
         first = draw % len(self.members)
         order = [*self.members[first:], *self.members[:first]]
         keys: list[str] | None = None
@@ -112,7 +116,7 @@ class ModelPanel:
         return await on_tools_loop(self._request_in_order(order, keys, question, schema, read, draw, temperature))
 
     async def check_reachable(self, question: JudgeQuestion) -> None:
-        """Ask, whatever is kept, and keep nothing. Raises JudgeFailure where no model answers."""
+        """Send a request, bypassing the cache. Raises JudgeFailure if no model answers."""
         await on_tools_loop(self._request_in_order(self.members, None, question, {"type": "object"}, str, 0, 0.0))
 
     async def _request_in_order(
@@ -163,11 +167,8 @@ class ModelPanel:
             raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)
         return reply
 
-    async def _request_from_member(
-        self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]
-    ) -> ChatReply:
-        """The answer of one model, asked as often as it may be asked. Raises NoAnswerError; JudgeFailure where the
-        budget is used up."""
+    async def _request_from_member(self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]) -> ChatReply:
+        """Return the answer of one model, with retries. Raises NoAnswerError; JudgeFailure if the budget is exhausted."""
         limits, number = self._limits, 0
         while True:
             sent = {name: value for name, value in body.items() if name not in member.without}
@@ -204,7 +205,7 @@ class ModelPanel:
         await asyncio.sleep(at - now)
 
     async def _spend_budget(self, calls: int, cost: float) -> None:
-        """Raises JudgeFailure where that is beyond the budget."""
+        """Add to the budget. Raises JudgeFailure if it is exhausted."""
         limits = self._limits
         if self.store is None or (limits.max_calls is None and limits.max_cost is None):
             return  # before any thread is asked: 64 at once would queue for it
@@ -235,7 +236,7 @@ def _find_rejected_field(message: str, sent: Mapping[str, Any]) -> str:
 
 
 def sum_usage(replies: Sequence[JudgeReply[Any]]) -> dict[str, float]:
-    """The calls, tokens and cost that the replies took."""
+    """Return the calls, cost and other metrics of the replies."""
     requested = [reply for reply in replies if not reply.cached]
     found = {
         "calls": float(sum(reply.calls for reply in replies)),

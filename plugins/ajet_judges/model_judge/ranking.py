@@ -1,9 +1,9 @@
-"""Attempts at one task beside each other: which is better, as a reward.
+"""Rank the attempts at one task, as rewards.
 
-Invariants: the order in which they are shown is drawn by seed, so that a place is worth nothing; each is named once, as
-better, as good as another, or as undecided, which is no score. A reward is its place among the others: 1 for the best,
-0 for the worst, the mean of their places for those that tie; so it compares within the group, and with nothing else.
-(Relative scoring of a group by one call, as in OpenPipe's RULER.)
+Invariants: the order shown to a model is drawn by seed, so a position has no advantage; each attempt is named once, as
+better, tied, or undecided (no score). A reward is the rank within the group: 1 for the best, 0 for the worst, the mean
+for ties; rewards of different groups cannot be compared. (Relative scoring of a group by one call, as in OpenPipe's
+RULER.)
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Entrant:
 
     answer: str
     tools: Sequence[str] = ()
-    """What tools answered it."""
+    """Tool results of the attempt."""
 
     @property
     def text(self) -> str:
-        """The attempt's text as the judge is shown it."""
+        """The attempt's text in the prompt."""
         answer = self.answer or "(nothing)"
         return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{answer}"])
 
@@ -73,7 +73,7 @@ async def compare_attempts(
     voters: RankingModels, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
     answer: str = "final_answer", criteria: str = "",
 ) -> dict[int, Verdict]:  # fmt: skip
-    """`answer`: the field of an output that holds it. Raises JudgeFailure."""
+    """Return a verdict for each attempt. `answer`: field of the answer in an output. Raises JudgeFailure."""
     repeats = sorted(attempts)
     entrants = []
     for each in repeats:
@@ -87,8 +87,7 @@ async def compare_attempts(
 async def rank_entrants(
     voters: RankingModels, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
 ) -> list[Verdict]:
-    """A verdict for each. `seed`: of the orders in which they are shown; `criteria`: to go by, a line each. Raises
-    JudgeFailure."""
+    """Return a verdict for each entrant. `seed`: of the shown orders; `criteria`: one a line. Raises JudgeFailure."""
     if len(entrants) < 2:
         return [Verdict(None, None, "no score: there is nothing to compare it with") for _ in entrants]
     labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
@@ -169,7 +168,7 @@ def _build_verdicts(
 
 
 def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """The worth by label: 1 for the best, 0 for the worst, the mean of their places for those of one tier."""
+    """Return label -> score: 1 for the best, 0 for the worst, the mean rank for ties."""
     count = sum(map(len, tiers))
     if count < 2:
         return {}
@@ -183,8 +182,8 @@ def _score_tiers(tiers: Sequence[Sequence[str]]) -> dict[str, float]:
 
 
 def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> float:
-    """The share of pairs of attempts, over pairs of votes that both placed, that are in the same order in both.
-    `placed`: the worth that each vote gave, of `count` attempts by their number."""
+    """Return the share of attempt pairs in equal order, over pairs of votes that placed both. `placed`: scores by
+    attempt number, for each vote."""
     same = total = 0
     for one, two in itertools.combinations(range(count), 2):
         signs = [(vote[one] > vote[two]) - (vote[one] < vote[two]) for vote in placed if one in vote and two in vote]

@@ -1,9 +1,8 @@
-"""What a judge's reply says.
+"""Parse the replies of judging models.
 
-Invariant: a reply is a verdict as a whole or it is none: one JSON object of the form that was asked for, with each key
-once, and nothing around it but thoughts before it and a fence (or, for templates that ask for it, one word alone).
-Nothing is searched for in it: a mark of thoughts that its texts quote, from an answer that is judged, ends nothing.
-Line breaks in its texts, and the backslashes of unescaped LaTeX, are read as they are meant.
+Invariant: a reply is one complete JSON object of the requested form, each key once, with only thoughts before it and a
+fence around it (or, for templates that ask for it, one word); otherwise it is rejected. Replies are not searched: a
+thought mark quoted inside a text ends no thought. Raw line breaks and unescaped LaTeX backslashes are accepted.
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ VERDICT: dict[str, Any] = {
     "additionalProperties": False,
 }
 LONGEST = 100_000
-"""Characters of a verdict; thoughts before it may be longer."""
+"""Maximum characters of a verdict; thoughts before it may be longer."""
 MOST_THOUGHTS = 100
-"""Thoughts of a reply that are taken off."""
+"""Maximum thought marks tried as the end of the thoughts."""
 _ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/]|[nrt](?![a-z]{2}))|\\')
-"""A backslash with what it escapes, or alone. In a text whose backslashes are LaTeX's, "\\neq" is no line break."""
+"""A backslash with its escape, or alone. In text with LaTeX backslashes, "\\neq" is no line break."""
 _EMPHASIS = " \t\r\n*_`\"'.!"
 
 
 class UnreadableReplyError(AjetError):
-    """Why a reply is no verdict."""
+    """A reply that is no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelVote:
-    """One model's verdict."""
+    """One model's verdict and its reason."""
 
     verdict: VerdictWord
     reason: str
 
 
 def parse_vote(text: str) -> ModelVote:
-    """The verdict of a reply. Raises UnreadableReplyError."""
+    """Return the verdict of a reply. Raises UnreadableReplyError."""
     after = ([0, *find_thought_ends(text)])[-1]
     alone = text[after:].strip(_EMPHASIS).lower()
     for word in WORDS:
@@ -61,7 +60,7 @@ def parse_vote(text: str) -> ModelVote:
 
 
 def build_tiers_schema(labels: Sequence[str]) -> dict[str, Any]:
-    """The JSON schema of a ranking of these labels."""
+    """Return the JSON schema of a ranking of these labels."""
     names = {"type": "array", "items": {"type": "string", "enum": list(labels)}}
     return {
         "type": "object",
@@ -76,8 +75,8 @@ def build_tiers_schema(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_tiers(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]:
-    """The labels from best to worst, those as good as each other together, without the undecided; and why. Raises
-    UnreadableReplyError, also where a label is left out or stands twice."""
+    """Return (labels from best to worst, ties together, without undecided; reason). Raises UnreadableReplyError, also
+    for a missing or repeated label."""
     content = parse_object(text, build_tiers_schema(labels))
     tiers = [tier for tier in content["tiers"] if tier]
     named = sorted([label for tier in tiers for label in tier] + content["undecided"])
@@ -87,7 +86,7 @@ def parse_tiers(text: str, labels: Sequence[str]) -> tuple[list[list[str]], str]
 
 
 def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The one JSON object that a reply is, in whole letters. Raises UnreadableReplyError."""
+    """Return the reply's JSON object, without lone surrogates. Raises UnreadableReplyError."""
     try:
         content = _load_object(_strip_thoughts(text))
         problem = find_reply_problem(json.dumps(content), schema)
@@ -101,7 +100,7 @@ def parse_object(text: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strip_thoughts(text: str) -> str:
-    """Return the longest end of a reply that is one object; the end behind all thoughts where none is. Raises
+    """Return the longest end of a reply that is one object; otherwise the text after all thoughts. Raises
     UnreadableReplyError."""
     rest = ""
     for start in [0, *find_thought_ends(text)][-MOST_THOUGHTS:]:
@@ -126,7 +125,7 @@ def _is_object(text: str) -> bool:
 
 
 def _load_object(text: str) -> Any:
-    """Return JSON as models write it: with raw line breaks in its texts, and backslashes that begin no escape."""
+    """Parse JSON with raw line breaks in texts and unescaped backslashes."""
     try:
         return json.loads(text, object_pairs_hook=_reject_repeated_keys, strict=False)
     except json.JSONDecodeError as error:

@@ -1,7 +1,7 @@
-"""A run's judge of models, from `task_judge`, or from `scorer_agent` of AgentRL's `agent_config.yml`.
+"""Settings of a run's model judge, from `task_judge` or from `scorer_agent` of AgentRL's `agent_config.yml`.
 
-Invariant: what cannot be asked is one ConfigError before anything costs. `task_judge.judges` wins over the file; where
-neither names a model there is no such judge, whatever `alien_llm_model` says.
+Invariant: wrong settings raise one ConfigError before any cost. `task_judge.judges` takes precedence over the file;
+without a model in both there is no judge, whatever `alien_llm_model` is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ScorerAgent(BaseModel):
 
 
 class JudgeSettings(NamedTuple):
-    """The parts of a `ModelJudge`: its panel, its template, its votes."""
+    """The parts of a `ModelJudge`: panel, template, votes."""
 
     panel: ModelPanel
     template: str
@@ -45,8 +45,8 @@ class JudgeSettings(NamedTuple):
 
 
 def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMember] | None = None) -> JudgeSettings:
-    """`otherwise`: whom to ask where `judges` is empty. Raises ConfigError where no model is named; UserError where
-    verdicts cannot be kept."""
+    """Return the settings. `otherwise`: model to use if `judges` is empty. Raises ConfigError without a model;
+    UserError if verdicts cannot be stored."""
     settings = JudgeKeys.of(experiment.ajet)
     agent = None if settings.judges or otherwise is not None else _read_scorer_agent(experiment)
     members = (
@@ -73,7 +73,7 @@ def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMem
 
 
 def list_judge_models(judges: Sequence[JudgeModelConfig]) -> list[PanelMember]:
-    """The models of `task_judge.judges`, in order, with their keys from the environment. Raises ConfigError."""
+    """Return the models of `task_judge.judges` in order, with keys from the environment. Raises ConfigError."""
     found = zip(list_configured(judges, JUDGES), judges, strict=True)
     return [PanelMember(model, each.price_in, each.price_out) for model, each in found]
 

@@ -1,8 +1,7 @@
-"""What the processes of all runs beside each other know of judging: verdicts by content, and what was spent.
+"""Verdicts by content, and spent budgets, shared by the processes of all runs in a folder.
 
-Invariant: a verdict is believed only where its digest holds, which is over the question and the verdict and is written
-with it in one transaction; whatever else stands there (half a row of a process that was killed, another hand's) is as
-if it were not there. A call is counted before it is made. A file that is no such file is moved aside, and said.
+Invariant: a verdict is used only if its digest, over question and verdict and written in the same transaction, is
+right; other rows are ignored. A call is counted before its request. A damaged file is renamed, with a warning.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ajet.schema.errors import UserError
 
 NAME = "judges.sqlite"
 WAIT_S = 20.0
-"""For another process that writes."""
+"""Wait for another writing process."""
 _FORM = """
 create table if not exists verdicts (key text primary key, reply text not null, digest text not null) without rowid;
 create table if not exists spent (run text primary key, calls integer not null, cost real not null) without rowid;
@@ -30,10 +29,10 @@ create table if not exists spent (run text primary key, calls integer not null, 
 
 
 class JudgeStore:
-    """Keeps replies and spent budget in one file. From any thread. Who asks after `close` opens it again."""
+    """Stores replies and spent budgets in one file. Thread-safe; reopens after `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError where it cannot be written."""
+        """Open the file. Raises UserError if it cannot be written."""
         self._path, self._lock = path, threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,12 +46,12 @@ class JudgeStore:
 
     @staticmethod
     def key(question: Mapping[str, Any]) -> str:
-        """The digest of all that a reply depends on."""
+        """Return the digest of all inputs of a reply."""
         text = json.dumps(question, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def get(self, key: str) -> str | None:
-        """The reply that was kept."""
+        """Return the stored reply, or None."""
         try:
             with self._lock:
                 row = (
@@ -68,7 +67,7 @@ class JudgeStore:
         return row[0]
 
     def put(self, key: str, reply: str) -> None:
-        """Keep a reply; what cannot be kept is asked for again."""
+        """Store a reply; on failure it is requested again later."""
         try:
             with self._lock, self._get_connection() as made:
                 made.execute(
@@ -78,7 +77,7 @@ class JudgeStore:
             logger.warning("judge: a verdict is not kept in {}: {}", self._path, error)
 
     def spend(self, run: str, calls: int, cost: float) -> tuple[int, float]:
-        """Add to what `run` has spent; answers all of it. Raises sqlite3.Error."""
+        """Add to the spending of `run` and return its total. Raises sqlite3.Error."""
         with self._lock, self._get_connection() as made:
             made.execute("begin immediate")
             made.execute(
@@ -90,14 +89,14 @@ class JudgeStore:
         return int(row[0]), float(row[1])
 
     def close(self) -> None:
-        """Let the file go. Idempotent."""
+        """Close the file until its next use. Idempotent."""
         with self._lock:
             if self._database is not None:
                 self._database.close()
             self._database = None
 
     def _get_connection(self) -> sqlite3.Connection:
-        """Raises sqlite3.Error."""
+        """Return the open database. Raises sqlite3.Error."""
         if self._database is None:
             self._database = self._open_database()
         return self._database

@@ -1,7 +1,6 @@
-"""Rubrics: answers graded criterion by criterion, by models of other servers.
+"""Rubrics: grade answers by criteria, with models at servers.
 
-What enters: a task, an answer, criteria; for `rubrics_auto_grader` labelled examples, of which a model makes the
-criteria. What leaves: a `Verdict`, in which undecided is no score. Invariant: what is graded is never an instruction; a
-grade is a whole reply of the form that was asked for; and a criterion that a model wrote is used only where the labels
-agree better with it than without.
+In: task, answer, criteria; for `rubrics_auto_grader` labelled examples, from which a model writes criteria. Out: a
+`Verdict`; undecided is no score. Invariant: graded text is never an instruction; a grade is a complete reply of the
+requested form; a written criterion is used only if it improves agreement with the labels.
 """

@@ -1,7 +1,7 @@
-"""Which criteria stay, and when looking for more ends.
+"""Select criteria by agreement with labels, and decide when to stop.
 
-Invariant: pure. A criterion is taken only where the labels agree better with it than without, and dropped where they
-agree as well without it; so the agreement never falls. Choosing costs no question: each criterion's grades are known.
+Invariant: pure functions. A criterion is added only if it improves the agreement, and dropped if agreement stays equal
+without it; so agreement never falls. Selection needs no request: all grades are known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ajet_judges.rubrics.criterion import Criterion
 
 AgreementFunction = Callable[[Sequence[Criterion]], float]
-"""How well the labels agree with grades by these alone."""
+"""Agreement of labels with grades by these criteria alone."""
 LEAST = 1e-9
 
 
@@ -25,7 +25,7 @@ def extend_criteria(
     most_new: int,
     most: int,
 ) -> list[Criterion]:
-    """`chosen`, and those of `fresh` that bring agreement, the best first, while each brings more."""
+    """Return `chosen` plus criteria of `fresh` that improve agreement, best first."""
     found, rest = list(chosen), list(fresh)
     best = agrees(found) if found else floor
     for _ in range(most_new):
@@ -40,7 +40,7 @@ def extend_criteria(
 
 
 def drop_idle_criteria(chosen: Sequence[Criterion], agrees: AgreementFunction) -> list[Criterion]:
-    """Without those without which the labels agree as well, the least useful first; one is left."""
+    """Drop criteria without influence on agreement, least useful first; at least one stays."""
     found = list(chosen)
     while len(found) > 1:
         value, place = max((agrees([*found[:place], *found[place + 1 :]]), place) for place in range(len(found)))
@@ -52,21 +52,20 @@ def drop_idle_criteria(chosen: Sequence[Criterion], agrees: AgreementFunction) -
 
 @dataclass(slots=True)
 class StopRules:
-    """Decides when to stop: asked before each iteration and told after it."""
+    """Decides when to stop: call `reason` before each iteration, `note_iteration` after it."""
 
     patience: int
     min_increment: float
     max_iterations: int
     max_total: int
-    best: float
-    """At first the floor."""
+    best: float  # initially the floor
     iterations: int = 0
     in_vain: int = 0
-    """Iterations in a row that brought less than `min_increment`."""
+    """Consecutive iterations with less improvement than `min_increment`."""
     history: list[Mapping[str, float]] = field(default_factory=list)
 
     def reason(self, total: int, left: int) -> str:
-        """Why it ends; "" where it goes on. `total`: criteria that are kept; `left`: examples not yet looked at."""
+        """Return why to stop; "" to continue. `total`: number of chosen criteria; `left`: unused examples."""
         if self.in_vain >= self.patience:
             return f"patience: {self.in_vain} iterations brought less than {self.min_increment:g}"
         if self.iterations >= self.max_iterations:
@@ -76,7 +75,7 @@ class StopRules:
         return "" if left else "all examples are looked at"
 
     def note_iteration(self, value: float, *, proposed: int, chosen: int) -> None:
-        """Note the agreement that an iteration came to."""
+        """Record the agreement after an iteration."""
         self.in_vain = self.in_vain + 1 if value - self.best < self.min_increment else 0
         self.best = max(self.best, value)
         self.iterations += 1

@@ -1,6 +1,6 @@
-"""Criterion: one thing by which an answer is graded.
+"""A criterion: one property by which an answer is graded.
 
-Invariant: its text is one line of bounded length, so that in a list of criteria it can be nothing but one of them.
+Invariant: the text is one line of bounded length, so it is exactly one entry of a list.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-LONGEST = 600
-"""Characters of one."""
+LONGEST = 600  # maximum characters
 MOST = 200
-"""Criteria of one rubric."""
+"""Maximum criteria of a rubric."""
 SAME_SHARE = 0.8
-"""Share of words from which on two say the same."""
+"""Share of equal words from which two criteria are duplicates."""
 _TEXT = ("criterion", "text", "description", "rubric", "title")
 _WEIGHT = ("weight", "points")
 _WORDS = re.compile(r"\w+")
@@ -24,16 +23,16 @@ _WORDS = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """See the module."""
+    """One criterion with its weight and category."""
 
     text: str
     weight: float = 1.0
-    """Below 0: it counts against the answer."""
+    """Negative: counts against the answer."""
     category: str = ""
 
 
 def make_criterion(text: str, weight: float = 1.0, category: str = "") -> Criterion:
-    """A criterion with its text as one line. Raises ValueError for an empty one."""
+    """Return a criterion with its text as one line. Raises ValueError for an empty text."""
     line = " ".join(text.split())[:LONGEST]
     if not line:
         raise ValueError("a criterion has no text")
@@ -41,8 +40,8 @@ def make_criterion(text: str, weight: float = 1.0, category: str = "") -> Criter
 
 
 def parse_criteria(rubric: Any) -> list[Criterion]:
-    """The criteria of a row or an argument: a list of texts, or of mappings with a `criterion` and a `weight`; or a
-    mapping of texts to weights. Raises ValueError."""
+    """Parse a rubric: a list of texts, a list of mappings with `criterion` and `weight`, or a mapping of texts to
+    weights. Raises ValueError."""
     if isinstance(rubric, str):
         rubric = [line for line in rubric.splitlines() if line.strip()]
     if isinstance(rubric, Mapping):
@@ -58,7 +57,7 @@ def parse_criteria(rubric: Any) -> list[Criterion]:
 
 
 def number_criteria(criteria: Sequence[Criterion]) -> str:
-    """The criteria as a judge is shown them."""
+    """Return the criteria as a numbered list for a prompt."""
     lines: list[str] = []
     category = ""
     for number, each in enumerate(criteria, 1):
@@ -70,7 +69,7 @@ def number_criteria(criteria: Sequence[Criterion]) -> str:
 
 
 def drop_repeats(found: Sequence[Criterion], known: Sequence[Criterion] = ()) -> list[Criterion]:
-    """The criteria that do not say what an earlier one, or one of `known`, says in nearly the same words."""
+    """Return the criteria without near duplicates of earlier ones and of `known`."""
     chosen: list[Criterion] = []
     words = [_split_words(each) for each in known]
     for each in found:

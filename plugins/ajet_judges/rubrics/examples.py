@@ -1,6 +1,6 @@
-"""Labelled examples, of which rubrics are made: `{query, answer, score}`, or candidates with ranks.
+"""Labelled examples for rubrics: `{query, answer, score}`, or ranked candidates.
 
-Invariant: an example has a label on the scale of the settings, or reading stops and names it; none is left out.
+Invariant: every example has a label on the configured scale; a bad example raises an error with its name.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ FORMS = {
 
 @dataclass(frozen=True, slots=True)
 class LabelledAnswer:
-    """An answer that somebody labelled."""
+    """An answer with its label, written by people."""
 
     text: str
     label: float
-    """Pointwise: from 0 to 1, its place on the scale. Listwise: the higher, the better."""
+    """Pointwise: position on the scale, 0 to 1. Listwise: higher is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class RubricExample:
-    """A question with its labelled answers: one, or several that were ranked."""
+    """A question with one labelled answer, or several ranked ones."""
 
     query: str
     answers: tuple[LabelledAnswer, ...]
     reference: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The example as JSON values, of which a version is made."""
+        """Return JSON values, as input of the version digest."""
         return asdict(self)
 
 
 def get_field(task: Task, name: str) -> Any:
-    """A task's own field, or its row's, as AgentJet looks it up; None for neither."""
+    """Return a field of the task, or of its row, as in AgentJet; None if absent."""
     own = getattr(task, name, None) if name in Task.model_fields else None
     return task.metadata.get(name) if own in (None, "", []) else own
 
 
 def get_query(task: Task, name: str) -> str:
-    """The question: what the field holds, else the task's own."""
+    """Return the configured question field, or the task's own question."""
     return answer_text(get_field(task, name)) or format_question(task.main_query, task.init_messages)
 
 
 def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[RubricExample]]:
-    """The examples that rubrics are made of, and those that are held out (none where no file is named). Raises
-    TaskError, or the UserError of the reader that `input_data_type` names."""
+    """Return (examples for writing rubrics, held-out examples). Raises TaskError, or the UserError of the
+    `input_data_type` reader."""
     grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     settings = experiment.ajet.model_copy(deep=True)
     settings.task_reader.type = grader.input_data_type
@@ -100,8 +100,11 @@ def _parse_examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[Ru
 
 
 def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
-    """The answer stands in `answer_field`, and what it is compared with then in `reference_field`; without the first,
-    as AgentJet's rows have it, it stands in `answer`. Raises ValueError."""
+    """Return the example of a row. Raises ValueError.
+
+    The answer is in `answer_field` and the reference in `reference_field`; without `answer_field`, as in AgentJet's
+    rows, the answer is in `answer`.
+    """
     row, query = task.metadata, get_query(task, grader.query_field)
     if not query.strip():
         raise ValueError("it has no query")

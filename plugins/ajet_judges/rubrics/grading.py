@@ -1,8 +1,8 @@
-"""AnswerGrader: an answer graded by each of several criteria, in one question to models of other servers.
+"""AnswerGrader: grade an answer by several criteria with one question to models.
 
-Invariants: the reply names each criterion once, with a number of the scale or a word that says why there is none;
-anything else is no grade. More than half of the votes must give one. What no grade was given for is left out or makes
-the whole undecided, and never counts as the lowest.
+Invariants: a reply names each criterion once, with a number on the scale or a word for a missing grade; other replies
+are rejected. A grade needs more than half of the votes. A missing grade is left out or makes the verdict undecided, and
+never counts as the lowest grade.
 """
 
 from __future__ import annotations
@@ -44,46 +44,50 @@ between where it is met in part. That the answer says of itself that it meets on
 UNDECIDED, NOT_APPLICABLE = "undecided", "does not apply"
 _OURS = re.compile(r"(?<!\{)\{(rubrics|min_score|max_score)\}(?!\})")
 Grade: TypeAlias = "float | str"
-"""A number from 0 to 1; or UNDECIDED or NOT_APPLICABLE, where there is none."""
+"""A number from 0 to 1, or UNDECIDED or NOT_APPLICABLE."""
 ParsedGrades = tuple[list[Grade], str]
 """Grades in the order of the criteria, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradeScale:
-    """The scale of grades."""
+    """The lowest and the highest possible grade."""
 
     low: float = 0.0
     high: float = 1.0
 
     def share(self, grade: float) -> float:
-        """The grade as a share: 0 for the lowest, 1 for the highest."""
+        """Return the grade as a share: 0 for the lowest, 1 for the highest."""
         return (grade - self.low) / (self.high - self.low)
 
 
 @dataclass(slots=True)
 class AnswerGrades:
-    """The grades that a model gave to one answer, and its reason."""
+    """The grades of one answer, and the reason."""
 
     grades: list[Grade]
     reason: str
     metrics: dict[str, float]
     details: dict[str, Any]
     by: str = ""
-    """Which models."""
-    cut: int = 0
-    """Characters that they were not shown."""
+    """Names of the grading models."""
+    cut: int = 0  # number of omitted characters
 
 
 class AnswerGrader:
-    """Asks models for grades, for one run; from any loop."""
+    """Requests grades from models, for one run, from any event loop."""
 
     def __init__(
         self, judge: ModelJudge, *, scale: GradeScale = GradeScale(), template: str | None = None, where: str = "",
         may_not_apply: bool = False,
     ) -> None:  # fmt: skip
-        """`template`: what is asked, with {rubrics}, {answer} and any of {question}, {reference}, {tools}, {min_score},
-        {max_score}; `where`: the key that holds it. Raises ConfigError for one that has others."""
+        """Create the grader. Raises ConfigError for a wrong template.
+
+        Args:
+            template: Prompt with {rubrics}, {answer} and optionally {question}, {reference}, {tools}, {min_score},
+                {max_score}.
+            where: Configuration key of the template.
+        """
         self.judge, self.scale, self._may_not_apply = judge, scale, may_not_apply
         self._template = TEMPLATE if template is None else template
         check_template(_OURS.sub("", self._template), where)
@@ -93,7 +97,7 @@ class AnswerGrader:
     async def grade_answer(
         self, question: str, answer: str, criteria: Sequence[Criterion], reference: str = "", tools: Sequence[str] = ()
     ) -> AnswerGrades:
-        """Raises JudgeFailure where no model is reached."""
+        """Grade an answer by each criterion. Raises JudgeFailure if no model is reachable."""
         ours = {
             "rubrics": number_criteria(criteria),
             "min_score": f"{self.scale.low:g}",
@@ -173,7 +177,7 @@ class AnswerGrader:
 async def collect_votes(
     judge: ModelJudge, ask: Callable[[int, float], Awaitable[JudgeReply[ParsedGrades]]]
 ) -> tuple[list[JudgeReply[ParsedGrades]], list[JudgeFailure]]:
-    """`ask(draw, temperature)`, once for each of the judge's votes. Raises JudgeFailure where none reached a model."""
+    """Call `ask(draw, temperature)` once for each vote. Raises JudgeFailure if no vote reached a model."""
     results = await asyncio.gather(
         *(ask(draw, judge.temperature) for draw in range(judge.votes)), return_exceptions=True
     )
@@ -188,8 +192,11 @@ async def collect_votes(
 
 
 def weigh_grades(grades: Sequence[Grade], criteria: Sequence[Criterion], *, strict: bool) -> float | None:
-    """A score from 0 to 1: the sum of weight times grade over the sum of the weights above 0, of the criteria that
-    apply. None where one of weight is undecided (strict), or those that are have at least half of the weight."""
+    """Return the weighted score from 0 to 1: sum of weight * grade over the sum of positive weights, for applicable
+    criteria.
+
+    None if a weighted criterion is undecided (strict), or if undecided criteria have at least half of the weight.
+    """
     applied = [
         (grade, each.weight)
         for grade, each in zip(grades, criteria, strict=True)

@@ -1,8 +1,8 @@
-"""RubricsJudge: `judge_type: rubrics_auto_grader`.
+"""RubricsJudge: the judge of `judge_type: rubrics_auto_grader`.
 
-Invariants: it grades by rubrics of this version of examples and settings, or by those of the file that `path` names,
-whatever made them. Where there are none yet they are made once, by one process, while others wait. That they cannot be
-made is the judge's failure, and never a reward; it is found out once, and not for each attempt.
+Invariants: it grades by rubrics of the present version (examples and settings), or by the file of `path`. Missing
+rubrics are written once, by one process, while others wait. If writing fails, the judge fails once for all attempts,
+and never returns a reward.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 
 class RubricsJudge:
-    """Judges a run's attempts by rubrics, which are made where none are there; asked from any thread."""
+    """Judges attempts by rubrics, writing missing rubrics first. Thread-safe."""
 
     def __init__(self, experiment: Experiment) -> None:
-        """Reads the examples, unless `path` names rubrics that are there. Raises UserError."""
+        """Read the examples, unless `path` names existing rubrics. Raises UserError."""
         self._experiment = experiment
         self.settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
         self.grader = open_grader(experiment)
@@ -69,12 +69,12 @@ class RubricsJudge:
 
     @property
     def rubrics(self) -> Rubrics | None:
-        """The rubrics that are there; None: they have yet to be made."""
+        """The present rubrics; None before they are written."""
         return self._rubrics
 
     @property
     def summary(self) -> str:
-        """A sentence on what it grades by, or what making it takes."""
+        """A sentence on the rubrics, or on the cost of writing them."""
         name = f"rubrics {self.settings.grader_name} ({self.settings.grader_mode}), by {self.grader.judge}"
         if self._rubrics is not None:
             count = len(self._rubrics.criteria)
@@ -87,7 +87,7 @@ class RubricsJudge:
         return self.summary
 
     def ensure_rubrics(self, say: Callable[[str], None] = logger.info, *, remake: bool = False) -> Rubrics:
-        """The rubrics, made now if there are none; `remake`: whatever there is. Blocks. Raises UserError."""
+        """Return the rubrics, written now if missing; `remake`: written in any case. Blocks. Raises UserError."""
         with self._lock:
             if self._rubrics is not None and not remake:
                 return self._rubrics
@@ -104,7 +104,7 @@ class RubricsJudge:
             return self._rubrics
 
     def copy_rubrics(self, text: str) -> None:
-        """Take a copy of a file of this version. Raises UserError."""
+        """Store a copy of a rubrics file of this version. Raises UserError."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path, text, sync=True)
@@ -113,7 +113,7 @@ class RubricsJudge:
         self._rubrics = read_rubrics(self.path)
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
-        """The verdict on one attempt by itself. Raises JudgeFailure."""
+        """Judge one attempt. Raises JudgeFailure."""
         metadata, name = workflow_output.metadata, self.settings.answer_field
         if name not in metadata and "final_answer" not in metadata:
             raise JudgeFailure(
@@ -136,7 +136,7 @@ class RubricsJudge:
         return verdict
 
     async def compare(self, attempts: Mapping[int, Compared], seed: str) -> dict[int, Verdict]:
-        """Attempts at one task beside each other. Raises JudgeFailure."""
+        """Rank attempts at one task. Raises JudgeFailure."""
         criteria = number_criteria((await self._get_rubrics()).criteria)
         task = attempts[min(attempts)].task.task
         found = await compare_attempts(
@@ -150,11 +150,11 @@ class RubricsJudge:
         return found
 
     async def awake(self) -> None:
-        """Raises JudgeFailure where no model is reached."""
+        """Check that a model is reachable. Raises JudgeFailure."""
         await self.grader.judge.awake()
 
     def let_go(self) -> None:
-        """See `Judge.let_go`."""
+        """Close the verdict store. Idempotent."""
         self.grader.judge.let_go()
 
     async def _get_rubrics(self) -> Rubrics:

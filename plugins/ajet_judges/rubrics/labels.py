@@ -1,7 +1,7 @@
-"""How well grades agree with labels.
+"""Measure the agreement of grades with labels.
 
-Invariant: pure. 1 is full agreement; an answer without a grade agrees with nothing. What the best constant grade would
-reach is the floor that rubrics have to beat.
+Invariant: pure functions. 1 is full agreement; an answer without a grade never agrees. Rubrics must beat the floor: the
+agreement of the best constant grade.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from ajet.record.intervals import Cells, cells_of, kappa, kappa_interval
 from ajet_judges.rubrics.examples import RubricExample
 
 Scores = Sequence[Sequence[float | None]]
-"""By example and answer, from 0 to 1; None: no score."""
+"""Scores by example and answer, from 0 to 1; None: no score."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelAgreement:
-    """The agreement of grades with labels, over some examples."""
+    """The agreement of grades with labels over examples."""
 
     share: float
-    """Pointwise: 1 less the mean distance from the label, as a share of the scale. Listwise: pairs in the right order,
-    of the pairs that have one."""
+    """Pointwise: 1 - mean distance from the label, as a share of the scale. Listwise: share of pairs in the right
+    order."""
     cells: Cells
-    """Pointwise: (label, grade) of at least the mark of success. Listwise: of pairs, as they stand in the file, whether
-    the first is the better one."""
+    """Pointwise: (label, grade) at least the success threshold. Listwise: for each pair in file order, whether the
+    first is better."""
     undecided: int
     total: int
 
     @property
     def kappa(self) -> float | None:
-        """Cohen's; None where chance alone agrees wholly, or nothing was decided."""
+        """Cohen's kappa; None if chance alone agrees fully, or without decided examples."""
         return kappa(self.cells) if sum(self.cells) else None
 
     def as_json(self) -> dict[str, object]:
-        """For the record."""
+        """Return JSON values for the record."""
         low, high = kappa_interval(self.cells) if sum(self.cells) else (None, None)
         return {"share": self.share, "kappa": self.kappa, "kappa_low": low, "kappa_high": high,
                 "cells": list(self.cells), "undecided": self.undecided, "total": self.total}  # fmt: skip
@@ -46,7 +46,7 @@ class LabelAgreement:
 def measure_agreement(
     examples: Sequence[RubricExample], scores: Scores, *, listwise: bool, mark: float = 0.5
 ) -> LabelAgreement:
-    """`mark`: from which grade on it is a success."""
+    """Return the agreement. `mark`: grade of a success."""
     if listwise:
         return _measure_pairs(examples, scores)
     labelled = [(each.answers[0].label, of[0]) for each, of in zip(examples, scores, strict=True)]
@@ -56,7 +56,7 @@ def measure_agreement(
 
 
 def measure_floor(examples: Sequence[RubricExample], *, listwise: bool) -> float:
-    """The share that one grade for all would reach."""
+    """Return the agreement of one constant grade."""
     if listwise:
         return 0.5
     labels = [each.answers[0].label for each in examples]

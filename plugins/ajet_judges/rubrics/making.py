@@ -1,9 +1,9 @@
-"""Rubrics made of labelled examples: proposed, tried, revised, chosen.
+"""Write rubrics from labelled examples: propose, try, revise, select.
 
-Invariants: for each example criteria are proposed and tried on it, and revised where the grades are not its label, at
-most `max_epochs` times; those that never agree are dropped. What is left is graded on all examples, and stays where it
-brings agreement (`choosing`). The same replies make the same rubrics. What is reported after it is measured by asking
-the judge as the run will ask it.
+Invariants: criteria are proposed for each example, tried on it, and revised at most `max_epochs` times while their
+grade differs from the label; criteria that never agree are dropped. The rest is graded on all examples and selected by
+agreement (`choosing`). Equal replies give equal rubrics. The reported agreement is measured with the same requests as
+in a run.
 """
 
 from __future__ import annotations
@@ -41,34 +41,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 AT_ONCE = 16
 NEAR = 0.25
-"""How far from its label, as a share of the scale, criteria may grade an example and still agree with it; the share of
-its pairs that they may leave in another order."""
+"""Allowed distance of a grade from its label, as a share of the scale; allowed share of pairs in wrong order."""
 GRADED_AT_ONCE = 10
-"""Criteria in one question while they are tried."""
+"""Criteria graded by one question during trials."""
 
 
 @dataclass(slots=True)
 class MadeRubrics:
-    """The rubrics that were made, and their agreement with the labels before and after."""
+    """Written rubrics, with their agreement before and after revision."""
 
     criteria: list[Criterion]
     before: LabelAgreement
-    """With the labels, of what was proposed first, unrevised."""
+    """Agreement of the first proposals."""
     after: LabelAgreement
-    """Of what stays."""
+    """Agreement of the selected criteria."""
     held_out: int
-    """Examples that both were measured on; 0: on those that the rubrics were made of."""
+    """Number of held-out examples of both measurements; 0: measured on the examples used for writing."""
     stopped: str
     history: list[dict[str, float]]
     dropped: int
-    """Criteria that were proposed or revised and do not stay."""
+    """Number of written criteria that were not selected."""
     calls: int
     cost: float
 
 
 @dataclass(slots=True)
 class RubricsMaker:
-    """Makes rubrics of labelled examples, once."""
+    """Writes rubrics from labelled examples."""
 
     grader: AnswerGrader
     settings: RubricsAutoGrader
@@ -77,22 +76,22 @@ class RubricsMaker:
     calls: int = 0
     cost: float = 0.0
     _grades: dict[tuple[str, str, str], Grade] = field(default_factory=dict)
-    """By question, answer and criterion."""
+    """(question, answer, criterion) -> grade."""
 
     @property
     def judge(self) -> ModelJudge:
-        """The model judge that is asked."""
+        """The model judge used for requests."""
         return self.grader.judge
 
     @property
     def listwise(self) -> bool:
-        """Whether examples are ranked candidates."""
+        """True if examples are ranked candidates."""
         return self.settings.grader_mode == "listwise"
 
     async def make_rubrics(
         self, examples: Sequence[RubricExample], held_out: Sequence[RubricExample] = ()
     ) -> MadeRubrics:
-        """Raises JudgeFailure where no model is reached, or nothing that it writes agrees with the labels."""
+        """Write the rubrics. Raises JudgeFailure if no model is reachable, or no criterion agrees with the labels."""
         settings, at_first = self.settings, list[Criterion]()
         order = list(examples)
         random.Random(self.seed).shuffle(order)
@@ -135,7 +134,7 @@ class RubricsMaker:
                     proposed - len(chosen), self.calls, self.cost)  # fmt: skip
 
     async def _write_for_example(self, example: RubricExample) -> tuple[list[Criterion], list[Criterion]]:
-        """What was first proposed for an example, and what is left of it: none where it never agreed."""
+        """Return (first proposals for an example, criteria that agree after revision)."""
         settings, scale, longest = self.settings, self.grader.scale, self.judge.max_chars
         count, language = settings.query_specific_generate_number, settings.language
         found = await self._request_criteria(build_proposal(example, scale, count, language, longest), count)
@@ -160,7 +159,7 @@ class RubricsMaker:
     async def _request_parsed(
         self, question: JudgeQuestion, schema: dict[str, Any], read: Callable[[str], T]
     ) -> T | None:
-        """The readable reply to a question; None where none comes, however often it is asked."""
+        """Return the parsed reply to a question, with retries; None if all replies are unreadable."""
         for draw in range(self.settings.max_retries + 1):
             reply: JudgeReply[T] = await self.judge.panel.ask(
                 question, schema, read, draw=draw, temperature=self.judge.temperature if draw == 0 else 1.0
@@ -171,7 +170,7 @@ class RubricsMaker:
         return None
 
     async def _grade_new_criteria(self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]) -> None:
-        """Grade all answers by those by which they are not graded yet."""
+        """Grade all answers by criteria without a grade."""
 
         async def one(example: RubricExample, answer: str, batch: Sequence[Criterion]) -> None:
             graded = await self._grade_answer(example, answer, batch)
@@ -202,7 +201,7 @@ class RubricsMaker:
     def _score_answers(
         self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]
     ) -> list[list[float | None]]:
-        """Scores by these criteria, of grades that are known."""
+        """Return scores by these criteria from known grades."""
         return [
             [
                 weigh_grades(
@@ -221,7 +220,7 @@ class RubricsMaker:
     async def _measure_with_judge(
         self, examples: Sequence[RubricExample], criteria: Sequence[Criterion]
     ) -> LabelAgreement:
-        """The agreement where a model grades by all criteria at once, as the run's judge will be asked."""
+        """Measure the agreement with all criteria in one question, as in a run."""
 
         async def one(example: RubricExample) -> list[float | None]:
             if not criteria:
@@ -257,7 +256,7 @@ class RubricsMaker:
 def count_most_calls(
     settings: RubricsAutoGrader, examples: Sequence[RubricExample], held_out: Sequence[RubricExample], votes: int
 ) -> int:
-    """The number of questions that a making takes at most, where each reply can be read at once."""
+    """Return the maximum number of requests for writing rubrics, if every reply is readable."""
     count, answers = len(examples), sum(len(each.answers) for each in examples)
     iterations = min(settings.max_iterations, math.ceil(count / settings.batch_size))
     looked_at = min(count, iterations * settings.batch_size)
@@ -275,7 +274,7 @@ def _make_key(example: RubricExample, answer: str, criterion: Criterion) -> tupl
 
 
 async def _gather_all(work: Any) -> list[Any]:
-    """The results of all coroutines in order, some at a time; the first failure ends the others."""
+    """Return the results of all coroutines in order, at most AT_ONCE at a time; the first failure cancels the rest."""
     free = asyncio.Semaphore(AT_ONCE)
 
     async def one(coroutine: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a model that writes criteria is asked, and what its reply says.
+"""Build prompts for writing criteria, and parse their replies.
 
-Invariant: examples stand between marks that nothing in them can close (`model_judge.prompt`); a reply is a list of
-criteria as a whole or it is none.
+Invariant: examples stand between marks that their text cannot contain (`model_judge.prompt`); a reply is a complete
+list of criteria or rejected.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WANTED = (
 
 
 def build_proposal(example: RubricExample, scale: GradeScale, count: int, language: str, longest: int) -> JudgeQuestion:
-    """Asks for criteria by which the labels of an example follow."""
+    """Return a prompt for criteria that explain an example's labels."""
     head = "Somebody judged the following work. Write the criteria that they must have gone by.\n\nThe task:\n"
     pieces, cut = _build_pieces(example, scale, longest, head)
     return JudgeQuestion((*pieces, (WANTED, None)), _build_form(count, language), cut)
@@ -63,7 +63,8 @@ def build_revision(
     example: RubricExample, scale: GradeScale, criteria: Sequence[Criterion], grades: Sequence[Sequence[Grade]],
     language: str, longest: int,
 ) -> JudgeQuestion:  # fmt: skip
-    """Asks for better ones where those it has gave other grades. `grades`: by answer and criterion."""
+    """Return a prompt for better criteria, with the wrong grades of the present ones. `grades`: by answer and
+    criterion."""
     head = (
         "Criteria were written for the following work, and graded by them it does not come out as it was judged. Write "
         "better ones.\n\nThe task:\n"
@@ -77,7 +78,7 @@ def build_revision(
 
 
 def build_categorisation(criteria: Sequence[Criterion], most: int, language: str) -> JudgeQuestion:
-    """Asks for groups of criteria that belong together."""
+    """Return a prompt for grouping criteria."""
     listed = "\n".join(f"{number}. {each.text}" for number, each in enumerate(criteria, 1))
     form = (
         'Reply with one JSON object and nothing else: {"categories": [{"name": "…", "criteria": [1, …]}, …]}. Each '
@@ -87,7 +88,7 @@ def build_categorisation(criteria: Sequence[Criterion], most: int, language: str
 
 
 def parse_criteria_reply(text: str, count: int) -> list[Criterion]:
-    """The criteria in a reply. Raises UnreadableReplyError."""
+    """Return the criteria of a reply. Raises UnreadableReplyError."""
     written = parse_object(text, CRITERIA)["criteria"]
     if not 1 <= len(written) <= count:
         raise UnreadableReplyError(f"it has {len(written)} criteria, and {count} were asked for")
@@ -98,7 +99,8 @@ def parse_criteria_reply(text: str, count: int) -> list[Criterion]:
 
 
 def parse_categories_reply(text: str, count: int, most: int) -> list[tuple[str, list[int]]]:
-    """Names, with places from 0. Raises UnreadableReplyError where a criterion is left out or stands twice."""
+    """Return (name, criterion indexes) of each category. Raises UnreadableReplyError for a missing or repeated
+    criterion."""
     groups = parse_object(text, CATEGORIES)["categories"]
     found = [(" ".join(each["name"].split())[:LONGEST_CATEGORY], each["criteria"]) for each in groups]
     found = [(name, places) for name, places in found if places]

@@ -1,7 +1,7 @@
-"""Rubrics on the disk: one JSON file, with what they were made of and how well they agree.
+"""Rubrics on disk: one JSON file with their inputs and agreement.
 
-Invariant: the version is the digest of the examples and of every setting that bears on them, so that what was made of
-others is never taken for them; a file is written whole. People may edit the criteria: the version stays.
+Invariant: the version is a digest of the examples and all relevant settings, so rubrics of other inputs are never used;
+a file is written completely. People may edit criteria without changing the version.
 """
 
 from __future__ import annotations
@@ -25,32 +25,31 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 NAME = "auto_grader.json"
-"""In a run's folder, as AgentJet calls it."""
+"""File name in a run's folder, from AgentJet."""
 FORM = 1
-"""Of how they are made: grows where the same examples would give others."""
+"""Version of the writing procedure; increase if equal examples would give other rubrics."""
 BEARS = (
     "grader_mode", "language", "query_specific_generate_number", "enable_categorization", "categories_number",
     "custom_evaluation_prompt", "min_score", "max_score", "success_threshold", "max_epochs", "batch_size",
     "mcr_batch_size", "min_increment_threshold", "patience", "max_iterations", "max_total_rubrics",
 )  # fmt: skip
-"""Keys of the section that a version is made of."""
+"""Settings included in the version digest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rubrics:
-    """The criteria that a judge grades by, and their version."""
+    """Criteria of a judge, with their version."""
 
     criteria: tuple[Criterion, ...]
     version: str
     listwise: bool
-    content: dict[str, Any]
-    """The file."""
+    content: dict[str, Any]  # content of the file
 
 
 def compute_version(
     experiment: Experiment, models: Sequence[str], examples: Sequence[RubricExample], held_out: Sequence[RubricExample]
 ) -> str:
-    """The version of the rubrics that would be made."""
+    """Return the version of the rubrics to write."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader.model_dump(include=set(BEARS))
     content = {
         "form": FORM,
@@ -64,7 +63,7 @@ def compute_version(
 
 
 def find_rubrics_file(experiment: Experiment, version: str) -> Path:
-    """The file where rubrics are kept: `path`, else beside the runs, by version."""
+    """Return the file of the rubrics: `path`, or a file by version next to the runs."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.path is not None:
         return experiment.base / settings.path
@@ -73,7 +72,7 @@ def find_rubrics_file(experiment: Experiment, version: str) -> Path:
 
 
 def read_rubrics(path: Path) -> Rubrics | None:
-    """The rubrics in a file; None where there is none. Raises UserError for one that holds no rubrics."""
+    """Return the rubrics of a file, or None without a file. Raises UserError for a malformed file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("form") != FORM:
@@ -96,7 +95,7 @@ def read_rubrics(path: Path) -> Rubrics | None:
 def write_rubrics(
     path: Path, made: MadeRubrics, experiment: Experiment, version: str, models: Sequence[str], examples: int
 ) -> Rubrics:
-    """Raises UserError where it cannot be written."""
+    """Write the rubrics. Raises UserError."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     content = {
         "form": FORM,
@@ -130,5 +129,5 @@ def write_rubrics(
 
 
 def make_write_error(path: Path, error: OSError) -> UserError:
-    """The error where rubrics cannot be written."""
+    """Return the error for rubrics that cannot be written."""
     return UserError(f"The rubrics cannot be kept: {error}.", where=str(path), do="make its folder writable")

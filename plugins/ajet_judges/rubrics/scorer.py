@@ -1,7 +1,7 @@
-"""The scorer `rubric`: a task's own criteria, each graded by the models that judge, with partial credit by weight.
+"""The scorer `rubric`: grade an answer by the task's own criteria, with partial credit by weight.
 
-Invariant: a rubric is the row's, or the one of the scorer's arguments, and nothing that was answered changes it. A
-criterion that cannot be decided leaves the whole without a score.
+Invariant: the rubric comes from the row or the scorer's arguments, never from the answer. An undecided criterion leaves
+the verdict without a score.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 IN_ROW = ("rubric", "rubrics")
-"""Fields of a row that may hold one."""
+"""Row fields with a rubric."""
 
 
 class RubricScorer:
-    """A score from 0 to 1. `rubric`: for rows that have none; `success_at`: from which score on it is a success."""
+    """Returns a score from 0 to 1. `rubric`: for rows without one; `success_at`: score of a success."""
 
     def __init__(self, grader: AnswerGrader, rubric: Any = None, success_at: float = 1.0) -> None:
         self._grader, self._success_at = grader, success_at
@@ -42,7 +42,8 @@ class RubricScorer:
 
     @classmethod
     def of_experiment(cls, experiment: Experiment, rubric: Any = None, success_at: float = 1.0) -> RubricScorer:
-        """Asks the models of `task_judge.judges`. Raises ConfigError; UserError where verdicts cannot be kept."""
+        """Create the scorer with the models of `task_judge.judges`. Raises ConfigError; UserError if verdicts cannot be
+        stored."""
         from ajet_judges.model_judge import ModelJudge
 
         return cls(AnswerGrader(ModelJudge.of_experiment(experiment)), rubric, success_at)
@@ -50,7 +51,8 @@ class RubricScorer:
     async def __call__(
         self, reply: str, task: Task, workflow_task: WorkflowTask, metadata: dict[str, Any], ground_truth: Any = None
     ) -> Verdict:
-        """No score without a rubric. Raises JudgeFailure for a row's that is none, or where no model is reached."""
+        """Score a reply; no score without a rubric. Raises JudgeFailure for a malformed rubric, or if no model is
+        reachable."""
         rubric = next((metadata[name] for name in IN_ROW if metadata.get(name) not in (None, [], {}, "")), None)
         try:
             criteria = self._usual if rubric is None else parse_criteria(rubric)
@@ -68,14 +70,14 @@ class RubricScorer:
         return build_verdict(graded, criteria, score, self._success_at)
 
     def let_go(self) -> None:
-        """See `Judge.let_go`."""
+        """Close the verdict store. Idempotent."""
         self._grader.judge.let_go()
 
 
 def build_verdict(
     graded: AnswerGrades, criteria: Sequence[Criterion], score: float | None, success_at: float, *, scorer: str = ""
 ) -> Verdict:
-    """The verdict that grades come to, with each criterion's grade."""
+    """Return the verdict of the grades, with each criterion's grade."""
     details = dict(graded.details)
     details["grades"] = [
         {"criterion": each.text, "grade": grade, "weight": each.weight}

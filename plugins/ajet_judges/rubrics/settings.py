@@ -1,7 +1,7 @@
-"""Who writes rubrics and grades by them: the models of `task_judge.judges`, else the one that the section names.
+"""Settings of models that write rubrics and grade: `task_judge.judges`, or the model of the section.
 
-Invariant: `model_name` has a default and is asked only where rubrics were chosen; its address and key are those of the
-section, else of the environment, as AgentJet has them.
+Invariant: `model_name` has a default, used only if rubrics are configured; address and key come from the section, or
+from the environment as in AgentJet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def read_named_model(experiment: Experiment) -> ChatModel:
-    """The one of the section. Raises ConfigError for an address that is none, UserError where none is named."""
+    """Return the section's model. Raises ConfigError for a malformed address, UserError without a server."""
     grader = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     key = grader.api_key.get_secret_value() if grader.api_key is not None else ""
     url = grader.base_url
@@ -40,7 +40,7 @@ def read_named_model(experiment: Experiment) -> ChatModel:
 
 
 def open_grader(experiment: Experiment) -> AnswerGrader:
-    """Raises ConfigError; UserError where no model is named, or verdicts cannot be kept."""
+    """Open the grader. Raises ConfigError; UserError without a model, or if verdicts cannot be stored."""
     settings = JudgeKeys.of(experiment.ajet).rubrics_auto_grader
     if settings.min_score >= settings.max_score:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Commands of `ajet` that look at recorded runs."""
+"""Command-line options of commands on recorded runs."""

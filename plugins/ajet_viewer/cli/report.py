@@ -1,4 +1,4 @@
-"""`ajet report RUN`."""
+"""Command-line options of `ajet report RUN`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ajet runs` and `ajet episodes RUN`."""
+"""Command-line options of `ajet runs` and `ajet episodes RUN`."""
 
 from __future__ import annotations
 

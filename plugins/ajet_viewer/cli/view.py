@@ -1,4 +1,4 @@
-"""`ajet view [RUN or FOLDER]`."""
+"""Command-line options of `ajet view [RUN or FOLDER]`."""
 
 from __future__ import annotations
 
