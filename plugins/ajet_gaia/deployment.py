@@ -113,7 +113,7 @@ def _part(tools: Tools) -> EnvironmentPart:
     return EnvironmentPart(
         server.name,
         start=tools.at,
-        per="episode" if server.per_episode else "shared",
+        per="episode" if server.sandboxed else "shared",
         spare=0,
         off=off,
         aliases=server.aliases,

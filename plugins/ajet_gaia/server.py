@@ -27,7 +27,6 @@ class Server:
     """One of GAIA's servers."""
 
     name: str
-    about: str
     program: str = ""
     """The module of `servers` that it is; "": a program of somebody else's, `command`."""
     command: tuple[str, ...] = ()
@@ -56,11 +55,8 @@ class Server:
     only_corpus: bool = False
     """Whether it has nothing but a corpus."""
     sandboxed: bool = True
-    """Whether it must run in the episode's sandbox: it runs what a model wrote, or handles files of the episode."""
-    per_episode: bool = True
-    """One process an episode; else one is shared by all."""
-    state: str = ""
-    """What it keeps between calls; "": nothing."""
+    """Whether it must run in the episode's sandbox, as a process of the episode's own: it runs what a model wrote, or
+    handles files of the episode. Else one process is shared by all."""
 
     def tools(self) -> tuple[Tool, ...]:
         """The server's tools; of somebody else's server by name alone."""

@@ -7,6 +7,6 @@ because a server runs with an interpreter and packages of its own; packages besi
 where they are used, so that a server's tools can be listed where it could not run; an answer is bounded in bytes; a
 file is opened below the folder that was given, and nowhere else.
 
-A server is a module with `tools(settings)`, which answers functions: a function's name, docstring and annotated
-parameters are the tool's.
+A server is a module with `tools(settings)`, which returns functions, in most of them the public methods of a
+`ToolServer`: the name, docstring and annotated parameters of a function are the tool's.
 """

@@ -13,9 +13,8 @@ from xml.etree import ElementTree
 from pydantic import Field
 
 from .documents_pdf import PdfDocuments
-from .folder import Folder
-from .settings import Settings
-from .tool import Function, ToolError
+from .tool import Shape, ToolError
+from .tool_server import ToolServer
 from .web import get, query
 
 ATOM = "{http://www.w3.org/2005/Atom}"
@@ -42,16 +41,12 @@ CATEGORIES = {
     "stat": "statistics",
 }
 RESULTS = 10
-Shape = Literal["markdown", "json", "text"]
 PaperId = Annotated[str, Field(description="as 1706.03762 or math/0211159, with v2 for a version")]
 ID = re.compile(r"(?:\d{4}\.\d{4,5}|[a-z-]+(?:\.[A-Z]{2})?/\d{7})(?:v\d+)?")
 
 
-class Arxiv:
+class Arxiv(ToolServer):
     """Search, details and files of papers."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
 
     def search_papers(
         self,
@@ -93,7 +88,7 @@ class Arxiv:
         said = f"{len(reply.body)} bytes are in {path}"
         if not extract_text:
             return said
-        return f"{said}\n\n{PdfDocuments(self.folder, self.settings).convert_document_to_markdown(path)}"
+        return f"{said}\n\n{PdfDocuments(self.settings).convert_document_to_markdown(path)}"
 
     def get_categories(self) -> dict[str, str]:
         """Archives of arXiv; their parts are written as cs.CL."""
@@ -113,15 +108,7 @@ class Arxiv:
         return [_paper(entry) for entry in entries if entry.findtext(f"{ATOM}title") != "Error"]
 
 
-def tools(settings: Settings) -> list[Function]:
-    arxiv = Arxiv(settings)
-    return [
-        arxiv.search_papers,
-        arxiv.get_paper_details,
-        arxiv.download_paper,
-        arxiv.get_categories,
-        arxiv.get_arxiv_capabilities,
-    ]
+tools = Arxiv.tools
 
 
 def _checked(paper_id: str) -> str:

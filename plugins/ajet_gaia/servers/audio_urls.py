@@ -7,18 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .folder import Folder
 from .media import content
 from .model import Model
-from .settings import Settings
-from .tool import Function
+from .tool_server import ToolServer
 
 
-class Recordings:
+class Recordings(ToolServer):
     """Recordings by address or path."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
 
     def mcp_transcribe_audio(
         self,
@@ -34,5 +29,4 @@ class Recordings:
         }
 
 
-def tools(settings: Settings) -> list[Function]:
-    return [Recordings(settings).mcp_transcribe_audio]
+tools = Recordings.tools

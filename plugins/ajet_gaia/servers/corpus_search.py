@@ -11,13 +11,15 @@ from pydantic import Field
 
 from .corpus import Corpus
 from .settings import Settings
-from .tool import Function, ToolError
+from .tool import ToolError
+from .tool_server import ToolServer
 
 
-class CorpusSearch:
+class CorpusSearch(ToolServer):
     """Search and reading."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.corpus = Corpus.of(settings)
 
     def search(
@@ -48,6 +50,4 @@ class CorpusSearch:
         return self.corpus
 
 
-def tools(settings: Settings) -> list[Function]:
-    server = CorpusSearch(settings)
-    return [server.search, server.open_document]
+tools = CorpusSearch.tools

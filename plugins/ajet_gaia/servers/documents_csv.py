@@ -16,9 +16,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .documents import MAX_FILE, BoundedFile, formatted, table
-from .folder import Folder
-from .settings import Settings
-from .tool import FilePath, Format, Function, ToolError
+from .tool import FilePath, Format, ToolError
+from .tool_server import ToolServer
 
 MAX_CELL = 1_000_000
 MAX_LINE = 4_000_000
@@ -27,11 +26,8 @@ BAR = 40
 """Characters of the longest bar."""
 
 
-class CsvDocuments:
+class CsvDocuments(ToolServer):
     """CSV files of a working folder."""
-
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
 
     def extract_csv_content(
         self,
@@ -71,9 +67,7 @@ class CsvDocuments:
         return [".csv", ".tsv", ".txt with delimiters"]
 
 
-def tools(settings: Settings) -> list[Function]:
-    server = CsvDocuments(Folder(settings))
-    return [server.extract_csv_content, server.list_supported_formats]
+tools = CsvDocuments.tools
 
 
 def _rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[str]], bool]:

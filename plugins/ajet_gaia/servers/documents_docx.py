@@ -11,18 +11,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .documents import MAX_FILE, checked_archive, formatted, table
-from .folder import Folder
-from .settings import Settings
-from .tool import FilePath, Format, Function
+from .tool import FilePath, Format
+from .tool_server import ToolServer
 
 MAX_IMAGES = 50
 
 
-class WordDocuments:
+class WordDocuments(ToolServer):
     """Word files of a working folder."""
-
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
 
     def extract_docx_content(
         self,
@@ -71,9 +67,7 @@ class WordDocuments:
         return written
 
 
-def tools(settings: Settings) -> list[Function]:
-    server = WordDocuments(Folder(settings))
-    return [server.extract_docx_content, server.list_supported_formats]
+tools = WordDocuments.tools
 
 
 def _paragraph(paragraph: Any, headings: list[str]) -> str:

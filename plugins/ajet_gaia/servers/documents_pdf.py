@@ -11,16 +11,12 @@ from typing import Annotated
 from pydantic import Field
 
 from .documents import MAX_FILE
-from .folder import Folder
-from .settings import Settings
-from .tool import FilePath, Function, ToolError
+from .tool import FilePath, ToolError
+from .tool_server import ToolServer
 
 
-class PdfDocuments:
+class PdfDocuments(ToolServer):
     """PDF files of a working folder."""
-
-    def __init__(self, folder: Folder, settings: Settings) -> None:
-        self.folder, self.settings = folder, settings
 
     def convert_document_to_markdown(
         self,
@@ -51,6 +47,4 @@ class PdfDocuments:
         return "\n\n".join(part for part in parts if part)
 
 
-def tools(settings: Settings) -> list[Function]:
-    server = PdfDocuments(Folder(settings), settings)
-    return [server.convert_document_to_markdown]
+tools = PdfDocuments.tools

@@ -12,20 +12,16 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .documents import MAX_FILE, checked_archive, formatted, table
-from .folder import Folder
-from .settings import Settings
-from .tool import FilePath, Format, Function
+from .tool import FilePath, Format
+from .tool_server import ToolServer
 
 MAX_IMAGES = 50
 MAX_DEPTH = 20
 """Of groups in groups of shapes."""
 
 
-class Slides:
+class Slides(ToolServer):
     """PowerPoint files of a working folder."""
-
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
 
     def extract_pptx_content(
         self,
@@ -71,9 +67,7 @@ class Slides:
         return path
 
 
-def tools(settings: Settings) -> list[Function]:
-    server = Slides(Folder(settings))
-    return [server.extract_pptx_content, server.list_supported_formats]
+tools = Slides.tools
 
 
 def _shapes(shapes: Iterable[Any], depth: int) -> Iterable[Any]:

@@ -10,19 +10,15 @@ from typing import Annotated
 from pydantic import Field
 
 from .documents import formatted
-from .folder import Folder
-from .settings import Settings
-from .tool import FilePath, Format, Function, ToolError
+from .tool import FilePath, Format, ToolError
+from .tool_server import ToolServer
 
 NOTES = 200
 """Bytes of an answer that are kept for what is said about the file."""
 
 
-class TextDocuments:
+class TextDocuments(ToolServer):
     """Text files of a working folder."""
-
-    def __init__(self, folder: Folder, settings: Settings) -> None:
-        self.folder, self.settings = folder, settings
 
     def extract_text_content(
         self,
@@ -45,9 +41,7 @@ class TextDocuments:
         return [".txt", ".md", ".log", ".json", ".xml", ".yaml", ".py", "and other text"]
 
 
-def tools(settings: Settings) -> list[Function]:
-    server = TextDocuments(Folder(settings), settings)
-    return [server.extract_text_content, server.list_supported_formats]
+tools = TextDocuments.tools
 
 
 def _decoded(data: bytes, asked: str, *, cut: bool) -> str:

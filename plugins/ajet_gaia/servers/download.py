@@ -6,21 +6,17 @@ Invariant: as `web`'s, and a download is written whole or not at all.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from .folder import Folder
-from .settings import Settings
-from .tool import FilePath, Function, ToolError
+from .tool import FilePath, Shape, ToolError
+from .tool_server import ToolServer
 from .web import get
 
 
-class Downloads:
+class Downloads(ToolServer):
     """Files of the web in the working folder."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
 
     def download_file(
         self,
@@ -28,7 +24,7 @@ class Downloads:
         output_file_path: FilePath,
         overwrite: bool = False,
         timeout: Annotated[int, Field(description="seconds", ge=1)] = 60,
-        output_format: Literal["markdown", "json", "text"] = "text",
+        output_format: Shape = "text",
     ) -> str:
         """Download a file into the working folder."""
         self.folder.parts(output_file_path, write=True)
@@ -51,6 +47,4 @@ class Downloads:
         }
 
 
-def tools(settings: Settings) -> list[Function]:
-    downloads = Downloads(settings)
-    return [downloads.download_file, downloads.get_download_capabilities]
+tools = Downloads.tools

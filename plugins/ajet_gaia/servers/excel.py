@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .folder import Folder
 from .pivot import pivot
-from .settings import Settings
-from .tool import Function, ToolError
-from .workbook import MAX_CELLS, Workbooks, box, cells, coordinates, sheet_of
+from .tool import ToolError
+from .workbook import MAX_CELLS, WorkbookServer, box, cells, coordinates, sheet_of
 
 Cell = Annotated[str, Field(description="as B2")]
 Value = str | int | float | bool | None
@@ -22,11 +20,8 @@ PREVIEW = 100
 """Rows that a preview shows."""
 
 
-class Excel:
+class Excel(WorkbookServer):
     """Workbooks of a working folder, by the tools of excel-mcp-server."""
-
-    def __init__(self, folder: Folder) -> None:
-        self.workbooks = Workbooks(folder)
 
     def read_data_from_excel(
         self,
@@ -37,7 +32,7 @@ class Excel:
         preview_only: bool = False,
     ) -> dict[str, Any]:
         """Values of a range."""
-        sheet = sheet_of(self.workbooks.opened(filepath, values=True), sheet_name)
+        sheet = sheet_of(self._open_workbook(filepath, values=True), sheet_name)
         left, top, _, _ = box(start_cell)
         right, bottom = max(sheet.max_column, left), max(sheet.max_row, top)
         if end_cell:
@@ -52,7 +47,7 @@ class Excel:
     ) -> str:
         """Write rows of values, from a cell on."""
         left, top, _, _ = box(start_cell)
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet = sheet_of(workbook, sheet_name)
             for down, row in enumerate(data):
                 for right, value in enumerate(row):
@@ -63,13 +58,13 @@ class Excel:
         """Write a formula into a cell."""
         _checked_formula(formula)
         left, top, _, _ = box(cell)
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet_of(workbook, sheet_name).cell(top, left, f"={formula.lstrip('=')}")
         return f"{cell} is ={formula.lstrip('=')}"
 
     def validate_formula_syntax(self, filepath: str, sheet_name: str, cell: Cell, formula: str) -> str:
         """Whether a formula's brackets, quotes and references are well formed."""
-        sheet_of(self.workbooks.opened(filepath), sheet_name)
+        sheet_of(self._open_workbook(filepath), sheet_name)
         box(cell)
         _checked_formula(formula)
         return "well formed"
@@ -105,7 +100,7 @@ class Excel:
             color=_color(font_color),
         )
         side = Side(style=border_style or None, color=_color(border_color))
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet = sheet_of(workbook, sheet_name)
             for row in cells(sheet, borders):
                 for each in row:
@@ -124,26 +119,26 @@ class Excel:
 
     def create_workbook(self, filepath: str) -> str:
         """Make an empty workbook."""
-        self.workbooks.make(filepath)
+        self._create_workbook(filepath)
         return f"{filepath} is there, with a sheet named Sheet"
 
     def create_worksheet(self, filepath: str, sheet_name: str) -> str:
         """Add a sheet."""
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             _free(workbook, sheet_name)
             workbook.create_sheet(sheet_name)
         return f"{sheet_name} is there"
 
     def copy_worksheet(self, filepath: str, source_sheet: str, target_sheet: str) -> str:
         """Copy a sheet within its workbook."""
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             _free(workbook, target_sheet)
             workbook.copy_worksheet(sheet_of(workbook, source_sheet)).title = target_sheet
         return f"{target_sheet} is there"
 
     def delete_worksheet(self, filepath: str, sheet_name: str) -> str:
         """Remove a sheet."""
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet = sheet_of(workbook, sheet_name)
             if len(workbook.sheetnames) == 1:
                 raise ToolError("a workbook keeps one sheet at least")
@@ -152,14 +147,14 @@ class Excel:
 
     def rename_worksheet(self, filepath: str, old_name: str, new_name: str) -> str:
         """Give a sheet another name."""
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             _free(workbook, new_name)
             sheet_of(workbook, old_name).title = new_name
         return f"{old_name} is now {new_name}"
 
     def get_workbook_metadata(self, filepath: str, include_ranges: bool = False) -> dict[str, Any]:
         """Sheets of a workbook, and how large they are."""
-        workbook = self.workbooks.opened(filepath)
+        workbook = self._open_workbook(filepath)
         told: dict[str, Any] = {"file": filepath, "sheets": workbook.sheetnames}
         if include_ranges:
             told["ranges"] = {sheet.title: sheet.dimensions for sheet in workbook.worksheets}
@@ -187,7 +182,7 @@ class Excel:
             "scatter": charts.ScatterChart,
             "area": charts.AreaChart,
         }
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet = sheet_of(workbook, sheet_name)
             made = kinds[chart_type]()
             made.title = title or None
@@ -217,7 +212,7 @@ class Excel:
     ) -> str:
         """A summary of a range by its columns, as values on a sheet of its own."""
         borders = box(data_range)
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             table = [[cell.value for cell in row] for row in cells(sheet_of(workbook, sheet_name), borders)]
             name = f"{sheet_name[:25]}_pivot"
             _free(workbook, name)
@@ -238,7 +233,7 @@ class Excel:
         from openpyxl.worksheet.table import Table, TableStyleInfo
 
         borders = box(data_range)
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet = sheet_of(workbook, sheet_name)
             name = table_name or f"Table{sum(len(each.tables) for each in workbook.worksheets) + 1}"
             made = Table(displayName=name, ref=coordinates(borders))
@@ -249,14 +244,14 @@ class Excel:
     def merge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
         """Merge a range into one cell."""
         borders = box(start_cell, end_cell)
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet_of(workbook, sheet_name).merge_cells(coordinates(borders))
         return f"{coordinates(borders)} is merged"
 
     def unmerge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
         """Part a merged range."""
         where = coordinates(box(start_cell, end_cell))
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet = sheet_of(workbook, sheet_name)
             if where not in {str(merged) for merged in sheet.merged_cells.ranges}:
                 raise ToolError(f"{where} is not merged")
@@ -265,7 +260,7 @@ class Excel:
 
     def get_merged_cells(self, filepath: str, sheet_name: str) -> list[str]:
         """Merged ranges of a sheet."""
-        sheet = sheet_of(self.workbooks.opened(filepath), sheet_name)
+        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
         return [str(merged) for merged in sheet.merged_cells.ranges]
 
     def copy_range(
@@ -280,7 +275,7 @@ class Excel:
         """Copy values and formats of a range to another place."""
         borders = box(source_start, source_end)
         left, top, _, _ = box(target_start)
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             target = sheet_of(workbook, target_sheet or sheet_name)
             source = [
                 [(cell.value, copy.copy(cell._style)) for cell in row]
@@ -302,7 +297,7 @@ class Excel:
     ) -> str:
         """Remove a range; what is below it, or right of it, moves there."""
         left, top, right, bottom = borders = box(start_cell, end_cell)
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             sheet = sheet_of(workbook, sheet_name)
             for row in cells(sheet, borders):
                 for each in row:
@@ -318,7 +313,7 @@ class Excel:
     def validate_excel_range(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: str = "") -> str:
         """Whether a range is one, and whether data stands in it."""
         borders = box(start_cell, end_cell)
-        sheet = sheet_of(self.workbooks.opened(filepath), sheet_name)
+        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
         filled = borders[0] <= sheet.max_column and borders[1] <= sheet.max_row
         return f"{coordinates(borders)} is a range; data of the sheet: {sheet.dimensions}" + (
             "" if filled else "; nothing stands in it"
@@ -326,7 +321,7 @@ class Excel:
 
     def get_data_validation_info(self, filepath: str, sheet_name: str) -> list[dict[str, Any]]:
         """Rules for what may be entered where."""
-        sheet = sheet_of(self.workbooks.opened(filepath), sheet_name)
+        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
         return [
             {"range": str(rule.sqref), "type": rule.type, "operator": rule.operator, "formula": rule.formula1}
             for rule in sheet.data_validations.dataValidation
@@ -359,15 +354,12 @@ class Excel:
     def _moved(self, filepath: str, sheet_name: str, method: str, start: int, count: int) -> str:
         if start < 1:
             raise ToolError("rows and columns are counted from 1")
-        with self.workbooks.changed(filepath) as workbook:
+        with self._change_workbook(filepath) as workbook:
             getattr(sheet_of(workbook, sheet_name), method)(start, count)
         return "done; formulas keep the cells that they name"
 
 
-def tools(settings: Settings) -> list[Function]:
-    excel = Excel(Folder(settings))
-    names = [name for name in vars(Excel) if not name.startswith("_")]
-    return [getattr(excel, name) for name in names]
+tools = Excel.tools
 
 
 def _free(workbook: Any, name: str) -> None:

@@ -10,15 +10,11 @@ from typing import Annotated
 from pydantic import Field
 
 from .readweb import page_text
-from .settings import Settings
-from .tool import Function
+from .tool_server import ToolServer
 
 
-class Fetcher:
+class Fetcher(ToolServer):
     """Pages of the web, a piece a call."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
     def fetch(
         self,
@@ -38,5 +34,4 @@ class Fetcher:
         )
 
 
-def tools(settings: Settings) -> list[Function]:
-    return [Fetcher(settings).fetch]
+tools = Fetcher.tools

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from .folder import Entry, Folder
-from .settings import Settings
-from .tool import Answer, FilePath, Function, Image, ToolError
+from .folder import Entry
+from .tool import Answer, FilePath, Image, ToolError
+from .tool_server import ToolServer
 
 MAX_TEXT = 10_000_000
 """Bytes of a file that is read or edited as text."""
@@ -36,11 +36,12 @@ class Edit(TypedDict):
     all: NotRequired[bool]
 
 
-class Files:
+class Files(ToolServer):
     """Files below the working folder."""
 
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
+    def read_file(self, path: FilePath) -> str:
+        """Content of a text file, as read_text_file."""
+        return self._text(path)
 
     def read_text_file(
         self,
@@ -56,10 +57,6 @@ class Files:
             return text
         lines = text.splitlines()
         return "\n".join(lines[:head] if head else lines[-tail:])
-
-    def read_file(self, path: FilePath) -> str:
-        """Content of a text file, as read_text_file."""
-        return self._text(path)
 
     def read_media_file(self, path: FilePath) -> Answer:
         """A picture, or another file's bytes in base64."""
@@ -172,24 +169,7 @@ class Files:
                 yield from self._walked(path, name, excluded, depth + 1)
 
 
-def tools(settings: Settings) -> list[Function]:
-    files = Files(Folder(settings))
-    return [
-        files.read_file,
-        files.read_text_file,
-        files.read_media_file,
-        files.read_multiple_files,
-        files.write_file,
-        files.edit_file,
-        files.create_directory,
-        files.list_directory,
-        files.list_directory_with_sizes,
-        files.directory_tree,
-        files.move_file,
-        files.search_files,
-        files.get_file_info,
-        files.list_allowed_directories,
-    ]
+tools = Files.tools
 
 
 def _line(entry: Entry) -> str:

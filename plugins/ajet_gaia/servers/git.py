@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .folder import Folder
 from .process import run
-from .settings import Settings
-from .tool import Function, ToolError
+from .tool import ToolError
+from .tool_server import ToolServer
 
 Repository = Annotated[str, Field(description="path of the repository in the working folder")]
 Context = Annotated[int, Field(description="lines around a change", ge=0, le=1000)]
@@ -30,11 +29,8 @@ QUIET = {
 ALWAYS = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "safe.directory=*")
 
 
-class Repositories:
+class Repositories(ToolServer):
     """The tools of the reference Git server."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
 
     def git_status(self, repo_path: Repository) -> str:
         """State of the working tree."""
@@ -121,22 +117,7 @@ class Repositories:
         return done.output.strip()
 
 
-def tools(settings: Settings) -> list[Function]:
-    git = Repositories(settings)
-    return [
-        git.git_status,
-        git.git_diff_unstaged,
-        git.git_diff_staged,
-        git.git_diff,
-        git.git_commit,
-        git.git_add,
-        git.git_reset,
-        git.git_log,
-        git.git_create_branch,
-        git.git_checkout,
-        git.git_show,
-        git.git_branch,
-    ]
+tools = Repositories.tools
 
 
 def _word(given: str) -> str:

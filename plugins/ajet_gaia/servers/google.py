@@ -12,18 +12,20 @@ from pydantic import Field
 
 from .corpus import Corpus
 from .settings import Settings
-from .tool import Function, ToolError
+from .tool import ToolError
+from .tool_server import ToolServer
 from .web import query
 
 ADDRESS = "https://www.googleapis.com/customsearch/v1"
 ENGINES = ("GOOGLE_CSE_ID", "GOOGLE_SEARCH_ENGINE_ID")
 
 
-class GoogleSearch:
+class GoogleSearch(ToolServer):
     """Results with title, address and snippet."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.corpus = settings, Corpus.of(settings)
+        super().__init__(settings)
+        self.corpus = Corpus.of(settings)
 
     def search_google(
         self,
@@ -35,7 +37,7 @@ class GoogleSearch:
         output_format: Literal["json", "markdown", "text"] = "json",
     ) -> str | list[dict[str, str]]:
         """Search the web."""
-        found = self.found(query, num_results, safe_search=safe_search, language=language, country=country)
+        found = self._find_results(query, num_results, safe_search=safe_search, language=language, country=country)
         if output_format == "json":
             return found
         return "\n".join(f"- [{row['title']}]({row['url']}): {row['snippet']}" for row in found) or "[nothing found]"
@@ -44,7 +46,7 @@ class GoogleSearch:
         """Where results come from."""
         return {"source": "a corpus on this machine" if self.corpus is not None else "Google", "most_results": 10}
 
-    def found(
+    def _find_results(
         self, words: str, most: int, *, safe_search: bool = True, language: str = "", country: str = ""
     ) -> list[dict[str, str]]:
         """Results for words."""
@@ -66,6 +68,4 @@ class GoogleSearch:
         return [{"title": row["title"], "url": row["link"], "snippet": row.get("snippet", "")} for row in items]
 
 
-def tools(settings: Settings) -> list[Function]:
-    google = GoogleSearch(settings)
-    return [google.search_google, google.get_search_capabilities]
+tools = GoogleSearch.tools

@@ -11,28 +11,21 @@ from pydantic import Field
 
 from .google import GoogleSearch
 from .readweb import page_text
-from .settings import Settings
-from .tool import Function
 
 
-class SearchAndRead:
+class SearchAndRead(GoogleSearch):
     """Results, and what they say."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.google = settings, GoogleSearch(settings)
 
     def search(self, query: str, num: Annotated[int, Field(ge=1, le=10)] = 5) -> list[dict[str, str]]:
         """Search the web."""
-        return self.google.found(query, num)
+        return self._find_results(query, num)
 
     def read_webpage(self, url: str) -> str:
         """Text of a web page, or of a document that a search found."""
-        if self.google.corpus is not None:
-            title, _, body = self.google.corpus.text(url)
+        if self.corpus is not None:
+            title, _, body = self.corpus.text(url)
             return f"# {title}\n\n{body}"
         return page_text(url, self.settings)
 
 
-def tools(settings: Settings) -> list[Function]:
-    server = SearchAndRead(settings)
-    return [server.search, server.read_webpage]
+tools = SearchAndRead.tools

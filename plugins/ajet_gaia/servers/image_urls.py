@@ -6,19 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .folder import Folder
 from .media import content
 from .media_image import seen
 from .model import Model
-from .settings import Settings
-from .tool import Function
+from .tool_server import ToolServer
 
 
-class Recognition:
+class Recognition(ToolServer):
     """Pictures by address or path."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
 
     def mcp_image_recognition(
         self,
@@ -32,5 +27,4 @@ class Recognition:
         return seen(Model("IMAGE", self.settings), pictures, question)
 
 
-def tools(settings: Settings) -> list[Function]:
-    return [Recognition(settings).mcp_image_recognition]
+tools = Recognition.tools

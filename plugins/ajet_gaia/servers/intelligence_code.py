@@ -9,19 +9,15 @@ from pydantic import Field
 
 from .folder import Folder
 from .intelligence import asked
-from .settings import Settings
-from .tool import Function
+from .tool_server import ToolServer
 
 _BLOCK = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
 """A fenced block. The server runs in an environment without ajet, so it cannot use `ajet.schema.fenced`."""
 Style = Literal["minimal", "documented", "verbose"]
 
 
-class CodeWriter:
+class CodeWriter(ToolServer):
     """Code for a described task."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
     def generate_python_code(
         self,
@@ -47,6 +43,4 @@ class CodeWriter:
         return {"code_style": ["minimal", "documented", "verbose"]}
 
 
-def tools(settings: Settings) -> list[Function]:
-    writer = CodeWriter(settings)
-    return [writer.generate_python_code, writer.get_reasoning_capabilities]
+tools = CodeWriter.tools

@@ -7,17 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .intelligence import asked
-from .settings import Settings
-from .tool import Function
+from .tool_server import ToolServer
 
 Style = Literal["detailed", "concise", "step-by-step"]
 
 
-class Guard:
+class Guard(ToolServer):
     """Faults, and what to do about them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
     def guarding_reasoning_process(
         self,
@@ -35,6 +31,4 @@ class Guard:
         return {"guarding_style": ["detailed", "concise", "step-by-step"]}
 
 
-def tools(settings: Settings) -> list[Function]:
-    guard = Guard(settings)
-    return [guard.guarding_reasoning_process, guard.get_guarding_capabilities]
+tools = Guard.tools

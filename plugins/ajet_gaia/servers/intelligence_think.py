@@ -7,17 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .intelligence import asked
-from .settings import Settings
-from .tool import Function
+from .tool_server import ToolServer
 
 Style = Literal["detailed", "concise", "step-by-step"]
 
 
-class Thinker:
+class Thinker(ToolServer):
     """Answers to hard questions."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
     def complex_problem_reasoning(
         self,
@@ -35,6 +31,4 @@ class Thinker:
         return {"reasoning_style": ["detailed", "concise", "step-by-step"]}
 
 
-def tools(settings: Settings) -> list[Function]:
-    thinker = Thinker(settings)
-    return [thinker.complex_problem_reasoning, thinker.get_reasoning_capabilities]
+tools = Thinker.tools

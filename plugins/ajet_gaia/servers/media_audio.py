@@ -10,19 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .folder import Folder
 from .media import content, ffmpeg, opened, size_of, told
 from .model import Model
-from .settings import Settings
-from .tool import FilePath, Function
+from .tool import FilePath
+from .tool_server import ToolServer
 
 
-class Audio:
+class Audio(ToolServer):
     """Recordings of a working folder."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
-        self.model = Model("AUDIO", settings)
 
     def transcribe_audio(
         self,
@@ -34,7 +29,7 @@ class Audio:
     ) -> str:
         """What is said in a recording."""
         audio = content(file_path, self.settings, self.folder)
-        return self.model.transcribe(PurePosixPath(file_path).name, audio, output_format)
+        return Model("AUDIO", self.settings).transcribe(PurePosixPath(file_path).name, audio, output_format)
 
     def extract_audio_metadata(self, file_path: FilePath) -> dict[str, Any]:
         """Duration, format and streams of a recording."""
@@ -61,11 +56,4 @@ class Audio:
         return [".mp3", ".wav", ".m4a", ".flac", ".ogg", ".webm", "and what else ffmpeg reads"]
 
 
-def tools(settings: Settings) -> list[Function]:
-    audio = Audio(settings)
-    return [
-        audio.transcribe_audio,
-        audio.extract_audio_metadata,
-        audio.trim_audio,
-        audio.list_supported_formats,
-    ]
+tools = Audio.tools

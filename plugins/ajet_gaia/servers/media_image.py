@@ -15,23 +15,18 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .folder import Folder
 from .media import content
 from .model import Model
 from .process import run
-from .settings import Settings
-from .tool import FilePath, Function, ToolError
+from .tool import FilePath, ToolError
+from .tool_server import ToolServer
 
 MAX_POINTS = 100_000_000
 KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 
 
-class Pictures:
+class Pictures(ToolServer):
     """Pictures of a working folder."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
-        self.model = Model("IMAGE", settings)
 
     def extract_text_ocr(
         self,
@@ -65,7 +60,7 @@ class Pictures:
         self, file_path: FilePath, task: Annotated[str, Field(description="what to look for")] = "Describe the picture."
     ) -> str:
         """What a picture shows, by a second model."""
-        return seen(self.model, [content(file_path, self.settings, self.folder)], task)
+        return seen(Model("IMAGE", self.settings), [content(file_path, self.settings, self.folder)], task)
 
     def get_image_metadata(self, file_path: FilePath) -> dict[str, Any]:
         """Format, size and EXIF of a picture."""
@@ -77,9 +72,7 @@ class Pictures:
         return told | ({"exif": exif} if exif else {})
 
 
-def tools(settings: Settings) -> list[Function]:
-    pictures = Pictures(settings)
-    return [pictures.extract_text_ocr, pictures.analyze_image_ai, pictures.get_image_metadata]
+tools = Pictures.tools
 
 
 def opened_picture(data: bytes) -> Any:

@@ -11,27 +11,21 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field
 
-from .folder import Folder
 from .media import ffmpeg, opened
 from .media_image import seen
 from .model import Model
-from .settings import Settings
-from .tool import Function, ToolError
+from .tool import Shape, ToolError
+from .tool_server import ToolServer
 
 MAX_PICTURES = 32
 VideoUrl = Annotated[str, Field(description="address, or path in the working folder")]
 Rate = Annotated[float, Field(description="pictures a second", gt=0, le=10)]
 Start = Annotated[float, Field(description="seconds", ge=0)]
 End = Annotated[float, Field(description="seconds; 0: the end", ge=0)]
-Shape = Literal["markdown", "json", "text"]
 
 
-class Videos:
+class Videos(ToolServer):
     """Videos of a working folder or of the web."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
-        self.model = Model("VIDEO", settings)
 
     def analyze_video(
         self,
@@ -81,7 +75,7 @@ class Videos:
     ) -> str | dict[str, Any]:
         with opened(video, self.settings, self.folder) as file:
             pictures = self._pictures(file, rate, start, end, "jpg")
-        said = seen(self.model, pictures, question)
+        said = seen(Model("VIDEO", self.settings), pictures, question)
         return {"answer": said, "pictures": len(pictures)} if shape == "json" else said
 
     def _pictures(self, file: BinaryIO, rate: float, start: float, end: float, form: str) -> list[bytes]:
@@ -96,6 +90,4 @@ class Videos:
         return pictures
 
 
-def tools(settings: Settings) -> list[Function]:
-    videos = Videos(settings)
-    return [videos.analyze_video, videos.summarize_video, videos.extract_keyframes]
+tools = Videos.tools

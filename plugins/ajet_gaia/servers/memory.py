@@ -10,9 +10,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from .folder import Folder
-from .settings import Settings
-from .tool import Function, ToolError
+from .tool import ToolError
+from .tool_server import ToolServer
 
 FILE = "memory.json"
 MAX_GRAPH = 10_000_000
@@ -50,11 +49,8 @@ class Graph(TypedDict):
     relations: list[Relation]
 
 
-class Memory:
+class Memory(ToolServer):
     """The tools of the reference memory server."""
-
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
 
     def create_entities(self, entities: list[Entity]) -> list[Entity]:
         """Add entities; those whose names are there already are left as they are."""
@@ -144,19 +140,7 @@ class Memory:
         self.folder.write(FILE, data)
 
 
-def tools(settings: Settings) -> list[Function]:
-    memory = Memory(Folder(settings))
-    return [
-        memory.create_entities,
-        memory.create_relations,
-        memory.add_observations,
-        memory.delete_entities,
-        memory.delete_observations,
-        memory.delete_relations,
-        memory.read_graph,
-        memory.search_nodes,
-        memory.open_nodes,
-    ]
+tools = Memory.tools
 
 
 def _named(graph: Graph, name: str) -> Entity:

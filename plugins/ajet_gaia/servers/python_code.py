@@ -20,10 +20,10 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from .folder import Folder
 from .process import environment
 from .settings import Settings
-from .tool import FilePath, Function, ToolError
+from .tool import FilePath, ToolError
+from .tool_server import ToolServer
 
 MOST = 8
 """Interpreters that are kept; the one that was made first goes for a further one."""
@@ -79,11 +79,11 @@ class Interpreter:
                 os.close(descriptor)
 
 
-class PythonCode:
+class PythonCode(ToolServer):
     """Interpreters by their ids."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
+        super().__init__(settings)
         self.interpreters: dict[str, Interpreter] = {}
 
     def e2b_upload_file(self, path: FilePath) -> dict[str, str]:
@@ -120,9 +120,7 @@ class PythonCode:
         return name
 
 
-def tools(settings: Settings) -> list[Function]:
-    python = PythonCode(settings)
-    return [python.e2b_upload_file, python.e2b_run_code]
+tools = PythonCode.tools
 
 
 def _write_all(descriptor: int, data: bytes, end: float) -> None:

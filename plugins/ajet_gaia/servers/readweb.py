@@ -11,17 +11,15 @@ from pydantic import Field
 
 from .html_text import readable
 from .settings import Settings
-from .tool import Function, ToolError
+from .tool import ToolError
+from .tool_server import ToolServer
 from .web import get
 
 TEXTS = ("text/", "application/json", "application/xml", "application/javascript")
 
 
-class Reader:
+class Reader(ToolServer):
     """Pages as Markdown."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
 
     def read_url(
         self, url: str, include_images: Annotated[bool, Field(description="their addresses in the text")] = False
@@ -30,8 +28,7 @@ class Reader:
         return page_text(url, self.settings, images=include_images)
 
 
-def tools(settings: Settings) -> list[Function]:
-    return [Reader(settings).read_url]
+tools = Reader.tools
 
 
 def page_text(url: str, settings: Settings, *, images: bool = False, raw: bool = False) -> str:

@@ -18,7 +18,7 @@ class Settings:
 
     root: Path = Path(".")
     """The working folder: nothing outside it is written."""
-    readable: tuple[Path, ...] = ()
+    readable: Sequence[Path] = ()
     """Further folders that may be read: a data set, for instance."""
     corpus: Path | None = None
     """A folder or JSON Lines file that is searched instead of the network."""
@@ -32,7 +32,7 @@ class Settings:
     """Of one answer."""
     max_download: int = 100_000_000
     """Bytes of one download."""
-    names: tuple[str, ...] = ()
+    names: Sequence[str] = ()
     """Of the tools that `others` lists."""
     timeout: float = 60.0
     """Seconds that one command or request may take, whatever a call asks for."""
@@ -42,28 +42,14 @@ def parse(arguments: Sequence[str]) -> tuple[str, str, Settings]:
     """The server's name, why it is off ("": it is on), and its settings."""
     known = argparse.ArgumentParser(prog="serve.py", description="One tool server, over stdin and stdout.")
     known.add_argument("name")
-    known.add_argument("--root", type=Path, default=Path("."))
-    known.add_argument("--read", type=Path, action="append", default=[])
+    known.add_argument("--root", type=Path, default=Settings.root)
+    known.add_argument("--read", type=Path, action="append", default=[], dest="readable")
     known.add_argument("--corpus", type=Path)
-    known.add_argument("--cache", type=Path, default=Path("."))
+    known.add_argument("--cache", type=Path, default=Settings.cache)
     known.add_argument("--network", action="store_true")
     known.add_argument("--private", action="store_true", help="loopback and private addresses, too")
-    known.add_argument("--max-bytes", type=int, default=Settings.max_bytes)
-    known.add_argument("--max-download", type=int, default=Settings.max_download)
-    known.add_argument("--timeout", type=float, default=Settings.timeout)
-    known.add_argument("--tool", action="append", default=[], metavar="NAME", help="for `others`: a tool that it lists")
+    known.add_argument("--tool", action="append", default=[], dest="names", help="for `others`: a tool that it lists")
     known.add_argument("--off", default="", metavar="REASON", help="list the tools, and answer each call with this")
-    given = known.parse_args(arguments)
-    settings = Settings(
-        root=given.root,
-        readable=tuple(given.read),
-        corpus=given.corpus,
-        cache=given.cache,
-        network=given.network,
-        private=given.private,
-        max_bytes=given.max_bytes,
-        max_download=given.max_download,
-        names=tuple(given.tool),
-        timeout=given.timeout,
-    )
-    return given.name, given.off, settings
+    given = vars(known.parse_args(arguments))
+    name, off = given.pop("name"), given.pop("off")
+    return name, off, Settings(**given)

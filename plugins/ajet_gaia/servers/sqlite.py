@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .folder import Folder
 from .settings import Settings
-from .tool import Function, ToolError
+from .tool import ToolError
+from .tool_server import ToolServer
 
 FILE = "database.sqlite"
 MAX_ROWS = 1000
@@ -34,11 +34,11 @@ REFUSED = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 PRAGMAS = frozenset({"table_info", "table_xinfo", "index_list", "index_info", "foreign_key_list"})
 
 
-class Database:
+class Database(ToolServer):
     """Queries, tables and insights."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings)
+        super().__init__(settings)
         self.insights: list[str] = []
 
     def read_query(self, query: Query) -> list[dict[str, Any]]:
@@ -109,16 +109,7 @@ class Database:
             raise ToolError("its time was over" if over else f"{type(error).__name__}: {error}") from None
 
 
-def tools(settings: Settings) -> list[Function]:
-    database = Database(settings)
-    return [
-        database.read_query,
-        database.write_query,
-        database.create_table,
-        database.list_tables,
-        database.describe_table,
-        database.append_insight,
-    ]
+tools = Database.tools
 
 
 def _allowed(action: int, first: str | None, second: str | None, schema: str | None, inner: str | None) -> int:

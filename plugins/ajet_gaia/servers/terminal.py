@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from .folder import Folder
 from .process import run
 from .settings import Settings
-from .tool import Function, ToolError
+from .tool import Shape, ToolError
+from .tool_server import ToolServer
 
 HISTORY = 100
 
 
-class Terminal:
+class Terminal(ToolServer):
     """A shell, anew for each command; the folder stays."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.folder = settings, Folder(settings).root
+        super().__init__(settings)
+        self.directory = self.folder.root
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self.shell = shutil.which("bash") or "/bin/sh"
 
@@ -32,14 +33,14 @@ class Terminal:
         self,
         command: str,
         timeout: Annotated[int, Field(description="seconds", ge=1)] = 30,
-        output_format: Literal["markdown", "json", "text"] = "text",
+        output_format: Shape = "text",
     ) -> str | dict[str, Any]:
         """Run a shell command in the working folder."""
         if "\0" in command:
             raise ToolError("a command has no zero bytes")
         done = run(
             [self.shell, "-c", command],
-            folder=self.folder,
+            folder=self.directory,
             timeout=min(float(timeout), self.settings.timeout),
             limit=self.settings.max_bytes // 2,
         )
@@ -58,7 +59,7 @@ class Terminal:
     def get_command_history(
         self,
         count: Annotated[int, Field(ge=1, le=HISTORY)] = 10,
-        output_format: Literal["markdown", "json", "text"] = "text",
+        output_format: Shape = "text",
     ) -> str | list[dict[str, Any]]:
         """The last commands and how they ended."""
         last = list(self.history)[-count:]
@@ -69,9 +70,7 @@ class Terminal:
     def get_terminal_capabilities(self) -> dict[str, Any]:
         """The shell, the working folder, and the limits of a command."""
         seconds, size = self.settings.timeout, self.settings.max_bytes
-        return {"shell": self.shell, "folder": str(self.folder), "most_seconds": seconds, "most_bytes": size}
+        return {"shell": self.shell, "folder": str(self.directory), "most_seconds": seconds, "most_bytes": size}
 
 
-def tools(settings: Settings) -> list[Function]:
-    terminal = Terminal(settings)
-    return [terminal.execute_command, terminal.get_command_history, terminal.get_terminal_capabilities]
+tools = Terminal.tools

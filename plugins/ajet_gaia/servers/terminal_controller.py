@@ -7,25 +7,24 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from .folder import Folder
 from .settings import Settings
 from .terminal import Terminal
-from .tool import FilePath, Function, ToolError
+from .tool import FilePath, ToolError
+from .tool_server import ToolServer
 
 MAX_TEXT = 10_000_000
 Row = Annotated[int, Field(description="line, from 0 on; -1: all, or the end")]
 
 
-class TerminalController:
+class TerminalController(ToolServer):
     """A terminal, and edits of files by their lines."""
 
     def __init__(self, settings: Settings) -> None:
-        self.folder, self.settings = Folder(settings), settings
+        super().__init__(settings)
         self.terminal = Terminal(settings)
         self.below = "."
 
@@ -40,15 +39,15 @@ class TerminalController:
 
     def get_current_directory(self) -> str:
         """The current directory."""
-        return str(self.terminal.folder)
+        return str(self.terminal.directory)
 
     def change_directory(self, path: str) -> str:
         """Another current directory, below the working folder."""
         path = os.path.join(self.below, path)
         with self.folder.directory(path, write=True):
             self.below = self.folder.shown(path)
-        self.terminal.folder = self.folder.root / self.below
-        return str(self.terminal.folder)
+        self.terminal.directory = self.folder.root / self.below
+        return str(self.terminal.directory)
 
     def list_directory(self, path: str = "") -> str:
         """Names in a directory; empty: the current one."""
@@ -112,17 +111,4 @@ class TerminalController:
         return f"{path} has {len(lines)} lines"
 
 
-def tools(settings: Settings) -> list[Function]:
-    made: Any = TerminalController(replace(settings))
-    return [
-        made.execute_command,
-        made.get_command_history,
-        made.get_current_directory,
-        made.change_directory,
-        made.list_directory,
-        made.write_file,
-        made.read_file,
-        made.insert_file_content,
-        made.delete_file_content,
-        made.update_file_content,
-    ]
+tools = TerminalController.tools

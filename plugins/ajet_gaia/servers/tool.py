@@ -19,6 +19,7 @@ from .settings import Settings
 
 FilePath = Annotated[str, Field(description="path of the file in the working folder")]
 Format = Literal["markdown", "json", "html", "text"]
+Shape = Literal["markdown", "json", "text"]
 
 
 class ToolError(Exception):

@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from .html_text import readable
 from .settings import Settings
-from .tool import Function, ToolError
+from .tool import Shape, ToolError
+from .tool_server import ToolServer
 from .web import get, query
 
 TRUNCATED = 20_000
-Shape = Literal["markdown", "json", "text"]
 Day = Annotated[str, Field(description="YYYYMMDD, as much of it as is known; empty: any", pattern="^[0-9]{0,14}$")]
 
 
-class Wayback:
+class Wayback(ToolServer):
     """Versions of a page, and their text."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+        super().__init__(settings)
         self.base = os.environ.get("WAYBACK_URL") or "https://web.archive.org"
 
     def list_archived_versions(
@@ -71,6 +71,4 @@ class Wayback:
         return {"source": self.base, "times": "YYYYMMDDhhmmss"}
 
 
-def tools(settings: Settings) -> list[Function]:
-    wayback = Wayback(settings)
-    return [wayback.list_archived_versions, wayback.get_archived_content, wayback.get_wayback_capabilities]
+tools = Wayback.tools

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from .corpus import Corpus
 from .settings import Settings
-from .tool import Function, ToolError
+from .tool import Shape, ToolError
+from .tool_server import ToolServer
 from .web import query
 
 Language = Annotated[str, Field(description="en, de, zh and so on", pattern="^[a-z][a-z-]{1,15}$")]
-Shape = Literal["markdown", "json", "text"]
 CONTENT = 20_000
 """Characters of an article that is not asked for whole."""
 
 
-class Wikipedia:
+class Wikipedia(ToolServer):
     """Articles by search and by title."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.corpus = settings, Corpus.of(settings)
+        super().__init__(settings)
+        self.corpus = Corpus.of(settings)
 
     def search_wikipedia(
         self,
@@ -159,14 +160,4 @@ class Wikipedia:
         return found
 
 
-def tools(settings: Settings) -> list[Function]:
-    wikipedia = Wikipedia(settings)
-    return [
-        wikipedia.search_wikipedia,
-        wikipedia.get_article_content,
-        wikipedia.get_article_summary,
-        wikipedia.get_article_categories,
-        wikipedia.get_article_links,
-        wikipedia.get_article_history,
-        wikipedia.get_wikipedia_capabilities,
-    ]
+tools = Wikipedia.tools

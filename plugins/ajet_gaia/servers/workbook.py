@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .documents import MAX_FILE, checked_archive
-from .folder import Folder
 from .tool import ToolError
+from .tool_server import ToolServer
 
 MAX_CELLS = 200_000
 """Of one range."""
@@ -21,13 +21,10 @@ Box = tuple[int, int, int, int]
 """First column, first row, last column, last row, from 1 on."""
 
 
-class Workbooks:
-    """Excel files of a working folder."""
+class WorkbookServer(ToolServer):
+    """A server over Excel files of a working folder."""
 
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
-
-    def make(self, path: str) -> Any:
+    def _create_workbook(self, path: str) -> Any:
         """A new, empty workbook, written where there was none."""
         from openpyxl import Workbook
 
@@ -35,7 +32,7 @@ class Workbooks:
         self.folder.write(path, _bytes(workbook), new=True)
         return workbook
 
-    def opened(self, path: str, *, values: bool = False) -> Any:
+    def _open_workbook(self, path: str, *, values: bool = False) -> Any:
         """A workbook to read; `values`: what formulas last gave, not the formulas."""
         from openpyxl import load_workbook
         from openpyxl.utils.exceptions import InvalidFileException
@@ -47,9 +44,9 @@ class Workbooks:
             raise ToolError(f"{path} is no readable workbook: {error}") from None
 
     @contextmanager
-    def changed(self, path: str) -> Iterator[Any]:
+    def _change_workbook(self, path: str) -> Iterator[Any]:
         """A workbook that is written back unless the change failed."""
-        workbook = self.opened(path)
+        workbook = self._open_workbook(path)
         yield workbook
         self.folder.write(path, _bytes(workbook))
 

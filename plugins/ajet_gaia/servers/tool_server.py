@@ -1,0 +1,23 @@
+"""ToolServer: a class whose public methods are the tools of a server.
+
+Invariant: one object serves one process, so its attributes are the state between calls.
+"""
+
+from __future__ import annotations
+
+from .folder import Folder
+from .settings import Settings
+from .tool import Function
+
+
+class ToolServer:
+    """Settings and working folder of a server; each module has `tools = ITS_CLASS.tools`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.folder = settings, Folder(settings)
+
+    @classmethod
+    def tools(cls, settings: Settings) -> list[Function]:
+        """Return the public methods of the class itself, in their order."""
+        server = cls(settings)
+        return [getattr(server, name) for name in vars(cls) if not name.startswith("_")]
