@@ -1,10 +1,10 @@
-"""Matching: which earlier call of the session does a request extend, or else why not.
+"""Conversations: finds the earlier call of a session that a request extends, or the reason why there is none.
 
-Invariant: a request extends call k exactly when its messages are k's messages, then k's reply, then anything; equal
-means role, text, tool names and arguments as JSON (DESIGN decision 2). Ids of tool calls, key order, spaces, how a
-number is spelled, text given as blocks, and reasoning left out or cut to its end make no difference. After a reply that
-a stop string cut, and the string, "anything" may begin within the same message. Cost: linear in the request's messages,
-whatever the number of calls (a trie over interned messages).
+Invariant: a request extends call k exactly if its messages are k's messages, then k's reply, then any others. Messages
+are equal if role, text, tool names and arguments (as JSON) are equal. Ids of tool calls, order of keys, spaces, the
+spelling of a number, text in blocks, and reasoning left out or cut to its end make no difference. After a reply that a
+stop string cut, the same message may go on behind the string. The cost is linear in the request's messages, whatever
+the number of calls: messages form a trie.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = Hashable
 
 
 def message_key(message: Mapping[str, Any]) -> Key:
-    """What makes two messages the same for matching. `developer` is `system`; reasoning is no part of it."""
+    """Return the key that equal messages share. The role `developer` counts as `system`, and reasoning is left out."""
     role = message["role"]
     content = message.get("content")
     if content is not None and not isinstance(content, str):
@@ -28,23 +28,27 @@ def message_key(message: Mapping[str, Any]) -> Key:
     calls = message.get("tool_calls")
     if not calls:
         return ("system" if role == "developer" else role, content or "")
-    return (role, content or "", *[(call["function"]["name"], _canonical(call["function"])) for call in calls])
+    return (
+        role,
+        content or "",
+        *[(call["function"]["name"], _normalize_arguments(call["function"])) for call in calls],
+    )
 
 
-def _canonical(function: Mapping[str, Any]) -> str:
+def _normalize_arguments(function: Mapping[str, Any]) -> str:
+    """Return the arguments of a tool call as JSON with sorted keys, or as the text they are if that is no JSON."""
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         arguments = json.dumps({} if arguments is None else arguments)
     try:
-        value = json.loads(arguments, parse_float=_number, parse_int=_number) if arguments.strip() else {}
+        value = json.loads(arguments, parse_float=_parse_number, parse_int=_parse_number) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return f"text:{arguments}"
     return json.dumps(value, sort_keys=True)
 
 
-def _number(text: str) -> int | float:
-    """The number that a client may spell otherwise: JSON's interoperable numbers are doubles, and JavaScript writes
-    1.0 as 1, 1e5 as 100000, -0.0 as 0."""
+def _parse_number(text: str) -> int | float:
+    """Return a JSON number, the same for each spelling: JavaScript writes 1.0 as 1, 1e5 as 100000, -0.0 as 0."""
     try:
         value = float(text)
         return int(value) if value.is_integer() else value
@@ -53,18 +57,18 @@ def _number(text: str) -> int | float:
 
 
 @dataclass(slots=True)
-class _Told:
+class RepliedCall:
     """A call whose reply is known."""
 
     index: int
     agent: str
-    thought: str
-    """Its reasoning. A quote may leave it out, or keep its end: Node's openai client keeps of streamed reasoning only
-    the last piece."""
+    reasoning: str
+    """Of the reply. A client may leave it out, or keep only its end: Node's openai client keeps the last piece of
+    streamed reasoning."""
     node: int
-    """Of its reply: the trie's way there is what was said."""
+    """The reply's node in the trie."""
     root: int
-    """Messages of the request that opened its conversation."""
+    """Number of messages of the request that opened its conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,12 @@ class Match:
     extends: int | None
     """The call whose messages and reply begin the request."""
     reason: ForkReason | None
-    """Why it extends none; None where it extends or opens a conversation."""
+    """Why it extends no call; None if it extends one or opens a conversation."""
 
 
 @dataclass(slots=True)
 class Conversations:
-    """The calls of one session, by what was said. One thread at a time."""
+    """The messages of one session's calls, as a trie. One thread at a time uses it."""
 
     _nodes: dict[tuple[int, Key], int] = field(default_factory=dict)
     """(parent node, message) -> node; node 0 is the empty conversation."""
@@ -92,111 +96,115 @@ class Conversations:
     """Node -> the latest call whose prompt or reply reaches it."""
     _with_tools: dict[tuple[int, int | None], int] = field(default_factory=dict)
     """(node, list of tools) -> the latest call with these tools whose prompt or reply reaches the node."""
-    _ends: dict[int, list[_Told]] = field(default_factory=dict)
-    """Node of a reply -> the calls that gave it there, oldest first."""
-    _cut: dict[int, dict[str, list[_Told]]] = field(default_factory=dict)
-    """Node of a prompt -> text up to and with a stop string -> the calls that it cut there, oldest first."""
+    _ends: dict[int, list[RepliedCall]] = field(default_factory=dict)
+    """Node of a reply -> the calls with this reply, oldest first."""
+    _cut: dict[int, dict[str, list[RepliedCall]]] = field(default_factory=dict)
+    """Node of a prompt -> a reply's text with the stop string that cut it -> the calls with this reply, oldest
+    first."""
     _prompts: dict[int, tuple[int, int, int | None]] = field(default_factory=dict)
-    """Call -> the node of its last message, how many messages opened its conversation, its list of tools."""
-    _latest: dict[str, _Told] = field(default_factory=dict)
+    """Call -> the node of its last message, the number of messages that opened its conversation, its list of tools."""
+    _latest: dict[str, RepliedCall] = field(default_factory=dict)
+    """Agent -> its latest call."""
     _replies: dict[str, set[Key]] = field(default_factory=dict)
+    """Agent -> its replies."""
 
     def match(self, agent: str, messages: Sequence[Mapping[str, Any]]) -> Match:
-        """Which call do `messages` extend? The one with the longest history; ties go to `agent`'s latest."""
+        """Find the call that `messages` extend: the one with the longest history, of several `agent`'s latest."""
         keys = tuple([message_key(message) for message in messages])
         path: list[int] = []
         node = 0
-        best: _Told | None = None
+        best: RepliedCall | None = None
         for at, key in enumerate(keys):
             if node in self._cut:
-                best = self._choose(self._begun(node, key), agent, messages[at]) or best
-            step = self._nodes.get((node, key))
-            if step is None:
+                best = self._choose_call(self._find_cut_calls(node, key), agent, messages[at]) or best
+            child = self._nodes.get((node, key))
+            if child is None:
                 break
-            node = step
+            node = child
             path.append(node)
             if node in self._ends:
-                best = self._choose(self._ends[node], agent, messages[at]) or best
+                best = self._choose_call(self._ends[node], agent, messages[at]) or best
         if best is not None:
             return Match(keys, best.index, None)
-        return Match(keys, None, self._reason(agent, keys, path))
+        return Match(keys, None, self._find_fork_reason(agent, keys, path))
 
-    def nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
-        """The call whose prompt begins most like one with these messages and tools; the latest of several. None: no
-        call. Templates write tools before messages, so that a call with other tools shares little with it."""
+    def find_nearest(self, keys: Sequence[Key], tools: int | None = None) -> int | None:
+        """Return the call whose prompt has the longest common beginning with these messages and tools.
+
+        Of several calls the latest is returned; None if there is no call. A call with other tools shares little:
+        templates write tools before messages.
+        """
         node, same = 0, None
         for key in keys:
-            step = self._nodes.get((node, key))
-            if step is None:
+            child = self._nodes.get((node, key))
+            if child is None:
                 break
-            node = step
+            node = child
             same = self._with_tools.get((node, tools), same)
         return same if same is not None or not node else self._through[node]
 
-    def asked(self, index: int, match: Match, tools: int | None = None) -> None:
-        """Call `index` was made with the messages of `match` and the session's list of tools of this number."""
+    def add_request(self, index: int, match: Match, tools: int | None = None) -> None:
+        """Add the messages of call `index`. `tools` is the number of its list of tools in the session."""
         node = 0
         for key in match.keys:
-            node = self._reach(node, key, index, tools)
+            node = self._add_message(node, key, index, tools)
         root = len(match.keys) if match.extends is None else self._prompts[match.extends][1]
         self._prompts[index] = (node, root, tools)
 
-    def told(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
-        """Call `index` was answered with this message, which the string `stop` cut."""
-        whole = with_stop(reply, stop)
-        if whole is not None:
-            told = self._enter(index, agent, whole)
-            self._cut.setdefault(self._prompts[index][0], {}).setdefault(whole["content"], []).append(told)
-        self._enter(index, agent, reply)
-
-    def _enter(self, index: int, agent: str, reply: Mapping[str, Any]) -> _Told:
+    def add_reply(self, index: int, agent: str, reply: Mapping[str, Any], stop: str | None = None) -> None:
+        """Add the reply of call `index`, which the string `stop` cut."""
         prompt, root, tools = self._prompts[index]
-        key = message_key(reply)
-        node = self._reach(prompt, key, index, tools)
-        told = _Told(index, agent, _thought(reply), node, root)
-        self._ends.setdefault(node, []).append(told)
-        self._latest[agent] = told
-        self._replies.setdefault(agent, set()).add(key)
-        return told
+        spellings = [reply]
+        if stop is not None and (complete := append_stop(reply, stop)) is not None:
+            spellings.insert(0, complete)
+        for spelling in spellings:
+            key = message_key(spelling)
+            node = self._add_message(prompt, key, index, tools)
+            call = RepliedCall(index, agent, read_reasoning(reply), node, root)
+            self._ends.setdefault(node, []).append(call)
+            self._latest[agent] = call
+            self._replies.setdefault(agent, set()).add(key)
+            if spelling is not reply:
+                self._cut.setdefault(prompt, {}).setdefault(spelling["content"], []).append(call)
 
-    def _begun(self, node: int, key: Key) -> Sequence[_Told]:
-        """The calls whose reply, cut by a stop string that is put back, is the longest beginning of a message here."""
+    def _add_message(self, node: int, key: Key, index: int, tools: int | None) -> int:
+        """Return the node of a message after `node`, which call `index` with these tools reaches."""
+        child = self._nodes.get((node, key))
+        if child is None:
+            child = self._nodes[(node, key)] = len(self._keys)
+            self._keys.append(key)
+            self._before.append(node)
+            self._through.append(index)
+        self._through[child] = self._with_tools[child, tools] = index
+        return child
+
+    def _find_cut_calls(self, node: int, key: Key) -> Sequence[RepliedCall]:
+        """Return the calls whose reply, with the stop string that cut it, is the longest beginning of a message."""
         if not isinstance(key, tuple) or len(key) != 2 or key[0] != "assistant":
             return ()
         begun = [text for text in self._cut[node] if len(text) < len(key[1]) and key[1].startswith(text)]
         return self._cut[node][max(begun, key=len)] if begun else ()
 
-    def _reach(self, node: int, key: Key, index: int, tools: int | None) -> int:
-        step = self._nodes.get((node, key))
-        if step is None:
-            step = self._nodes[(node, key)] = len(self._keys)
-            self._keys.append(key)
-            self._before.append(node)
-            self._through.append(index)
-        self._through[step] = self._with_tools[step, tools] = index
-        return step
-
-    def _way(self, node: int) -> list[int]:
-        """The nodes from the first message to this one."""
-        way: list[int] = []
-        while node:
-            way.append(node)
-            node = self._before[node]
-        return way[::-1]
-
-    def _choose(self, ending: Sequence[_Told], agent: str, message: Mapping[str, Any]) -> _Told | None:
-        thought = _thought(message)
-        fitting = [told for told in ending if told.thought.endswith(thought)]
-        exact = [told for told in fitting if thought and told.thought == thought]
-        own = [told for told in exact or fitting if told.agent == agent]
+    def _choose_call(self, calls: Sequence[RepliedCall], agent: str, message: Mapping[str, Any]) -> RepliedCall | None:
+        """Return the call that a message quotes: the one with its reasoning, then the agent's own, then the latest."""
+        reasoning = read_reasoning(message)
+        fitting = [call for call in calls if call.reasoning.endswith(reasoning)]
+        exact = [call for call in fitting if reasoning and call.reasoning == reasoning]
+        own = [call for call in exact or fitting if call.agent == agent]
         chosen = own or exact or fitting
         return chosen[-1] if chosen else None
 
-    def _reason(self, agent: str, keys: Sequence[Key], path: Sequence[int]) -> ForkReason | None:
+    def _find_fork_reason(self, agent: str, keys: Sequence[Key], path: Sequence[int]) -> ForkReason | None:
+        """Return why a request does not extend the agent's latest call; None if it opens a conversation."""
         latest = self._latest.get(agent)
         if latest is None:
             return None
-        history = self._way(latest.node)
+        history: list[int] = []
+        node = latest.node
+        while node:
+            history.append(node)
+            node = self._before[node]
+        history.reverse()
         common = 0
         for ours, theirs in zip(path, history, strict=False):
             if ours != theirs:
@@ -205,34 +213,36 @@ class Conversations:
         quotes = not self._replies[agent].isdisjoint(keys)
         if not quotes and (common < latest.root or common == len(keys)):
             return None
-        said = {self._keys[node] for node in history}
-        put = keys[common] if common < len(keys) else None
-        summary = isinstance(put, tuple) and put[0] != "assistant" and put not in said
-        return "compaction" if summary and len(keys) < len(history) else "client_edit"
+        earlier = {self._keys[node] for node in history}
+        new = keys[common] if common < len(keys) else None
+        is_summary = isinstance(new, tuple) and new[0] != "assistant" and new not in earlier
+        return "compaction" if is_summary and len(keys) < len(history) else "client_edit"
 
 
-def with_stop(reply: Mapping[str, Any], stop: str | None) -> dict[str, Any] | None:
-    """A reply that a stop string cut, as a client says it that puts the string back: its text is that of the tokens.
-    None for any other."""
-    if stop is None or reply.get("tool_calls"):
+def append_stop(reply: Mapping[str, Any], stop: str) -> dict[str, Any] | None:
+    """Return a reply with the stop string that cut it, as some clients put it back; None for one with tool calls."""
+    if reply.get("tool_calls"):
         return None
     return {**reply, "content": (reply.get("content") or "") + stop}
 
 
-def as_given(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str | None) -> dict[str, Any]:
-    """A request's quote of a reply, which `stop` cut, as the model gave it: its reasoning, its order of keys. Text that
-    a client put after the stop string stays."""
-    whole = with_stop(reply, stop)
-    text = message_key(quote)[1] if whole is not None else ""  # type: ignore[index]
-    if whole is None or not text.startswith(whole["content"]):
+def restore_reply(quote: Mapping[str, Any], reply: Mapping[str, Any], stop: str | None) -> dict[str, Any]:
+    """Return a reply that a request quotes as it was sampled, with its reasoning and order of keys.
+
+    Text that the client appended behind the stop string remains.
+    """
+    complete = append_stop(reply, stop) if stop is not None else None
+    text = message_key(quote)[1] if complete is not None else ""  # type: ignore[index]
+    if complete is None or not text.startswith(complete["content"]):
         return dict(reply)
-    return {**whole, "content": text}
+    return {**complete, "content": text}
 
 
-def fits_thought(quoted: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
-    """Whether a quoted reply's reasoning can be that of `reply`: the same, its end, or none."""
-    return _thought(reply).endswith(_thought(quoted))
+def matches_reasoning(quote: Mapping[str, Any], reply: Mapping[str, Any]) -> bool:
+    """Return True if the reasoning of a quoted reply can be that of `reply`: the same, its end, or none."""
+    return read_reasoning(reply).endswith(read_reasoning(quote))
 
 
-def _thought(message: Mapping[str, Any]) -> str:
+def read_reasoning(message: Mapping[str, Any]) -> str:
+    """Return the reasoning of a message without blanks around it; "" if there is none."""
     return (message.get("reasoning_content") or message.get("reasoning") or "").strip()

@@ -1,7 +1,7 @@
-"""Texts: which earlier call of the session does a raw prompt go on from, or at least begin like.
+"""RawPrompts: finds the earlier call of a session that a raw prompt extends, or whose prompt it begins with.
 
-Invariant: a raw prompt goes on from call k exactly when it begins with k's prompt and the text of k's reply. Cost:
-linear in the prompt's length, whatever the number of calls; what is kept are two digests a call, not its text.
+Invariant: a raw prompt extends call k exactly if it begins with k's prompt and the text of k's reply. The cost is
+linear in the prompt's length, whatever the number of calls. Two digests are stored for each call, not its text.
 """
 
 from __future__ import annotations
@@ -12,22 +12,24 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Texts:
-    """The calls of one session that had raw prompts, by what was said. One thread at a time."""
+class RawPrompts:
+    """The raw prompts of one session's calls. One thread at a time uses it."""
 
     _ends: dict[tuple[int, bytes], dict[str, int]] = field(default_factory=dict)
     """(length, digest) of a call's prompt and reply -> its agent -> the agent's latest such call."""
     _prompts: dict[tuple[int, bytes], int] = field(default_factory=dict)
     """(length, digest) of a prompt -> the first call that had it."""
     _lengths: list[int] = field(default_factory=list)
-    """The lengths there are, each once, ascending."""
+    """The lengths of all these texts, ascending, each once."""
 
     def match(self, agent: str, prompt: str) -> tuple[int | None, int | None]:
-        """The call whose prompt and reply are the longest beginning of `prompt` (ties go to `agent`'s latest), and the
-        call whose prompt alone is."""
+        """Return the call whose prompt and reply are the longest beginning of `prompt`, and the call whose prompt is.
+
+        Of several calls the agent's latest is returned; None if there is no such call.
+        """
         found: dict[str, int] | None = None
         begun: int | None = None
-        running, at = _digest(), 0
+        running, at = hashlib.blake2b(digest_size=16), 0
         for length in self._lengths[: bisect_right(self._lengths, len(prompt))]:
             running.update(prompt[at:length].encode("utf-8", "surrogatepass"))
             at = length
@@ -35,24 +37,19 @@ class Texts:
             begun = self._prompts.get((length, running.digest()), begun)
         return None if found is None else found.get(agent, max(found.values())), begun
 
-    def asked(self, index: int, prompt: str) -> None:
-        """Call `index` was made with this prompt."""
-        self._prompts.setdefault(self._key(prompt), index)
+    def add_request(self, index: int, prompt: str) -> None:
+        """Add the prompt of call `index`."""
+        self._prompts.setdefault(self._add_length(prompt), index)
 
-    def told(self, index: int, agent: str, text: str) -> None:
-        """Call `index` was answered; `text` is its prompt and reply."""
-        by_agent = self._ends.setdefault(self._key(text), {})
+    def add_reply(self, index: int, agent: str, text: str) -> None:
+        """Add the reply of call `index`; `text` is prompt and reply."""
+        by_agent = self._ends.setdefault(self._add_length(text), {})
         by_agent[agent] = index
 
-    def _key(self, text: str) -> tuple[int, bytes]:
-        """A text's length and digest; from now on prompts are looked at up to that length, too."""
-        running = _digest()
-        running.update(text.encode("utf-8", "surrogatepass"))
+    def _add_length(self, text: str) -> tuple[int, bytes]:
+        """Return the length and digest of a text, and compare later prompts at this length."""
+        running = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16)
         at = bisect_right(self._lengths, len(text))
         if not at or self._lengths[at - 1] != len(text):
             insort(self._lengths, len(text))
         return len(text), running.digest()
-
-
-def _digest() -> hashlib.blake2b:
-    return hashlib.blake2b(digest_size=16)

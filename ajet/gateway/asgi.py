@@ -26,34 +26,24 @@ REQUEST_ID = "ajet.request_id"
 NO_RETRY_HEADER = (b"x-should-retry", b"false")
 """Tells OpenAI's and Anthropic's clients not to retry."""
 JSON_HEADER = (b"content-type", b"application/json")
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def build_id_headers(request_id: str) -> Headers:
-    """Return the headers of a request's id, as Anthropic and OpenAI name it."""
-    encoded = request_id.encode()
-    return ((b"request-id", encoded), (b"x-request-id", encoded))
+encode_json = json.JSONEncoder(separators=(",", ":")).encode
+"""Returns the shortest JSON text of a value."""
 
 
 def add_request_id(message: Any, request_id: str) -> Any:
-    """Return an ASGI message; the head of an answer gets the request's id."""
+    """Return an ASGI message; the head of an answer gets the request's id, under Anthropic's and OpenAI's name."""
     if message["type"] != "http.response.start":
         return message
-    return {**message, "headers": [*message["headers"], *build_id_headers(request_id)]}
-
-
-def build_json_answer(status: int, body: Mapping[str, Any], headers: Headers = ()) -> tuple[Any, Any]:
-    """Return the ASGI messages of an answer: its head, and a JSON object."""
-    content = _ENCODE(body).encode()
-    head = [JSON_HEADER, (b"content-length", str(len(content)).encode()), *headers]
-    start = {"type": "http.response.start", "status": status, "headers": head}
-    return start, {"type": "http.response.body", "body": content, "more_body": False}
+    encoded = request_id.encode()
+    return {**message, "headers": [*message["headers"], (b"request-id", encoded), (b"x-request-id", encoded)]}
 
 
 async def send_json(send: Send, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
-    """Send a JSON object."""
-    for message in build_json_answer(status, body, headers):
-        await send(message)
+    """Answer with a JSON object."""
+    content = encode_json(body).encode()
+    head = [JSON_HEADER, (b"content-length", b"%d" % len(content)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": content, "more_body": False})
 
 
 async def send_refusal(send: Send, refused: Refused, body: Mapping[str, Any], headers: Headers = ()) -> None:

@@ -16,21 +16,21 @@ from typing import Any
 from loguru import logger
 
 from ajet.gateway.asgi import (
+    JSON_HEADER,
     LOST,
     WATCH,
-    Headers,
     Leave,
     Receive,
     Scope,
     Send,
-    build_id_headers,
-    build_json_answer,
+    encode_json,
     list_refusal_headers,
+    send_json,
 )
 from ajet.gateway.dialects.contract import Caller, Dialect
 from ajet.gateway.inflight_call import NO_RETRY, InflightCall, digest_request, read_retry_hint
 from ajet.gateway.keys import Grant, check_name
-from ajet.gateway.limits import PEER, Held, welcome
+from ajet.gateway.limits import PEER, Held
 from ajet.gateway.reply import ReplyReader
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.gateway.session import Session
@@ -38,7 +38,6 @@ from ajet.gateway.stream_pacing import StreamPacing
 from ajet.schema.bounded_json import (
     LONG_BYTES,
     TooManyNodesError,
-    decode_json,
     load_json,
     may_hold_surrogates,
     parse_int,
@@ -68,7 +67,8 @@ class RequestExchange:
         self._dialect, self._pacing = dialect, pacing
         self._scope, self._receive, self._send, self._headers = scope, receive, send, headers
         self._request_id = request_id
-        self._id_headers = build_id_headers(request_id)
+        encoded_id = request_id.encode()
+        self._id_headers = [(b"request-id", encoded_id), (b"x-request-id", encoded_id)]  # Anthropic's and OpenAI's name
         self._waiter: asyncio.Future[None] | None = None
         self._has_news = False
         """True if something happened since it was last reset."""
@@ -85,7 +85,9 @@ class RequestExchange:
         """Answer a request with this key."""
         grant.session.requests += 1
         try:
-            welcome(self._scope)
+            peer = self._scope["state"].get(PEER)
+            if peer is not None:
+                peer.welcome()
             try:
                 call = await self._open_call(secret, grant)
             except Refused as refused:
@@ -101,8 +103,9 @@ class RequestExchange:
 
     async def refuse(self, refused: Refused) -> None:
         """Answer with an error."""
+        self.has_started = True
         body = self._dialect.format_error(refused, self._request_id)
-        await self._send_json(refused.status, body, list_refusal_headers(refused))
+        await send_json(self._send, refused.status, body, [*list_refusal_headers(refused), *self._id_headers])
 
     async def _open_call(self, secret: str, grant: Grant[Session]) -> InflightCall | None:
         """Read the request and start its call, or join the one that it repeats. None if it is answered already or its
@@ -121,23 +124,25 @@ class RequestExchange:
         is_long = len(body) > LONG_BYTES
         digest = await asyncio.to_thread(digest_request, *parts) if is_long else digest_request(*parts)
         hint = read_retry_hint(headers)
-        call = None if hint is NO_RETRY else session.inflight.find(digest, hint)
-        if call is None:
-            try:
-                request = await self._parse_body(body, grant)
-            except Refused as refused:
-                session.note_refusal(refused)
-                raise
+        try:
             call = None if hint is NO_RETRY else session.inflight.find(digest, hint)
             if call is None:
-                if request.format_count is None:
+                request = await self._parse_body(body, grant)
+                call = None if hint is NO_RETRY else session.inflight.find(digest, hint)
+                if call is None and request.format_count is None:
                     return session.start_call(request, digest=digest, hint=hint)
-                count = request.format_count(await session.count_tokens(request))
-                await self._send_json(200, count)
-                return None
-        call.join()
-        call.retry_count = max(call.retry_count, hint.count)
-        return call
+            if call is not None:
+                call.join()
+                call.retry_count = max(call.retry_count, hint.count)
+                return call
+        except Refused as refused:
+            session.note_refusal(refused)
+            raise
+        assert request.format_count is not None
+        count = request.format_count(await session.count_tokens(request))
+        self.has_started = True
+        await send_json(self._send, 200, count, self._id_headers)
+        return None
 
     async def _parse_body(self, body: bytes, grant: Grant[Session]) -> ParsedRequest:
         """Parse the body, on a thread if that takes long: it is large, or has schemas. Raises Refused."""
@@ -253,7 +258,11 @@ class RequestExchange:
             return
         self._is_counted = True  # before it is sent: its client may end the episode at once
         call.deliveries += 1
-        await self._send_json(200, answer)
+        content = encode_json(answer).encode()
+        head = [JSON_HEADER, (b"content-length", b"%d" % len(content)), *self._id_headers]
+        self.has_started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+        await self._send({"type": "http.response.body", "body": content, "more_body": False})
 
     async def _send_events(self, call: InflightCall, session: Session) -> None:
         """Send events as they come. Until the first one, an error still gets its own status."""
@@ -307,12 +316,6 @@ class RequestExchange:
         """Note that the request is answered with an error, whichever of its replies ended last."""
         call.refusal = refused
         session.note_refusal(refused, is_last=True)
-
-    async def _send_json(self, status: int, body: Mapping[str, Any], headers: Headers = ()) -> None:
-        start, content = build_json_answer(status, body, (*headers, *self._id_headers))
-        self.has_started = True
-        await self._send(start)
-        await self._send(content)
 
 
 async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
@@ -375,7 +378,7 @@ def read_caller(grant: Grant[Session], headers: Mapping[bytes, bytes], body: Map
 def _decode_object(body: bytes) -> dict[str, Any]:
     """Decode a JSON object. Raises Refused."""
     try:
-        value = load_json(body, partial(decode_json, decode=_DECODE))
+        value = load_json(body, _DECODE)
         if may_hold_surrogates(body):
             json.dumps(value, ensure_ascii=False).encode()
     except TooManyNodesError as error:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ajet.gateway.recorder import CLIENT_LEFT
-from ajet.gateway.reply import Reply
+from ajet.gateway.reply import Reply, ReplyState
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.schema.call import Call, FinishReason
 
@@ -131,7 +131,7 @@ class InflightCall:
     @property
     def is_settled(self) -> bool:
         """True if all replies have ended, or one with an error."""
-        return self.failure is not None or all([reply.has_ended for reply in self.replies])
+        return self.failure is not None or all([reply.state is ReplyState.ENDED for reply in self.replies])
 
     def find_refusal(self) -> Refused | None:
         """Return the refusal that is the answer of a settled call; None if all replies are complete. Raises any other
@@ -149,15 +149,15 @@ class InflightCall:
     def join(self) -> None:
         """Add a client, and start or resume the replies that no task makes. Their places are reserved here, before
         anything is awaited. Raises Refused if there are not enough."""
-        waiting = [reply for reply in self.replies if reply.task is None or reply.is_abandoned]
-        if waiting:
-            self._limit.reserve(sum(not reply.has_place for reply in waiting))
+        idle = [reply for reply in self.replies if reply.state is ReplyState.IDLE]
+        if idle:
+            self._limit.reserve(sum([not reply.has_place for reply in idle]))
         self.clients += 1
         if len(self.request.prompts) > 1 and self._check is None:
             self._check = asyncio.ensure_future(self._check_prompts(self.request))
             self._check.add_done_callback(_retrieve_error)
-        for reply in waiting:
-            reply.has_place, reply.is_abandoned, reply.has_ended = True, False, False
+        for reply in idle:
+            reply.has_place, reply.state = True, ReplyState.RUNNING
             reply.task = asyncio.ensure_future(self._start_reply(reply))
             reply.task.add_done_callback(partial(self._end_reply, reply))
 
@@ -178,8 +178,9 @@ class InflightCall:
             self.failure = self.failure or error
             raise
         finally:
-            if reply.task is asyncio.current_task():  # otherwise another task resumes the reply
-                reply.has_ended = True
+            # Otherwise no client waits for the reply any more, or another task resumes it.
+            if reply.state is ReplyState.RUNNING and reply.task is asyncio.current_task():
+                reply.state = ReplyState.ENDED
 
     def _end_reply(self, reply: Reply, task: asyncio.Task[None]) -> None:
         """Give a place back and notify the clients, once a task has ended in whatever way."""
@@ -199,7 +200,7 @@ class InflightCall:
         running = [reply for reply in self.replies if reply.task is not None and not reply.task.done()]
         for reply in running:
             assert reply.task is not None
-            reply.is_abandoned = True
+            reply.state = ReplyState.IDLE
             reply.task.cancel()
         return [reply.task for reply in running if reply.task is not None]
 

@@ -210,7 +210,7 @@ def _extend_raw(
         known = before.text + renderer.decode(kept, after=before.ids)
         if given.startswith(known):
             new = given[len(known) :]
-            ids = np.concatenate([before.ids, kept, renderer.without_images(new)]).astype(np.int32, copy=False)
+            ids = np.concatenate([before.ids, kept, renderer.encode_without_images(new)]).astype(np.int32, copy=False)
             is_complete = len(kept) == len(reply)
             return RenderedPrompt(
                 Rendered(given, ids),

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ajet.context_tracker.matching import Conversations, Match, as_given
-from ajet.context_tracker.texts import Texts
+from ajet.context_tracker.matching import Conversations, Match, restore_reply
+from ajet.context_tracker.texts import RawPrompts
 from ajet.gateway.reply import Reply
 from ajet.gateway.request import Refused, build_ended_error
-from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids, full_ids
+from ajet.schema.call import Call, FinishReason, Floats, ForkReason, Ids
 from ajet.schema.tool_use import ToolUse
 from ajet.tokens import Rendered
 
@@ -92,7 +92,7 @@ class Recorder:
         recorded in the order in which they came."""
         self.settled_at = -math.inf
         """When a call ended last, by the monotonic clock."""
-        self.texts = Texts()
+        self.texts = RawPrompts()
         """Of the calls with raw prompts, which are not part of `conversations`."""
         self.stored: list[StoredCall] = []
         self._messages: dict[Hashable, int] = {}
@@ -110,12 +110,10 @@ class Recorder:
             )
 
     def build_prompt(self, index: int) -> Rendered:
-        """Return the whole prompt of a call, rebuilt from its ancestors."""
+        """Return the complete prompt of a call, rebuilt from its ancestors."""
         stored = self.stored[index]
-        reply = self.capture.calls[index].response_ids
-        whole = full_ids(self.capture.calls, index)
-        ids = whole[: len(whole) - len(reply)]
-        return Rendered(self._build_text(index), ids, stored.messages, stored.raw, stored.forced, stored.respelled)
+        text, ids = self._join_prompt(index)
+        return Rendered(text, ids, stored.messages, stored.raw, stored.forced, stored.respelled)
 
     def restore_replies(self, messages: Sequence[dict[str, Any]], extends: int | None) -> list[dict[str, Any]]:
         """Return `messages` with each reply that they quote as the model gave it: its reasoning, its order of keys."""
@@ -123,7 +121,7 @@ class Recorder:
         while extends is not None:
             stored = self.stored[extends]
             if stored.message is not None:
-                restored[stored.messages] = as_given(restored[stored.messages], stored.message, stored.stopped)
+                restored[stored.messages] = restore_reply(restored[stored.messages], stored.message, stored.stopped)
             extends = stored.extends
         return restored
 
@@ -155,7 +153,7 @@ class Recorder:
         index = len(calls)
         tool_list = self._add_tools(tools) if tools else None
         if messages and before is None:
-            parent = self.conversations.nearest(match.keys, tool_list)
+            parent = self.conversations.find_nearest(match.keys, tool_list)
         prefix, shared, text = 0, 0, ""
         suffix = _NO_IDS
         if prompt is None:
@@ -193,9 +191,9 @@ class Recorder:
         calls.append(call)
         self.stored.append(stored)
         if messages:
-            self.conversations.asked(index, match, tool_list)
+            self.conversations.add_request(index, match, tool_list)
         elif prompt is not None:
-            self.texts.asked(index, prompt.text)
+            self.texts.add_request(index, prompt.text)
         return call
 
     def settle(
@@ -226,9 +224,10 @@ class Recorder:
             stored.message, stored.reply_text, stored.stopped = message, reply_text, stopped
             (call.reply,) = self._add_messages((message,))
             if stored.messages:
-                self.conversations.told(call.index, call.agent, message, stopped)
+                self.conversations.add_reply(call.index, call.agent, message, stopped)
             else:
-                self.texts.told(call.index, call.agent, self._build_text(call.index) + message["content"])
+                text, _ = self._join_prompt(call.index)
+                self.texts.add_reply(call.index, call.agent, text + message["content"])
 
     def store_tokens(self, call: Call, reply: Reply, count: int | None = None) -> None:
         """Store the first `count` sampled tokens of a reply (None: all)."""
@@ -273,10 +272,11 @@ class Recorder:
 
     def _find_shared(self, prompt: Rendered, parent: int) -> tuple[int | None, int, int]:
         """Return (parent, shared ids, shared characters) of a prompt that begins like that of a call."""
-        prefix = common_start(prompt.ids, full_ids(self.capture.calls, parent))
+        text, ids = self._join_prompt(parent)
+        prefix = common_start(prompt.ids, np.concatenate([ids, self.capture.calls[parent].response_ids]))
         if prefix == 0:
             return None, 0, 0
-        shared = _common_text(prompt.text, self._build_text(parent) + self.stored[parent].reply_text)
+        shared = _common_text(prompt.text, text + self.stored[parent].reply_text)
         # The oldest call with these ids: chains are then as long as conversations are, not as sessions.
         while prefix <= self.capture.calls[parent].prefix:
             older = self.capture.calls[parent].parent
@@ -284,21 +284,21 @@ class Recorder:
             parent, shared = older, min(shared, self.stored[parent].text_prefix)
         return parent, prefix, shared
 
-    def _build_text(self, index: int | None) -> str:
-        """Return the text of a call's prompt."""
-        parts: list[str] = []
-        need: int | None = None
-        while index is not None:
-            stored = self.stored[index]
-            own = stored.text if need is None else stored.text + stored.reply_text
-            if need is None:
-                parts.append(own)
-                need = stored.text_prefix
-            elif need > stored.text_prefix:
-                parts.append(own[: need - stored.text_prefix])
-                need = stored.text_prefix
-            index = self.capture.calls[index].parent if need else None
-        return "".join(reversed(parts))
+    def _join_prompt(self, index: int) -> tuple[str, Ids]:
+        """Return the text and the ids [P] of a call's prompt: its ancestors' beginnings, then its own suffix."""
+        call, stored = self.capture.calls[index], self.stored[index]
+        texts, ids = [stored.text], [call.suffix_ids]
+        characters, tokens = stored.text_prefix, call.prefix  # those that are still to be taken from ancestors
+        while call.parent is not None and (characters or tokens):
+            call, stored = self.capture.calls[call.parent], self.stored[call.parent]
+            if characters > stored.text_prefix:
+                texts.append((stored.text + stored.reply_text)[: characters - stored.text_prefix])
+                characters = stored.text_prefix
+            if (shared := tokens - call.prefix) > 0:
+                own = len(call.suffix_ids)
+                ids += [call.response_ids[: max(0, shared - own)], call.suffix_ids[:shared]]
+                tokens = call.prefix
+        return "".join(reversed(texts)), np.concatenate(ids[::-1]).astype(np.int32, copy=False)
 
     def _add_messages(self, messages: Sequence[dict[str, Any]]) -> tuple[int, ...]:
         """Store messages, each different one once. Return their indexes."""

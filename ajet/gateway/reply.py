@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from ajet.engine.contract import TokenRequest
 from ajet.gateway.request import ParsedRequest
 from ajet.schema.call import Call, FinishReason, VersionRun
 from ajet.tokens import Rendered
-from ajet.tokens.parsing import Delta
-from ajet.tokens.stream import ReplyStream
+from ajet.tokens.parsing import Delta, ReplyStream
 
 TopLogprobs = Sequence[list[tuple[int, float]]]
 """For each token the most likely ones, as (id, log-probability at temperature 1)."""
@@ -36,19 +36,24 @@ class ReplyChunk:
     """Tokens of the prompt; 0 for a chat engine, whose tokens are unknown here."""
 
 
+class ReplyState(Enum):
+    """Whether a task makes a reply."""
+
+    IDLE = "no client has joined yet, or all have left: a client that joins starts or resumes it"
+    RUNNING = "a task makes it"
+    ENDED = "the task has completed it, or failed"
+
+
 @dataclass(slots=True, eq=False)
 class Reply:
     """One reply to a request. A draw is one attempt to sample it: there is a second one if the first is rejected."""
 
     request: ParsedRequest
+    state: ReplyState = ReplyState.IDLE
     task: asyncio.Task[None] | None = None
     """The latest task for the reply; None before the first client has joined."""
     maker: asyncio.Task[None] | None = None
     """The latest task that sampled: after a client came back, `task` waits until this one has ended."""
-    is_abandoned: bool = False
-    """True if the task was cancelled because no client waited for the reply."""
-    has_ended: bool = False
-    """True once the task has completed the reply, or failed."""
     has_place: bool = False
     """True while the reply is counted against the limit of calls."""
     call: Call | None = None
@@ -100,13 +105,6 @@ class Reply:
         self.chunk_ends.append((len(self.deltas), 0))
         self.notify()
 
-    def parse_new_ids(self) -> None:
-        """Parse the sampled ids that the stream has not got yet."""
-        stream = self.stream
-        assert stream is not None, "the ids of a token engine"
-        if len(self.ids) > stream.kept:
-            stream.feed(self.ids[stream.kept :])
-
     def notify(self) -> None:
         """Tell the listeners that there is more; once until one of them reads."""
         if not self.has_news:
@@ -138,7 +136,7 @@ class ReplyReader:
                 self._add_chunk(chunks, *reply.chunk_ends[self._chunk_ends])
                 self._chunk_ends += 1
         if stream is not None and reply.is_readable:
-            reply.parse_new_ids()
+            stream.feed(reply.ids[stream.kept :])
             self._add_chunk(chunks, len(stream.deltas), stream.kept)
         return chunks
 

@@ -217,10 +217,10 @@ class TokenSampler:
                         reply.top += chunk.top
                 finish = reply.engine_finish = chunk.finish
                 if ends_early or (request.is_streamed and reply.is_readable and not pacing.is_busy):
-                    reply.parse_new_ids()
+                    stream.feed(ids[stream.kept :])
                     if reply.is_readable:
                         reply.chunk_ends.append((len(stream.deltas), stream.kept))
-                    if stream.cut:
+                    if stream.is_cut:
                         finish = reply.engine_finish = "stop"
                         break
                 if reply.listeners and not reply.has_news:
@@ -233,9 +233,9 @@ class TokenSampler:
         stream, finish, call = reply.stream, reply.engine_finish, reply.call
         assert stream is not None and finish is not None and call is not None and reply.token_request is not None
         ids = reply.ids
-        reply.parse_new_ids()
-        # SGLang reports "length" if the last token that was allowed is the one that ends the reply.
+        stream.feed(ids[stream.kept :])
         message = stream.message()
+        # SGLang reports "length" if the last token that was allowed is the one that ends the reply.
         if stream.stopped is not None or (ids and ids[-1] in reply.token_request.sampling.stop_ids):
             finish = "stop"
         tool_calls = message.get("tool_calls")

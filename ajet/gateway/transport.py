@@ -79,14 +79,17 @@ class GatewayTransport(httpx.AsyncBaseTransport):
         self._app, self._gateway_loop = app, gateway_loop
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; the response streams."""
+        """Send a request; the response streams unless it is complete at once."""
         response = InProcessResponse(self._app, self._gateway_loop, request, await request.aread())
         try:
-            start = await response.next_message()
+            head = await response.next_message()
         except BaseException:
             response.disconnect()
             raise
-        return httpx.Response(start["status"], headers=start["headers"], stream=response, request=request)
+        stream: httpx.AsyncByteStream = response
+        if response.messages and not response.messages[0].get("more_body", True):
+            stream = httpx.ByteStream(response.messages.popleft()["body"])
+        return httpx.Response(head["status"], headers=head["headers"], stream=stream, request=request)
 
 
 class InProcessResponse(httpx.AsyncByteStream):
@@ -98,7 +101,8 @@ class InProcessResponse(httpx.AsyncByteStream):
         self._app, self._gateway_loop, self._request = app, gateway_loop, request
         self._loop = asyncio.get_running_loop()
         self._calls = loop_calls_of(self._loop)
-        self._messages: deque[Message] = deque()
+        self.messages: deque[Message] = deque()
+        """Messages of the application that the client has not read, of the client's loop."""
         self._waiter: asyncio.Future[None] | None = None
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
         self._has_ended = False
@@ -108,7 +112,7 @@ class InProcessResponse(httpx.AsyncByteStream):
         self._gone: asyncio.Event | None = None
         self._on_leave: Leave | None = None
         self._head: Message | None = None
-        """The head of the response, until the next message or turn of the loop: the client is woken once for both."""
+        """The head of the response until the first part of its body: the client is woken once for both."""
         self._incoming: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         url = request.url
         self._scope: dict[str, Any] = {
@@ -131,7 +135,7 @@ class InProcessResponse(httpx.AsyncByteStream):
             if calls is None:
                 raise RuntimeError("the gateway does not serve")
             # In an empty context: what the gateway requests from an engine is no call of the agent's.
-            Context().run(calls.post, self._launch_app)
+            Context().run(calls.post, self._start_app)
         except RuntimeError as error:
             raise httpx.ConnectError("the gateway is closed", request=request) from error
 
@@ -140,7 +144,7 @@ class InProcessResponse(httpx.AsyncByteStream):
     async def next_message(self) -> Message:
         """Return the next ASGI message. Raises httpx.ReadTimeout or httpx.RemoteProtocolError."""
         # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
-        while not self._messages:
+        while not self.messages:
             self._waiter = self._loop.create_future()
             timer: asyncio.TimerHandle | None = None
             if self._read_timeout is not None:
@@ -151,7 +155,7 @@ class InProcessResponse(httpx.AsyncByteStream):
                 self._waiter = None
                 if timer is not None:
                     timer.cancel()
-        message = self._messages.popleft()
+        message = self.messages.popleft()
         if message["type"] == "failed":
             raise httpx.RemoteProtocolError("the gateway ended the request", request=self._request)
         return message
@@ -177,7 +181,7 @@ class InProcessResponse(httpx.AsyncByteStream):
                 calls.post(self._handle_leave)
 
     def _deliver_messages(self, messages: Sequence[Message]) -> None:
-        self._messages.extend(messages)
+        self.messages.extend(messages)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -188,13 +192,14 @@ class InProcessResponse(httpx.AsyncByteStream):
 
     # On the gateway's loop.
 
-    def _launch_app(self) -> None:
+    def _start_app(self) -> None:
         self._task = asyncio.ensure_future(self._app(self._scope, self._receive_message, self._send_message))
         self._task.add_done_callback(self._finish_task)
 
     def _finish_task(self, task: asyncio.Future[None]) -> None:
         if task.cancelled() or task.exception() is not None:
-            self._pass_on({"type": "failed"})
+            with contextlib.suppress(RuntimeError):  # the client's loop is closed
+                self._calls.post(self._deliver_messages, [{"type": "failed"}])
         elif self._has_left:
             self._handle_leave()
 
@@ -227,16 +232,9 @@ class InProcessResponse(httpx.AsyncByteStream):
             raise OSError("the client has left")
         if message["type"] == "http.response.start":
             self._head = message
-            asyncio.get_running_loop().call_soon(self._pass_on)
-        else:
-            self._pass_on(message)
-
-    def _pass_on(self, *messages: Message) -> None:
-        head, self._head = self._head, None
-        if head is not None:
-            messages = (head, *messages)
-        if not messages:
             return
+        messages = [message] if self._head is None else [self._head, message]
+        self._head = None
         try:
             self._calls.post(self._deliver_messages, messages)
         except RuntimeError:  # the client's loop is closed

@@ -40,20 +40,17 @@ def parse_int(digits: str) -> int:
 _DECODE = json.JSONDecoder(parse_int=parse_int).decode
 
 
-def decode_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DECODE) -> Any:
-    """Parse a document of any encoding of JSON with a decoder's `decode`."""
-    return decode(data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass"))
+def load_json(data: bytes | bytearray | str, decode: Callable[[str], Any] = _DECODE, *, most: int = MAX_NODES) -> Any:
+    """Parse a document of at most `most` keys and values, in any encoding of JSON, with `decode`.
 
-
-def load_json(
-    data: bytes | bytearray | str, loads: Callable[[Any], Any] = decode_json, *, most: int = MAX_NODES
-) -> Any:
-    """Parse a document of at most `most` keys and values with `loads`. Raises TooManyNodesError; ValueError for what is
-    nested too deeply; or what `loads` raises."""
+    Raises:
+        TooManyNodesError: The document has more keys and values.
+        ValueError: The document is nested too deeply, or is no JSON.
+    """
     if len(data) > most:  # a shorter one cannot have more
         _check_nodes(data if isinstance(data, (bytes, bytearray)) else data.encode("utf-8", "surrogatepass"), most)
     try:
-        return loads(data)
+        return decode(data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -7,9 +7,9 @@ call that reads as the same, and with `keep_thinking` for stripped thoughts); ot
 writes is told from its template (`spelling`); `template_doctor` says what a template does to an agent's turns.
 """
 
-from ajet.tokens.parsing import ReplyParser
+from ajet.tokens.parsing import ReplyParser, ReplyStream
 from ajet.tokens.renderer import Rendered, Renderer
-from ajet.tokens.stream import ReplyStream, span_of_text
 from ajet.tokens.template import TemplateRefused
+from ajet.tokens.token_span import span_of_text
 
 __all__ = ["Rendered", "Renderer", "ReplyParser", "ReplyStream", "TemplateRefused", "span_of_text"]

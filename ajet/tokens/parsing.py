@@ -1,19 +1,18 @@
-"""Parsing: a reply's text -> reasoning, content, tool calls, whole or piece by piece.
+"""ReplyStream: the sampled ids of a reply -> the deltas of its message: reasoning, content and tool calls.
 
-Invariant: however the text is cut into pieces, the pieces' deltas add up to the same message; `parse` is the stream
-fed once. What does not read as a tool call stays in the content, character for character, so that a check can see it
-and the client is told no more than was said. A call that cannot be read is text as a whole: a call that is quoted in
-it is never played.
+Invariant: however the ids or the text are cut into pieces, the deltas add up to the same message. Text that does not
+parse as a tool call stays in the content, character for character, so that checks and clients see it; a call that is
+quoted within it is not made. A stop string's text and all behind it reach no delta.
 
 Styles: `hermes` (Hermes, Qwen2.5, Qwen3), `xml` (Qwen3.5, Qwen3-Coder) and `glm` write <tool_call>…</tool_call>
-around what `calls` reads; `llama` a reply that is {"name": …, "parameters": …} (several joined by ;), perhaps after
-<|python_tag|>; `harmony` has a module of its own. Reasoning is <think>…</think> at the reply's start. A tokenizer that
-carries a `response_schema` is parsed by transformers instead (`SchemaParser`).
+around what `tool_calls` parses; `llama` writes a reply that is {"name": …, "parameters": …} (several joined by ;),
+perhaps behind <|python_tag|>; `harmony` has a parser of its own. Reasoning is <think>…</think> at the reply's start. A
+tokenizer with a `response_schema` is parsed by `SchemaParser`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -28,14 +27,14 @@ from ajet.tokens.call_end import (
     MatchingEndFinder,
     overlap,
 )
-from ajet.tokens.tool_calls import Function, Tools, checked, glm_call, json_call, llama_calls, xml_call
+from ajet.tokens.tool_calls import Function, Tools, glm_call, json_call, llama_calls, xml_call
 
 Style = Literal["hermes", "xml", "glm", "llama", "harmony", "none"]
 Delta = dict[str, Any]
 """A piece of an assistant message in OpenAI's streaming shape: `content`, `reasoning_content` or `tool_calls`."""
 
 MAX_UNREADABLE_CALLS = 16
-"""What follows so many in one reply is text: each may be searched for its end up to the end of the reply."""
+"""The rest of a reply with more of them is text: each costs a search for its end up to the end of the reply."""
 _THINK, _THOUGHT = "<think>", "</think>"
 _PYTHON = "<|python_tag|>"
 _BLOCKS: Mapping[str, tuple[Callable[[str, Tools], Function | None], Callable[[], CallEndFinder]]] = {
@@ -43,24 +42,172 @@ _BLOCKS: Mapping[str, tuple[Callable[[str, Tools], Function | None], Callable[[]
     "xml": (xml_call, partial(ArgumentScanner, XML)),
     "glm": (glm_call, partial(ArgumentScanner, GLM)),
 }
-"""Style -> what reads the text between the tags, and what finds the end tag."""
+"""Style -> the function that parses the text between the tags, and the finder of the end tag."""
+_WINDOW = 24
+"""Tokens after which an `IncrementalDecoder` forgets the beginning."""
 
 
 class Parser(Protocol):
-    """Reads one reply."""
+    """Parses the text of one reply."""
 
     def feed(self, text: str) -> list[Delta]:
-        """More text of the reply; what is certain by now."""
+        """Parse more text. Return the deltas that are certain by now."""
         ...
 
     def close(self) -> list[Delta]:
-        """The reply has ended; what was held back."""
+        """End the reply. Return the deltas that were held back."""
         ...
 
     @property
     def raw(self) -> str:
-        """The text after the reasoning, as sampled."""
+        """The text behind the reasoning, as sampled."""
         ...
+
+
+class IncrementalDecoder:
+    """Decodes the ids of one reply in pieces; joined, the pieces are the text of all ids decoded at once.
+
+    A character whose bytes are split over tokens is complete with the token that completes it. A context token in front
+    makes tokenizers that strip a leading space (SentencePiece) decode a continuation as a continuation.
+    """
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], context: int | None = None, *, bytewise: bool = False
+    ) -> None:
+        """Begin a reply.
+
+        Args:
+            decode: Maps ids to their text, special tokens included.
+            context: The last token of the prompt.
+            bytewise: `decode` joins the bytes of each id, so that no context is needed.
+        """
+        self._decode = decode
+        self._is_bytewise = bytewise
+        context = None if bytewise else context
+        self._window: list[int] = [] if context is None else [context]
+        """The latest ids."""
+        self._given = 0 if context is None else len(decode([context]))
+        """Characters of the window's text that were returned."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """Return the text that more ids make certain."""
+        self._window.extend(ids)
+        text = self._decode(self._window)
+        ready = len(text.rstrip("\ufffd"))
+        piece = text[self._given : ready]
+        if self._is_bytewise and ready == len(text):
+            self._window, self._given = [], 0
+            return piece
+        self._given = max(self._given, ready)
+        if len(self._window) > _WINDOW and ready == len(text):
+            self._window = self._window[-1:]
+            text = self._decode(self._window)
+            if text.endswith("\ufffd"):  # the last token only completes a character: begin without a context
+                self._window, self._given = [], 0
+            else:
+                self._given = len(text)
+        return piece
+
+    def close(self) -> str:
+        """Return the text that was held back: replacement characters for bytes that became no character."""
+        return self._decode(self._window)[self._given :] if self._window else ""
+
+
+class ReplyStream:
+    """Parses the sampled ids of one reply, and ends it at a stop string or after its only tool call."""
+
+    def __init__(
+        self,
+        decoder: IncrementalDecoder,
+        parser: Parser,
+        end_ids: Sequence[int],
+        stop: Sequence[str] = (),
+        single_call: bool = False,
+    ) -> None:
+        """Begin a reply. `end_ids` end it and are not in its text; `single_call` ends it after the first tool call."""
+        self._decoder, self._parser = decoder, parser
+        self._end_ids, self._stop, self._is_single = frozenset(end_ids), tuple(stop), single_call
+        self._longest = max((len(text) for text in self._stop), default=1) - 1
+        self._tail = ""
+        """Text that may be the beginning of a stop string."""
+        self._has_call = self._is_closed = False
+        self.deltas: list[Delta] = []
+        """All deltas so far."""
+        self.is_cut = False
+        """True once the reply is complete before the engine ended it: a stop string, or the only tool call."""
+        self.kept = 0
+        """Number of ids that belong to the reply: less than were fed if it was cut."""
+        self.stopped: str | None = None
+        """The stop string that was found."""
+
+    def feed(self, ids: Sequence[int]) -> list[Delta]:
+        """Parse more sampled ids. Return the deltas that are certain by now."""
+        if not self._stop and not self._is_single:
+            self.kept += len(ids)
+            text = self._decoder.feed([token for token in ids if token not in self._end_ids]) if ids else ""
+            deltas = self._parser.feed(text) if text else []
+            self.deltas += deltas
+            return deltas
+        first = len(self.deltas)
+        for token in ids:  # one by one: the token that completes a stop string is the last
+            if self.is_cut:
+                break
+            self.kept += 1
+            if token not in self._end_ids:
+                self._add_deltas(self._search_stop(self._decoder.feed([token])))
+        return self.deltas[first:]
+
+    def begin(self, forced: str) -> None:
+        """Parse the beginning of the reply that the prompt already holds."""
+        self._add_deltas(self._parser.feed(forced))
+
+    def close(self) -> list[Delta]:
+        """End the reply. Return the deltas that were held back."""
+        if self._is_closed:
+            return []
+        self._is_closed = True
+        deltas: list[Delta] = []
+        if not self.is_cut and (rest := self._decoder.close()):
+            deltas += self._search_stop(rest)
+        if not self.is_cut and self._tail:
+            deltas += self._parser.feed(self._tail)
+        return self._add_deltas(deltas + self._parser.close())
+
+    def message(self) -> dict[str, Any]:
+        """End the reply. Return its message in OpenAI's shape, tool calls without ids."""
+        self.close()
+        return assemble(self.deltas)
+
+    @property
+    def raw(self) -> str:
+        """The text behind the reasoning, as sampled."""
+        return self._parser.raw
+
+    def _search_stop(self, text: str) -> list[Delta]:
+        """Parse text up to a stop string; what may be the beginning of one is held back."""
+        if not text:
+            return []
+        self._tail += text
+        found = [(at, stop) for stop in self._stop if (at := self._tail.find(stop)) >= 0]
+        if found:
+            at, self.stopped = min(found)
+            self.is_cut = True
+            ready, self._tail = self._tail[:at], ""
+        else:
+            size = max(0, len(self._tail) - self._longest)
+            ready, self._tail = self._tail[:size], self._tail[size:]
+        return self._parser.feed(ready) if ready else []
+
+    def _add_deltas(self, deltas: list[Delta]) -> list[Delta]:
+        """Add deltas to the message, without further tool calls if only one is admitted."""
+        if self._is_single:
+            calls = [delta for delta in deltas if "tool_calls" in delta]
+            for extra in calls if self._has_call else calls[1:]:
+                deltas.remove(extra)
+            self._has_call = self._has_call or bool(calls)
+            self.is_cut = self.is_cut or self._has_call
+        self.deltas += deltas
+        return deltas
 
 
 class ReplyParser:
@@ -82,12 +229,12 @@ class ReplyParser:
         self._blank = ""
         self._raw: list[str] = []
         self._calls = 0
-        self._spoke = False
-        self._thought = False
-        self._step: Callable[[bool], list[Delta] | None] = self._content
+        self._has_content = False
+        self._has_reasoning = False
+        self._first_content_step = self._parse_llama if self._style == "llama" else self._parse_content
+        self._step: Callable[[bool], list[Delta] | None] = self._first_content_step
         if thinking is not None:
-            self._step = self._think if thinking else self._opening
-        self._after_reasoning()
+            self._step = self._parse_reasoning if thinking else self._parse_opening
 
     @property
     def raw(self) -> str:
@@ -100,7 +247,7 @@ class ReplyParser:
     def close(self) -> list[Delta]:
         deltas = self._advance(end=True)
         if self._blank and not self._calls:
-            deltas += self._say("")
+            deltas += self._add_content("")
         return deltas
 
     def _advance(self, *, end: bool) -> list[Delta]:
@@ -111,65 +258,59 @@ class ReplyParser:
 
     # Each step consumes from `_held` and returns deltas, or None when it needs more text.
 
-    def _after_reasoning(self) -> None:
-        if self._step == self._content and self._style == "llama":
-            self._step = self._whole
-
-    def _opening(self, end: bool) -> list[Delta] | None:
+    def _parse_opening(self, end: bool) -> list[Delta] | None:
         head = self._held.lstrip()
         if head.startswith(_THINK):
             self._held = head[len(_THINK) :]
-            self._step = self._think
+            self._step = self._parse_reasoning
             return []
         if not end and _THINK.startswith(head):
             return None
-        self._step = self._content
-        self._after_reasoning()
+        self._step = self._first_content_step
         return []
 
-    def _think(self, end: bool) -> list[Delta] | None:
+    def _parse_reasoning(self, end: bool) -> list[Delta] | None:
         thought, closed, rest = self._held.partition(_THOUGHT)
         if closed:
             self._held = rest
-            self._step = self._after_thought
-            return self._muse(thought, last=True)
+            self._step = self._skip_newlines
+            return self._add_reasoning(thought, last=True)
         if not self._held:
             return None
         keep = 0 if end else overlap(self._held, _THOUGHT)
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return self._muse(ready, last=end) or None
+        return self._add_reasoning(ready, last=end) or None
 
-    def _muse(self, text: str, *, last: bool) -> list[Delta]:
+    def _add_reasoning(self, text: str, *, last: bool) -> list[Delta]:
         text = self._blank + text
         self._blank = ""
-        if not self._thought:
+        if not self._has_reasoning:
             text = text.lstrip("\n")
         body = text.rstrip("\n")
         if not last:
             self._blank = text[len(body) :]
-        self._thought = self._thought or bool(body)
+        self._has_reasoning = self._has_reasoning or bool(body)
         return [{"reasoning_content": body}] if body else []
 
-    def _after_thought(self, end: bool) -> list[Delta] | None:
+    def _skip_newlines(self, end: bool) -> list[Delta] | None:
         self._held = self._held.lstrip("\n")
         if not self._held:
             return None
-        self._step = self._content
-        self._after_reasoning()
+        self._step = self._first_content_step
         return []
 
-    def _content(self, end: bool) -> list[Delta] | None:
+    def _parse_content(self, end: bool) -> list[Delta] | None:
         if not self._held:
             return None
         if self._style not in _BLOCKS or self._unreadable_calls == MAX_UNREADABLE_CALLS:
-            return self._say(self._take(len(self._held)))
+            return self._add_content(self._consume(len(self._held)))
         read, make_finder = _BLOCKS[self._style]
         at = self._held.find(OPEN)
         if at < 0:
             ready = len(self._held) - (0 if end else overlap(self._held, OPEN))
-            return self._say(self._take(ready)) if ready else None
+            return self._add_content(self._consume(ready)) if ready else None
         if at:
-            return self._say(self._take(at))
+            return self._add_content(self._consume(at))
         if self._end is None:
             self._end = make_finder()
         stop = self._end.find(self._held)
@@ -182,80 +323,44 @@ class ReplyParser:
                 self._unreadable_calls += 1
                 return []
             self._end = None
-            self._take(stop + len(CLOSE))
-            return self._call(function)
+            self._consume(stop + len(CLOSE))
+            return self._add_call(function)
         self._end, self._is_unreadable = None, False
-        return self._say(self._take(len(self._held) if stop < 0 else stop + len(CLOSE)))
+        return self._add_content(self._consume(len(self._held) if stop < 0 else stop + len(CLOSE)))
 
-    def _whole(self, end: bool) -> list[Delta] | None:
+    def _parse_llama(self, end: bool) -> list[Delta] | None:
         head = self._held.lstrip()
         if not end and (head.startswith(("{", _PYTHON)) or _PYTHON.startswith(head)):
             return None
         functions = llama_calls(head.removeprefix(_PYTHON).strip()) if end else None
         if functions is None:
-            self._step = self._content
+            self._step = self._parse_content
             return []
-        self._take(len(self._held))
-        return [delta for function in functions for delta in self._call(function)]
+        self._consume(len(self._held))
+        return [delta for function in functions for delta in self._add_call(function)]
 
-    def _take(self, count: int) -> str:
+    def _consume(self, count: int) -> str:
         taken, self._held = self._held[:count], self._held[count:]
         self._raw.append(taken)
         return taken
 
-    def _say(self, text: str) -> list[Delta]:
+    def _add_content(self, text: str) -> list[Delta]:
         """Content; blanks at its end wait, for they belong to a tool call if one follows."""
         if self._style == "none":
             return [{"content": text}] if text else []
-        if self._calls and not self._spoke and not self._blank:
+        if self._calls and not self._has_content and not self._blank:
             text = text.lstrip()
         text = self._blank + text
         body = text.rstrip() if text != self._blank else text
         self._blank = text[len(body) :]
-        self._spoke = self._spoke or bool(body)
+        self._has_content = self._has_content or bool(body)
         return [{"content": body}] if body else []
 
-    def _call(self, function: Function) -> list[Delta]:
+    def _add_call(self, function: Function) -> list[Delta]:
         self._blank = ""
         call = {"index": self._calls, "type": "function", "function": function}
         self._calls += 1
         return [{"tool_calls": [call]}]
-
-
-class SchemaParser:
-    """A tokenizer's own `response_schema`, read by transformers once the reply is whole."""
-
-    def __init__(self, parse: Callable[[str], Any], *, tools: Tools | None = None) -> None:
-        self._parse, self._tools = parse, tools is not None
-        self._text = ""
-
-    @property
-    def raw(self) -> str:
-        return self._text
-
-    def feed(self, text: str) -> list[Delta]:
-        self._text += text
-        return []
-
-    def close(self) -> list[Delta]:
-        try:
-            message = self._parse(self._text)
-        except (ValueError, TypeError, KeyError):
-            message = None
-        if not isinstance(message, dict):
-            return [{"content": self._text}] if self._text else []
-        functions = [checked(call.get("function", call), ("arguments",)) for call in message.get("tool_calls") or ()]
-        if functions and (not self._tools or None in functions):
-            return [{"content": self._text}]
-        deltas: list[Delta] = []
-        thought = message.get("reasoning_content") or message.get("thinking")
-        if thought:
-            deltas.append({"reasoning_content": thought})
-        if message.get("content"):
-            deltas.append({"content": message["content"]})
-        for index, function in enumerate(functions):
-            deltas.append({"tool_calls": [{"index": index, "type": "function", "function": function}]})
-        return deltas
 
 
 def assemble(deltas: list[Delta]) -> dict[str, Any]:

@@ -20,22 +20,21 @@ from ajet.schema.call import Ids
 from ajet.tokens.end_tokens import MARK, end_ids_of
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.image_tokens import ImageTokens, image_urls
-from ajet.tokens.parsing import Parser, ReplyParser, SchemaParser, assemble
+from ajet.tokens.parsing import IncrementalDecoder, Parser, ReplyParser, ReplyStream, assemble
+from ajet.tokens.schema_parser import SchemaParser
 from ajet.tokens.segments import decodes_token_by_token, parting
-from ajet.tokens.stream import IncrementalDecoder, ReplyStream
 from ajet.tokens.template import (
     CUT,
     ChatTemplate,
     Escaped,
     Extension,
     Message,
+    ReplyText,
     Respelled,
-    Said,
     TemplateRefused,
-    extension,
-    extension_beyond_thoughts,
-    extension_respelled,
-    own_text,
+    extend_respelled,
+    extend_without_thinking,
+    template_text,
     uncut,
 )
 from ajet.tokens.tool_call_format import FORCED
@@ -97,13 +96,13 @@ class Renderer:
         )  # or each child process is warned of our batches of one
         self.template = ChatTemplate(tokenizer, template_kwargs, images=images is not None, escaped=escaped)
         self._keep_thinking = keep_thinking
-        self._texts: OrderedDict[str, Ids] = OrderedDict()
-        self._words: dict[int, str] = {}
-        """Tokens -> their text alone; as many as the vocabulary has at most."""
-        self._bytewise = decodes_token_by_token(self._fast)
-        self._whole: dict[int, str] = {}
-        """Those of `_words` that are whole characters, where such texts are only put together."""
-        self._parting = parting(self._fast, self.template.source)
+        self._encoded: OrderedDict[str, Ids] = OrderedDict()
+        """Text -> its ids, for the latest short texts."""
+        self._token_texts: dict[int, str] = {}
+        """Token -> its text alone."""
+        self._is_bytewise = decodes_token_by_token(self._fast)
+        """True if the text of tokens that are complete characters is that of each, joined."""
+        self._separators = parting(self._fast, self.template.source)
         found = end_ids_of(self.template, tokenizer, self.encode)
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*found, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
@@ -118,7 +117,10 @@ class Renderer:
                 "leave tools out (rollout.force_disable_toolcalls), or give the tokenizer a response_schema"
             )
         text = self.template.text(messages, tools)
-        return Rendered(text, self._with_images(self.encode(text), messages), len(messages))
+        ids = self.encode(text)
+        if self.images is not None:
+            ids = self.images.spread(ids, image_urls(messages))
+        return Rendered(text, ids, len(messages))
 
     def on_day(self, day: date) -> Renderer:
         """The renderer for prompts of that day: this one, but where the template writes a date into them."""
@@ -137,20 +139,19 @@ class Renderer:
         """A prompt without the chat template: a text, begun as the tokenizer begins texts, or ids as they are. Raises
         TemplateRefused for ids that are not in the vocabulary."""
         if isinstance(prompt, str):
-            ids = self.without_images(prompt)
-            begin = self._begin_id()
-            if begin is not None and ids[:1].tolist() != [begin]:
-                ids = np.concatenate([np.array([begin], dtype=np.int32), ids])
+            ids = self.encode_without_images(prompt)
+            first = self.tokenizer.encode("", add_special_tokens=True)[:1]
+            if first and first[0] == self.tokenizer.bos_token_id and ids[:1].tolist() != first:
+                ids = np.concatenate([np.array(first, dtype=np.int32), ids])
             return Rendered(prompt, ids)
         size = len(self.tokenizer)
         wrong = next((token for token in prompt if not 0 <= token < size), None)
         if wrong is not None:
             raise TemplateRefused(f"the prompt holds the id {wrong}, and this vocabulary has {size}")
-        return Rendered(self.decode(prompt), self._with_images(np.array(prompt, dtype=np.int32), ()))
-
-    def _begin_id(self) -> int | None:
-        begun = self.tokenizer.encode("", add_special_tokens=True)[:1]
-        return begun[0] if begun and begun[0] == self.tokenizer.bos_token_id else None
+        ids = np.array(prompt, dtype=np.int32)
+        if self.images is not None:
+            ids = self.images.spread(ids, ())
+        return Rendered(self.decode(prompt), ids)
 
     def extend(
         self,
@@ -172,38 +173,39 @@ class Renderer:
         if finish in ("error", "aborted") or len(messages) <= before.count or len(reply_ids) == 0:
             return None
         at, raw = before.count, before.raw
-        called = verbatim and bool(messages[at].get("tool_calls"))
+        has_calls = verbatim and bool(messages[at].get("tool_calls"))
         reply = before.forced + self.decode(reply_ids, after=before.ids)
         try:
             text = self.template.text(messages, tools, raw=dict(raw))
         except TemplateRefused:  # several calls in one reply, say, which the model made all the same
-            if not called:
+            if not has_calls:
                 raise
-            raw = (*raw, (at, self._said(before, reply, int(reply_ids[-1])).rest))
+            raw = (*raw, (at, self._split_reply(before, reply, int(reply_ids[-1])).rest))
             text = self.template.text(messages, tools, raw=dict(raw))
-        start = len(before.text) - len(before.forced)
-        own = own_text(before.text[:start], before.respelled)
-        found = extension(text, own, reply)
+        known = before.text.removesuffix(before.forced)
         respelled = before.respelled
-        if found is None and (called or (self._keep_thinking and verbatim)):
-            said = self._said(before, reply, int(reply_ids[-1]))
-            found = self._extension(text, own, said, called, before, messages, tools, dict(raw))
-            if found is not None and found.spelled is not None:
-                begin = start + len(said.thought)
-                respelled = (*respelled, (begin, begin + len(said.rest), found.spelled))
-        if found is None:
+        shown = template_text(known, respelled) if respelled else known
+        suffix: str | None = None
+        if text.startswith(shown) and text.startswith(reply, len(shown)):
+            suffix = text[len(shown) + len(reply) :]
+        elif has_calls or (self._keep_thinking and verbatim):
+            parts = self._split_reply(before, reply, int(reply_ids[-1]))
+            found = self._find_extension(text, shown, parts, has_calls, before, messages, tools, dict(raw))
+            if found is not None:
+                suffix = found.suffix
+                if found.spelled is not None:
+                    begin = len(known) + len(parts.reasoning)
+                    respelled = (*respelled, (begin, begin + len(parts.rest), found.spelled))
+        if suffix is None:
             return None
-        encoded = self.encode(found.suffix)
-        if not verbatim and not self._joins(reply_ids, encoded, found.suffix):
+        encoded = self.encode(suffix)
+        # Behind a stop string the suffix may begin within a message, where some tokenizers put a blank before it.
+        if not verbatim and self.decode(encoded, after=reply_ids)[:1] != uncut(suffix)[:1]:
             return None
-        suffix = self._with_images(encoded, messages[before.count :])
-        ids = np.concatenate([before.ids, reply_ids, suffix]).astype(np.int32, copy=False)
-        return Rendered(before.text[:start] + reply + found.suffix, ids, len(messages), raw, respelled=respelled)
-
-    def _joins(self, ids: Ids, encoded: Ids, text: str) -> bool:
-        """Whether `encoded`, of a text that may begin within a message, begins with it after `ids`, too: some
-        tokenizers put a blank before every text."""
-        return self.decode(encoded, after=ids)[:1] == uncut(text)[:1]
+        if self.images is not None:
+            encoded = self.images.spread(encoded, image_urls(messages[at:]))
+        ids = np.concatenate([before.ids, reply_ids, encoded]).astype(np.int32, copy=False)
+        return Rendered(known + reply + suffix, ids, len(messages), raw, respelled=respelled)
 
     def parse(
         self,
@@ -215,7 +217,7 @@ class Renderer:
         """The assistant message that these ids say: role, content, and where present reasoning_content, tool_calls
         (without ids). Tool calls are looked for only if there are `tools`."""
         stream = self.reply_stream(tools, before=before)
-        stream.feed(_listed(reply_ids))
+        stream.feed(reply_ids.tolist() if isinstance(reply_ids, np.ndarray) else reply_ids)
         return stream.message()
 
     def reply_stream(
@@ -229,8 +231,8 @@ class Renderer:
         """An incremental parser of one reply to the prompt `before`, that ends it at a `stop` string or, with
         `single_call`, after its first tool call. After a raw prompt the whole text is content."""
         context = int(before.ids[-1]) if before is not None and len(before.ids) else None
-        parser = self._parser(tools or None, before)
-        decoder = IncrementalDecoder(self._decode, context, bytewise=self._bytewise)
+        parser = self._build_parser(tools or None, before)
+        decoder = IncrementalDecoder(self._decode_ids, context, bytewise=self._is_bytewise)
         stream = ReplyStream(decoder, parser, self.end_ids, stop, single_call)
         if before is not None and before.forced:
             stream.begin(before.forced)
@@ -253,151 +255,119 @@ class Renderer:
         Raises TemplateRefused for text that is not Unicode (lone surrogates)."""
         if CUT in text:
             return np.concatenate([self.encode(part) for part in text.split(CUT)])
-        cached = self._texts.get(text)
+        cached = self._encoded.get(text)
         if cached is not None:
             return cached
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise TemplateRefused(f"the messages hold text that is not valid Unicode: {error.reason}") from error
-        parting = self._parting
-        if self._fast is not None and self._fast.padding is not None:  # which somebody has asked for since
-            parting = None
-        parts = [text] if parting is None else [part for part in parting.split(text) if part]
-        if len(parts) < 2:
-            return self._encode(parts)[0] if parts else np.empty(0, dtype=np.int32)
-        known = [self._texts.get(part) for part in parts]
-        missing = list(dict.fromkeys(part for part, ids in zip(parts, known, strict=True) if ids is None))
-        new = dict(zip(missing, self._encode(missing), strict=True)) if missing else {}
-        ids = np.concatenate([new[part] if ids is None else ids for part, ids in zip(parts, known, strict=True)])
-        return self._keep(text, ids)
+        parts = [text]
+        if self._separators is not None and self._fast.padding is None:  # somebody may have switched padding on since
+            parts = [part for part in self._separators.split(text) if part]
+        known = {part: self._encoded.get(part) for part in parts}
+        missing = [part for part, ids in known.items() if ids is None]
+        new = dict(zip(missing, self._encode_texts(missing), strict=True)) if missing else {}
+        if parts != [text]:
+            found = [new[part] if (ids := known[part]) is None else ids for part in parts]
+            new[text] = np.concatenate(found) if found else np.empty(0, dtype=np.int32)
+        for part, ids in new.items():
+            ids.flags.writeable = False
+            if len(part) <= _CACHED_LENGTH:
+                self._encoded[part] = ids
+                if len(self._encoded) > _CACHED_TEXTS:
+                    self._encoded.popitem(last=False)
+        return new[text]
 
-    def _encode(self, texts: list[str]) -> list[Ids]:
-        """[N] ids of each, by the tokenizer itself."""
-        if self._fast is not None:  # in a batch, which lets other threads run, and without offsets, which take as long
-            listed = [each.ids for each in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
-        else:
+    def _encode_texts(self, texts: list[str]) -> list[Ids]:
+        """Return the ids [N] of each text, by the tokenizer itself."""
+        if self._fast is None:
             listed = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        return [self._keep(text, np.array(ids, dtype=np.int32)) for text, ids in zip(texts, listed, strict=True)]
+        else:  # in a batch, which lets other threads run, and without offsets, which take as long
+            listed = [each.ids for each in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
+        return [np.array(ids, dtype=np.int32) for ids in listed]
 
-    def _keep(self, text: str, ids: Ids) -> Ids:
-        """The ids, which are those of this text."""
-        ids.flags.writeable = False
-        if len(text) <= _CACHED_LENGTH:
-            self._texts[text] = ids
-            if len(self._texts) > _CACHED_TEXTS:
-                self._texts.popitem(last=False)
-        return ids
-
-    def without_images(self, text: str) -> Ids:
-        """[N] ids of a text that goes on from others and holds no image's place. Raises TemplateRefused."""
-        return self._with_images(self.encode(text), ())
-
-    def _with_images(self, ids: Ids, messages: Sequence[Message]) -> Ids:
-        """The ids of a text that shows these messages, with their images as long as they are."""
-        return ids if self.images is None else self.images.spread(ids, image_urls(messages))
+    def encode_without_images(self, text: str) -> Ids:
+        """Return the ids [N] of a text that holds no image's place. Raises TemplateRefused."""
+        ids = self.encode(text)
+        return ids if self.images is None else self.images.spread(ids, ())
 
     def decode(self, ids: Sequence[int] | Ids, *, after: Ids | None = None) -> str:
-        """The text of ids, special tokens included; `after` holds the ids they follow."""
-        listed = _listed(ids)
+        """Return the text of ids, special tokens included; `after` holds the ids that they follow."""
+        listed = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         if after is None or not len(after):
-            return self._decode(listed)
+            return self._decode_ids(listed)
         context = int(after[-1])
-        return self._decode([context, *listed])[len(self._decode([context])) :]
+        return self._decode_ids([context, *listed])[len(self._decode_ids([context])) :]
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        if len(ids) == 1:
-            return self._word(ids[0])  # every reply begins after a token, and most pieces are one
-        if not self._bytewise:
-            return self._decoded(ids)
-        try:
-            return "".join([self._whole[token] for token in ids])
-        except KeyError:
+    def _decode_ids(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, joined of their cached texts where that is exact: `_is_bytewise`, or a single id."""
+        texts = self._token_texts
+        if self._is_bytewise or len(ids) == 1:
             for token in ids:
-                self._word(token)
-        if all(token in self._whole for token in ids):
-            return "".join([self._whole[token] for token in ids])
-        return self._decoded(ids)
+                if token not in texts:
+                    texts[token] = self._decode_uncached([token])
+            text = "".join([texts[token] for token in ids])
+            if "\ufffd" not in text or len(ids) == 1:
+                return text
+        return self._decode_uncached(ids)
 
-    def _word(self, token: int) -> str:
-        text = self._words.get(token)
-        if text is None:
-            text = self._words[token] = self._decoded([token])
-            if "\ufffd" not in text:
-                self._whole[token] = text
-        return text
-
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decode_uncached(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, by the tokenizer itself."""
         if self._fast is not None:
             return self._fast.decode(list(ids), skip_special_tokens=False)
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _parser(self, tools: Tools | None, before: Rendered | None) -> Parser:
-        """A parser of a reply to `before`, from its very beginning (a forced call included)."""
+    def _build_parser(self, tools: Tools | None, before: Rendered | None) -> Parser:
+        """Return a parser of a reply to `before`, from its first character (a forced call included)."""
         if before is not None and not before.count:
             return ReplyParser("none")
         if self._schema is not None:
             return SchemaParser(self.tokenizer.parse_response, tools=tools)
         if self.template.style == "harmony":
             return HarmonyParser(tools=tools)
-        opened = before is not None and before.opens_thought
-        return ReplyParser(self.template.style, tools=tools, thinking=opened or False if self.thinks else None)
+        thinking = (before is not None and before.opens_thought) if self.thinks else None
+        return ReplyParser(self.template.style, tools=tools, thinking=thinking)
 
-    def _said(self, before: Rendered, reply: str, last: int) -> Said:
-        """The parts of a reply's text; `last` is its last token."""
-        end = self._decode([last]) if last in self.end_ids else ""
+    def _split_reply(self, before: Rendered, reply: str, last: int) -> ReplyText:
+        """Return the parts of a reply's text; `last` is its last token."""
+        end = self._decode_ids([last]) if last in self.end_ids else ""
         body = reply.removesuffix(end)
-        parser = self._parser((), before)
+        parser = self._build_parser((), before)
         parser.feed(body)
         parser.close()
-        thought = len(body) - len(parser.raw)
-        return Said(body[:thought], body[thought:], end)
+        size = len(body) - len(parser.raw)
+        return ReplyText(body[:size], body[size:], end)
 
-    def _extension(
+    def _find_extension(
         self,
         text: str,
-        own: str,
-        said: Said,
-        called: bool,
+        shown: str,
+        reply: ReplyText,
+        has_calls: bool,
         before: Rendered,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         raw: dict[int, str],
     ) -> Extension | None:
-        """The two differences that are no reason to fork."""
+        """Return the extension of a reply whose tool calls are spelled otherwise, or whose thinking was stripped."""
 
-        def reads(reply: str) -> dict[str, Any]:
-            parser = self._parser(tools or (), before)
+        def parse(reply: str) -> dict[str, Any]:
+            parser = self._build_parser(tools or (), before)
             return assemble(parser.feed(reply) + parser.close())
 
-        if called:
-            ends = [self._decode([token]) for token in self.end_ids]
-            found = extension_respelled(text, own, said, ends=ends, reads=reads)
+        if has_calls:
+            ends = [self._decode_ids([token]) for token in self.end_ids]
+            found = extend_respelled(text, shown, reply, ends=ends, parse=parse)
             if found is not None:
                 return found
         if not self._keep_thinking:
             return None
-        after = self._after_reply(before.count, messages, tools, raw)
-        if after is None:
-            return None
-        return extension_beyond_thoughts(text, own, said, after, called=called, reads=reads)
-
-    def _after_reply(
-        self,
-        at: int,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        raw: dict[int, str],
-    ) -> str | None:
-        """The text that the template puts after message `at`, a reply; None where it refuses."""
+        at = before.count
         marked = [*messages[:at], {"role": "assistant", "content": MARK}, *messages[at + 1 :]]
         raw.pop(at, None)
         try:
-            _, found, after = self.template.text(marked, tools, raw=raw).rpartition(MARK)
+            _, mark, after = self.template.text(marked, tools, raw=raw).rpartition(MARK)
         except TemplateRefused:
             return None
-        return after if found else None
-
-
-def _listed(ids: Sequence[int] | Ids) -> list[int]:
-    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return extend_without_thinking(text, shown, reply, after, has_calls=has_calls, parse=parse) if mark else None

@@ -76,6 +76,8 @@ class ChatTemplate:
         """Whether it writes a date into the prompt."""
         self.day = date.today()
         self._forms = probe_content_forms(self._render_probe)
+        self._has_other_forms = any(form != "string" for form in self._forms.values())
+        """True if the template takes the content of a role as parts, or does not show a role."""
         self.takes_system = accepts_system(self._render_probe, self._forms)
         """False: the template raises on a system message, or drops it."""
         self._takes_repeated_role = accepts_repeated_role(self._render_probe, self._forms)
@@ -102,14 +104,17 @@ class ChatTemplate:
         `raw` maps the index of an assistant message to the text that stands for its content and tool calls as they
         were sampled. Raises TemplateRefused.
         """
-        ready = [self._escaped(message) for message in self._ready(messages, raw or {})]
-        tools = self._control.escape_tools(tools)
+        ready = self._prepare_messages(messages, raw or {})
+        if tools and self._control.escapes_tools:
+            tools = self._control.escape_all(tools)
         if not self.knows_tools:
             ready, tools = write_in_hermes(ready, tools, in_system=self.takes_system), None
             ready = ready if self._takes_repeated_role else join_results(ready)
         elif self.style == "harmony":
             ready = split_calls(ready)
-        return self._apply([self._in_form(message) for message in ready], tools, prompt=prompt)
+        if self._images or self._has_other_forms:
+            ready = [self._shape_content(message) for message in ready]
+        return self._apply(ready, tools, prompt=prompt)
 
     def _apply(
         self, ready: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, prompt: bool = True
@@ -139,8 +144,8 @@ class ChatTemplate:
         except TemplateRefused:
             return None
 
-    def _in_form(self, message: Message) -> Message:
-        """A message in the form that the template shows. Raises TemplateRefused where it shows none."""
+    def _shape_content(self, message: Message) -> Message:
+        """Return a message with its content as the template shows it: a string or parts. Raises TemplateRefused."""
         role, content = message["role"], message["content"]
         form = self._forms.get(role, "string")
         if isinstance(content, list):
@@ -151,51 +156,39 @@ class ChatTemplate:
             raise TemplateRefused(f"the model's chat template does not show messages of the role {role!r}")
         return {**message, "content": text_parts(content)} if form == "parts" else message
 
-    def _ready(self, messages: Sequence[Message], raw: Mapping[int, str]) -> list[Message]:
+    def _prepare_messages(self, messages: Sequence[Message], raw: Mapping[int, str]) -> list[Message]:
+        """Return messages with the roles, names and contents that templates expect, control tokens escaped."""
         names: dict[str, str] = {}
         ready: list[Message] = []
         for index, message in enumerate(messages):
-            role = message["role"]
+            role, content = message["role"], message.get("content")
             if role == "assistant":
                 for call in message.get("tool_calls") or ():
                     if call.get("id"):
                         names[call["id"]] = call["function"]["name"]
-                ready.append(self._assistant(message, raw.get(index)))
-            elif role == "tool" or role == "function":
-                name = message.get("name") or names.get(message.get("tool_call_id") or "")
-                ready.append(
-                    {**message, "role": "tool", "content": text_of(message), **({"name": name} if name else {})}
-                )
+                ready.append(self._prepare_reply(message, raw.get(index)))
+                continue
+            changes: Message = {}
+            if role == "tool" or role == "function":
+                changes["role"] = role = "tool"
+                if name := message.get("name") or names.get(message.get("tool_call_id") or ""):
+                    changes["name"] = name
             elif role == "developer" and not self._knows_developer:
-                ready.append({**message, "role": "system", "content": text_of(message)})
-            elif isinstance(message.get("content"), str):
-                ready.append(message)
-            elif self._images and role == "user":
-                ready.append({**message, "content": _shown(message)})
-            else:
-                ready.append({**message, "content": text_of(message)})
+                changes["role"] = role = "system"
+            if not isinstance(content, str):
+                content = _show_images(message) if self._images and role == "user" else join_text(message)
+                changes["content"] = content
+            if role in self._control.escaped_roles:
+                changes["content"] = self._control.escape_content(content)
+                if isinstance(name := changes.get("name", message.get("name")), str):
+                    changes["name"] = self._control.escape(name)
+            ready.append({**message, **changes} if changes else message)
         return ready
 
-    def _escaped(self, message: Message) -> Message:
-        """A message whose words are ready, with no control token in them that its role may not send."""
-        role, content = message["role"], message["content"]
-        if role == "assistant":
-            return message
-        changed: Message = {}
-        if isinstance(content, str):
-            changed["content"] = self._control.escape(content, role)
-        else:
-            changed["content"] = [
-                {**block, "text": self._control.escape(block["text"], role)} if "text" in block else block
-                for block in content
-            ]
-        if isinstance(message.get("name"), str):
-            changed["name"] = self._control.escape(message["name"], role)
-        same = all(changed[name] == message[name] for name in changed)
-        return message if same else {**message, **changed}
-
-    def _assistant(self, message: Message, raw: str | None) -> Message:
-        ready = {**message, "content": text_of(message) if raw is None else raw}
+    def _prepare_reply(self, message: Message, raw: str | None) -> Message:
+        """Return an assistant message as templates expect it; `raw` is the text that replaces content and calls."""
+        content = message.get("content") if raw is None else raw
+        ready = {**message, "content": content if isinstance(content, str) else join_text(message)}
         if self._thought != "reasoning_content" and "reasoning_content" in ready:
             ready[self._thought] = ready.pop("reasoning_content")
         if raw is not None or not message.get("tool_calls"):
@@ -208,7 +201,7 @@ class ChatTemplate:
         return ready
 
 
-def text_of(message: Mapping[str, Any]) -> str:
+def join_text(message: Mapping[str, Any]) -> str:
     """A message's content as one string: null is empty, text blocks are joined with nothing between them. Raises
     TemplateRefused for anything but text."""
     content = message.get("content")
@@ -221,15 +214,15 @@ def text_of(message: Mapping[str, Any]) -> str:
     return "".join(block["text"] for block in content or ())
 
 
-def _shown(message: Message) -> str | list[Message]:
+def _show_images(message: Message) -> str | list[Message]:
     """A message's content with its images as blocks that stand for them."""
     blocks = message.get("content") or ()
     if all(block.get("type") != "image_url" for block in blocks):
-        return text_of(message)
+        return join_text(message)
     return [
         {"type": "image"}
         if block.get("type") == "image_url"
-        else {"type": "text", "text": text_of({"content": [block]})}
+        else {"type": "text", "text": join_text({"content": [block]})}
         for block in blocks
     ]
 
@@ -253,7 +246,6 @@ Escaped = Literal["tool_results", "all", "none"]
 """Whose content is: tools'; that of everyone but the model, tool descriptions included; nobody's."""
 CUT = "\ufdd0\ufdd1\ufdd0"
 """Three characters that Unicode keeps for internal use and that no text has."""
-_SENT = frozenset({"user", "system", "developer"})
 
 
 def uncut(text: str) -> str:
@@ -271,32 +263,34 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: Any, source: str, escaped: Escaped) -> None:
-        self._escaped = escaped
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         spelled = {str(token.content) for token in added if token.special or token.content in source}
         spelled |= {str(token) for token in tokenizer.all_special_tokens}
         listed = sorted((text for text in spelled if len(text) > 1), key=len, reverse=True)
         self._spelled = _starts(listed)
         self._any = bool(listed) and escaped != "none"
+        roles = {"tool_results": ("tool",), "all": ("tool", "user", "system", "developer"), "none": ()}[escaped]
+        self.escaped_roles = frozenset(roles if listed else ())
+        """Roles of the messages whose content is escaped."""
+        self.escapes_tools = self._any and escaped == "all"
 
-    def escape(self, text: str, role: str) -> str:
-        """The content of a message of this role, each control token in it cut in two where the role is escaped."""
-        wanted = role in ("tool", "function") or (self._escaped == "all" and role in _SENT)
-        return self._cut(text) if wanted else text
-
-    def escape_tools(self, tools: Any) -> Any:
-        """Tool descriptions, likewise."""
-        return self._deep(tools) if self._escaped == "all" and self._any else tools
-
-    def _cut(self, text: str) -> str:
+    def escape(self, text: str) -> str:
+        """Return a text with each control token in it cut in two."""
         return self._spelled.sub(lambda found: found[0] + CUT, text) if self._any else text
 
-    def _deep(self, value: Any) -> Any:
+    def escape_content(self, content: str | Sequence[Message]) -> Any:
+        """Return a message's content, a text or parts, with control tokens cut."""
+        if isinstance(content, str):
+            return self.escape(content)
+        return [{**block, "text": self.escape(block["text"])} if "text" in block else block for block in content]
+
+    def escape_all(self, value: Any) -> Any:
+        """Return a JSON value with control tokens cut in all of its texts, names of fields included."""
         if isinstance(value, str):
-            return self._cut(value)
+            return self.escape(value)
         if isinstance(value, Mapping):
-            return {self._deep(name): self._deep(item) for name, item in value.items()}
-        return [self._deep(item) for item in value] if isinstance(value, list | tuple) else value
+            return {self.escape_all(name): self.escape_all(item) for name, item in value.items()}
+        return [self.escape_all(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _starts(spelled: list[str]) -> re.Pattern[str]:
@@ -311,33 +305,34 @@ Respelled = tuple[int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A reply's text: `thought`, then `rest`, then the end token's `end` (empty where none was sampled)."""
+class ReplyText:
+    """The parts of a reply's text, in order."""
 
-    thought: str
+    reasoning: str
     rest: str
     end: str
+    """The text of the end token; "" if none was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What follows the reply, and the template's own spelling of `Said.rest` where that differs.
+    """The text that follows a reply, and the template's own spelling of `ReplyText.rest` if that differs.
 
-    Invariant: there is one only if the template's text is the earlier prompt's and the sampled text, then a suffix. Two
-    things may differ: how a tool call is spelled (key order, blanks, escapes, where harmony puts the recipient), if
-    both spellings read as the same message, and with `keep_thinking` thoughts that the template has stripped since.
+    Invariant: there is an extension only if the template's text is that of the earlier prompt and the sampled text,
+    then a suffix. Two differences are admitted: the spelling of a tool call (key order, blanks, escapes, the place of
+    harmony's recipient) if both spellings parse to the same message, and with `keep_thinking` stripped thinking.
     """
 
     suffix: str
     spelled: str | None = None
 
 
-Reads = Callable[[str], dict[str, Any]]
-"""A reply's text (without its end token) as a message."""
+ParseReply = Callable[[str], dict[str, Any]]
+"""Parses a reply's text, without its end token, to a message."""
 
 
-def own_text(text: str, respelled: Sequence[Respelled]) -> str:
-    """The text that the template itself gives for a prompt."""
+def template_text(text: str, respelled: Sequence[Respelled]) -> str:
+    """Return the text that the template itself writes for a prompt whose replies are spelled as they were sampled."""
     parts: list[str] = []
     at = 0
     for start, end, spelled in respelled:
@@ -346,46 +341,53 @@ def own_text(text: str, respelled: Sequence[Respelled]) -> str:
     return "".join(parts) + text[at:]
 
 
-def extension(text: str, before: str, reply: str) -> Extension | None:
-    """How `text`, the template's of the whole history, goes on after `before` (its own of the earlier prompt) and the
-    reply as sampled."""
-    if not text.startswith(before) or not text.startswith(reply, len(before)):
-        return None
-    return Extension(text[len(before) + len(reply) :])
+def extend_respelled(
+    text: str, before: str, reply: ReplyText, *, ends: Sequence[str], parse: ParseReply
+) -> Extension | None:
+    """Return the extension of a reply whose tool calls the template may spell otherwise.
 
-
-def extension_respelled(text: str, before: str, said: Said, *, ends: Sequence[str], reads: Reads) -> Extension | None:
-    """The extension where the reply's tool calls may be spelled otherwise. `ends`: the spellings of all end tokens."""
-    start = len(before) + len(said.thought)
-    if not text.startswith(before) or not text.startswith(said.thought, len(before)):
+    Args:
+        text: The template's text of the longer history.
+        before: The template's own text of the earlier prompt.
+        reply: The reply as sampled.
+        ends: The texts of all end tokens.
+        parse: Parses a reply's text.
+    """
+    start = len(before) + len(reply.reasoning)
+    if not text.startswith(before) or not text.startswith(reply.reasoning, len(before)):
         return None
-    found = [at for end in ([said.end] if said.end else ends) if (at := text.find(end, start)) >= 0]
+    found = [at for end in ([reply.end] if reply.end else ends) if (at := text.find(end, start)) >= 0]
     if not found:
         return None
     spelled = text[start : min(found)]
-    if not _same(said, spelled, reads):
+    if not _is_same_reply(reply, spelled, parse):
         return None
-    return Extension(text[min(found) + len(said.end) :], spelled)
+    return Extension(text[min(found) + len(reply.end) :], spelled)
 
 
-def extension_beyond_thoughts(
-    text: str, before: str, said: Said, after: str, *, called: bool, reads: Reads
+def extend_without_thinking(
+    text: str, before: str, reply: ReplyText, after: str, *, has_calls: bool, parse: ParseReply
 ) -> Extension | None:
-    """The extension where thoughts may have been stripped from `text`; `after` is what the template puts after the
-    reply."""
-    if not after.startswith(said.end):
+    """Return the extension where the template may have stripped thinking from `text`.
+
+    Args:
+        after: The template's text behind the reply.
+        has_calls: True if the reply's tool calls may be spelled otherwise.
+    """
+    if not after.startswith(reply.end):
         return None
-    suffix = after[len(said.end) :]
-    told, tail, head = (_THOUGHTS.sub("", each) for each in (text, after, before + said.thought))
-    if not told.startswith(head) or not told.endswith(tail) or len(told) < len(head) + len(tail):
+    suffix = after[len(reply.end) :]
+    stripped, tail, head = (_THOUGHTS.sub("", each) for each in (text, after, before + reply.reasoning))
+    if not stripped.startswith(head) or not stripped.endswith(tail) or len(stripped) < len(head) + len(tail):
         return None
-    spelled = told[len(head) : len(told) - len(tail)]
-    if spelled == said.rest:
+    spelled = stripped[len(head) : len(stripped) - len(tail)]
+    if spelled == reply.rest:
         return Extension(suffix)
-    return Extension(suffix, spelled) if called and _same(said, spelled, reads) else None
+    return Extension(suffix, spelled) if has_calls and _is_same_reply(reply, spelled, parse) else None
 
 
-def _same(said: Said, spelled: str, reads: Reads) -> bool:
-    ours, theirs = (reads(said.thought + rest) for rest in (said.rest, spelled))
+def _is_same_reply(reply: ReplyText, spelled: str, parse: ParseReply) -> bool:
+    """Return True if another spelling of a reply's text parses to the same message."""
+    ours, theirs = (parse(reply.reasoning + rest) for rest in (reply.rest, spelled))
     thoughts = [message.get("reasoning_content") for message in (ours, theirs)]
     return message_key(ours) == message_key(theirs) and thoughts[0] == thoughts[1]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ajet.tokens.stream import IncrementalDecoder
+from ajet.tokens.parsing import IncrementalDecoder
 
 SAID = "héllo, 世界 🙂🙃 — and then a plain end of more than a window of letters"
 

@@ -34,9 +34,9 @@ class Talk:
 
     def ask(self, messages, reply=None, agent="a", tools=None) -> Match:
         match = self.seen.match(agent, messages)
-        self.seen.asked(self.count, match, tools)
+        self.seen.add_request(self.count, match, tools)
         if reply is not None:
-            self.seen.told(self.count, agent, reply)
+            self.seen.add_reply(self.count, agent, reply)
         self.count += 1
         return match
 
@@ -72,7 +72,7 @@ def test_another_tool_call_is_an_edit(echo):
     talk = Talk()
     talk.ask([user("1")], calling('{"a": 1}'))
     match = talk.ask([user("1"), echo, user("2")])
-    assert (match.extends, talk.seen.nearest(match.keys[:1]), match.reason) == (None, 1, "client_edit")
+    assert (match.extends, talk.seen.find_nearest(match.keys[:1]), match.reason) == (None, 1, "client_edit")
 
 
 def test_blocks_of_text_equal_the_string_and_reasoning_may_be_left_out_but_not_changed():
@@ -148,11 +148,11 @@ def test_nearest_call_has_the_same_tools_and_most_messages():
     first = talk.ask([SYSTEM, user("1")], says("one"))
     talk.ask([SYSTEM, user("1"), says("one"), user("2")], says("two"), tools=0)
     talk.ask([SYSTEM, user("3")], says("three"), tools=0)
-    assert talk.seen.nearest(first.keys) == 0  # as before, not the latest call with these messages
-    assert talk.seen.nearest(first.keys, 0) == 1
-    assert talk.seen.nearest(first.keys[:1], 0) == 2
-    assert talk.seen.nearest(first.keys, 1) == 1  # no call has these tools
-    assert talk.seen.nearest([("user", "else")]) is None
+    assert talk.seen.find_nearest(first.keys) == 0  # as before, not the latest call with these messages
+    assert talk.seen.find_nearest(first.keys, 0) == 1
+    assert talk.seen.find_nearest(first.keys[:1], 0) == 2
+    assert talk.seen.find_nearest(first.keys, 1) == 1  # no call has these tools
+    assert talk.seen.find_nearest([("user", "else")]) is None
 
 
 MESSAGES = st.one_of(

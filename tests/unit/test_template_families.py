@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.parsing import ReplyParser, assemble
-from ajet.tokens.template import own_text
+from ajet.tokens.template import template_text
 from ajet.tokens.template_doctor import TOOL, Rehearsal, call, own_reply, result
 from tests.chat_templates import made
 from tests.published_templates import FAMILIES, family
@@ -349,7 +349,7 @@ def test_whatever_is_said_ids_are_kept_or_the_branch_forks(name, steps, keep_thi
         after = render.extend(prompt, ids, "stop", messages, [TOOL])
         fresh = render.render(messages, [TOOL])
         assert render.decode(fresh.ids) == fresh.shown
-        own = own_text(prompt.text, prompt.respelled)
+        own = template_text(prompt.text, prompt.respelled)
         if after is None:
             assert not fresh.text.startswith(own + render.decode(ids))  # no fork without need
             prompt = fresh
@@ -357,7 +357,7 @@ def test_whatever_is_said_ids_are_kept_or_the_branch_forks(name, steps, keep_thi
         assert after.ids[: len(prompt.ids) + len(ids)].tolist() == [*prompt.ids.tolist(), *ids.tolist()]
         assert after.shown == render.decode(after.ids)
         assert after.text.startswith(prompt.text + render.decode(ids))
-        shown = own_text(after.text, after.respelled)
+        shown = template_text(after.text, after.respelled)
         if keep_thinking:
             shown, stripped = (re.sub(r"<think>.*?</think>|\s+", "", each, flags=re.S) for each in (shown, fresh.text))
             assert shown == stripped

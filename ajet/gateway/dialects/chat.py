@@ -49,6 +49,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields that only a chat engine may honour, with the values that have no effect. The session honours `seed` and
 `response_format` itself where it can."""
 _LIMITS = ("max_completion_tokens", "max_tokens")
+_MAX_LIMIT = 1 << 31
 _BASIC = frozenset({"model", "messages", "stream", *_LIMITS})
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_DELTA = {"content"}
@@ -85,8 +86,11 @@ class ChatDialect:
         others = body.keys() - _BASIC
         if others:
             fields.refuse_unknown(body, TAKEN)
-        model = fields.read_model(body)
-        limits = [fields.read_integer(body, name, 1, 1 << 31) for name in _LIMITS if name in body]
+        model, limits = body.get("model"), [body[name] for name in _LIMITS if body.get(name) is not None]
+        if not isinstance(model, str):
+            model = fields.read_model(body)
+        for name in _LIMITS if any(type(limit) is not int or not 0 < limit <= _MAX_LIMIT for limit in limits) else ():
+            fields.read_integer(body, name, 1, _MAX_LIMIT)  # the first that is wrong is refused
         is_streamed = "stream" in body and fields.read_boolean(body, "stream", False)
         images: list[str] = []
         request = ParsedRequest(
@@ -94,7 +98,7 @@ class ChatDialect:
             target=caller.target,
             debug_model=caller.debug_model,
             messages=read_messages(body.get("messages"), images),
-            max_tokens=min([limit for limit in limits if limit is not None], default=None),
+            max_tokens=min(limits, default=None),
             counts_tokens=not is_streamed,
             notes={"model": model} if model else {},
             is_streamed=is_streamed,

@@ -19,7 +19,7 @@ from ajet.gateway.dialects.chat import count_usage, encode_event, error_body
 from ajet.gateway.dialects.contract import Caller, StreamWriter
 from ajet.gateway.reply import Reply, ReplyChunk, TopLogprobs
 from ajet.gateway.request import ParsedRequest, Refused
-from ajet.tokens.stream import IncrementalDecoder
+from ajet.tokens.parsing import IncrementalDecoder
 
 TAKEN = {
     "model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n",

@@ -94,21 +94,21 @@ def _client_class() -> Any:
     class Completions(AsyncCompletions):
         """Fills in the endpoint's model, and takes the messages by position, too."""
 
+        _client: EpisodeClient
+
         def create(self, messages: Any = None, **kwargs: Any) -> Any:
             if messages is not None:
                 kwargs["messages"] = _as_objects(messages)
-            return super().create(**self._fill_model(kwargs))
+            kwargs["model"] = kwargs.get("model") or self._client.default_model
+            return super().create(**kwargs)
 
         def parse(self, *args: Any, **kwargs: Any) -> Any:
-            return super().parse(*args, **self._fill_model(kwargs))
+            kwargs["model"] = kwargs.get("model") or self._client.default_model
+            return super().parse(*args, **kwargs)
 
         def stream(self, *args: Any, **kwargs: Any) -> Any:
-            return super().stream(*args, **self._fill_model(kwargs))
-
-        _client: EpisodeClient
-
-        def _fill_model(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-            return kwargs if kwargs.get("model") else {**kwargs, "model": self._client.default_model}
+            kwargs["model"] = kwargs.get("model") or self._client.default_model
+            return super().stream(*args, **kwargs)
 
     class Chat(AsyncChat):
         @cached_property

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ajet.context_tracker.matching import Conversations, Match, as_given, fits_thought, message_key
+from ajet.context_tracker.matching import Conversations, Match, matches_reasoning, message_key, restore_reply
 from ajet.schema.call import Call, Ids, PromptReader, RawPrompt
 from ajet.schema.errors import AjetError
 from ajet_proof.tokens.proof_findings import (
@@ -274,10 +274,10 @@ class _SessionReplay:
             if earlier.index < call.index and (earlier.ended <= call.started or built_on):
                 assert earlier.reply is not None
                 reply = self._messages[earlier.reply]
-                self._conversations.told(earlier.index, earlier.agent, reply, earlier.stop)
+                self._conversations.add_reply(earlier.index, earlier.agent, reply, earlier.stop)
                 self._unmatched.remove(earlier)
         match = self._conversations.match(call.agent, [self._messages[index] for index in call.messages])
-        self._conversations.asked(call.index, match)
+        self._conversations.add_request(call.index, match)
         self._extends[call.index] = match.extends
         return match
 
@@ -288,7 +288,7 @@ class _SessionReplay:
             earlier = self._calls[extends]
             if earlier.reply is not None:
                 at, reply = len(earlier.messages), self._messages[earlier.reply]
-                request[at] = as_given(request[at], reply, earlier.stop)
+                request[at] = restore_reply(request[at], reply, earlier.stop)
             extends = self._extends[extends]
         return request
 
@@ -313,7 +313,7 @@ class _SessionReplay:
             and earlier.stop is None
             and earlier.response_ids.size
             and earlier.ended <= call.started
-            and fits_thought(self._messages[call.messages[len(earlier.messages)]], self._messages[earlier.reply])
+            and matches_reasoning(self._messages[call.messages[len(earlier.messages)]], self._messages[earlier.reply])
             and all(map(self._is_same_message, (*earlier.messages, earlier.reply), call.messages))
         ]
         longest = max((len(self._calls[index].messages) for index in found), default=0)

@@ -1,0 +1,27 @@
+"""The tokens of a reply that a piece of its text consists of."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+from ajet.schema.call import Ids
+
+
+def span_of_text(decode: Callable[[Ids], str], ids: Ids, piece: str) -> tuple[int, int] | None:
+    """Return [start, stop) within `ids` of the first occurrence of `piece`; None without one.
+
+    The tokens are the fewest whose texts hold the complete piece; a token that holds more than its beginning or end
+    belongs to it. `decode` returns the text of ids, and is called about 2 log2(N) times.
+    """
+    text = decode(ids)
+    begin = text.find(piece)
+    if begin < 0 or not piece:
+        return None
+    end = begin + len(piece)
+    counts = range(ids.size + 1)
+    first = bisect_left(counts, begin + 1, key=lambda count: len(decode(ids[:count])))
+    last = bisect_left(counts, end, key=lambda count: len(decode(ids[:count])))
+    while last < ids.size and not decode(ids[:last]).startswith(text[:end]):  # a character's bytes go on in the next
+        last += 1
+    return first - 1, last
