@@ -147,7 +147,9 @@ def _has_same_outcome(one: ToolUse, other: ToolUse) -> bool:
 
 def _task_key(task: Task) -> str:
     fields = task.model_dump(mode="json")
-    return compute_digest(canonical_json({name: fields.get(name) for name in ("task_id", "main_query", "init_messages")}))
+    return compute_digest(
+        canonical_json({name: fields.get(name) for name in ("task_id", "main_query", "init_messages")})
+    )
 
 
 def replays_alone(environment: Any) -> bool:

@@ -289,8 +289,8 @@ class Recorder:
         call, stored = self.capture.calls[index], self.stored[index]
         texts, ids = [stored.text], [call.suffix_ids]
         characters, tokens = stored.text_prefix, call.prefix  # those that are still to be taken from ancestors
-        while call.parent is not None and (characters or tokens):
-            call, stored = self.capture.calls[call.parent], self.stored[call.parent]
+        while (parent := call.parent) is not None and (characters or tokens):
+            call, stored = self.capture.calls[parent], self.stored[parent]
             if characters > stored.text_prefix:
                 texts.append((stored.text + stored.reply_text)[: characters - stored.text_prefix])
                 characters = stored.text_prefix

@@ -263,7 +263,9 @@ class Renderer:
         except UnicodeEncodeError as error:
             raise TemplateRefused(f"the messages hold text that is not valid Unicode: {error.reason}") from error
         parts = [text]
-        if self._separators is not None and self._fast.padding is None:  # somebody may have switched padding on since
+        if (
+            self._separators is not None and self._fast is not None and self._fast.padding is None
+        ):  # somebody may have switched padding on since
             parts = [part for part in self._separators.split(text) if part]
         known = {part: self._encoded.get(part) for part in parts}
         missing = [part for part, ids in known.items() if ids is None]

@@ -167,7 +167,9 @@ class ModelPanel:
             raise JudgeFailure(f"no judge answers: {'; '.join(reply.problems)}", retryable=True, own=True)
         return reply
 
-    async def _request_from_member(self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]) -> ChatReply:
+    async def _request_from_member(
+        self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]
+    ) -> ChatReply:
         """Return the answer of one model, with retries. Raises NoAnswerError; JudgeFailure if the budget is exhausted."""
         limits, number = self._limits, 0
         while True:
