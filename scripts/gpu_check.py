@@ -7,7 +7,7 @@
 
 Invariant: a check has passed when its commands ended as they should and what they left on the disk says what it is
 for; nothing is taken from what a command prints of itself. A check whose GPUs or packages are not there is not tried,
-and said. What no check reaches stands in gpu_places.py without one (tests/unit/test_gpu_check.py holds its tables
+and said. What no check reaches stands in gpu_places.py without one (tests/scripts/test_gpu_check.py holds its tables
 against the code). Exit code: 1 where a check failed.
 """
 

@@ -1,6 +1,6 @@
 """Where ajet/ does something that only an accelerator shows, and what shows it.
 
-Invariant: tests/unit/test_gpu_check.py finds those places in the code (a name of CUDA, NCCL, Megatron, SGLang, of an
+Invariant: tests/scripts/test_gpu_check.py finds those places in the code (a name of CUDA, NCCL, Megatron, SGLang, of an
 NPU or of NVIDIA's driver; a comparison with "cpu", whose other side is a GPU's), and the keys that split a model in
 the schema, and holds both tables against them. A value is the name of a check of scripts/gpu_check.py that runs the
 place; or the path of a test that runs both of its sides here, where it is text and configuration alone; or "": nobody

@@ -37,11 +37,13 @@ class Part:
 
 FAULTS, LEARNS, CONTRACT, TUTORIALS = "tests/faults", "tests/learns", "tests/contract", "tests/tutorials"
 VERL = "plugins/ajet_verl/tests"
+PACKAGES = ("algorithm", "backbone", "benchmarks", "commands", "scripts", "store", "workflow")
+"""Folders of tests by package that have extra slow ones."""
 PARTS = (
     Part(
         "kills",
         1100,
-        (FAULTS, LEARNS, *(f"tests/{name}" for name in ("unit", "store", "workflow", "commands", "train"))),
+        (FAULTS, LEARNS, *(f"tests/{package}" for package in PACKAGES)),
         boots=False,
     ),
     Part("mistakes", 900, ("tests/mistakes",), boots=False),

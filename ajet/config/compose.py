@@ -4,7 +4,7 @@ order, by Hydra.
 Invariant: later layers win; only the chosen backbone's layer is read; nothing depends on the working directory; Hydra's
 global state is left as it was found. Where there is nothing for Hydra to understand (no interpolation of the user's, no
 override but values), the layers are merged as it does, in a tenth of the time; what does not merge so is refused by it
-and in its words. tests/unit/test_config_shapes.py holds the two against each other.
+and in its words. tests/config/test_shapes.py holds the two against each other.
 """
 
 from __future__ import annotations

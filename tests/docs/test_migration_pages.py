@@ -26,9 +26,9 @@ from ajet.config.schema.base import walk_keys
 from ajet.config.schema.extended import config_model
 from ajet.schema.errors import ConfigError
 from scripts.reference.pages import cli_md
+from tests.commands.test_job_arguments import NEWEST
+from tests.config.test_keys_agentjet import WHOLE
 from tests.docs.snippets import ROOT
-from tests.unit.test_config_agentjet import WHOLE
-from tests.unit.test_job_arguments import NEWEST
 
 DOCS = ROOT / "docs"
 PAGES = {"agentrl.md": 100, "agentjet.md": 30, "aworld.md": 15}

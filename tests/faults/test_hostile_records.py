@@ -30,8 +30,8 @@ from ajet.schema.errors import UserError
 from ajet_viewer.app import Views, build_app
 from ajet_viewer.library import Library
 from ajet_viewer.view import find_speller
+from tests.record.test_run_directory import experiment
 from tests.record_fixtures import episode
-from tests.unit.test_record_run_directory import experiment
 
 pytestmark = pytest.mark.slow
 

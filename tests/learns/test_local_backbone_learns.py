@@ -83,8 +83,8 @@ def test_each_loss_learns_to_repeat_a_token(settings):
 )
 def test_it_learns_to_repeat_a_token(estimator, rank, dtype):
     """That a run of this backbone learns is in test_spine_learns.py. Estimators differ in the advantages alone, which
-    are held to their formulas in tests/unit/test_algorithm_advantages.py; adapters and dtype in the trainer
-    (tests/unit/test_local_trainer.py)."""
+    are held to their formulas in tests/algorithm/test_credit_assignment.py; adapters and dtype in the trainer
+    (tests/backbone/test_local_trainer.py)."""
     model = tiny_qwen3(vocab_size=VOCABULARY, dtype=dtype, tie_word_embeddings=False)
     config = config_of(algorithm__adv_estimator=estimator, lora__rank=rank, optim__lr=0.01)
     gaps = learns(model, config)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from ajet.cli import launcher
-from tests.unit.kuberay_schema import RAY_JOB
+from tests.support.kuberay_schema import RAY_JOB
 from tests.verl_fixtures import without_verl
 
 pytestmark = [without_verl, pytest.mark.slow]

@@ -37,7 +37,7 @@ from tests.support.gateways import (
     start_gateway,
     timelines,
 )
-from tests.unit.context_tracker_fixtures import episodes
+from tests.support.context_tracker_fixtures import episodes
 
 ARRAYS = ("suffix_ids", "response_ids", "logprobs", "logprobs_unit")
 SPELLED = '<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n</tool_call>'

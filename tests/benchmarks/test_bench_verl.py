@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tests.unit.test_bench_limits import loaded
+from tests.benchmarks.test_bench_limits import loaded
 
 
 @pytest.fixture

@@ -503,7 +503,7 @@ def test_a_run_whose_checkpoints_lie_elsewhere_is_not_begun_anew_over_its_record
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tests.unit.test_record_run_directory import experiment
+from tests.record.test_run_directory import experiment
 from ajet.record import RunDirectory
 run = RunDirectory.open(experiment(Path(sys.argv[1])), root=Path(sys.argv[1]))
 print(run.name, flush=True)

@@ -25,8 +25,8 @@ from ajet.engine.probe import Probe
 from ajet.engine.server_weights import CHANGING
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import EngineFailure, UserError
+from tests.engine.test_vllm_remote import KEY, Server, reply
 from tests.local_fixtures import config_of
-from tests.unit.test_vllm_remote import KEY, Server, reply
 
 IDS = (4, 8, 16)
 REAL = httpx.Client

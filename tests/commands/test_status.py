@@ -14,8 +14,8 @@ from ajet.commands.status import list_lines
 from ajet.record import RunDirectory
 from ajet.record.live_status import format_prometheus, read_live_status
 from ajet.schema.episode import Outcome
+from tests.record.test_run_directory import experiment
 from tests.record_fixtures import episode
-from tests.unit.test_record_run_directory import experiment
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from ajet.cli.launcher import main
 from ajet.record.write_errors import convert_os_errors, require_place
 from ajet.schema.errors import UserError
-from tests.unit.test_record_run_directory import trained
+from tests.record.test_run_directory import trained
 
 YAML = "ajet: {model: {path: embedded:tiny-tools}}\n"
 

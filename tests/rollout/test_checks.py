@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ajet.rollout.checks import find_loop, nonsense, open_checks, wrong_toolcall
 from ajet.schema.call import Call
 from ajet.schema.errors import ConfigError
-from tests.unit.cost_of_text import cost
+from tests.support.cost_of_text import cost
 
 
 def says(text: Any, **more: Any) -> dict[str, Any]:

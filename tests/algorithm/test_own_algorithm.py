@@ -10,7 +10,7 @@ import pytest
 from ajet.algorithm.own_algorithm import explain_failures, require_finite
 from ajet.cli import launcher
 from ajet.schema.errors import UserError
-from tests.unit.test_algorithm_advantages import algorithm
+from tests.algorithm.test_credit_assignment import algorithm
 
 YAML = """
 ajet:

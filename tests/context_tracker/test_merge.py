@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
 from ajet.schema.call import full_ids, prompt_ids
-from tests.unit.context_tracker_fixtures import episodes, make_call
+from tests.support.context_tracker_fixtures import episodes, make_call
 
 pytestmark = pytest.mark.slow
 

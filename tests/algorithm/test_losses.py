@@ -22,8 +22,8 @@ from ajet.config import AjetConfig
 from ajet.config.plugins import find_parts
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import ConfigError, UserError
+from tests.algorithm.test_loss_terms import ADVANTAGES, LOGPROBS, OLD, clipped_by_hand, huber, numeric_gradient
 from tests.local_fixtures import config_of, episode_of, random_samples, tiny_qwen3, weights_of
-from tests.unit.test_algorithm_losses import ADVANTAGES, LOGPROBS, OLD, clipped_by_hand, huber, numeric_gradient
 
 ENGINE = [-0.3, -1.2, -2.0, -0.9, -1.1, -1.0, -0.7, -1.9]
 REPLIES = [0, 0, 0, 1, 1, 2, 2, 2]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ajet.context_tracker import choose, cut_over_length, forks, snaps, timelines
 from ajet.schema.call import VersionRun, full_ids, prompt_ids
-from tests.unit.context_tracker_fixtures import episodes, make_call, shuffled
+from tests.support.context_tracker_fixtures import episodes, make_call, shuffled
 
 settings.register_profile("tracker", max_examples=100, deadline=None)
 settings.load_profile("tracker")

@@ -13,7 +13,7 @@ from ajet.task_judge.extraction import (
     strip_thoughts,
     tagged_answer,
 )
-from tests.unit.cost_of_text import cost
+from tests.support.cost_of_text import cost
 
 PIECES = st.sampled_from(
     [r"\boxed{", r"\fbox {", "{", "}", r"\{", r"\}", "\\", "42", " ", "\n", "$", "\x08oxed{", "#### "]
