@@ -77,7 +77,7 @@ def _run_proxy(
     run: RunDirectory, wanted: ObserveOptions, endpoint: str, key: str | None, interrupts: Interrupts
 ) -> None:
     from ajet.gateway.listener import listen
-    from ajet.gateway.observing import Proxy, Server, Sessions
+    from ajet.gateway.observing import ObservedSessions, ObservingRelay, RelayServer
 
     closed: deque[tuple[Episode, Path]] = deque()
     waiting = threading.Semaphore(0)
@@ -86,7 +86,7 @@ def _run_proxy(
         closed.append((episode, file))
         waiting.release()
 
-    sessions = Sessions(
+    sessions = ObservedSessions(
         run.path / OPEN,
         run.redact,
         take,
@@ -99,8 +99,8 @@ def _run_proxy(
     address = f"http://{host}:{listening.getsockname()[1]}"
     if adopted := sessions.adopt(_find_left_sessions(run.path)):
         logger.info("goes on with {} that an earlier process left", counted(adopted, "session"))
-    proxy = Proxy(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
-    server = Server(proxy, sessions, listening)
+    relay = ObservingRelay(endpoint, sessions, key=key, token_ids=wanted.token_ids, timeout=wanted.timeout)
+    server = RelayServer(relay, sessions, listening)
     recording = EpisodeRecording(run)
     run.status.set(phase="serving", step=0, url=address)
     _print_address(address, endpoint, run, key)

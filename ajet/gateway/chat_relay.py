@@ -38,6 +38,7 @@ async def relay_chat(
     body = build_chat_body(request, run)
     reply.deltas.clear()
     reply.chunk_ends.clear()
+    reply.is_readable = True
     async with recorder.admission_lock:
         recorder.refuse_ended()
         call = reply.call = recorder.add(
@@ -67,6 +68,7 @@ async def relay_chat(
     if recorder.is_settled(call):
         raise build_ended_error()
     recorder.settle(call, finish, message=message)
+    reply.is_readable = True  # the client may have left when nothing was left to cancel
     reply.message, reply.finish = message, finish
     reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
 

@@ -201,6 +201,8 @@ class InflightCall:
         for reply in running:
             assert reply.task is not None
             reply.state = ReplyState.IDLE
+            if reply.stream is None:  # a chat engine begins anew: who comes back must not read this beginning
+                reply.is_readable = False
             reply.task.cancel()
         return [reply.task for reply in running if reply.task is not None]
 

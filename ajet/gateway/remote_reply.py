@@ -20,7 +20,6 @@ from ajet.gateway.dialects.responses.items import messages_of
 from ajet.gateway.dialects.responses.kept import KeptResponses
 from ajet.gateway.remote_stream import MALFORMED, DialectName
 from ajet.gateway.request import Refused
-from ajet.record.console import counted
 from ajet.schema.call import FinishReason
 
 _NAMES: Mapping[DialectName, str] = {
@@ -188,7 +187,7 @@ def _describe_text(text: str) -> str:
         name = " ".join(html.unescape(re.sub("<[^>]*>", "", title[2])).split()) if title else ""
         return f"a page of HTML ({_shorten(name)})" if name else "a page of HTML"
     if text.lstrip().startswith(("{", "[")) and _is_cut_json(text):
-        return f"JSON that breaks off after {counted(len(text), 'character')}"
+        return f"JSON that breaks off after {len(text)} character{'' if len(text) == 1 else 's'}"
     return f"text: {_shorten(text)}"
 
 

@@ -80,7 +80,7 @@ class Reply:
 
     # What readers may see.
     is_readable: bool = False
-    """False while the reply may still be rejected."""
+    """False while the reply may still be rejected, or made anew."""
     deltas: list[Delta] = field(default_factory=list)
     """Of a chat engine; those of a token engine are in `stream`."""
     chunk_ends: list[tuple[int, int]] = field(default_factory=list)
@@ -131,7 +131,7 @@ class ReplyReader:
         reply, stream = self.reply, self.reply.stream
         reply.has_news = False
         chunks: list[ReplyChunk] = []
-        if stream is None or reply.is_readable:
+        if reply.is_readable:
             while self._chunk_ends < len(reply.chunk_ends):
                 self._add_chunk(chunks, *reply.chunk_ends[self._chunk_ends])
                 self._chunk_ends += 1

@@ -12,7 +12,7 @@ import pytest
 
 from ajet.environment.services.gym_env import GymEnv
 from ajet.environment.services.wire import EnvService
-from ajet.gateway.observing import Sessions
+from ajet.gateway.observing import ObservedSessions
 from ajet.gateway.recorder import Recorder
 from ajet.record.secrets import Redactor
 from ajet.rollout.attempt import Attempt
@@ -68,7 +68,7 @@ def test_of_an_observed_session(put_on: Any, tmp_path: Path) -> None:
     def take(episode: Episode, _: Path) -> None:
         closed.append(episode.task.task_id)
 
-    sessions = Sessions(tmp_path, Redactor({}), take, tmp_path / "late", idle=HOUR_S / 2)
+    sessions = ObservedSessions(tmp_path, Redactor({}), take, tmp_path / "late", idle=HOUR_S / 2)
     sessions.find("at work")
     put_on()
     sessions.close_idle()

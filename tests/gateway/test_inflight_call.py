@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.gateways import (
     ASK,
     EpisodeSession,
     RunningGateway,
+    ScriptedChat,
     ScriptedEngine,
     ScriptedReply,
     renderer_of_style,
@@ -32,6 +34,19 @@ class SlowlyEndingEngine(ScriptedEngine):
         try:
             async for chunk in super().generate(request):
                 yield chunk
+        except (asyncio.CancelledError, GeneratorExit):
+            await asyncio.sleep(CLEANUP_S)
+            raise
+
+
+class SlowlyEndingChat(ScriptedChat):
+    """Streams slowly, and takes a while to end a stream that is cancelled."""
+
+    async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async for chunk in super().stream(request):
+                yield chunk
+                await asyncio.sleep(0.02)
         except (asyncio.CancelledError, GeneratorExit):
             await asyncio.sleep(CLEANUP_S)
             raise
@@ -119,3 +134,29 @@ def test_clients_that_leave_and_return_quickly_share_one_reply(gateway: RunningG
 def test_a_path_that_ends_in_a_newline_is_not_found(gateway: RunningGateway) -> None:
     answer = httpx.post(f"{gateway.base_url}/chat/completions%0A", json={"messages": ASK})
     assert answer.status_code == 404
+
+
+def read_text(events: str) -> str:
+    """Return the text of streamed chunks of Chat Completions."""
+    chunks = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+
+
+def test_a_client_that_returns_to_a_chat_engine_gets_one_reply() -> None:
+    async def play(session: EpisodeSession) -> httpx.Response:
+        endpoint = session.endpoint()
+        key = {"authorization": f"Bearer {endpoint.api_key}"}
+        request = {"method": "POST", "url": f"{endpoint.base_url}/chat/completions"}
+        body = {"messages": ASK, "stream": True}
+        async with httpx.AsyncClient(timeout=30) as client, client.stream(**request, json=body, headers=key) as begun:
+            async for part in begun.aiter_text():
+                if "c" in read_text(part):
+                    break
+        await asyncio.to_thread(session.wait_until, lambda: session.readers == 0)
+        return await request_reply(session, headers={"x-stainless-retry-count": "1"}, stream=True)
+
+    with start_gateway(engine=SlowlyEndingChat(["abcdefgh" * 20, "01234567"])) as running:
+        session = running.open()
+        answer = asyncio.run(play(session))
+        assert read_text(answer.text) == "01234567"
+        assert [call.finish for call in session.close().calls] == ["aborted", "stop"]

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.gateway.observing import Proxy, Sessions, sessions
+from ajet.gateway.observing import ObservedSessions, ObservingRelay, sessions
 from ajet.gateway.observing.feedback import SCORER, Feedback
-from ajet.gateway.observing.requests import read_request
-from ajet.gateway.observing.session import Ended
+from ajet.gateway.observing.session import ObservedCall
+from ajet.gateway.observing.sessions import RunningCall
 from ajet.record.secrets import Redactor
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "2 + 2?"}]}
@@ -35,8 +35,17 @@ STEPS = st.lists(
 )
 
 
-def said(reply: str) -> Ended:
-    return Ended({"id": reply, "choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]})
+def asked() -> ObservedCall:
+    return ObservedCall(dialect="chat", agent="agent", sent=ASK, started=0.0)
+
+
+def said(reply: str):
+    return {"id": reply, "choices": [{"message": {"content": "4"}, "finish_reason": "stop"}]}
+
+
+def replied(running: RunningCall, body) -> RunningCall:
+    running.row.said = body
+    return running
 
 
 class Play:
@@ -45,7 +54,7 @@ class Play:
     def __init__(self, folder: Path, turns: list[int]) -> None:
         self.closed, self.answers, self.begun = [], {}, Counter()
         self.open, self.late = folder / "open", folder / "late.jsonl"
-        self.sessions = Sessions(self.open, Redactor({}), self.keep, self.late, idle=-1.0)
+        self.sessions = ObservedSessions(self.open, Redactor({}), self.keep, self.late, idle=-1.0)
         self.turns, self.taken = turns or [0], 0
 
     def keep(self, episode, file):
@@ -66,17 +75,17 @@ class Play:
     async def call(self, name, turns):
         reply = f"reply {self.begun.total()}"
         self.begun[name] += 1
-        session, asked = await self.sessions.begin(name, "chat", ASK, read_request("chat", ASK), "agent")
+        running = await self.sessions.begin(name, asked())
         for _ in range(turns):
             await asyncio.sleep(0)
-        await self.sessions.call_ended(session, asked, said(reply))
+        await self.sessions.end(replied(running, said(reply)))
 
     async def word(self, number, end, **about):
         known = self.begun[about["session"]] > 0 if "session" in about else about["reply"] < self.begun.total()
         if "reply" in about:
             about = {"reply": f"reply {about['reply']}"}
         given = Feedback(time.time(), comment=f"word {number}", end=end, **about)
-        answer = await self.sessions.feedback(given)
+        answer = await self.sessions.add_feedback(given)
         assert answer["recorded"] and (answer["known"] or not known), (given, answer)
         self.answers[f"word {number}"] = answer
 
@@ -147,12 +156,12 @@ def test_a_session_that_is_over_while_a_call_runs_takes_words_about_its_replies(
 
     async def parted():
         await play.call("a", 0)
-        session, asked = await play.sessions.begin("a", "chat", ASK, read_request("chat", ASK), "agent")
+        running = await play.sessions.begin("a", asked())
         await play.word(1, True, session="a")
         await play.word(2, False, reply=0)  # a reply of the session that is over
         await play.word(3, False, session="a")  # nothing else has its name yet
         assert not play.closed
-        await play.sessions.call_ended(session, asked, said("reply 1"))
+        await play.sessions.end(replied(running, said("reply 1")))
 
     asyncio.run(parted())
     [episode] = play.closed
@@ -164,9 +173,9 @@ def test_a_reply_without_a_word_in_it_is_known(tmp_path):
     play = Play(tmp_path, [0])
 
     async def empty():
-        session, asked = await play.sessions.begin("a", "chat", ASK, read_request("chat", ASK), "agent")
-        await play.sessions.call_ended(session, asked, Ended({"id": "reply 0", "choices": []}))
-        assert (await play.sessions.feedback(Feedback(1.0, reply="reply 0", liked=False)))["session"] == "a"
+        running = await play.sessions.begin("a", asked())
+        await play.sessions.end(replied(running, {"id": "reply 0", "choices": []}))
+        assert (await play.sessions.add_feedback(Feedback(1.0, reply="reply 0", liked=False)))["session"] == "a"
 
     asyncio.run(empty())
 
@@ -176,10 +185,10 @@ def test_a_word_that_cannot_be_written_is_not_acknowledged_and_ends_no_session(t
     full = patch.object(sessions, "append_lines", side_effect=OSError(28, "No space left on device"))
 
     async def no_room():
-        session, asked = await play.sessions.begin("a", "chat", ASK, read_request("chat", ASK), "agent")
+        running = await play.sessions.begin("a", asked())
         with full, pytest.raises(OSError, match="No space left"):
             await play.word(1, True, session="a")
-        await play.sessions.call_ended(session, asked, said("reply 0"))
+        await play.sessions.end(replied(running, said("reply 0")))
         assert not play.closed
         await play.word(2, True, session="a")
 
@@ -189,7 +198,9 @@ def test_a_word_that_cannot_be_written_is_not_acknowledged_and_ends_no_session(t
 
 
 def test_a_client_is_told_that_its_word_could_not_be_written(tmp_path):
-    proxy = Proxy("http://127.0.0.1:9/v1", Sessions(tmp_path, Redactor({}), lambda *_: None, tmp_path / "late"))
+    proxy = ObservingRelay(
+        "http://127.0.0.1:9/v1", ObservedSessions(tmp_path, Redactor({}), lambda *_: None, tmp_path / "late")
+    )
     body = json.dumps({"session": "a", "liked": True}).encode()
     scope = {"type": "http", "method": "POST", "raw_path": b"/feedback", "headers": [], "state": {}}
     head = {"headers": [(b"content-type", b"application/json")]}
@@ -213,12 +224,14 @@ def test_a_session_that_a_word_had_ended_is_not_gone_on_with_after_a_kill(tmp_pa
     files = []
     for began, rows in ((1.0, []), (2.0, [{"feedback": {"at": 2.5, "session": "a", "end": True}}]), (3.0, [])):
         file = left / f"{uuid.uuid4().hex}.jsonl"
-        call = {"dialect": "chat", "agent": "agent", "sent": ASK, "said": said("r").body, "problem": "", "finish": None,
+        call = {"dialect": "chat", "agent": "agent", "sent": ASK, "said": said("r"), "problem": "", "finish": None,
                 "started": began, "ended": began}  # fmt: skip
         rows = [{"session": "a", "number": 0, "began": began}, call, *rows]
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         files.append(file)
     closed = []
-    made = Sessions(tmp_path / "open", Redactor({}), lambda episode, _: closed.append(episode.started), tmp_path / "l")
+    made = ObservedSessions(
+        tmp_path / "open", Redactor({}), lambda episode, _: closed.append(episode.started), tmp_path / "l"
+    )
     assert made.adopt(files) == 3 and sorted(closed) == [1.0, 2.0]
     assert made.find("a").began == 3.0

@@ -16,7 +16,7 @@ import pytest
 from ajet.engine.scripted import ScriptedChat
 from ajet.gateway import Gateway, server
 from ajet.gateway.listener import listen
-from ajet.gateway.observing import Proxy, Server, Sessions
+from ajet.gateway.observing import ObservedSessions, ObservingRelay, RelayServer
 from ajet.gateway.server_thread import start_server
 from ajet.record.secrets import Redactor
 from ajet.schema.errors import UserError
@@ -57,12 +57,12 @@ def test_a_gateway_that_has_no_descriptors_left_for_its_loop_says_so(monkeypatch
 
 
 def test_a_proxy_that_has_no_descriptors_left_for_its_loop_says_so(monkeypatch, tmp_path, recwarn):
-    sessions = Sessions(tmp_path, Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
+    sessions = ObservedSessions(tmp_path, Redactor({}), lambda *_: None, tmp_path / "late.jsonl")
     listening = listen("127.0.0.1", 0, name="proxy", where="")
     monkeypatch.setattr(asyncio, "new_event_loop", full)
     monkeypatch.setattr(asyncio.events, "new_event_loop", full)
     with pytest.raises(OSError, match="Too many open files"):
-        within(lambda: Server(Proxy("http://127.0.0.1:9/v1", sessions), sessions, listening))
+        within(lambda: RelayServer(ObservingRelay("http://127.0.0.1:9/v1", sessions), sessions, listening))
     assert listening.fileno() == -1 and not [each for each in recwarn if "never awaited" in str(each.message)]
 
 

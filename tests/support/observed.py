@@ -18,8 +18,8 @@ import pytest
 
 from ajet.commands.observe import ObserveOptions, observe
 from ajet.gateway.listener import listen
-from ajet.gateway.observing import Proxy, Server, Sessions, copied_reply, sessions
-from ajet.gateway.observing.proxy import ENDED
+from ajet.gateway.observing import ObservedSessions, ObservingRelay, RelayServer, reply_copy, sessions
+from ajet.gateway.observing.relay import ENDED
 from ajet.record.secrets import Redactor
 from ajet.schema.episode import Episode
 from ajet_datagen.tracing.sources import read_sources
@@ -94,10 +94,10 @@ class ObservingProxy:
     def __init__(self, url: str, folder: Path, **options: Any) -> None:
         self.episodes: list[Episode] = []
         self.files: list[Path] = []
-        self._sessions = Sessions(folder / "open", Redactor({}), self._take, folder / "late.jsonl", "run")
+        self._sessions = ObservedSessions(folder / "open", Redactor({}), self._take, folder / "late.jsonl", "run")
         listening = listen("127.0.0.1", 0, name="proxy", where="")
         self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        self._server = Server(Proxy(url, self._sessions, **options), self._sessions, listening)
+        self._server = RelayServer(ObservingRelay(url, self._sessions, **options), self._sessions, listening)
 
     def ask(self, body: Any, path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
         """Send a request with the customer's key."""
@@ -133,7 +133,9 @@ def observed(url: str, folder: Path, **options: Any) -> Iterator[ObservingProxy]
 def take_up_sessions(files: Sequence[Path], folder: Path) -> tuple[int, list[Episode]]:
     """Take up what an earlier process left and end it; return the number of sessions and their episodes."""
     closed: list[Episode] = []
-    taken = Sessions(folder / "open", Redactor({}), lambda episode, _: closed.append(episode), folder / "late.jsonl")
+    taken = ObservedSessions(
+        folder / "open", Redactor({}), lambda episode, _: closed.append(episode), folder / "late.jsonl"
+    )
     count = taken.adopt(files)
     taken.close_idle(all_of_them=True)
     return count, closed
@@ -154,7 +156,7 @@ def count_traces(folder: Path) -> tuple[int, int]:
 def limit_copied_replies(size: int) -> Iterator[None]:
     """Within the block at most `size` bytes of a reply are kept."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copied_reply, "MOST_KEPT", size)
+        patch.setattr(reply_copy, "MAX_COPIED", size)
         yield
 
 
@@ -162,7 +164,7 @@ def limit_copied_replies(size: int) -> Iterator[None]:
 def report_silence_from(seconds: float) -> Iterator[None]:
     """Within the block a client that left is warned of if the endpoint had been silent for so long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copied_reply, "WORTH_A_WORD", seconds)
+        patch.setattr(reply_copy, "LOGGED_SILENCE_S", seconds)
         yield
 
 
@@ -170,7 +172,7 @@ def report_silence_from(seconds: float) -> Iterator[None]:
 def limit_session_calls(count: int) -> Iterator[None]:
     """Within the block a session ends after `count` calls, and another one goes on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "MOST_CALLS", count)
+        patch.setattr(sessions, "MAX_CALLS", count)
         yield
 
 
@@ -178,5 +180,5 @@ def limit_session_calls(count: int) -> Iterator[None]:
 def wait_for_calls(seconds: float) -> Iterator[None]:
     """Within the block feedback on a reply that is not known waits so long for calls under way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "PATIENCE", seconds)
+        patch.setattr(sessions, "REPLY_WAIT_S", seconds)
         yield

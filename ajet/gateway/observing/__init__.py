@@ -1,13 +1,11 @@
-"""Observing: an agent at work, recorded on its way to a model that is not ours.
+"""Observing: a relay in front of an endpoint that records an agent's calls as episodes.
 
-In: requests of any client to any endpoint (Chat Completions, Completions, Responses, Messages). Out: the endpoint's
-own bytes to the client, and per session an `Episode`. Invariants: what passes is not changed and waits for no disk;
-what was said is in the session's file before anything else is done with it; no key is kept; a call that failed, was
-cut or left alone by its client is recorded as such.
+Invariant: what passes is not changed and waits for no disk. The gateway's dialects parse the requests, and
+`ajet.gateway.remote_reply` the replies, as for a chat engine.
 """
 
-from ajet.gateway.observing.proxy import Proxy
-from ajet.gateway.observing.server import Server
-from ajet.gateway.observing.sessions import Sessions
+from ajet.gateway.observing.relay import ObservingRelay
+from ajet.gateway.observing.server import RelayServer
+from ajet.gateway.observing.sessions import ObservedSessions
 
-__all__ = ["Proxy", "Server", "Sessions"]
+__all__ = ["ObservedSessions", "ObservingRelay", "RelayServer"]

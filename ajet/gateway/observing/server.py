@@ -1,6 +1,6 @@
-"""Server: a proxy that answers, on a thread and loop of its own.
+"""RelayServer: an observing relay on a thread and loop of its own.
 
-Invariant: once `stop` has returned, every call is recorded as far as it came and every session has ended.
+Invariant: once `stop` has returned, every call is recorded as far as it came, and every session has ended.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from collections.abc import Callable
 from contextlib import closing
 
 from ajet.gateway.listener import Listener
-from ajet.gateway.observing.proxy import Proxy
-from ajet.gateway.observing.sessions import Sessions
+from ajet.gateway.observing.relay import ObservingRelay
+from ajet.gateway.observing.sessions import ObservedSessions
 from ajet.gateway.server_thread import start_server
 
-LOOK_S = 1.0
-"""Between two looks whether sessions are idle."""
+_CHECK_EVERY_S = 1.0
+"""Seconds between two checks for idle sessions."""
 
 
-class Server:
-    """The proxy on a thread and loop of its own."""
+class RelayServer:
+    """Serves a relay until it is stopped."""
 
-    def __init__(self, proxy: Proxy, sessions: Sessions, listening: socket.socket) -> None:
-        self._proxy, self._sessions, self._listening = proxy, sessions, listening
+    def __init__(self, relay: ObservingRelay, sessions: ObservedSessions, listening: socket.socket) -> None:
+        self._relay, self._sessions, self._listening = relay, sessions, listening
         self._thread = start_server(self._run, name="ajet-observe")
 
     @property
     def idle(self) -> bool:
-        """Nobody is being answered."""
-        return self._proxy.idle
+        """True if no request is being answered."""
+        return self._relay.idle
 
     def stop(self) -> None:
-        """No more requests; what is under way ends, and every session with it."""
+        """Stop serving: requests under way end, and every session with them."""
         self._listener.stop()
         self._thread.join()
 
@@ -41,17 +41,17 @@ class Server:
             asyncio.run(serving)
 
     async def _serve(self, started: Callable[[], None]) -> None:
-        self._listener = Listener(self._proxy)
-        looking = asyncio.ensure_future(self._look())
+        self._listener = Listener(self._relay)
+        checking = asyncio.ensure_future(self._close_idle_sessions())
         started()
         try:
             await self._listener.serve(sockets=[self._listening])
         finally:
-            looking.cancel()
-            await self._proxy.close()
+            checking.cancel()
+            await self._relay.close()
             self._sessions.close_idle(all_of_them=True)
 
-    async def _look(self) -> None:
+    async def _close_idle_sessions(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
             self._sessions.close_idle()

@@ -1,119 +1,147 @@
-"""Session: one conversation of an observed agent, from its first call on, and the episode that it comes to.
+"""ObservedSession: one conversation of an observed agent, from its first call on, and the episode it becomes.
 
-Invariant: each request is a call, whatever became of it; tokens are there only where the endpoint gave them, and
-nothing is encoded. Everything but `episode` changes it, one call at a time (`recording`); its file is written by
-`Sessions`.
+Invariant: each request is a call, whatever became of it, and its messages are those that the gateway's dialects parse.
+What they do not know is recorded as it was sent; nothing is refused, for the endpoint is not ours. One call at a time
+changes a session (`recording`); its file is written by `ObservedSessions`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from ajet.context_tracker.timeline_making import timelines
-from ajet.gateway.observing.feedback import Feedback, verdict_of
-from ajet.gateway.observing.requests import Sent
+from ajet.gateway.dialects.anthropic import CountTokensDialect
+from ajet.gateway.dialects.chat import ChatDialect
+from ajet.gateway.dialects.completions import CompletionsDialect
+from ajet.gateway.dialects.contract import Caller, Dialect
+from ajet.gateway.dialects.responses import ResponsesDialect
+from ajet.gateway.observing.feedback import Feedback, build_verdict
 from ajet.gateway.recorder import Recorder, common_start
-from ajet.gateway.remote_reply import RemoteChoice, RemoteReply, parse_reply
+from ajet.gateway.remote_reply import RemoteChoice, RemoteReply, open_reasoning, parse_reply
 from ajet.gateway.remote_stream import DialectName
+from ajet.gateway.request import ParsedRequest, Refused
+from ajet.record.secrets import Redactor
 from ajet.schema.call import Call, FinishReason, Terms, full_ids
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.messages import extract_text
+from ajet.schema.secrets import is_secret_name
+from ajet.schema.settled import parse_storable_json
 from ajet.schema.task import Task
 
-LOOKED_AT = 8
-"""Calls before one whose tokens it may share, beside the one that it goes on from."""
+_DIALECTS: Mapping[DialectName, tuple[Dialect, tuple[str, ...]]] = {
+    "chat": (ChatDialect(None), ("messages", "tools")),
+    "completions": (CompletionsDialect(None), ("prompt",)),
+    "responses": (ResponsesDialect(None), ("input", "instructions", "previous_response_id", "tools")),
+    "anthropic": (CountTokensDialect(1), ("messages", "system", "tools")),  # refuses no beginning of a reply
+}
+"""The dialects, and the fields of a request that hold its conversation: others are the endpoint's to refuse."""
+_OPTIONAL = ("tools", "previous_response_id")
+"""Fields without which the rest of a conversation can still be parsed."""
+_NO_SETTINGS = ("messages", "system", "prompt", "input", "instructions", "tools", "model", "stream", "stream_options")
+_COMPARED_CALLS = 8
+"""The latest calls whose tokens a new one may share, besides the call that it continues."""
 
 
-@dataclass(slots=True)
-class Asked:
-    """A call under way."""
+class ObservedCall(BaseModel):
+    """A request and its reply, as a row of the session's file."""
 
+    model_config = ConfigDict(strict=True)
     dialect: DialectName
     agent: str
-    body: Mapping[str, Any]
-    sent: Sent
-    call: Call
-
-
-@dataclass(slots=True)
-class Ended:
-    """How a call ended. `body`: the reply, whole or what came of it; `problem`: "" where it is whole."""
-
-    body: Any
+    sent: dict[str, Any]
+    """Without keys."""
+    said: Any = None
+    """The reply, complete or what came of it; None if nothing did."""
     problem: str = ""
+    """Why there is no complete reply."""
     finish: FinishReason | None = None
     """None: as the reply says."""
+    started: FiniteFloat
+    ended: FiniteFloat = 0.0
 
 
-class Session:
-    """One that is open."""
+class ObservedSession:
+    """An open session."""
 
     def __init__(self, name: str, number: int, file: Path, began: float) -> None:
         self.name, self.number, self.file = name, number, file
         self.uuid = file.stem
-        self.began, self.touched = began, time.monotonic()
-        """By the system clock, as the record says it; and when it was used last, by the monotonic one."""
-        self.under_way = 0
+        self.began, self.used = began, time.monotonic()
+        """When it began, by the system clock; when it was used last, by the monotonic one."""
+        self.running = 0
+        """Calls under way."""
         self.calls = self.bytes = 0
-        """That have ended; of the file."""
-        self.over = self.closed = False
-        """Said to be over: it ends with what is under way. Its episode is made."""
+        """Calls that have ended; bytes of the file."""
+        self.is_over = self.is_closed = False
+        """It ends with the calls under way; its episode is built."""
         self.feedback: list[Feedback] = []
-        self.turn, self.recording = asyncio.Lock(), asyncio.Lock()
-        """Of who writes to its file; of who begins or settles a call."""
+        self.writing, self.recording = asyncio.Lock(), asyncio.Lock()
+        """Held while its file is written, and while a call begins or settles."""
         self._recorder = Recorder()
-        self._replies: set[str] = set()
-        self._responses: dict[str, Call] = {}
-        """Those of the replies that something can go on from."""
+        self._reply_ids: set[str] = set()
+        self._stored: dict[str, Any] = {}
+        """What the dialects remember of the session."""
+        self._requests: dict[int, ParsedRequest] = {}
+        """The requests of calls under way, by the call's index."""
 
-    def begin(self, dialect: DialectName, body: Mapping[str, Any], sent: Sent, agent: str) -> Asked:
-        """A call is asked."""
-        return Asked(dialect, agent, body, sent, self._enter(sent, agent, dialect))
+    def begin(self, row: ObservedCall) -> Call:
+        """Record a request."""
+        request, dropped = _parse_request(row, self._stored)
+        call = self._add_call(row, request)
+        self._requests[call.index] = request
+        call.extra |= {"follows_unseen": True} if "previous_response_id" in dropped else {}
+        call.extra |= {"sent": row.sent} if dropped - {"previous_response_id"} else {}
+        return call
 
-    def settle(self, asked: Asked, ended: Ended) -> RemoteReply:
-        """Settle a call that has ended."""
+    def settle(self, row: ObservedCall, call: Call) -> None:
+        """Record how a call has ended."""
         self.calls += 1
-        broken = ended.body is None and bool(ended.problem)
-        answer = RemoteReply() if broken else parse_reply(asked.dialect, ended.body)
-        problem = ended.problem or answer.problem
-        choices = answer.choices or (None,)
-        calls = [asked.call, *(self._enter(asked.sent, asked.agent, asked.dialect) for _ in choices[1:])]
-        for call, said in zip(calls, choices, strict=True):
-            self._settle(call, said, answer, problem, ended)
-        if answer.id:
-            self._replies.add(answer.id)
-        if asked.call.reply is not None and answer.id:
-            self._responses[answer.id] = asked.call
-        return answer
+        request = self._requests.pop(call.index)
+        failed = row.said is None and bool(row.problem)
+        reply = RemoteReply() if failed else parse_reply(row.dialect, row.said)
+        if reply.id:
+            self._reply_ids.add(reply.id)
+        if not reply.choices:
+            self._settle_choice(row, call, None, reply)
+        for index, choice in enumerate(reply.choices):
+            if index:
+                first, call = call, self._add_call(row, request)
+                call.extra = {**first.extra, **call.extra}
+            self._settle_choice(row, call, choice, reply)
+        if row.dialect == "responses" and reply.choices and reply.id and request.options is not None:
+            output = open_reasoning(row.said["output"])
+            request.options.store_response({"status": "completed", "tools": [], **row.said, "output": output})
 
-    def knows(self, reply: str) -> bool:
-        """Whether the reply of this id is one of its own."""
-        return reply in self._replies
+    def has_reply(self, reply: str) -> bool:
+        """Return True if the endpoint gave a reply of the session this id."""
+        return reply in self._reply_ids
 
-    def episode(self, run: str) -> Episode:
-        """The episode of all its calls."""
+    def build_episode(self, run: str) -> Episode:
+        """Return the episode of all calls."""
         capture = self._recorder.capture
         calls, messages = capture.calls, capture.messages
         lines, untrained = timelines(calls)
-        asked = next((extract_text(messages[at]) for call in calls for at in call.messages if _asks(messages[at])), "")
-        exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
-        task = Task(main_query=asked, task_id=self.name, metadata={"observed": True, "exact": exact})
-        last = calls[-1] if calls else None
+        asked = (messages[at] for call in calls for at in call.messages)
+        query = next((extract_text(message) for message in asked if message.get("role") == "user"), "")
+        is_exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
         failure = None
-        if last is not None and last.error:
-            left = last.finish == "aborted"
-            failure = Failure("agent" if left else "engine", "left" if left else "endpoint", last.error)
+        if calls and calls[-1].error:
+            has_left = calls[-1].finish == "aborted"
+            failure = Failure("agent" if has_left else "engine", "left" if has_left else "endpoint", calls[-1].error)
         return Episode(
             self.uuid,
-            task,
+            Task(main_query=query, task_id=self.name, metadata={"observed": True, "exact": is_exact}),
             self.number,
             0,
             "debug",
@@ -121,7 +149,7 @@ class Session:
             run=run,
             status="failed" if failure else "completed",
             failure=failure,
-            verdict=verdict_of(self.feedback),
+            verdict=build_verdict(self.feedback),
             calls=calls,
             messages=messages,
             tools=capture.tools,
@@ -131,69 +159,94 @@ class Session:
             ended=max((call.ended for call in calls), default=self.began),
         )
 
-    def _enter(self, sent: Sent, agent: str, dialect: DialectName) -> Call:
-        messages: Sequence[dict[str, Any]] = sent.messages
-        extra: dict[str, Any] = {"model": sent.model, "dialect": dialect, "settings": dict(sent.settings)}
-        if sent.follows is not None:
-            before = self._responses.get(sent.follows)
-            if before is not None:
-                messages = [*self._conversation(before, messages), *messages]
-                messages.sort(key=lambda each: each.get("role") != "system")
-            else:
-                extra["follows_unseen"] = True
-        if sent.raw is not None:
-            extra["sent"] = dict(sent.raw)
+    def _add_call(self, row: ObservedCall, request: ParsedRequest) -> Call:
         recorder = self._recorder
+        model = row.sent.get("model")
+        settings = {name: value for name, value in row.sent.items() if name not in _NO_SETTINGS}
         call = recorder.add(
-            agent=agent,
-            target=agent,
+            agent=row.agent,
+            target=row.agent,
             trained=False,
-            messages=messages,
-            tools=sent.tools,
-            match=recorder.conversations.match(agent, messages),
+            messages=request.messages,
+            tools=request.tools,
+            match=recorder.conversations.match(row.agent, request.messages),
             prompt=None,
-            temperature=_number(sent.settings.get("temperature"), 1.0),
+            temperature=_read_temperature(settings.get("temperature")),
         )
-        call.extra |= extra
+        call.extra |= {"model": model if isinstance(model, str) else "", "dialect": row.dialect, "settings": settings}
         return call
 
-    def _conversation(self, before: Call, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What went before a response, and itself; instructions are those of the new request."""
-        messages = self._recorder.capture.messages
-        told = [messages[at] for at in before.messages] + ([messages[before.reply]] if before.reply is not None else [])
-        return [each for each in told if each.get("role") != "system"] if any(map(_instructs, own)) else told
+    def _settle_choice(self, row: ObservedCall, call: Call, choice: RemoteChoice | None, reply: RemoteReply) -> None:
+        problem = row.problem or reply.problem
+        call.extra |= {"id": reply.id, "usage": dict(reply.usage), "exact": False}
+        if choice is None:
+            if row.said is not None:
+                call.extra["said"] = row.said
+            self._recorder.settle(call, row.finish or "error", error=problem or None)
+            return
+        if choice.reply_ids and not problem:
+            self._set_tokens(call, choice)
+        finish = row.finish or ("error" if problem else choice.finish)
+        self._recorder.settle(call, finish, message=choice.message, error=problem or None)
 
-    def _settle(self, call: Call, said: RemoteChoice | None, answer: RemoteReply, problem: str, ended: Ended) -> None:
-        finish = ended.finish or ("error" if said is None or problem else said.finish)
-        call.extra |= {"id": answer.id, "usage": dict(answer.usage), "exact": False}
-        if said is None and ended.body is not None:
-            call.extra["said"] = ended.body
-        if said is not None and len(said.reply_ids) and not problem:
-            self._set_tokens(call, said, self._recorder.stored[call.index].extends)
-        self._recorder.settle(call, finish, message=said.message if said else None, error=problem or None)
-
-    def _set_tokens(self, call: Call, choice: RemoteChoice, extends: int | None) -> None:
-        calls = self._recorder.capture.calls
+    def _set_tokens(self, call: Call, choice: RemoteChoice) -> None:
+        calls, extends = self._recorder.capture.calls, self._recorder.stored[call.index].extends
         prompt = np.array(choice.prompt_ids, np.int32)
-        looked_at = {*range(max(0, call.index - LOOKED_AT), call.index), *([extends] if extends is not None else [])}
-        shared = [(common_start(prompt, full_ids(calls, each)), each) for each in looked_at]
+        compared = {*range(max(0, call.index - _COMPARED_CALLS), call.index), *([] if extends is None else [extends])}
+        shared = [(common_start(prompt, full_ids(calls, each)), each) for each in compared]
         prefix, parent = max(shared, default=(0, 0))
         call.parent, call.prefix = (parent, prefix) if prefix else (None, 0)
         call.suffix_ids, call.response_ids = prompt[prefix:], np.array(choice.reply_ids, np.int32)
-        known = choice.logprobs or np.zeros(len(choice.reply_ids))
-        call.logprobs = np.array(known, np.float32)
-        call.logprobs_unit = np.array(known, np.float32)
+        logprobs = choice.logprobs or np.zeros(len(choice.reply_ids))
+        call.logprobs = np.array(logprobs, np.float32)
+        call.logprobs_unit = np.array(logprobs, np.float32)
         call.terms, call.extra["exact"] = Terms(written=True), True
 
 
-def _asks(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "user"
+def read_call(dialect: DialectName, agent: str, body: bytes, redact: Redactor) -> ObservedCall | None:
+    """Return the row of a request, without keys; None if its body is no JSON object."""
+    sent = _redact_named(redact.tree(parse_storable_json(body)))
+    return ObservedCall(dialect=dialect, agent=agent, sent=sent, started=0.0) if isinstance(sent, dict) else None
 
 
-def _instructs(message: Mapping[str, Any]) -> bool:
-    return message.get("role") == "system"
+def _redact_named(value: Any) -> Any:
+    """Return JSON without the strings under the name of a secret (a tool's `authorization`)."""
+    if isinstance(value, Mapping):
+        return {
+            name: "[redacted]" if isinstance(item, str) and is_secret_name(str(name)) else _redact_named(item)
+            for name, item in value.items()
+        }
+    return [_redact_named(item) for item in value] if isinstance(value, list) else value
 
 
-def _number(value: Any, default: float) -> float:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return float(value) if known else default
+def _parse_request(row: ObservedCall, stored: dict[str, Any]) -> tuple[ParsedRequest, set[str]]:
+    """Return the conversation of a request, and the fields that could not be parsed. Messages that cannot be parsed are
+    one message with their JSON."""
+    dialect, names = _DIALECTS[row.dialect]
+    main = names[0]
+    fields = {name: row.sent[name] for name in names if name in row.sent}
+    if isinstance(fields.get("input"), list):
+        fields["input"] = open_reasoning(fields["input"])
+    dropped: set[str] = set()
+    while True:
+        try:
+            request = dialect.parse(fields, Caller(row.agent, kept=stored))
+            if not request.prompts:
+                return request, dropped
+            if len(request.prompts) == 1 and isinstance(prompt := request.prompts[0], str):
+                return replace(request, messages=({"role": "user", "content": prompt},), prompts=()), dropped
+            refused_field = main
+        except Refused as refused:
+            refused_field = re.split(r"[.\[]", refused.param or "")[0]
+        if refused_field not in _OPTIONAL:
+            text = json.dumps({main: row.sent[main]} if main in row.sent else {}, ensure_ascii=False)
+            fields[main] = [{"role": "user", "content": text}] if main == "messages" else text
+            refused_field, fields = main, {name: fields[name] for name in fields if name in (main, *_OPTIONAL)}
+        else:
+            del fields[refused_field]
+        dropped.add(refused_field)
+
+
+def _read_temperature(value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if is_number else 1.0

@@ -1,10 +1,10 @@
-"""Sessions: the conversations of observed agents, each of which becomes an episode.
+"""ObservedSessions: the open sessions of an observing relay, each of which becomes an episode.
 
-Invariant: a call that has ended, and a word of feedback, are in the session's file before they are counted, so that a
-killed proxy loses none; the file goes when the episode is on the disk. A session closes while nobody writes to it, and
-takes nothing after: a word that waited for its turn until then is late feedback about its episode. A name stands for
-one open session at a time: what is said under it after its end begins another, while what was under way is still this
-one's. On one event loop.
+Invariant: a call that has ended and feedback are in the session's file before they are counted, so that a killed
+process loses none; the file is deleted once the episode is on the disk. A session closes while nothing is written to
+it; feedback that waited until then is late feedback on its episode. A name has one open session: after its end, or its
+`end` in feedback, a request of that name begins another one, and calls under way still belong to the earlier one.
+Everything runs on one event loop.
 """
 
 from __future__ import annotations
@@ -13,38 +13,33 @@ import asyncio
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from loguru import logger
 from pydantic import BaseModel, ConfigDict, FiniteFloat, TypeAdapter
 
-from ajet.gateway.observing.feedback import Feedback, read_feedback
-from ajet.gateway.observing.requests import Sent, read_request
-from ajet.gateway.observing.session import Asked, Ended, Session
-from ajet.gateway.remote_stream import DialectName
+from ajet.gateway.observing.feedback import Feedback, parse_feedback
+from ajet.gateway.observing.session import ObservedCall, ObservedSession
 from ajet.gateway.request import Refused
 from ajet.record.files import append_lines, cut_partial_line, read_rows
 from ajet.record.secrets import Redactor
 from ajet.schema.bounded_json import LONG_BYTES
-from ajet.schema.call import FinishReason
+from ajet.schema.call import Call
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
-CLIENT_LEFT = "the client left before the reply was whole"
-REMEMBERED = 100_000
-"""Sessions and replies that have ended, by whose names feedback still finds its episode."""
-MOST_CALLS, MOST_BYTES = 1000, 256 << 20
-"""Of a session and its file; then it is over, and what is said under its name begins another: a client that names none
-and never rests would fill the memory otherwise."""
-PATIENCE = 30.0
-"""Seconds for which feedback on a reply that nobody knows waits for calls that are under way."""
+MAX_ENDED = 100_000
+"""Ended sessions and replies for which feedback still finds the episode."""
+MAX_CALLS, MAX_BYTES = 1000, 256 << 20
+"""Calls of a session, and bytes of its file: a client that names no session and never pauses would fill the memory."""
+REPLY_WAIT_S = 30.0
+"""Seconds for which feedback on an unknown reply waits for calls under way."""
 
 
-class _HeadRow(BaseModel):
+class _Head(BaseModel):
     """The first row of a session's file."""
 
     model_config = ConfigDict(strict=True)
@@ -53,138 +48,131 @@ class _HeadRow(BaseModel):
     began: FiniteFloat
 
 
-class _CallRow(BaseModel):
-    """The row of a call that has ended."""
+class RunningCall(NamedTuple):
+    """A call under way."""
 
-    model_config = ConfigDict(strict=True)
-    dialect: DialectName
-    agent: str
-    sent: dict[str, Any]
-    said: Any
-    problem: str
-    finish: FinishReason | None
-    started: FiniteFloat
-    ended: FiniteFloat
+    session: ObservedSession
+    row: ObservedCall
+    """Its `said`, `problem` and `finish` are set when the reply has come."""
+    call: Call
 
 
-_FEEDBACK, _TIME = TypeAdapter(dict[str, Any]), TypeAdapter(FiniteFloat)
+_FEEDBACK = TypeAdapter(dict[str, Any])
 
 
 @dataclass(slots=True)
-class Sessions:
-    """The open ones of one proxy. `folder`: where their files are; `on_closed` is given what has ended, and the file
-    that may go once that is kept; `late` is where feedback goes that came after."""
+class ObservedSessions:
+    """The open sessions of one relay."""
 
     folder: Path
+    """Where the sessions' files are."""
     redact: Redactor
     on_closed: Callable[[Episode, Path], None]
+    """Takes the episode of an ended session, and the file to delete once the episode is on the disk."""
     late: Path
+    """The file for feedback on ended sessions."""
     run: str = ""
     idle: float = 1800.0
-    """Seconds without a call or feedback after which a session is over."""
-    _open: dict[str, Session] = field(default_factory=dict)
-    _parted: list[Session] = field(default_factory=list)
-    """Those that are over and have calls under way."""
+    """Seconds without a call or feedback after which a session ends."""
+    _open: dict[str, ObservedSession] = field(default_factory=dict)
+    _ending: list[ObservedSession] = field(default_factory=list)
+    """Sessions that are over and still have calls under way."""
     _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    """Name -> sessions of that name so far."""
     _ended: OrderedDict[str, str] = field(default_factory=OrderedDict)
+    """Key of feedback -> the ended episode that it is about."""
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
-    _late_turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _late_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def find(self, name: str) -> Session:
-        """The open one of this name, or a new one."""
+    def find(self, name: str) -> ObservedSession:
+        """Return the open session of this name, or a new one."""
         session = self._open.get(name)
         if session is None:
             number = self._counts.get(name, 0)
-            self._counts[name] = number + 1
-            self._counts.move_to_end(name)
-            if len(self._counts) > REMEMBERED:
-                self._counts.popitem(last=False)
+            _remember(self._counts, name, number + 1)
             file = self.folder / f"{uuid.uuid4().hex}.jsonl"
-            session = self._open[name] = Session(name, number, file, time.time())
-        session.touched = time.monotonic()
+            session = self._open[name] = ObservedSession(name, number, file, time.time())
+        session.used = time.monotonic()
         return session
 
-    async def begin(
-        self, name: str, dialect: DialectName, body: Mapping[str, Any], sent: Sent, agent: str, *, is_long: bool = False
-    ) -> tuple[Session, Asked]:
-        """A call is asked, in this session; `call_ended` must follow. It must not be cancelled. `sent`: the body as
-        `read_request` reads it; `is_long`: it belongs on a thread."""
+    async def begin(self, name: str, row: ObservedCall, *, is_long: bool = False) -> RunningCall:
+        """Record a request in the session of this name; `end` must follow. It must not be cancelled.
+
+        Args:
+            is_long: Parsing the request takes long: it is done on a thread.
+        """
         session = self.find(name)
-        session.under_way += 1
-        begin = partial(session.begin, dialect, body, sent, agent)
+        session.running += 1
         try:
             async with session.recording:
-                return session, await asyncio.to_thread(begin) if is_long else begin()
+                call = await asyncio.to_thread(session.begin, row) if is_long else session.begin(row)
         except BaseException:
-            session.under_way -= 1
+            session.running -= 1
             raise
+        return RunningCall(session, row, call)
 
-    async def call_ended(self, session: Session, asked: Asked, ended: Ended) -> None:
-        """Write it down, then count it; where the disk takes nothing, it is said and counted."""
-        call = asked.call
-        row = {
-            "dialect": asked.dialect, "agent": asked.agent, "sent": asked.body, "said": ended.body,
-            "problem": ended.problem, "finish": ended.finish, "started": call.started, "ended": time.time(),
-        }  # fmt: skip
+    async def end(self, running: RunningCall) -> None:
+        """Write a call that has ended, then count it; if the disk takes nothing, it is logged and counted."""
+        session, row, call = running
+        row.started, row.ended = call.started, time.time()
         try:
-            async with session.turn:
+            async with session.writing:
                 before = session.bytes
                 try:
-                    await self._write(session, row)
+                    await self._write(session, dict(row))
                 except OSError as problem:
                     logger.error("a call is not in the file of its session, {}: {}", session.file, problem)
-                settle = partial(session.settle, asked, ended)
+                is_long = session.bytes - before > LONG_BYTES
                 async with session.recording:
-                    await asyncio.to_thread(settle) if session.bytes - before > LONG_BYTES else settle()
+                    await asyncio.to_thread(session.settle, row, call) if is_long else session.settle(row, call)
         finally:
-            session.under_way -= 1
-            session.touched = time.monotonic()
-            if session.calls >= MOST_CALLS or session.bytes >= MOST_BYTES:
-                self._part_with(session)
+            session.running -= 1
+            session.used = time.monotonic()
+            if session.calls >= MAX_CALLS or session.bytes >= MAX_BYTES:
+                self._end_session(session)
             self._close_if_over(session)
             self._settled.set()
             self._settled = asyncio.Event()
 
-    async def feedback(self, given: Feedback) -> dict[str, Any]:
-        """Take it in; answers what it is about. It must not be cancelled. Raises OSError: then it is not taken in."""
-        session = await self._about(given)
+    async def add_feedback(self, feedback: Feedback) -> dict[str, Any]:
+        """Write feedback and return what it is about. It must not be cancelled. Raises OSError if it is not written."""
+        session = await self._find_subject(feedback)
         if session is None:
-            return await self._take_late(given, self._ended.get(_key(given)))
+            return await self._add_late(feedback, self._ended.get(_build_key(feedback)))
         try:
-            async with session.turn:
-                in_time = not session.closed
-                if in_time:
-                    await self._write(session, {"feedback": given.row()})
-                    session.feedback.append(given)
-                    session.touched = time.monotonic()
-                    if given.end:
-                        self._part_with(session)
+            async with session.writing:
+                if is_in_time := not session.is_closed:
+                    await self._write(session, {"feedback": feedback.build_row()})
+                    session.feedback.append(feedback)
+                    session.used = time.monotonic()
+                    if feedback.end:
+                        self._end_session(session)
         finally:
             self._close_if_over(session)
-        if not in_time:
-            return await self._take_late(given, session.uuid)
+        if not is_in_time:
+            return await self._add_late(feedback, session.uuid)
         return {"recorded": True, "known": True, "session": session.name, "episode": session.uuid}
 
     def close_idle(self, *, all_of_them: bool = False) -> None:
-        """End those that nobody uses any more. `all_of_them`: those that are used end with what is under way."""
+        """End idle sessions. `all_of_them`: end all; those in use end with what is under way."""
         now = time.monotonic()
         for session in list(self._open.values()):
-            used = session.under_way > 0 or session.turn.locked()
-            if all_of_them or (not used and now - session.touched > self.idle):
-                self._part_with(session)
+            is_used = session.running > 0 or session.writing.locked()
+            if all_of_them or (not is_used and now - session.used > self.idle):
+                self._end_session(session)
                 self._close_if_over(session)
 
     def adopt(self, files: Sequence[Path]) -> int:
-        """Go on with sessions that an earlier process left. Answers how many."""
+        """Continue sessions that an earlier process left. Return how many."""
         count = 0
         for file in files:
             try:
                 cut_partial_line(file)
                 rows = list(read_rows(file))
-                if not rows:  # its process was killed before it held anything
+                if not rows:  # its process was killed before it wrote anything
                     file.unlink()
                     continue
-                session = self._restored(rows, self.folder / file.name)
+                session = self._restore(rows, self.folder / file.name)
                 session.bytes = file.stat().st_size
                 self.folder.mkdir(parents=True, exist_ok=True)
                 file.rename(session.file)
@@ -195,86 +183,84 @@ class Sessions:
             older, newer = sorted((self._open.get(session.name, session), session), key=lambda each: each.began)
             self._open[session.name] = newer
             for each in (older, newer):
-                if each is older and older is not newer or each.over:
+                if (each is older and older is not newer) or each.is_over:
                     self._close(each)
         return count
 
-    def _restored(self, rows: Sequence[Mapping[str, Any]], file: Path) -> Session:
+    def _restore(self, rows: Sequence[Mapping[str, Any]], file: Path) -> ObservedSession:
         """Raises ValueError, KeyError and Refused for rows that ajet did not write."""
-        head = _HeadRow.model_validate(rows[0])
-        session = Session(head.session, head.number, file, head.began)
+        head = _Head.model_validate(rows[0])
+        session = ObservedSession(head.session, head.number, file, head.began)
         self._counts[session.name] = max(self._counts.get(session.name, 0), session.number + 1)
         for row in rows[1:]:
-            if "began" in row:  # the file's head again: the disk was full after the first
+            if "began" in row:  # the head again: the disk was full after the first
                 continue
             if "feedback" in row:
-                told = dict(_FEEDBACK.validate_python(row["feedback"]))
-                at = _TIME.validate_python(told.pop("at"))
-                session.feedback.append(read_feedback(told, at))
-                session.over |= session.feedback[-1].end
+                given = dict(_FEEDBACK.validate_python(row["feedback"]))
+                session.feedback.append(parse_feedback(given, given.pop("at")))
+                session.is_over |= session.feedback[-1].end
                 continue
-            call = _CallRow.model_validate(row)
-            sent = read_request(call.dialect, call.sent)
-            asked = session.begin(call.dialect, call.sent, sent, call.agent)
-            session.settle(asked, Ended(call.said, call.problem, call.finish))
-            asked.call.started, asked.call.ended = call.started, call.ended
-            session.touched = time.monotonic() - max(0.0, time.time() - call.ended)
+            ended = ObservedCall.model_validate(row)
+            call = session.begin(ended)
+            session.settle(ended, call)
+            call.started, call.ended = ended.started, ended.ended
+            session.used = time.monotonic() - max(0.0, time.time() - ended.ended)
         return session
 
-    def _close(self, session: Session) -> None:
-        session.closed = True
+    def _close(self, session: ObservedSession) -> None:
+        session.is_closed = True
         if self._open.get(session.name) is session:
             del self._open[session.name]
-        elif session in self._parted:
-            self._parted.remove(session)
-        episode = session.episode(self.run)
-        for name in (
-            f"session {session.name}",
-            *(f"reply {call.extra['id']}" for call in episode.calls if call.extra.get("id")),
-        ):
-            self._ended[name] = session.uuid
-            self._ended.move_to_end(name)
-        while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
+        elif session in self._ending:
+            self._ending.remove(session)
+        episode = session.build_episode(self.run)
+        _remember(self._ended, f"session {session.name}", session.uuid)
+        for call in episode.calls:
+            if call.extra.get("id"):
+                _remember(self._ended, f"reply {call.extra['id']}", session.uuid)
         self.on_closed(episode, session.file)
 
-    def _part_with(self, session: Session) -> None:
-        """What is said under its name from now on begins another; it ends with what is under way."""
+    def _end_session(self, session: ObservedSession) -> None:
+        """Let the next request of its name begin another session; this one ends with what is under way."""
         if self._open.get(session.name) is session:
             del self._open[session.name]
-            self._parted.append(session)
-        session.over = True
+            self._ending.append(session)
+        session.is_over = True
 
-    def _close_if_over(self, session: Session) -> None:
-        """Where it is over and nobody calls or writes: whoever does comes by here when that is done."""
-        if session.over and not session.closed and not session.under_way and not session.turn.locked():
+    def _close_if_over(self, session: ObservedSession) -> None:
+        """Close a session that is over and not in use: each call and feedback comes here when it is done."""
+        if session.is_over and not session.is_closed and not session.running and not session.writing.locked():
             self._close(session)
 
-    async def _take_late(self, given: Feedback, episode: str | None) -> dict[str, Any]:
-        """What is about an episode that is made, or about nothing that is known (None)."""
+    async def _add_late(self, feedback: Feedback, episode: str | None) -> dict[str, Any]:
+        """Write feedback on an ended episode, or on nothing that is known (None)."""
         about = {"episode": episode} if episode else {}
-        async with self._late_turn:
-            await asyncio.to_thread(append_lines, self.late, [self.redact.row({**given.row(), **about})])
+        async with self._late_lock:
+            row = self.redact.row({**feedback.build_row(), **about})
+            await asyncio.to_thread(append_lines, self.late, [row])
         return {"recorded": True, "known": episode is not None, **about}
 
-    async def _about(self, given: Feedback) -> Session | None:
-        """The session that it is about, which has not closed. A reply may be known to its client before it is to us."""
-        until = time.monotonic() + PATIENCE
+    def _list_open(self) -> Iterator[ObservedSession]:
+        yield from self._open.values()
+        yield from reversed(self._ending)
+
+    async def _find_subject(self, feedback: Feedback) -> ObservedSession | None:
+        """Return the session that feedback is about if it has not closed. A client may know a reply before it is
+        recorded."""
+        until = time.monotonic() + REPLY_WAIT_S
         while True:
-            if given.reply is None:
-                name = given.session or ""
-                parted = (each for each in reversed(self._parted) if each.name == name)
-                return self._open.get(name) or next(parted, None)
-            living = [*self._open.values(), *self._parted]
-            found = next((each for each in living if each.knows(given.reply)), None)
-            if found is not None or _key(given) in self._ended or not any(each.under_way for each in living):
+            if feedback.reply is None:
+                return next((each for each in self._list_open() if each.name == feedback.session), None)
+            found = next((each for each in self._list_open() if each.has_reply(feedback.reply)), None)
+            is_ended = _build_key(feedback) in self._ended
+            if found is not None or is_ended or not any(each.running for each in self._list_open()):
                 return found
             try:
                 await asyncio.wait_for(self._settled.wait(), until - time.monotonic())
             except asyncio.TimeoutError:  # on Python 3.10 no TimeoutError
                 return None
 
-    async def _write(self, session: Session, row: Mapping[str, Any]) -> None:
+    async def _write(self, session: ObservedSession, row: Mapping[str, Any]) -> None:
         head = {"session": session.name, "number": session.number, "began": session.began}
         rows = [row] if session.bytes else [head, row]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -287,5 +273,13 @@ class Sessions:
         session.bytes += await asyncio.to_thread(write)
 
 
-def _key(given: Feedback) -> str:
-    return f"reply {given.reply}" if given.reply is not None else f"session {given.session}"
+def _remember(known: OrderedDict[str, Any], key: str, value: Any) -> None:
+    """Set the newest entry, and delete the oldest of more than MAX_ENDED."""
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > MAX_ENDED:
+        known.popitem(last=False)
+
+
+def _build_key(feedback: Feedback) -> str:
+    return f"reply {feedback.reply}" if feedback.reply is not None else f"session {feedback.session}"

@@ -1,0 +1,364 @@
+"""ObservingRelay: passes requests to an endpoint, its bytes back, and a copy of both to their session.
+
+Invariant: method, path, query, body and reply pass unchanged, piece by piece; headers too, except those of the
+connection and of ajet. Nothing is parsed before it is passed on but the request's body, which is what is recorded.
+Keys and cookies pass and are recorded nowhere: the session of a client that names none is called by a digest with a
+secret of this process. An endpoint that is not reached is a 502 in the client's protocol; one that breaks off breaks
+the client's stream off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import httpx
+from loguru import logger
+
+from ajet.engine.asked_server import patience
+from ajet.gateway.asgi import Receive, Scope, Send, break_off, end_by_shutdown, send_json, send_refusal
+from ajet.gateway.dialects import anthropic, chat
+from ajet.gateway.exchange import read_body
+from ajet.gateway.limits import after_wrong_key, welcome
+from ajet.gateway.observing.feedback import parse_feedback
+from ajet.gateway.observing.reply_copy import ReplyCopy, build_key_redactor
+from ajet.gateway.observing.session import read_call
+from ajet.gateway.observing.sessions import ObservedSessions, RunningCall
+from ajet.gateway.remote_stream import DialectName
+from ajet.gateway.request import Refused
+from ajet.record.seldom import RateLimiter
+from ajet.schema.addresses import parse_header_host, is_loopback
+from ajet.schema.bounded_json import LONG_BYTES, load_json
+from ajet.schema.settled import make_storable
+
+T = TypeVar("T")
+Headers = Mapping[bytes, bytes]
+ENDED = "the proxy was ended before the reply was whole"
+_DIALECTS: Mapping[str, DialectName] = {
+    "chat/completions": "chat", "completions": "completions", "responses": "responses", "messages": "anthropic"
+}  # fmt: skip
+"""The protocol of recorded requests, by the path after /v1/."""
+_SESSION, _AGENT = b"x-ajet-session", b"x-ajet-agent"
+"""Headers that name the session, and one of several agents."""
+_CONNECTION = {
+    b"host", b"content-length", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade",
+    b"proxy-authorization", b"proxy-authenticate", b"accept-encoding",
+}  # fmt: skip
+_KEYS = (b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,128}")
+_PIECE_BYTES = 1 << 20
+_MAX_DECODED = 4
+"""How often a path may be percent-encoded."""
+_TIMEOUT_S = 600.0
+"""Seconds for which an endpoint may send nothing; OpenAI's clients wait as long."""
+_LOG_EVERY_S = 60.0
+"""Seconds before the same problem of the endpoint is logged again."""
+
+
+class ObservingRelay:
+    """The ASGI application before one endpoint."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        sessions: ObservedSessions,
+        *,
+        key: str | None = None,
+        token_ids: bool = False,
+        timeout: float = _TIMEOUT_S,
+    ) -> None:
+        """Prepare the relay.
+
+        Args:
+            endpoint: The endpoint's URL; ends in /v1.
+            key: The key for feedback; None: it needs none.
+            token_ids: Ask the endpoint for token ids (vLLM's `return_token_ids`): requests and replies then have more.
+            timeout: Seconds for which the endpoint may send nothing.
+        """
+        self._endpoint, self._sessions = endpoint.rstrip("/"), sessions
+        self._key, self._token_ids, self._timeout = key, token_ids, timeout
+        self._log_limit = RateLimiter(_LOG_EVERY_S)
+        self._salt = secrets.token_bytes(16)
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(timeout=patience(timeout), limits=limits, cookies=no_cookies)
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._writers: set[asyncio.Task[Any]] = set()
+        self._is_closing = False
+
+    @property
+    def idle(self) -> bool:
+        """True if no request is being answered. Thread-safe."""
+        return not self._requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: Headers = dict(scope["headers"])
+        welcome(scope)
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
+        path = ""
+        try:
+            session, path = _split_path(scope)
+            if path == "/health":
+                await send_json(send, 200, {"status": "ok"})
+                return
+            _refuse_pages(scope)
+            if path in ("/feedback", "/v1/feedback"):
+                await self._take_feedback(scope, headers, receive, send, session)
+            elif path.startswith("/v1/"):
+                await self._pass_on(scope, headers, receive, send, path.removeprefix("/v1/"), session)
+            else:
+                raise Refused(f"Not Found: {path}. What is passed on begins with /v1/.", status=404)
+        except Refused as refused:
+            if refused.status == 401:
+                await after_wrong_key(scope)
+            allow = ((b"allow", b"POST"),) if refused.status == 405 else ()
+            await send_refusal(send, refused, _format_error(path, refused), allow)
+        except asyncio.CancelledError:
+            if not self._is_closing:
+                raise
+            await end_by_shutdown(scope, send, partial(_format_error, path))
+        finally:
+            self._requests.discard(task)
+
+    async def close(self) -> None:
+        """End all requests and record them so; their clients get an error, or their streams break off."""
+        self._is_closing = True
+        running = list(self._requests)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*self._writers, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _take_feedback(
+        self, scope: Scope, headers: Headers, receive: Receive, send: Send, session: str | None
+    ) -> None:
+        if scope["method"] != "POST":
+            raise Refused("Feedback is a POST.", status=405)
+        offered = headers.get(b"authorization", b"").rpartition(b" ")[2]
+        if self._key is not None and not hmac.compare_digest(offered, self._key.encode()):
+            raise Refused("Incorrect key for feedback.", status=401, code="invalid_api_key")
+        if headers.get(b"content-type", b"").split(b";")[0].strip() != b"application/json":
+            # A web page cannot send this type to another server without a preflight request.
+            raise Refused("Feedback is sent as content-type: application/json.", status=415)
+        body = await read_body(scope, headers, receive)
+        if body is None:
+            return
+        try:
+            fields = await _run(len(body) > LONG_BYTES, lambda: make_storable(load_json(body)))
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"The request's body is not valid JSON: {error}", code="invalid_json") from None
+        if session is not None and isinstance(fields, dict):
+            fields.setdefault("session", session)
+        feedback = parse_feedback(fields, time.time())
+        try:
+            answer = await self._complete(self._sessions.add_feedback(feedback))
+        except OSError as problem:
+            why = f"The feedback could not be written: {problem.strerror}."
+            raise Refused(why, status=507, code="not_recorded") from problem
+        await send_json(send, 200, answer)
+
+    async def _pass_on(
+        self, scope: Scope, headers: Headers, receive: Receive, send: Send, path: str, named: str | None
+    ) -> None:
+        body = await read_body(scope, headers, receive)
+        if body is None:
+            return
+        redact = build_key_redactor(headers, scope.get("query_string", b""))
+        dialect = _DIALECTS.get(path) if scope["method"] == "POST" else None
+        running: RunningCall | None = None
+        if dialect is not None:
+            name = named or _read_name(headers, _SESSION) or self._digest_key(headers)
+            agent = _read_name(headers, _AGENT) or "agent"
+            is_long = len(body) > LONG_BYTES
+            row = await _run(is_long, partial(read_call, dialect, agent, body, redact))
+            if row is None:
+                dialect = None
+            else:
+                if self._token_ids and dialect in ("chat", "completions"):
+                    body = await _run(is_long, partial(_ask_for_ids, body))
+                running = await self._complete(self._sessions.begin(name, row, is_long=is_long))
+        copy = ReplyCopy(dialect, redact)
+        passing = asyncio.ensure_future(self._relay(scope, body, path, send, copy))
+        watching = asyncio.ensure_future(_wait_for_leave(receive))
+        try:
+            if self._is_closing:  # while the call was begun
+                raise asyncio.CancelledError
+            await asyncio.wait([passing, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not passing.done():
+                copy.note_leave()
+        except asyncio.CancelledError:
+            if not passing.done():
+                copy.problem, copy.finish = ENDED, "aborted"
+            if not self._is_closing or not passing.done():
+                raise
+        finally:
+            passing.cancel()
+            watching.cancel()
+            try:
+                with suppress(asyncio.CancelledError):
+                    await passing
+            finally:
+                said = await self._complete(_run(copy.is_long, copy.build_body))
+                problem: str | None = copy.problem
+                if running is not None:
+                    running.row.said, running.row.problem, running.row.finish = said, copy.problem, copy.finish
+                    await self._complete(self._sessions.end(running))
+                    problem = running.call.error
+                if problem and (copy.finish != "aborted" or copy.was_silent) and self._log_limit.due(problem):
+                    logger.warning("{}: {}", self._endpoint, problem)
+        if copy.is_cut:
+            await break_off(scope)
+
+    async def _complete(self, writing: Coroutine[Any, Any, T]) -> T:
+        """Run to the end even if the request is cancelled: half of it would be in the file."""
+        task = asyncio.ensure_future(writing)
+        self._writers.add(task)
+        task.add_done_callback(self._writers.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not self._is_closing:
+                raise
+            return await task
+
+    async def _relay(self, scope: Scope, body: bytes, path: str, send: Send, copy: ReplyCopy) -> None:
+        """Send the request to the endpoint, and its reply to the client."""
+        query = scope.get("query_string", b"").decode("latin-1")
+        url = f"{self._endpoint}/{path}" + (f"?{query}" if query else "")
+        headers = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name not in _CONNECTION and not name.startswith(b"x-ajet-")
+        ]
+        headers.append((b"accept-encoding", b"identity"))
+        content: bytes | AsyncIterator[bytes] | None = body or None
+        if len(body) > _PIECE_BYTES:
+            headers.append((b"content-length", b"%d" % len(body)))
+            content = _cut_body(body)
+        request = self._client.build_request(scope["method"], url, headers=headers, content=content)
+        has_begun = False
+        try:
+            reply = await self._client.send(request, stream=True)
+            try:
+                head = [(name.lower(), value) for name, value in reply.headers.raw]
+                head = [each for each in head if each[0] == b"content-length" or each[0] not in _CONNECTION]
+                copy.begin(reply)
+                await send({"type": "http.response.start", "status": reply.status_code, "headers": head})
+                has_begun = True
+                async for part in reply.aiter_raw():
+                    copy.feed(part)
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            finally:
+                await reply.aclose()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:
+            copy.note_leave()
+        except httpx.HTTPError as error:
+            hangs = isinstance(error, (httpx.ReadTimeout, httpx.WriteTimeout))
+            why = f"{type(error).__name__}: {error}".rstrip(": ")
+            why = f"nothing came for {self._timeout:g} s (--timeout)" if hangs else why
+            copy.finish, copy.is_cut = "error", has_begun
+            copy.problem = f"the endpoint {'broke off its reply' if has_begun else 'did not answer'}: {why}"
+            if not has_begun:
+                status, code = (504, "endpoint_timeout") if hangs else (502, "endpoint_unreachable")
+                refused = Refused(copy.problem, status=status, code=code)
+                await send_refusal(send, refused, _format_error("/v1/" + path, refused))
+
+    def _digest_key(self, headers: Headers) -> str:
+        """Return a session's name for a client that gives none: the same for the same key in this process."""
+        key = next((headers[name] for name in _KEYS if headers.get(name)), None)
+        return "anonymous" if key is None else "key-" + hmac.new(self._salt, key, hashlib.sha256).hexdigest()[:12]
+
+
+async def _run(is_long: bool, function: Callable[[], T]) -> T:
+    """Call a function, on a thread if that takes long."""
+    return await asyncio.to_thread(function) if is_long else function()
+
+
+def _ask_for_ids(body: bytes) -> bytes:
+    try:
+        return json.dumps({**load_json(body), "return_token_ids": True}).encode()
+    except (ValueError, TypeError, RecursionError):  # the endpoint says what is wrong with it
+        return body
+
+
+def _split_path(scope: Scope) -> tuple[str | None, str]:
+    """Return (the session that a path /s/NAME/… names, the path after it)."""
+    path = scope["raw_path"].decode("latin-1")  # as it was sent: %2F is no /
+    if _leads_out(path):
+        raise Refused(f"Not Found: {path}.", status=404)
+    if not path.startswith("/s/"):
+        return None, path
+    name, _, rest = path.removeprefix("/s/").partition("/")
+    return _check_name(unquote(name)), "/" + rest
+
+
+def _leads_out(path: str) -> bool:
+    """True if a server that decodes a path, perhaps several times, could read one of another folder in it."""
+    decoded = path
+    try:
+        for _ in range(_MAX_DECODED):
+            decoded = unquote(decoded, errors="strict")
+    except UnicodeDecodeError:  # such as an overlong form of a dot
+        return True
+    if unquote(decoded) != decoded:
+        return True
+    parts = re.split(r"[/\\]", decoded)
+    return _CONTROL.search(decoded) is not None or any(part.partition(";")[0] in (".", "..") for part in parts)
+
+
+def _refuse_pages(scope: Scope) -> None:
+    """Raise Refused for a web page of another machine, also one that gave its own name to this machine's address."""
+    if _list_foreign(scope, b"origin"):
+        raise Refused("A page of another machine may not use this proxy.", status=403)
+    server = scope.get("server")
+    if server and is_loopback(server[0]) and (hosts := _list_foreign(scope, b"host")):
+        raise Refused(f"This address is not {hosts[0]!r}.", status=421)
+
+
+def _list_foreign(scope: Scope, header: bytes) -> list[str]:
+    """Return the values of all headers of a name that name another machine: a program may read any of them."""
+    values = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == header]
+    return [value for value in values if value and not is_loopback(parse_header_host(value))]
+
+
+def _read_name(headers: Headers, header: bytes) -> str | None:
+    value = headers.get(header)
+    return None if value is None else _check_name(value.decode("utf-8", "replace").strip())
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Refused("A session or agent is named by 1 to 128 printable characters.", code="invalid_value")
+    return name
+
+
+def _format_error(path: str, refused: Refused) -> dict[str, Any]:
+    return anthropic.error_body(refused) if path.startswith("/v1/messages") else chat.error_body(refused)
+
+
+async def _cut_body(body: bytes) -> AsyncIterator[bytes]:
+    """Yield a body in pieces, between which other requests are answered: 60 MiB at once take 0.1 s."""
+    view = memoryview(body)
+    for start in range(0, len(body), _PIECE_BYTES):
+        yield bytes(view[start : start + _PIECE_BYTES])
+
+
+async def _wait_for_leave(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,136 @@
+"""ReplyCopy: the part of an endpoint's reply that is recorded while its bytes go to the client.
+
+Invariant: copying changes nothing of what passes, takes a bounded amount of memory, and no key of the request is in
+the copy. A call's problem is what the endpoint did (a status, silence, a missing end) or that its client left.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import httpx
+
+from ajet.gateway.exchange import MAX_BODY
+from ajet.gateway.remote_reply import describe_body
+from ajet.gateway.remote_stream import DialectName, RemoteStream
+from ajet.record.secrets import Redactor
+from ajet.schema.bounded_json import LONG_BYTES
+from ajet.schema.call import FinishReason
+from ajet.schema.secrets import is_secret_name
+from ajet.schema.settled import parse_storable_json, repair_surrogates
+
+CLIENT_LEFT = "the client left before the reply was whole"
+MAX_COPIED = MAX_BODY
+"""Bytes of a reply, decompressed, that are copied; all of it is passed on."""
+LOGGED_SILENCE_S = 5.0
+"""Seconds of an endpoint's silence that are logged if its client leaves."""
+_PASSWORD = re.compile("//[^/@]*@")
+
+
+class ReplyCopy:
+    """The copy of one reply. `dialect` is None if only its problem is needed."""
+
+    def __init__(self, dialect: DialectName | None, redact: Redactor) -> None:
+        self.problem = ""
+        self.finish: FinishReason | None = None
+        self.is_cut = False
+        """True if the client must see that the rest is missing."""
+        self.was_silent = False
+        """True if the client left an endpoint that had sent nothing for a while."""
+        self._dialect, self._redact = dialect, redact
+        self._stream: RemoteStream | None = None
+        self._parts: list[bytes] = []
+        self._size, self._status, self._redirect = 0, 200, ""
+        self._decompressor: Any = None
+        self._received_at = time.monotonic()
+
+    @property
+    def is_long(self) -> bool:
+        """True if `build_body` takes so long that it belongs on a thread."""
+        return self._size > LONG_BYTES
+
+    def note_leave(self) -> None:
+        """Note that the client has left."""
+        silence = time.monotonic() - self._received_at
+        self.problem, self.finish, self.was_silent = CLIENT_LEFT, "aborted", silence >= LOGGED_SILENCE_S
+        if self.was_silent:
+            self.problem += f"; the endpoint had sent nothing for {silence:.0f} s"
+
+    def begin(self, reply: httpx.Response) -> None:
+        """Note the reply's status and headers."""
+        self._status, self._received_at = reply.status_code, time.monotonic()
+        if location := reply.headers.get("location", ""):
+            self._redirect = " to " + _PASSWORD.sub("//", location.partition("?")[0])
+        if reply.headers.get("content-encoding", "identity") in ("gzip", "deflate"):
+            self._decompressor = zlib.decompressobj(47)
+        if self._dialect is not None and reply.headers.get("content-type", "").startswith("text/event-stream"):
+            self._stream = RemoteStream(self._dialect)
+
+    def feed(self, part: bytes) -> None:
+        """Copy the next bytes."""
+        self._received_at = time.monotonic()
+        if self._dialect is None or self._size > MAX_COPIED:
+            return
+        if self._decompressor is not None:
+            try:
+                part = self._decompressor.decompress(part, MAX_COPIED + 1 - self._size)
+            except zlib.error:
+                part = b""
+        self._size += len(part)
+        if self._size > MAX_COPIED:
+            self._parts.clear()
+        elif self._stream is not None:
+            self._stream.feed(part)
+        else:
+            self._parts.append(part)
+
+    def build_body(self) -> Any:
+        """Return the body to record, and complete `problem` and `finish`."""
+        data, stream = b"".join(self._parts), self._stream
+        body: Any = parse_storable_json(data) if data else None
+        if stream is not None:
+            body = repair_surrogates(stream.build_body())  # a letter may be halved between two events
+        body = self._redact.tree(body)
+        self.problem = self.problem or self._find_problem(body)
+        is_redirect = 300 <= self._status < 400
+        if self._dialect is not None and (self._status >= 400 or (is_redirect and not self.problem)):
+            what = f"answered with a redirect{self._redirect}" if is_redirect else "refused"
+            is_page = body is None or (isinstance(body, dict) and list(body) == ["text"])
+            came = describe_body(self._dialect, body) if is_page else json.dumps(body, ensure_ascii=False)
+            came = self._redact(came)[:500]  # redacted first: no part of a key stays
+            self.problem = self._redact(f"the endpoint {what} with status {self._status}: ") + came
+            self.finish = "error"
+            return None
+        self.problem = self._redact(self.problem)[:500]
+        if self.problem:
+            self.finish = self.finish or "error"
+            return None if stream is None else body  # half a JSON object says nothing
+        return body
+
+    def _find_problem(self, body: Any) -> str:
+        if self._size > MAX_COPIED:
+            return f"the reply is larger than what is kept of one, {MAX_COPIED >> 20} MiB"
+        if self._stream is None:
+            return ""
+        if self._stream.error or not self._stream.has_ended:
+            return self._stream.error or "the endpoint broke off its reply"
+        return "the endpoint's stream held no reply" if body is None else ""
+
+
+def build_key_redactor(headers: Mapping[bytes, bytes], query: bytes) -> Redactor:
+    """Return the redactor of the values under the name of a secret in a request's headers and query."""
+    keys: list[str] = []
+    for name, encoded in headers.items():
+        value = encoded.decode("latin-1").strip()
+        if name == b"cookie":
+            keys += (each.partition("=")[2].strip() for each in value.split(";"))
+        elif is_secret_name(name.decode("latin-1")):
+            keys.append(value.rpartition(" ")[2])
+    keys += (value for name, value in parse_qsl(query.decode("latin-1")) if name == "key" or is_secret_name(name))
+    return Redactor({}, [("api_key", key) for key in keys])
