@@ -36,7 +36,7 @@ def read_named_model(experiment: Experiment) -> Model:
     try:
         return Model(base_url=url, model=grader.model_name, api_key=SecretStr(key))
     except ValidationError as error:
-        raise ConfigError(f"{url} is no address: {said(error)}.", where=f"{KEY}.base_url") from None
+        raise ConfigError(f"{url} is not an address: {said(error)}.", where=f"{KEY}.base_url") from None
 
 
 def open_grader(experiment: Experiment) -> AnswerGrader:
