@@ -11,10 +11,11 @@ PLUGIN = Plugin(
     commands={
         "prove": Command(
             "ajet_proof.cli.prove:prove",
-            "Derive recorded episodes a second time, token by token. Exit code 1 on one wrong token or distribution.",
+            "Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution.",
         ),
         "audit": Command(
-            "ajet_proof.cli.audit:audit", "Hold a run to what it committed; follow an update back, an episode forward."
+            "ajet_proof.cli.audit:audit",
+            "Compare a run with what it committed; trace an update back, an episode forward.",
         ),
     },
     config_keys=(ConfigKeys("context_tracker", "ajet_proof.config:ProofKeys"),),
