@@ -24,18 +24,18 @@ class ClusterScheduler(str, Enum):
 
 @app.command("render")
 def render(
-    scheduler: Annotated[ClusterScheduler, typer.Argument(metavar="slurm|kuberay", help="What starts the run.")],
+    scheduler: Annotated[ClusterScheduler, typer.Argument(metavar="slurm|kuberay", help="The cluster's scheduler.")],
     conf: Conf = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--out", metavar="FILE", help="Where to write it; otherwise it is printed.", show_default=False),
+        typer.Option("--out", metavar="FILE", help="Output file; default: print.", show_default=False),
     ] = None,
     folder: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--folder",
             metavar="DIR",
-            help="What every node sees, and the run starts in (the YAML's folder).",
+            help="Working directory shared by all nodes (default: the YAML's folder).",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +45,7 @@ def render(
         typer.Option(
             "--claim",
             metavar="NAME[/SUBFOLDER]",
-            help="Volume claim that holds the folder (kuberay); otherwise the nodes have it.",
+            help="Volume claim with the folder (kuberay); default: the folder is on the nodes.",
         ),
     ] = "",
     exp_dir: ExpDir = None,
@@ -65,7 +65,7 @@ def render(
         raise UserError("There is no --image.", expected="a container image with ajet[verl], such as REGISTRY/ajet:1")
     if scheduler is ClusterScheduler.slurm and (image or claim):
         raise UserError(
-            "--image and --claim are for kuberay.", do="Slurm takes the environment that renders the script"
+            "--image and --claim are only for kuberay.", do="Slurm uses the environment that renders the script"
         )
     if out is not None:
         with convert_os_errors(out, "--out"):

@@ -67,9 +67,9 @@ def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Pa
     seen = (folder or experiment.yaml_path.parent).absolute()
     if not experiment.yaml_path.is_relative_to(seen):
         raise ConfigError(
-            f"{experiment.yaml_path} is not below {seen}, and only that folder is at hand on the nodes.",
+            f"{experiment.yaml_path} is not below {seen}, and the nodes share only that folder.",
             where="--folder",
-            expected="a folder that holds the YAML and all that it names",
+            expected="a folder with the YAML and all files named in it",
         )
     _refuse_secrets(experiment.overrides)
     demand, root = Demand.of(settings), experiment.root
@@ -100,7 +100,7 @@ def _refuse_secrets(overrides: Sequence[str]) -> None:
         named = is_secret_path(tuple(key.lstrip("+~").split("."))) and is_literal_secret(value)
         if "${" not in value and (named or has_secret_shape(value)):
             raise ConfigError(
-                f"{key} is a secret, and the command would be written into the file.",
+                f"{key} is a secret and would be written into the file.",
                 where="command line",
                 expected="secrets in the environment or in .env",
                 do=f"{key}='${{oc.env:NAME}}'",

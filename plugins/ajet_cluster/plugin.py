@@ -6,6 +6,6 @@ from ajet.config.plugin import Command, Plugin
 
 PLUGIN = Plugin(
     name="ajet_cluster",
-    about="`ajet cluster`: what starts a run on Slurm or Kubernetes",
+    about="`ajet cluster`: job files for Slurm and Kubernetes",
     commands={"cluster": Command("ajet_cluster.command:app", "Runs on a cluster (verl).")},
 )

@@ -67,7 +67,7 @@ def _log_withheld(withheld: frozenset[str]) -> None:
     if withheld and withheld not in _noted:
         _noted.add(withheld)
         logger.info(
-            "the command agent does not get {} of ajet's environment: {} (docs/command_agents.md says how it can)",
+            "the command agent does not get {} variables of ajet's environment: {} (see docs/command_agents.md)",
             len(withheld),
             ", ".join(sorted(withheld)),
         )

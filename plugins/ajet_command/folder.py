@@ -61,7 +61,7 @@ class EpisodeFolder:
         """Return the real path of `name`. Raises AgentFailure for a path outside the folder."""
         path, work = Path(os.path.realpath(self.work / name)), Path(os.path.realpath(self.work))
         if not path.is_relative_to(work):
-            raise AgentFailure(f"{what} {name} lies outside of the episode's folder")
+            raise AgentFailure(f"{what} {name} is outside the episode's folder")
         return path
 
     def remove(self) -> None:

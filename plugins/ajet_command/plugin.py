@@ -6,17 +6,17 @@ from ajet.config.plugin import Plugin
 
 PLUGIN = Plugin(
     name="ajet_command",
-    about="agents that are a command line, one process tree an episode",
+    about="agents run as a command line, one process tree an episode",
     exports={
         "CommandWorkflow": "ajet_command.workflow:CommandWorkflow",
         "workflow.CommandWorkflow": "ajet_command.workflow:CommandWorkflow",
     },
     failure_hints={
         "CommandFailed": "run the command by hand; `command_agent.keep: failed` keeps the episode's folder",
-        "CommandTimedOut": "raise `command_agent.timeout`, or find what blocks",
-        "CommandOverLimit": "raise that limit in `command_agent.limits`, or find what uses so much",
+        "CommandTimedOut": "raise `command_agent.timeout`, or find the blocking call",
+        "CommandOverLimit": "raise the limit in `command_agent.limits`, or reduce the usage",
         "no_model_call of CommandWorkflow": "give the program's client the address and key in OPENAI_BASE_URL and "
-        "OPENAI_API_KEY, or ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, which it is started with",
+        "OPENAI_API_KEY, or ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY from its environment",
     },
     renamed={"ajet.workflow.command:CommandWorkflow": "ajet_command.workflow:CommandWorkflow"},
 )

@@ -52,7 +52,7 @@ def parse_score(printed: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         score = None
     if not isinstance(score, dict) or not isinstance(score.setdefault("errors", []), list):
-        raise AgentFailure(f"the command printed no score; expected {FORM} as its last line, it is {last[:200]!r}")
+        raise AgentFailure(f"the command printed no score; expected {FORM} as its last line, got {last[:200]!r}")
     if not score["errors"] and not is_number(score.get("reward")):
         raise AgentFailure(f"the command printed no finite reward and no error: {last[:200]!r}")
     return score
@@ -64,7 +64,7 @@ def make_failure(error: Any) -> BoundaryError:
     row = error if isinstance(error, dict) else {"message": str(error)}
     kind = FAILURES.get(str(row.get("boundary")), EnvironmentFailure)
     message = ": ".join(str(row[name]) for name in ("type", "message") if row.get(name))
-    return kind(message or "the command named an error and said nothing of it")
+    return kind(message or "the command reported an error without a message")
 
 
 def is_number(value: Any) -> bool:

@@ -60,9 +60,9 @@ def read_section(kind: type[Settings], config: Any, section: str, purpose: str, 
     if not isinstance(given, Mapping):
         near = get_close_matches(section, list(config), 1)
         raise ConfigError(
-            f"The YAML has no section {section}, which says {purpose}.",
+            f"The YAML has no section {section}, which configures {purpose}.",
             where=section,
-            expected=f"{section}: {example} beside `ajet:`",
+            expected=f"{section}: {example} next to `ajet:`",
             do=f"is {near[0]} that section? Call it {section}" if near else f"see {page}",
         )
     try:
@@ -123,7 +123,7 @@ class CommandSettings(BaseModel):
             if not words:
                 raise ValueError("an empty command")
             if any(isinstance(word, str) and "{api_key}" in word for word in words):
-                raise ValueError("a key does not belong into arguments, which every user of the machine can read")
+                raise ValueError("a key must not be in arguments, which every user of the machine can read")
         return words
 
     @field_validator("env", mode="before")
@@ -144,7 +144,7 @@ class CommandSettings(BaseModel):
     def read(cls, config: Any, section: str) -> CommandSettings:
         """Return the settings of `section`. Raises ConfigError."""
         settings = read_section(
-            cls, config, section, "how to run the agent", "{command: [...]}", "docs/command_agents.md"
+            cls, config, section, "the agent's command", "{command: [...]}", "docs/command_agents.md"
         )
         if settings.template is not None:
             settings.template_folder(get_base_folder(config))
@@ -169,7 +169,7 @@ class CommandSettings(BaseModel):
             raise ConfigError(
                 f"The template {self.template} is not a folder.",
                 where="template",
-                expected=f"a folder, looked for in {base} and {Path.cwd()}",
+                expected=f"a folder in {base} or {Path.cwd()}",
             )
         return found
 

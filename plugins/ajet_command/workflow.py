@@ -150,7 +150,7 @@ class CommandWorkflow(Workflow):
         environment = _build_environment(settings, workflow_task, endpoint, values, folder)
         for text in (*command, *environment.values()):
             if "\0" in text:
-                raise AgentFailure("the task has a NUL character, which no command can be given")
+                raise AgentFailure("the task has a NUL character, which is not allowed in arguments")
         return CommandSpec(
             command,
             folder.work,
@@ -254,9 +254,9 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
     if ended.problem:
         hint = ""
         if "PermissionError" in ended.problem:
-            hint = f'; make it executable (chmod +x), or name what reads it: ["{{python}}", "{program}"]'
+            hint = f'; make it executable (chmod +x), or name its interpreter: ["{{python}}", "{program}"]'
         elif "/" in program and not program.startswith(("/", "{")):
-            hint = "; each episode runs in a fresh folder: write {base}/… for a file beside the YAML"
+            hint = "; each episode runs in a fresh folder: write {base}/… for a file next to the YAML"
         elif program.startswith("{base}"):
             hint = "; {base} is the folder of the YAML"
         raise CommandFailed(f"{program} could not be run: {ended.problem}{hint}")
@@ -277,4 +277,4 @@ def _raise_unless_good(ended: Ended, settings: CommandSettings) -> None:
 def _format_last_output(ended: Ended) -> str:
     """Return the end of the command's output."""
     last = (ended.stderr.strip() or ended.stdout.strip())[-SHOWN:]
-    return f"; it said last:\n{last}" if last else ""
+    return f"; last output:\n{last}" if last else ""

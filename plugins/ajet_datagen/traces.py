@@ -11,12 +11,12 @@ from ajet.cli.options import Conf, Overrides
 
 
 def traces(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where it is written.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output folder.", show_default=False)],
     source: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--from", metavar="PATH", show_default=False,
-            help="Spans, or a folder of `ajet observe` (task_reader.tracing.sources); several times.",
+            help="Spans, or a folder of `ajet observe` (task_reader.tracing.sources); may be repeated.",
         ),
     ] = None,
     conf: Conf = None,

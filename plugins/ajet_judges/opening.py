@@ -25,9 +25,9 @@ def open_rubrics(experiment: Experiment) -> RubricsJudge:
     judge = experiment.ajet.task_judge
     if judge.scorer or judge.scorers or judge.stages:
         raise ConfigError(
-            "task_judge.judge_type is rubrics_auto_grader, and scorers are named; one of them decides.",
+            "task_judge.judge_type is rubrics_auto_grader, but scorers are configured too.",
             where="ajet.task_judge.judge_type",
-            do="remove one; a task's own rubric is graded by the scorer `rubric`",
+            do="remove one of them; the scorer `rubric` grades a task's own rubric",
         )
     if judge.judge_protocol:
         logger.warning("task_judge.judge_protocol has no effect: judge_type is rubrics_auto_grader")

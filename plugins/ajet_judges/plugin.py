@@ -6,7 +6,7 @@ from ajet.config.plugin import Command, ConfigKeys, Plugin, PluginPart
 
 PLUGIN = Plugin(
     name="ajet_judges",
-    about="models of other servers as judges, rubrics that they write and grade by, and checks of any judge",
+    about="model judges, rubrics written and applied by models, and checks of any judge",
     scorers={
         "agentcpm": "ajet_judges.model_judge:ModelJudge",
         "llm": "ajet_judges.model_judge:ModelJudge",
@@ -22,9 +22,9 @@ PLUGIN = Plugin(
     commands={
         "rejudge": Command(
             "ajet_judges.cli.rejudge:rejudge",
-            "Judge recorded episodes again, without model or environment. Writes tables; the record stays as it is.",
+            "Judge recorded episodes again, without model or environment. Writes tables; the record stays unchanged.",
         ),
-        "judge": Command("ajet_judges.cli.judge:app", "Judges, before a run trusts them."),
+        "judge": Command("ajet_judges.cli.judge:app", "Check judges before a run trusts them."),
     },
     config_keys=(ConfigKeys("task_judge", "ajet_judges.config:JudgeKeys"),),
     renamed={"ajet.task_judge.model_judge:ModelJudge": "ajet_judges.model_judge:ModelJudge"},

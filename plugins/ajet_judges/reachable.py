@@ -36,5 +36,5 @@ def list_services(experiment: Experiment) -> Iterator[RequiredService]:
         key,
         partial(explain_no_model, models, named="judge"),
         f"an OpenAI-compatible server that has {models[0].model}, or one of the further models",
-        "start it, or mend model, base_url and api_key_env there",
+        "start it, or fix model, base_url and api_key_env there",
     )

@@ -11,8 +11,7 @@ class ProofKeys(PluginKeys):
 
     proof_sample: int = key(
         2,
-        "Episodes of each training step whose tokens are derived a second time, as `ajet prove` does for all: the "
-        "metrics `proof/…`. 0 proves none.",
+        "Episodes of each training step proven as by `ajet prove`, as metrics `proof/…`. 0 disables the proof.",
         training=False,
         ge=0,
     )

@@ -14,7 +14,8 @@ PLUGIN = Plugin(
             "Derive recorded episodes again, token by token. Exit code 1 on one wrong token or distribution.",
         ),
         "audit": Command(
-            "ajet_proof.cli.audit:audit", "Hold a run to what it committed; follow an update back, an episode forward."
+            "ajet_proof.cli.audit:audit",
+            "Compare a run with what it committed; trace an update back, an episode forward.",
         ),
     },
     config_keys=(ConfigKeys("context_tracker", "ajet_proof.config:ProofKeys"),),

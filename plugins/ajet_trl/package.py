@@ -30,11 +30,11 @@ def require_trl() -> Path | None:
     installed, separate = _find_version(None), _find_version(folder)
     if installed is not None and find_spec("verl") is not None:
         raise UserError(
-            f"trl {installed} is installed beside verl.",
+            f"trl {installed} is installed in the same environment as verl.",
             where=sys.prefix,
-            expected="an environment of its own: verl 0.9.1 patches a class of any trl that it finds, and newer ones "
-            "do not have it",
-            do=f"uninstall trl, and put it where only its own process looks: {brings}",
+            expected="a separate environment: verl 0.9.1 patches a class of any trl that it finds, and newer versions "
+            "of trl do not have it",
+            do=f"uninstall trl, and install it in its separate folder: {brings}",
         )
     found = installed or separate
     if found is None:
@@ -43,7 +43,7 @@ def require_trl() -> Path | None:
         raise UserError(
             f"trl {found} is installed.",
             where=str(sys.prefix if installed else folder),
-            expected=f"trl {VERSION}: what the adapter hands to its trainer is experimental there",
+            expected=f"trl {VERSION}: the adapter uses an experimental interface of its trainer",
             do=format_install(f"trl=={VERSION}") if installed else brings,
         )
     return None if installed else folder

@@ -65,7 +65,7 @@ def run_training(experiment: Experiment, run: RunDirectory) -> None:
     ):
         tasks = drop_overlong(reader.tasks("train"), experiment.ajet.data, model.tokenizer)
         order = TaskOrder(tasks, seed=experiment.ajet.seed, shuffle=experiment.ajet.data.shuffle)
-        logger.info("TRL owns the steps, and its lines follow; episodes are recorded in {}", run.path)
+        logger.info("TRL controls the steps and prints the following lines; episodes are recorded in {}", run.path)
         trainer = GRPOTrainer(
             model=model.trained,
             reward_funcs=verdicts,

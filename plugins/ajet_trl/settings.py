@@ -31,23 +31,23 @@ def build_grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dic
     unread = sorted(set(_list_paths(given)) - READ)
     if unread:
         raise ValueError(
-            f"TRL reads no trainer_common.{unread[0]}; it reads {', '.join(sorted(READ))}, and what else GRPOConfig "
-            f"has in the section {SECTION}, by its names"
+            f"TRL does not support trainer_common.{unread[0]}; supported are {', '.join(sorted(READ))}, and further "
+            f"settings of GRPOConfig in the section {SECTION}"
         )
     config = experiment.ajet
     services = ServiceKeys.of(config).services.values()
     trainer, credit, optim = config.trainer_common, config.trainer_common.algorithm, config.trainer_common.optim
     if credit.adv_estimator != "grpo":
-        raise ValueError(f"TRL's GRPOTrainer has one adv_estimator, grpo, and no {credit.adv_estimator}")
+        raise ValueError(f"TRL's GRPOTrainer supports the adv_estimator grpo, not {credit.adv_estimator}")
     if config.data.curriculum.prefer is not None:
-        raise ValueError("TRL's GRPOTrainer takes the tasks in its own order, and no data.curriculum")
+        raise ValueError("TRL's GRPOTrainer does not support data.curriculum")
     unmet = [
         (config.rollout.engine not in ("auto", "transformers"), f"rollout.engine: {config.rollout.engine}"),
         (config.model.dtype not in ("auto", "float32"), f"model.dtype: {config.model.dtype}"),
         (any(not each.only_with_flag for each in services), "services; start them before it"),
     ]
     if unsupported := [name for found, name in unmet if found]:
-        raise ValueError(f"the train engine trl has no {unsupported[0]}")
+        raise ValueError(f"the train engine trl does not support {unsupported[0]}")
     warm = max(optim.lr_warmup_steps, 0)
     ours = {
         "num_generations": config.rollout.num_repeat,
@@ -76,7 +76,7 @@ def build_grpo_settings(experiment: Experiment, given: Mapping[str, Any]) -> dic
     owned = {*ours, "max_steps", "num_train_epochs", "gradient_accumulation_steps", "steps_per_generation",
              "generation_batch_size", "output_dir", "use_cpu", "mask_truncated_completions"}  # fmt: skip
     if taken := sorted(owned & set(users)):
-        raise ValueError(f"{SECTION}.{taken[0]} is ajet's to set, from data, rollout and trainer_common")
+        raise ValueError(f"{SECTION}.{taken[0]} is set by ajet from data, rollout and trainer_common")
     rows = config.data.train_batch_size * config.rollout.num_repeat
     at_once = int(users.get("per_device_train_batch_size", rows))
     if at_once < 1 or rows % at_once:

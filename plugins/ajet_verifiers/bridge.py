@@ -101,12 +101,12 @@ def build_result(episode: Any) -> dict[str, Any]:
             errors.append(make_error("Episode", f"it did not end well and named no error (stop condition {stop})"))
         return {"reward": None, "errors": errors}
     if len(trained) != 1:
-        message = f"{len(trained)} of its agents are to be trained; exactly one can be"
+        message = f"{len(trained)} of its agents are trainable; expected exactly one"
         return {"reward": None, "errors": [make_error("Episode", message)]}
     ours = os.environ.get("OPENAI_BASE_URL")
     others = [trace.agent for trace in episode.traces if not trace.agent.trainable]
     if any(getattr(agent.config.client, "base_url", None) == ours for agent in others):
-        message = "an agent that is not to be trained asks the trained model: give it a model and a client of its own"
+        message = "an untrained agent uses the trained model: configure another model and client for it"
         return {"reward": None, "errors": [make_error("Episode", message)]}
     (trace,) = trained
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
@@ -165,7 +165,7 @@ async def _take_lock(lock: IO[str]) -> None:
         except BlockingIOError:
             await asyncio.sleep(PAUSE_S)
         if time.monotonic() > next_message:
-            print(f"waiting for another process, which makes a harness's environment (lock: {lock.name})", flush=True)
+            print(f"waiting for another process that creates a harness's environment (lock: {lock.name})", flush=True)
             next_message = time.monotonic() + AGAIN_S
 
 

@@ -6,7 +6,7 @@ from ajet.config.plugin import Plugin
 
 PLUGIN = Plugin(
     name="ajet_verifiers",
-    about="tasksets of the package `verifiers`, as tasks and as agents that are a command",
+    about="tasksets of the package `verifiers`, as tasks and command agents",
     renamed={
         "ajet.workflow.verifiers:VerifiersTasks": "ajet_verifiers.tasks:VerifiersTasks",
         "ajet.workflow.verifiers:VerifiersWorkflow": "ajet_verifiers.workflow:VerifiersWorkflow",

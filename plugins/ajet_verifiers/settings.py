@@ -45,7 +45,7 @@ class VerifiersSettings(BaseModel):
     @classmethod
     def read(cls, config: Any) -> VerifiersSettings:
         """Return the settings. Raises ConfigError."""
-        return read_section(cls, config, SECTION, "what is played", "{taskset: NAME}", "docs/environments.md")
+        return read_section(cls, config, SECTION, "the taskset", "{taskset: NAME}", "docs/environments.md")
 
     def encode_block(self) -> str:
         """Return the `[env]` block as JSON, with the command's placeholders escaped."""

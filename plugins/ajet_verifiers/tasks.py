@@ -63,7 +63,7 @@ class VerifiersTasks:
                 env=environment,
             )
         except subprocess.TimeoutExpired:
-            raise self._make_error(f"not done in {LIMIT_S:.0f} s") from None
+            raise self._make_error(f"listing did not finish within {LIMIT_S:.0f} s") from None
         except (OSError, ValueError) as error:  # a setting that no argument can hold
             raise self._make_error(str(error)) from None
         if done.returncode:

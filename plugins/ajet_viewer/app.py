@@ -177,11 +177,11 @@ def build_app(views: Views, *, hosts: frozenset[str], key: str | None) -> Starle
 
     def admitted(request: Request) -> Response | None:
         if hosts and request.headers.get("host", "") not in hosts:
-            return _make_error(403, "This viewer answers under its own address only.")
+            return _make_error(403, "This viewer answers only at its own address.")
         if key is not None:
             given = request.query_params.get("token") or request.cookies.get(_name_cookie(request)) or ""
             if not secrets.compare_digest(given.encode("utf-8", "surrogatepass"), key.encode()):
-                return _make_error(401, "This viewer needs its token: open the address that it printed.")
+                return _make_error(401, "This viewer needs its token: open the printed address.")
         return None
 
     def answering(work: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -291,9 +291,9 @@ def _refuse_foreign_page(request: Request) -> Response | None:
     """
     origin, kind = request.headers.get("origin", ""), request.headers.get("content-type", "")
     if origin.partition("://")[2] != request.headers.get("host", "") or not origin:
-        return _make_error(403, "Notes are kept from the viewer's own page only.")
+        return _make_error(403, "Notes can be changed only from the viewer's own page.")
     if kind.partition(";")[0].strip().lower() != "application/json":
-        return _make_error(415, "Notes are sent as application/json.")
+        return _make_error(415, "Notes must be sent as application/json.")
     return None
 
 

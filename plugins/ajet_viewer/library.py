@@ -73,7 +73,7 @@ class Library:
         folder = self.root / name
         if self._may_name_run(name) and self._is_inside(folder) and _is_run(folder):
             return folder
-        raise MissingError(f"There is no run named {name} any more, or there never was.")
+        raise MissingError(f"There is no run named {name}.")
 
     def run(self, name: str) -> dict[str, Any]:
         """Return a run's row. Raises MissingError."""

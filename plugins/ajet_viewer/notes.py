@@ -53,11 +53,11 @@ def save_notes(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         with alone(folder / LOCK, "changes the note", at_most=PATIENCE_S):
             before = read_notes(folder)
             if wanted["edit"] != before["edit"]:
-                raise NoteConflictError("The note was changed meanwhile: look at what it says now.")
+                raise NoteConflictError("The note was changed meanwhile: reload it.")
             saved = wanted | {"edit": before["edit"] + 1}
             write_atomically(folder / FILE, json.dumps(saved, ensure_ascii=False, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"The note cannot be kept: {error.strerror}.", where=str(folder / FILE)) from error
+        raise UserError(f"The note cannot be saved: {error.strerror}.", where=str(folder / FILE)) from error
     return saved
 
 
@@ -71,5 +71,5 @@ def _check_note(given: Mapping[str, Any]) -> dict[str, Any]:
     if len(words) > MOST_TAGS or any(len(tag) > LONGEST_TAG or "," in tag for tag in words):
         raise NoteError(f"tags: at most {MOST_TAGS}, each of at most {LONGEST_TAG} characters and without a comma")
     if not isinstance(edit, int) or isinstance(edit, bool):
-        raise NoteError("edit: the number of what was read")
+        raise NoteError("edit: the number of the version it is based on")
     return {"note": note.encode(errors="replace").decode(), "tags": words, "edit": edit}

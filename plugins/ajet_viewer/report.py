@@ -72,7 +72,7 @@ def _read_part(content: Callable[[], str]) -> str:
 
 
 def _explain_left_out() -> str:
-    return "Left out: it cannot be parsed, so that what is secret in it is not known.\n"
+    return "Left out: the file cannot be parsed, so its secrets are unknown.\n"
 
 
 def _make_cleaner(folder: Path) -> tuple[Callable[[str], str], bool]:

@@ -52,7 +52,7 @@ class TableFilter:
             raise FilterError(f"there is no condition named {sorted(unknown)[0]}")
         sort = query.get("sort") or "-step"
         if sort.lstrip("-") not in SORTS:
-            raise FilterError(f"sort: one of {', '.join(SORTS)}, with - before it for the largest first")
+            raise FilterError(f"sort: one of {', '.join(SORTS)}, with a leading - for largest first")
         step = _parse_range(query, "step")
         return cls(
             step=None if step is None else (int(max(step[0], -1)), int(min(step[1], 1 << 62))),

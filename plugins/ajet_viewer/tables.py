@@ -83,12 +83,16 @@ def show_episodes(run: str, root: Path, *, count: int, best: bool, step: str | N
     try:
         wanted = TableFilter.from_query({"step": step or "", "split": split})
     except FilterError as error:
-        raise UserError(f"'{step}' is no step.", where="--step", expected="a step, or a range such as 3..9") from error
+        raise UserError(
+            f"'{step}' is not a step.", where="--step", expected="a step, or a range such as 3..9"
+        ) from error
     table = EpisodeTable(folder)
     table.read_new_rows(wait=None)
     found = [(row, place) for row, place in table.rows() if wanted.admits(row) and uuid in ("", row["uuid"])]
     if uuid and not found:
-        raise UserError(f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the uuid of one")
+        raise UserError(
+            f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the uuid of a recorded episode"
+        )
     scored = sorted((each for each in found if each[0]["reward"] is not None), key=lambda each: each[0]["reward"])
     chosen = (scored[::-1] if best else scored) + [each for each in found if each[0]["reward"] is None]
     for _, place in chosen[:count]:
@@ -111,7 +115,7 @@ def _describe_episodes(rows: list[dict[str, Any]]) -> str:
     splits = Counter(row["split"] for row in rows)
     counts = ", ".join(f"{count} of the split {split}" for split, count in splits.items())
     steps = [row["step"] for row in rows]
-    return f"No episode is of that step and split; there are {counts}, of steps {min(steps)} to {max(steps)}."
+    return f"No episode matches this step and split; recorded are {counts}, steps {min(steps)} to {max(steps)}."
 
 
 def _format_number(value: float | None) -> str:

@@ -63,21 +63,23 @@ def open_viewer(
     if views.library.only is None and not views.library.names():
         if file is not None:
             raise UserError("There is no run in this folder.", where=str(place), expected="a run")
-        console.print(f"There is no run in {place} yet; one that begins there is shown.", markup=False, soft_wrap=True)
+        console.print(
+            f"There is no run in {place} yet; new runs are shown when they start.", markup=False, soft_wrap=True
+        )
     if file is None:
         return _serve_views(views, host, port, browser, is_attached)
     return _write_page(views, place, file)
 
 
 def _make_missing_error(place: Path) -> UserError:
-    expected = "a run directory, or a folder that holds some"
+    expected = "a run directory, or a folder of runs"
     if place.exists():
-        return UserError(f"{place.name} is a file, and no run.", where=str(place), expected=expected)
+        return UserError(f"{place.name} is a file, not a run.", where=str(place), expected=expected)
     from ajet.config.experiment import DEFAULT_ROOT
 
-    begins = f"`{format_command('--conf', 'FILE.yaml')}` begins a run; --exp-dir names another folder of runs"
+    begins = f"`{format_command('--conf', 'FILE.yaml')}` starts a run; --exp-dir selects another folder of runs"
     if place.name == DEFAULT_ROOT:
-        what = f"There is no {place.name} here: nothing was run in this folder yet."
+        what = f"There is no {place.name} here: no run was started in this folder yet."
         return UserError(what, where=str(place), expected=expected, do=begins)
     return UserError(
         f"There is no run or folder named {place.name}.",
@@ -99,7 +101,7 @@ def _write_page(views: Views, place: Path, file: Path) -> int:
 
     if views.library.only is None:
         raise UserError(
-            "A file holds one run, and this folder holds several.",
+            "A file holds one run, but this folder has several.",
             where=str(place),
             expected="a run",
             do=f"name one of: {', '.join(views.library.names()[:8])}",
@@ -110,7 +112,7 @@ def _write_page(views: Views, place: Path, file: Path) -> int:
     except OSError as error:
         raise UserError(f"The file cannot be written: {error.strerror}.", where=str(file)) from error
     size = f"{file.stat().st_size / 1e6:.1f} MB"
-    console.print(f"{file}: {size}, opens without a network", markup=False, soft_wrap=True)
+    console.print(f"{file}: {size}, opens without a network connection", markup=False, soft_wrap=True)
     return 0
 
 
@@ -199,7 +201,7 @@ def start_viewer(run: RunDirectory) -> ViewerProcess | None:
         raise
     if not line.startswith("Viewer: "):
         _end_process(process)
-        logger.warning("--with-logview: the viewer did not start; `{}` says why", format_command("view", run.path))
+        logger.warning("--with-logview: the viewer did not start; `{}` shows the reason", format_command("view", run.path))
         return None
     run.status.add_process(process.pid, "viewer")
     console.print(line, markup=False, soft_wrap=True)
@@ -215,7 +217,7 @@ def view_run(run: RunDirectory) -> Iterator[None]:
         yield
         if viewer is not None and sys.stdin.isatty():
             run.close("finished")
-            print(f"The run is over; {viewer.address} stays until you press Enter. ", end="", flush=True)
+            print(f"The run has ended; {viewer.address} stays until you press Enter. ", end="", flush=True)
             with suppress(KeyboardInterrupt):
                 while not select.select([sys.stdin], [], [], 0.5)[0]:
                     pass  # a Ctrl-C that came just before `input` had begun to read would wait for a line

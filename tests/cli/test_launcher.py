@@ -490,7 +490,7 @@ def test_a_store_to_train_from_needs_a_backbone_that_trains(project, run, launch
 
 def test_what_is_no_digest_of_a_link_is_no_change_of_a_run(project, run):
     code, _, err = run("audit", "x", "--head", "abcdefgh")
-    assert code == 2 and "abcdefgh is no digest of a link" in err
+    assert code == 2 and "abcdefgh" in err and "--head" in err
 
 
 def test_the_page_of_the_commands_has_whole_sentences_each_panel_once_and_both_names_of_a_switch():

@@ -166,7 +166,9 @@ def test_rubrics_that_have_yet_to_be_made_are_in_the_plan_with_their_calls(
         judge = f"{{judge_type: rubrics_auto_grader, rubrics_auto_grader: {section}, judges: {judges}}}"
         (project / "x.yaml").write_text(f"{YAML}  task_judge: {judge}\n")
         said = planned(capsys)
-        assert "judge rubrics auto_grader (pointwise), by m: to be made of 3 examples by at most 34 calls" in said
+        assert (
+            "judge rubrics auto_grader (pointwise), by m: to be written from 3 examples with at most 34 calls" in said
+        )
         assert not server.seen and not list(project.rglob("*auto_grader*"))
 
 

@@ -268,13 +268,13 @@ def test_a_timeout_says_at_which_line_it_stood(released, workflow, isolation, tm
         (
             "./agent.sh",
             "No such file",
-            "each episode runs in a fresh folder: write {base}/… for a file beside the YAML",
+            "each episode runs in a fresh folder: write {base}/… for a file next to the YAML",
         ),
         ("{base}/agent.sh", "No such file", "No such file; {base} is the folder of the YAML"),
         (
             "{base}/agent.py",
             "PermissionError: no",
-            'make it executable (chmod +x), or name what reads it: ["{python}", ',
+            'make it executable (chmod +x), or name its interpreter: ["{python}", ',
         ),
     ],
 )

@@ -22,6 +22,7 @@ from ajet.record.seldom import RateLimiter
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model
 from ajet.task_judge.other_model import make_model_caller
+from ajet_judges.config import ModelJudgeConfig
 from ajet_judges.model_judge.panel import ModelPanel, PanelMember
 from ajet_judges.model_judge.prompt import JudgeQuestion
 from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
@@ -133,15 +134,11 @@ class Letters:
         return {}
 
 
-class Limits:
-    max_tokens, timeout, max_retries, retry_delay, max_parallel = 10, SECONDS, 0, 0.0, 4
-    requests_per_minute = max_calls = max_cost = None
-
-
 @pytest.mark.parametrize("server", ["never answers", "a page"], indirect=True)
 def test_no_judge_is_no_verdict_and_ajets_own_failure(server):
     """So that what is measured over all attempts leaves the attempt out, and does not take it for a wrong answer."""
-    panel = ModelPanel([PanelMember(ChatModel(base_url=server.url, model="m"))], Limits(), None, "run", cache=False)
+    limits = ModelJudgeConfig(timeout=SECONDS, max_retries=0, cache=False)
+    panel = ModelPanel([PanelMember(ChatModel(base_url=server.url, model="m"))], limits, None, "run")
     with pytest.raises(JudgeFailure, match="no judge answers: m: it") as failure:
         asyncio.run(panel.ask(JudgeQuestion((), ""), {"type": "object"}, str))
     assert failure.value.own and failure.value.retryable

@@ -161,4 +161,4 @@ def test_a_run_says_it_once_and_names_episodes_that_can_be_looked_at(
     assert "boxed{}" in said and "1 of 1 episode" in said
     show_episodes(name, tmp_path, count=5, best=False, step="900..999", split="")
     said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("No episode is of that step and split; there are ") and "of the split train" in said
+    assert said.startswith("No episode matches") and "of the split train" in said

@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *command: str) -> str:
         ("eval x.yaml --picture folder", "folder is a folder"),
         ("eval x.yaml --mark taken.sh/a.jsonl", "taken.sh is no folder"),
         ("rejudge demo --judge math --out missing/a.csv", "There is no folder missing"),
-        ("rejudge demo --judge math --out folder", "folder does not say what is to be written"),
+        ("rejudge demo --judge math --out folder", "folder has an unsupported suffix"),
         ("rejudge demo --judge math", "ajet-rejudge-demo.csv exists already"),
         ("report demo --out missing/a.zip", "There is no folder missing"),
         ("export demo --out taken.sh/model", "cannot be written: "),

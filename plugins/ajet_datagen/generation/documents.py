@@ -70,7 +70,7 @@ def list_documents(place: Path) -> list[Path]:
             f"There is no document in the folder {place.name}.",
             where=f"{KEY}: {place}",
             expected=f"files ending in {', '.join(READERS)}",
-            do="put documents into it, or name another folder",
+            do="add documents, or set another folder",
         )
     return found
 
@@ -84,7 +84,7 @@ def read_passages(file: Path, *, size: int, split_by: str) -> list[Passage]:
     ends = ENDS.get(split_by)
     if ends is None:
         raise TaskError(
-            f"Documents are not cut by {split_by}.",
+            f"Documents cannot be split by {split_by}.",
             where="ajet.task_reader.data_generation.document_reader.split_by",
             expected=", ".join(ENDS),
         )
@@ -95,7 +95,7 @@ def read_document(file: Path) -> str:
     """Return the text of a file. Raises TaskError, MissingExtraError."""
     read = READERS.get(file.suffix.lower())
     if read is None:
-        raise TaskError(f"{file.name} is of a kind that is not read.", where=KEY, expected=", ".join(READERS))
+        raise TaskError(f"{file.name} has an unsupported suffix.", where=KEY, expected=", ".join(READERS))
     with explain_read_errors(file):
         data = file.read_bytes()
     if len(data) > MAX_FILE:
@@ -103,11 +103,9 @@ def read_document(file: Path) -> str:
     try:
         text = read(data, file.name)
     except UNREADABLE as problem:
-        raise TaskError(
-            f"{file.name} cannot be read: {problem}", where=KEY, do="mend the file, or leave it out"
-        ) from None
+        raise TaskError(f"{file.name} cannot be read: {problem}", where=KEY, do="fix or remove the file") from None
     if not text.strip():
-        raise TaskError(f"{file.name} has no text.", where=KEY, expected="text; what is scanned has none")
+        raise TaskError(f"{file.name} has no text.", where=KEY, expected="text; scanned pages have no text")
     return repair_text(text)
 
 
@@ -140,9 +138,9 @@ def decode_text(data: bytes, declared: str) -> str:
     try:
         text = data[len(start) :].decode(encoding)
     except UnicodeDecodeError as error:
-        raise ValueError(f"it is no {encoding} ({error.reason} at byte {error.start}): save it as UTF-8") from None
+        raise ValueError(f"it is not {encoding} ({error.reason} at byte {error.start}): save it as UTF-8") from None
     if text.count("\0") > len(text) * ZEROS:
-        raise ValueError("it is full of zeros, as UTF-16 without its mark is: save it as UTF-8")
+        raise ValueError("it has many zero bytes, like UTF-16 without a byte order mark: save it as UTF-8")
     return text
 
 
@@ -164,9 +162,9 @@ def _read_pdf(data: bytes, name: str) -> str:
     except (DependencyError, PyPdfError) as error:  # the first: what decrypts is not installed
         raise ValueError(str(error)) from error
     if silent := [number for number, page in enumerate(pages, 1) if not page]:
-        problem = f"{len(silent)} of {len(pages)} pages have no text, as scanned ones have none"
+        problem = f"{len(silent)} of {len(pages)} pages have no text (scanned pages?)"
         if len(silent) == len(pages):
-            raise ValueError(f"{problem}: have a program read the pictures first, such as ocrmypdf")
+            raise ValueError(f"{problem}: run OCR first, for example ocrmypdf")
         logger.warning("{}: {} (the first is page {})", name, problem, silent[0])
     return "\n\n".join(page for page in pages if page)
 

@@ -57,11 +57,11 @@ def find_embedding_server(params: DeduplicationParams) -> OtherServer | None:
         raise
     except UserError:
         raise ConfigError(
-            f"The embedding model {params.model} is named" + (" with a key" if own else "") + ", and no server.",
+            f"The embedding model {params.model} is set" + (" with a key" if own else "") + ", but no server.",
             where=f"{WHERE}.base_url",
-            expected="its OpenAI-compatible server, or one that OPENAI_BASE_URL or DASHSCOPE_API_KEY names",
-            do=f"set base_url; or name a model of this machine (model: {_name_local_model()}); or leave model and "
-            "api_key out: tasks are then compared by their letters alone",
+            expected="an OpenAI-compatible server, or OPENAI_BASE_URL or DASHSCOPE_API_KEY",
+            do=f"set base_url; or use a local model (model: {_name_local_model()}); or remove model and api_key to "
+            "compare tasks by letters only",
         ) from None
     return OtherServer(server.base_url, (own or server.keys[0],))
 
@@ -76,9 +76,8 @@ def open_embedder(params: DeduplicationParams) -> Embed | None:
         raise ConfigError(
             f"There is no embedding model {params.model}" + (" at a server." if found else "."),
             where=f"{WHERE}.model",
-            expected=" or ".join(f"{LOCAL}{name}" for name in find_parts("embedder"))
-            + ", without base_url, or the name of "
-            "a model at the server that base_url names",
+            expected=" or ".join(f"{LOCAL}{name}" for name in find_parts("embedder")) + ", without base_url, or a "
+            "model of the server at base_url",
         )
     local: Embed = load_code(found.code)()
     return local
@@ -109,18 +108,16 @@ def embed_texts(
     widths = sorted({len(value) for name, value in rows.items() if value and name.startswith("vector ")})
     if len(widths) > 1:
         raise TaskError(
-            f"{model} gives vectors of different lengths ({', '.join(map(str, widths))} numbers), also as "
-            "it gave them before: they cannot be compared.",
+            f"{model} gives vectors of different lengths ({', '.join(map(str, widths))} numbers), "
+            "counting stored ones: they cannot be compared.",
             where=WHERE,
-            expected="one embedding model, as it was when the first tasks were embedded",
-            do=f"give the model a name of its own, or delete {store.path}",
+            expected="the embedding model of the first tasks",
+            do=f"give the model another name, or delete {store.path}",
         )
     nothing = [0.0] * (widths[0] if widths else 1)
     found = np.asarray([rows[names[text]] or nothing for text in texts], np.float64)
     if refused := sum(not rows[name] for name in names.values()):
-        logger.warning(
-            "{} of {} questions are compared by their letters alone: {} refused them", refused, len(names), model
-        )
+        logger.warning("{} of {} questions are compared by letters only: {} refused them", refused, len(names), model)
     largest = np.abs(found).max(axis=1, keepdims=True)  # whose square no number may hold
     return normalize_vectors((found / np.where(largest == 0, 1, largest)).astype(np.float32))
 
@@ -180,7 +177,7 @@ class ServerEmbedder:
             f"{self._model.model} at {self._model.place} gives no embeddings: {problem}",
             where=WHERE,
             expected="an OpenAI-compatible server with /embeddings",
-            do="mend the server or base_url, name a model of this machine instead "
-            f"(model: {_name_local_model()}), or leave both out: tasks are then compared by their "
-            "letters alone; what was written and embedded so far is kept",
+            do="fix the server or base_url, use a local model "
+            f"(model: {_name_local_model()}), or remove both to compare tasks by letters only; "
+            "written and embedded tasks are kept",
         )

@@ -18,7 +18,7 @@ from ajet.record.files import append_lines, cut_partial_line, read_rows
 from ajet.record.lock import alone
 from ajet.record.write_errors import explain_write_errors
 
-ELSEWHERE = ", or name another folder in the variable AJET_CACHE"
+ELSEWHERE = ", or set AJET_CACHE to another folder"
 
 
 class GenerationStore:
@@ -36,7 +36,7 @@ class GenerationStore:
             "what a model writes", self.path.parent, intact="nothing was asked", other_folder=ELSEWHERE, room="it"
         ):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        does, do = "writes the same tasks", "set AJET_CACHE to another one"
+        does, do = "writes the same tasks", "set AJET_CACHE to another folder"
         with alone(self.path.with_suffix(".lock"), does, do=do):
             cut_partial_line(self.path)
             yield self

@@ -89,7 +89,7 @@ class GenerationReader:
         """Return the tasks, written now or read from the store. Raises TaskError, MissingExtraError, UserError."""
         if not self.has(split):
             raise TaskError(
-                f"There is nothing to write {split} tasks from.",
+                f"There are no documents or examples for {split} tasks.",
                 where=f"{SECTION}.document_reader.document_path",
                 expected="documents" + (", or example tasks by query_reader" if split == "train" else ""),
             )
@@ -115,7 +115,7 @@ class GenerationReader:
                 prompts = self._build_prompts(split, turn, missing, [each.query for each, _ in found])
                 if new := sum(not rows.get(ask.name) for ask in prompts):
                     logger.info(
-                        "{}: {} of {} prompts are asked of {}",
+                        "{}: {} of {} prompts are sent to {}",
                         _name_round(split, turn),
                         new,
                         len(prompts),
@@ -246,7 +246,7 @@ class GenerationReader:
         }
         if query.type not in named:
             raise TaskError(
-                f"Example tasks are not read by {query.type}.",
+                f"{query.type} cannot read example tasks.",
                 where=f"{SECTION}.query_reader.type",
                 expected=", ".join(named),
             )
@@ -313,40 +313,40 @@ class GenerationReader:
     def _explain_no_tasks(self, split: TaskSplit, found: int, refusals: PromptRefusals) -> TaskError:
         if found:
             return TaskError(
-                f"All {found} that were written are too like an example, a held-out task or each other: no {split} "
+                f"All {found} written tasks are too similar to an example, a held-out task or each other: no {split} "
                 "task is left.",
                 where=f"{SECTION}.deduplication_filter",
-                expected="tasks that ask for something else",
-                do="give more examples or documents, a higher similarity_threshold, or enabled: false",
+                expected="distinct tasks",
+                do="add examples or documents, raise similarity_threshold, or set enabled: false",
             )
         if refusals:
             return TaskError(
                 f"No model writes {split} tasks: {refusals.describe_refusals()}",
                 where=SECTION,
-                expected="prompts that a model takes",
-                do="give shorter passages (document_reader.chunk_size) or other documents, or name another model",
+                expected="prompts accepted by a model",
+                do="use shorter passages (document_reader.chunk_size), other documents, or another model",
             )
         return TaskError(
-            f"Nothing that was written is a {split} task.",
+            f"No reply contains a {split} task.",
             where=SECTION,
             expected='replies of the form {"tasks": [{"query": …, "answer": …}]}',
-            do="name a more capable model, or give it more tokens (llm_response_length)",
+            do="use a more capable model, or more tokens (llm_response_length)",
         )
 
     def _log_result(
         self, split: TaskSplit, tasks: Sequence[Task], found: Found, writer: TaskWriter, refusals: PromptRefusals
     ) -> None:
-        by = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "as they were kept"
+        by = f"by {', '.join(writer.wrote) or writer.names}" if writer.cost.calls else "from the cache"
         logger.info(
-            "{} {} tasks {}; {} left out as too alike, {} replies could not be read",
+            "{} {} tasks {}; {} dropped as too similar, {} replies unreadable",
             len(tasks), split, by, len(found) - len(tasks), writer.cost.unreadable,
         )  # fmt: skip
         if refusals:
-            logger.warning("left out of {} tasks: {}", split, refusals.describe_refusals())
+            logger.warning("dropped prompts of {} tasks: {}", split, refusals.describe_refusals())
         if len(tasks) < self._settings.task_num:
             logger.warning(
-                "{} of {} {} tasks could be written: more documents or examples, a higher temperature or a higher "
-                "similarity_threshold give more",
+                "only {} of {} {} tasks were written; add documents or examples, raise temperature or "
+                "similarity_threshold",
                 len(tasks), self._settings.task_num, split,
             )  # fmt: skip
 

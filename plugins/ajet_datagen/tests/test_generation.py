@@ -165,7 +165,7 @@ def test_an_embedding_model_without_a_server_is_asked_where_llm_model_is(
     monkeypatch.delenv("OPENAI_API_KEY")
     for params in ({"model": "text-embedding-v3"}, {"api_key": "sk-own"}):
         server.seen.clear()
-        with pytest.raises(ConfigError, match="is named.*and no server") as caught:
+        with pytest.raises(ConfigError, match="but no server") as caught:
             read(tmp_path, server, **deduplicated(**params))
         assert "OPENAI_BASE_URL" in caught.value.expected and not server.seen and "sk-own" not in str(caught.value)
         off = {"deduplication_filter": {"enabled": False, "params": params}}
@@ -209,7 +209,7 @@ def test_the_next_model_is_asked_where_one_refuses(server: JudgeServer, tmp_path
 )
 def test_what_is_no_list_of_tasks_is_none(server: JudgeServer, tmp_path: Path, reply: str) -> None:
     server.say = lambda asked: reply
-    with pytest.raises(TaskError, match="Nothing that was written is a validation task"):
+    with pytest.raises(TaskError, match="validation task"):
         read(tmp_path, server, split="validation")
 
 
@@ -322,7 +322,7 @@ def test_variations_of_an_example_with_other_numbers_are_trained_on(server: Judg
     given = {"document_reader": {"document_path": []}, "num_workers": 1, "task_num": 3, **examples(tmp_path)}
     trained = read(tmp_path, server, **given, **deduplicated(base_url=server.url))
     assert len(trained) == 3 and "What is 2 + 3?" not in {task.main_query for task in trained}
-    with pytest.raises(TaskError, match="too like an example"):
+    with pytest.raises(TaskError, match="too similar to an example"):
         read(tmp_path, server, **given, **deduplicated(base_url=server.url, numbers="alike"))
 
 
@@ -373,7 +373,7 @@ def test_texts_that_are_refused_are_compared_by_letters_alone(server: JudgeServe
     with log_lines("WARNING") as logged:
         tasks = read(tmp_path, server, split="validation", task_num=4, **deduplicated(base_url=server.url))
     assert [task.main_query for task in tasks] == [queries[0], "b?"], "to vectors that are all the same all else is one"
-    assert any("1 of 10 questions are compared by their letters alone" in line for line in logged)
+    assert any("1 of 10 questions are compared by letters only" in line for line in logged)
     server.seen.clear()
     assert read(tmp_path, server, split="validation", task_num=4, **deduplicated(base_url=server.url)) == tasks
     assert not [asked for asked in server.seen if "input" in asked]
@@ -400,7 +400,7 @@ def test_what_is_like_an_example_or_a_held_out_task_is_not_trained_on(server: Ju
 def test_where_nothing_is_left_it_is_said_why(server: JudgeServer, tmp_path: Path) -> None:
     server.say = lambda asked: json.dumps({"tasks": [{"query": "What  is 2 + 3?"}]})
     given = {"document_reader": {"document_path": []}, "num_workers": 1, "task_num": 2}
-    with pytest.raises(TaskError, match="All 6 that were written are too like an example") as caught:
+    with pytest.raises(TaskError, match="All 6 written tasks are too similar") as caught:
         read(tmp_path, server, **given, **examples(tmp_path))
     assert "similarity_threshold" in str(caught.value.do)
 
@@ -422,7 +422,7 @@ def test_a_folder_is_read_whole_but_for_hidden_files(server: JudgeServer, tmp_pa
     given = {"document_reader": {"document_path": ["docs"]}}
     assert {task.metadata["source"] for task in read(tmp_path, server, split="validation", **given)} == {"sea.txt"}
     (tmp_path / "docs" / "LICENSE").write_text(SEA)
-    with pytest.raises(TaskError, match="LICENSE is of a kind that is not read"):
+    with pytest.raises(TaskError, match="LICENSE has an unsupported suffix"):
         read(tmp_path, server, split="validation", **given)
 
 
@@ -435,9 +435,9 @@ def test_an_address_that_is_none_is_named_by_its_key(server: JudgeServer, tmp_pa
 
 def test_mistakes_have_answers(server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = {"document_reader": {"document_path": []}}
-    with pytest.raises(TaskError, match="nothing to write train tasks from"):
+    with pytest.raises(TaskError, match="train tasks"):
         read(tmp_path, server, **nothing)
-    with pytest.raises(TaskError, match="nothing to write validation tasks from"):
+    with pytest.raises(TaskError, match="validation tasks"):
         read(tmp_path, server, split="validation", **examples(tmp_path), **nothing)
     with pytest.raises(TaskError, match="The document see.txt does not exist") as caught:
         read(tmp_path, server, document_reader={"document_path": ["see.txt"]})
@@ -451,11 +451,11 @@ def test_mistakes_have_answers(server: JudgeServer, tmp_path: Path, monkeypatch:
         read(tmp_path, server, document_reader={"document_path": ["sea.txt", "empty"]})
     assert ".pdf" in caught.value.expected
     (tmp_path / "x.odt").write_text("x")
-    with pytest.raises(TaskError, match="x.odt is of a kind that is not read"):
+    with pytest.raises(TaskError, match="x.odt has an unsupported suffix"):
         read(tmp_path, server, document_reader={"document_path": ["x.odt"]})
-    with pytest.raises(TaskError, match="not cut by page"):
+    with pytest.raises(TaskError, match="cannot be split by page"):
         read(tmp_path, server, document_reader={"document_path": ["sea.txt"], "split_by": "page"})
-    with pytest.raises(TaskError, match="not read by mine.py->Reader"):
+    with pytest.raises(TaskError, match="mine.py->Reader cannot read"):
         read(tmp_path, server, query_reader={"type": "mine.py->Reader"})
 
 
@@ -537,7 +537,7 @@ def test_embeddings_beyond_a_small_float_are_compared_all_the_same(server: Judge
 def test_a_reply_that_could_not_be_read_is_asked_for_again(server: JudgeServer, tmp_path: Path) -> None:
     given = {"task_num": 4}
     server.say = lambda asked: "no list"
-    with pytest.raises(TaskError, match="Nothing that was written"):
+    with pytest.raises(TaskError, match="No reply contains"):
         read(tmp_path, server, split="validation", **given)
     server.say = counted
     assert len(read(tmp_path, server, split="validation", **given)) == 4

@@ -64,7 +64,7 @@ def test_a_dead_model_costs_one_prompt_its_waits_and_the_next_ones_nothing(
         tasks = read(tmp_path, dead, server, num_workers=1, **examples(tmp_path))
     assert tasks and len(server.seen) > 6
     assert len(dead.seen) == requests, "held-out tasks and trained ones share what is known of it"
-    [moved] = [line for line in logged if "is asked first" in line]
+    [moved] = [line for line in logged if "is used first" in line]
     assert moved.startswith("writer0 at 127.0.0.1") and "writer1 at 127.0.0.1" in moved
     assert any("hangs" in line for line in logged) == (say is hangs)
 
@@ -121,7 +121,7 @@ def test_a_prompt_that_every_model_refuses_is_left_out_for_good(
     assert len(tasks) == 6, "what is missing is asked for by other prompts"
     [told] = [line for line in logged if "refused" in line]
     assert told.startswith(
-        "left out of train tasks: 2 prompts refused: train 0 1, train 0 4; the last: writer0 at 127."
+        "dropped prompts of train tasks: 2 prompts refused: train 0 1, train 0 4; the last: writer0 at 127."
     )
     assert f"status {status}: " in told and "filtered: 5" in told
     server.seen.clear()
@@ -139,7 +139,7 @@ def test_prompts_refused_in_a_row_end_it_and_are_asked_again(
     given = {**ALONE, "num_workers": at_once, "task_num": 40, **examples(tmp_path)}
     server.say = numbered(lambda number: number > answered)
     with pytest.raises(
-        TaskError, match=r"writes tasks: 1\d prompts in a row were refused, and a harmless one; the last: w"
+        TaskError, match=r"writes tasks: 1\d prompts in a row and a harmless one were refused; the last: w"
     ):
         read(tmp_path, server, **given)
     assert 0 <= len(server.seen) - 1 - answered - IN_A_ROW <= at_once - 1, "and the harmless one"

@@ -134,7 +134,7 @@ def test_opentelemetry_with_feedback(tmp_path):
 
 def test_bad_rows_stop_the_reading_or_are_counted(tmp_path):
     (tmp_path / "spans.jsonl").write_text(f"{otlp(('t1', flat_span()))}\nno json\n")
-    with pytest.raises(TaskError, match=r"1 of the rows .*spans.jsonl:2: no JSON"):
+    with pytest.raises(TaskError, match=r"1 rows .*spans.jsonl:2: no JSON"):
         reader(tmp_path, sources="spans.jsonl").tasks("train")
     counted = reader(tmp_path, sources="spans.jsonl", on_bad_row="skip")
     assert [task.main_query for task in counted.tasks("train")] == ["What is 1 + 2?"]
@@ -143,7 +143,7 @@ def test_bad_rows_stop_the_reading_or_are_counted(tmp_path):
     with pytest.raises(TaskError, match="neither SQLite nor JSON"):
         reader(tmp_path, sources="text.txt").tasks("train")
     sqlite3.connect(tmp_path / "empty.db").execute("CREATE TABLE other (a)").connection.close()
-    with pytest.raises(TaskError, match="no database of spans: no such table: span_table"):
+    with pytest.raises(TaskError, match="not a database of spans: no such table: span_table"):
         reader(tmp_path, sources="empty.db").tasks("train")
     (tmp_path / "silent.json").write_text(otlp(("t3", {"gen_ai.operation.name": "chat"})))
     with pytest.raises(TaskError, match="no replies") as caught:
@@ -200,7 +200,7 @@ def test_observed_runs_become_tasks_rows_and_pairs(tmp_path):
     ]  # fmt: skip
     only = reader(tmp_path, sources="run", validation_share=0.0, only="liked")
     assert len(only.tasks("train")) == 3 and only.left["not liked"] == 2
-    with pytest.raises(TaskError, match="Nothing of these traces is left: ") as refused:
+    with pytest.raises(TaskError, match="All traces are dropped: ") as refused:
         reader(tmp_path, sources="run", agents=["nobody"]).write(tmp_path / "none")
     assert "5 " in refused.value.what and not (tmp_path / "none").exists()
 

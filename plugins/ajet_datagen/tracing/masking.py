@@ -33,7 +33,7 @@ def mask_traces(traces: Sequence[AgentTrace], reference: str | None, *, base: Pa
     """
     if reference is None:
         if traces:
-            logger.warning("Personal data in these traces is not masked; {} names a function that does it.", KEY)
+            logger.warning("Personal data in these traces is not masked; set {} to a masking function.", KEY)
         return list(traces)
     function = resolve_reference(reference, base=base, what=KEY)
     return [_mask_trace(trace, function) for trace in traces]

@@ -69,10 +69,10 @@ class TracingReader:
         left: Counter[str] = Counter()
         if not any(self.traces(side) for side in SPLITS):
             raise TaskError(
-                f"Nothing of these traces is left: {'; '.join(f'{n} {why}' for why, n in sorted(self.left.items()))}.",
+                f"All traces are dropped: {'; '.join(f'{n} {why}' for why, n in sorted(self.left.items()))}.",
                 where=KEY,
-                expected="settings of task_reader.tracing that some replies meet",
-                do="loosen what leaves them out, as named",
+                expected="settings of task_reader.tracing that match some replies",
+                do="loosen the settings named above",
             )
         with convert_os_errors(folder, "--out"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ class TracingReader:
         places = [named] if isinstance(named, str) else named
         if not places and key == "sources":
             raise TaskError(
-                "No traces are named.",
+                "No traces are configured.",
                 where=KEY,
                 expected="files of spans, or folders of observed runs",
                 do=f"set {KEY}",
@@ -124,12 +124,12 @@ class TracingReader:
         first = "; ".join(f"{where}: {why}" for where, why in found.bad[:NAMED])
         if not self._skip:
             raise TaskError(
-                f"{len(found.bad)} of the rows cannot be read: {first}.",
+                f"{len(found.bad)} rows cannot be read: {first}.",
                 where=KEY,
-                do="mend them, or set ajet.task_reader.on_bad_row=skip to leave them out",
+                do="fix them, or set ajet.task_reader.on_bad_row=skip to skip them",
             )
         self.left["could not be read"] += len(found.bad)
-        logger.warning("{} rows of traces are left out; {}", len(found.bad), first)
+        logger.warning("{} rows of traces are skipped; {}", len(found.bad), first)
 
     def _report_result(self, found: SourceContent, sides: Mapping[TaskSplit, Sequence[AgentTrace]]) -> None:
         parts = [f"{len(found.traces)} replies in traces: {len(sides['train'])} to train on, "
@@ -137,20 +137,20 @@ class TracingReader:
         parts += [f"{count} {why}" for why, count in sorted(self.left.items())]
         parts += [f"{found.silent} spans without messages"] if found.silent else []
         parts += [f"{counted(found.failed, 'call')} without a reply"] if found.failed else []
-        parts += [f"{counted(found.loose, 'word')} of feedback on nothing that was read"] if found.loose else []
+        parts += [f"{counted(found.loose, 'feedback row')} without a matching trace"] if found.loose else []
         logger.info("{}", "; ".join(parts))
         if not found.traces and found.failed:
             raise TaskError(
                 f"There are no replies in these traces: {counted(found.failed, 'call')} failed.",
                 where=KEY,
-                expected="observed episodes whose endpoint answered",
-                do="see why they failed with `ajet episodes` or `ajet view`",
+                expected="observed episodes with replies",
+                do="see the failures with `ajet episodes` or `ajet view`",
             )
         if not found.traces:
             raise TaskError(
                 "There are no replies in these traces.",
                 where=KEY,
                 expected="spans with gen_ai.input.messages and gen_ai.output.messages, or observed episodes",
-                do="switch on the recording of content where the traces are made (OpenTelemetry leaves it out unless "
-                "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT says otherwise)",
+                do="enable content capture in the traced agent (OpenTelemetry: "
+                "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT)",
             )

@@ -73,7 +73,7 @@ class FeedbackIndex:
         name, into = next(((name, into) for name, into in names if row.get(name)), ("session", self.by_session))
         whose = row.get(name)
         if not isinstance(whose, str) or not whose:
-            raise BadRowError(f"`{name}` is {json_kind(whose)}, expected whose it is")
+            raise BadRowError(f"`{name}` is {json_kind(whose)}, expected an id")
         into[whose] = into.get(whose, ReplyRating()).update_with(rating)
 
 
@@ -86,7 +86,7 @@ def read_sources(paths: Sequence[Path], feedback: Sequence[Path] = ()) -> Source
             raise TaskError(
                 f"The feedback {file.name} is a folder.",
                 where=f"ajet.task_reader.tracing.feedback: {file}",
-                expected="a file of JSON lines; what observed runs hold is read with them",
+                expected="a file of JSON lines; feedback of observed runs is read automatically",
             )
         feedback_index.read_file(file, found.bad)
     for file in (
@@ -130,9 +130,9 @@ def _read_sqlite_spans(path: Path, bad: list[tuple[str, str]]) -> Iterator[Span]
             rows = database.execute("SELECT rowid AS place, * FROM span_table").fetchall()
     except sqlite3.Error as problem:
         raise TaskError(
-            f"This is no database of spans: {problem}.",
+            f"This is not a database of spans: {problem}.",
             where=str(path),
-            expected="AgentScope Studio's, with span_table",
+            expected="AgentScope Studio's database with span_table",
         ) from None
     for row in rows:
         where = f"{path}:{row['place']}"

@@ -160,7 +160,7 @@ def _parse_message(one: Any) -> list[Message]:
     thoughts: list[str] = []
     for part in one["parts"]:
         if not isinstance(part, Mapping):
-            raise BadRowError("a part that is no object")
+            raise BadRowError("a part that is not an object")
         kind = part.get("type")
         if kind == "text":
             texts.append(str(part.get("content") or ""))
@@ -175,7 +175,7 @@ def _parse_message(one: Any) -> list[Message]:
                 {"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": _parse_tool_result(response)}
             )
         else:
-            raise BadRowError(f"a part of the kind {kind!r:.60}, which is no text")
+            raise BadRowError(f"a part of kind {kind!r:.60}, expected text")
     role = "assistant" if one["role"] in ("assistant", "model") else one["role"]
     if texts or calls or thoughts:
         message: Message = {"role": role, "content": "".join(texts) or (None if calls else "")}
@@ -206,7 +206,7 @@ def _parse_tool_call(call: Any) -> Message:
     """Convert a tool call to Chat Completions format."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise BadRowError("a tool call that names no function")
+        raise BadRowError("a tool call without a function name")
     arguments = {**function, "arguments": _encode_json(function.get("arguments"))}
     return {**call, "id": str(call.get("id") or ""), "type": "function", "function": arguments}
 
@@ -259,7 +259,7 @@ def _parse_json_value(value: Any) -> Any:
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            raise BadRowError(f"an attribute that is no JSON: {value[:60]!r}") from None
+            raise BadRowError(f"an attribute that is not JSON: {value[:60]!r}") from None
     return value
 
 

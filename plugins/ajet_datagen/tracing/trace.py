@@ -69,7 +69,7 @@ class AgentTrace:
         given = {name: getattr(self, name) for name in names}
         given |= {"messages": list(self.messages), "tools": list(self.tools), "rating": asdict(self.rating)}
         if (number := find_non_finite(given)) is not None:
-            raise ValueError(f"it holds a number that is not finite ({number[0]})")
+            raise ValueError(f"it contains a non-finite number ({number[0]})")
         found: dict[str, Any] = make_storable(given)
         if found is given:
             return self

@@ -10,7 +10,7 @@ import typer
 from ajet.cli.exit import NEGATIVE, OK
 from ajet.cli.options import RECORD_ROOT, Conf, ExpDir, Overrides, RunName, RunRoot
 
-app = typer.Typer(help="Judges, before a run trusts them.", no_args_is_help=True)
+app = typer.Typer(help="Check judges before a run trusts them.", no_args_is_help=True)
 
 
 @app.callback()
@@ -24,7 +24,7 @@ def check(
         Optional[str],  # noqa: UP045
         typer.Argument(
             metavar="FILE.jsonl", show_default=False,
-            help="Labelled examples, {question, answer, reference, label} each; without it those that come with ajet.",
+            help="Labelled examples, {question, answer, reference, label} each; default: ajet's own.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -33,7 +33,7 @@ def check(
         Optional[float],  # noqa: UP045
         typer.Option(
             "--at-least", metavar="KAPPA", min=-1.0, max=1.0, show_default=False,
-            help="Exit with 1 where the agreement may be less: the lower end of kappa's interval.",
+            help="Exit with 1 if the lower end of kappa's interval is below this value.",
         ),
     ] = None,
     exp_dir: ExpDir = None,
@@ -66,7 +66,7 @@ def check(
 def rubrics(
     overrides: Overrides = None,
     conf: Conf = None,
-    remake: Annotated[bool, typer.Option("--again", help="Make them anew where there are some.")] = False,
+    remake: Annotated[bool, typer.Option("--again", help="Write new rubrics even if some exist.")] = False,
     exp_dir: ExpDir = None,
 ) -> int:
     """Write rubrics from the experiment's labelled examples, or show existing ones, with their agreement with the
@@ -86,13 +86,13 @@ def rubrics(
     experiment = load_experiment(conf, overrides=list(overrides or ()), exp_dir=exp_dir)
     if experiment.ajet.task_judge.judge_type != JUDGE:
         raise UserError(
-            "This experiment judges by no rubrics.",
+            "This experiment does not judge by rubrics.",
             where=str(experiment.yaml_path),
             expected=f"task_judge.judge_type: {JUDGE}",
         )
     judge = RubricsJudge(experiment)
     if judge.rubrics is None or remake:
-        console.print(judge.summary, markup=False, highlight=False, soft_wrap=True)
+        console.print(judge.said, markup=False, highlight=False, soft_wrap=True)
 
         def say(text: str) -> None:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -101,7 +101,7 @@ def rubrics(
             judge.ensure_rubrics(say, remake=remake)
     assert judge.rubrics is not None
     print_rubrics(judge.rubrics, console)
-    console.print(f"kept in {judge.path}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"stored in {judge.path}", markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -112,7 +112,7 @@ def compare(
         list[str],
         typer.Option(
             "--judge", metavar="FILE.py->NAME",
-            help="A judge, the scorer of this name, or the judge of a FILE.yaml; may be given several times.",
+            help="A judge, a scorer's name, or the judge of a FILE.yaml; may be repeated.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -17,7 +17,7 @@ def rejudge(
         Optional[str],  # noqa: UP045
         typer.Option(
             "--judge", metavar="FILE.py->NAME",
-            help="This judge, or the scorer of this name. Without it: the run's own, as it is now.",
+            help="A judge or a scorer's name. Default: the run's own judge in its present version.",
             show_default=False,
         ),
     ] = None,
@@ -27,8 +27,8 @@ def rejudge(
     ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--out", metavar="FILE.csv", help="A new file (ajet-rejudge-RUN.csv) or .jsonl; steps beside it.",
-            show_default=False),
+        typer.Option("--out", metavar="FILE.csv", show_default=False,
+            help="A new .csv (ajet-rejudge-RUN.csv) or .jsonl file; steps go next to it."),
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip

@@ -85,11 +85,11 @@ def read_labelled_examples(path: Path) -> list[LabelledExample]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else f"it is no UTF-8 ({error.reason})"
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else f"it is not UTF-8 ({error.reason})"
         raise UserError(
             f"The examples cannot be read: {why}.",
             where=str(path),
-            expected="JSON lines, {question, answer, reference, label} each",
+            expected="JSON lines of {question, answer, reference, label}",
         ) from error
     found = [_parse_example(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
@@ -153,15 +153,15 @@ def print_check(found: JudgeCheck, console: Console) -> None:
     say(f"decided    {len(decided)} of {counted(total, 'example')}; {total - len(decided)} without a score")
     if not decided:
         why = next((each.reason for each in found.verdicts if each.reason), "")
-        say("nothing is known of this judge: it decided no example (exit code 1)" + (f": {printable(why)}" * bool(why)))
+        say("this judge decided no example (exit code 1)" + (f": {printable(why)}" * bool(why)))
     else:
         low, high = wilson(right / len(decided), len(decided))
-        say(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over those decided")
+        say(f"accuracy   {right / len(decided):.3f} ({low:.3f} to {high:.3f}) over decided examples")
         value, (low, high) = kappa(found.cells), kappa_interval(found.cells)
         kappa_text = "–" if value is None else f"{value:.3f}"
         say(f"kappa      {kappa_text} ({low:.3f} to {high:.3f}, 95 %)")
         _, missed, wrongly, _ = found.cells
-        say(f"wrong      {missed} correct ones judged incorrect, {wrongly} incorrect ones judged correct")
+        say(f"wrong      {missed} correct answers judged incorrect, {wrongly} incorrect answers judged correct")
     for name, text in _measure_biases(found):
         say(f"{name:<11}{text}")
     taken = {name: sum(each.metrics.get(name, 0.0) for each in found.verdicts) for name in ("calls", "cost", "refused")}
@@ -170,7 +170,7 @@ def print_check(found: JudgeCheck, console: Console) -> None:
         middle = f"; a reply takes {seconds[len(seconds) // 2]:.2f} s (median)" if seconds else ""
         cached = sum(each.metrics.get("cached", 0.0) == 1.0 for each in found.verdicts)
         cost = f", cost {taken['cost']:.4g}" if taken["cost"] else ""
-        say(f"asked      {taken['calls']:.0f} calls{cost}, {taken['refused']:.0f} refused, {cached} kept{middle}")
+        say(f"asked      {taken['calls']:.0f} calls{cost}, {taken['refused']:.0f} refused, {cached} cached{middle}")
 
 
 def _measure_biases(found: JudgeCheck) -> list[tuple[str, str]]:
@@ -178,19 +178,19 @@ def _measure_biases(found: JudgeCheck) -> list[tuple[str, str]]:
     orders = [(example, decision) for example, decision in found.decided if example.order]
     if orders:
         obeyed = sum(decision != example.label for example, decision in orders)
-        rows.append(("orders", f"{obeyed} of {len(orders)} obeyed: the judge is told what to say in what it judges"))
+        rows.append(("orders", f"{obeyed} of {len(orders)} orders inside judged texts obeyed"))
     errors = [
         (float(len(example.answer)), float(decision) - float(example.label)) for example, decision in found.decided
     ]
     if (length := correlate(errors)) is not None:
-        rows.append(("length", f"{length:+.2f}: correlation of an answer's length with being judged too well"))
+        rows.append(("length", f"{length:+.2f}: correlation of an answer's length with a too good verdict"))
     names = {vote["model"] for each in found.verdicts for vote in each.details.get("votes", ())}
     own = [float(decision) - example.label for example, decision in found.decided if example.model in names]
     others = [float(decision) - example.label for example, decision in found.decided
               if example.model and example.model not in names]  # fmt: skip
     if own and others:
         more = sum(own) / len(own) - sum(others) / len(others)
-        rows.append(("own", f"{more:+.2f}: how much better than right it judges its own answers than others'"))
+        rows.append(("own", f"{more:+.2f}: bias towards its own answers, compared with other models' answers"))
     return rows
 
 
@@ -201,13 +201,13 @@ def _parse_example(line: str, where: str) -> LabelledExample:
         tools = row.get("tools", ())
         texts = [row["question"], row["answer"], row.get("reference", ""), row.get("model", ""), *tools]
         if not all(isinstance(each, str) for each in texts):
-            raise TypeError("a field is no text")
+            raise TypeError("a field is not text")
     except (BadRowError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"A line is no labelled example ({type(error).__name__}: {error}).",
+            f"A line is not a labelled example ({type(error).__name__}: {error}).",
             where=where,
-            expected='{"question": "…", "answer": "…", "reference": "…", "label": "correct" or "incorrect"}, and maybe '
-            '"order": true, "model": "…", "tools": ["…"]',
+            expected='{"question": "…", "answer": "…", "reference": "…", "label": "correct" or "incorrect"}, '
+            'optionally "order": true, "model": "…", "tools": ["…"]',
         ) from error
     question, answer, reference, model, *shown = texts
     order = bool(row.get("order", False))

@@ -91,9 +91,9 @@ def open_run_judge(folder: Path, *, reference: str | None = None, conf: Path | N
     judge = open_judges(experiment, [reference])[reference] if reference else open_judge(experiment)
     if not judge.judges:
         raise UserError(
-            "There is no judge: the workflow sets the rewards, and nothing of it is played again.",
+            "There is no judge: the workflow sets the rewards and is not run again.",
             where=str(conf or folder / CONFIG),
-            do="name a judge with --judge FILE.py->NAME, or a scorer with --judge NAME",
+            do="use --judge FILE.py->NAME for a judge, or --judge NAME for a scorer",
         )
     try:
         yield judge
@@ -226,4 +226,4 @@ def _parse_attempt(row: dict[str, Any], where: str) -> tuple[AttemptRecord, Task
     try:
         return decode_attempt(row, judge_inputs=True), Task(**row["task"])
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise UserError("A line of the record is no episode.", where=where) from error
+        raise UserError("A line of the record is not an episode.", where=where) from error

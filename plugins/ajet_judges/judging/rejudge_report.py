@@ -35,7 +35,7 @@ def choose_tables(run: Path, out: Path | None) -> tuple[Path, Path]:
     UserError before a judge is called."""
     target = out or Path(f"ajet-rejudge-{run.name}.csv")
     if target.suffix not in (TABLE, *LINES):
-        raise UserError(f"{target.name} does not say what is to be written.", where="--out", expected=_ENDS)
+        raise UserError(f"{target.name} has an unsupported suffix.", where="--out", expected=_ENDS)
     tables = target, target.with_name(f"{target.stem}-steps{target.suffix}")
     for each in tables:
         require_place(each, "--out")
@@ -104,7 +104,7 @@ def print_rejudge(found: RejudgedRun, tables: Sequence[Path], console: Console) 
     for split in dict.fromkeys(step.split for step in found.steps):
         _print_curve([step for step in found.steps if step.split == split], split, found.why_no_advantages, console)
     if found.why_undecided:
-        say(f"Nothing is known of {found.judge}: {printable(found.why_undecided)[:400]} (exit code 1)")
+        say(f"{found.judge}: {printable(found.why_undecided)[:400]} (exit code 1)")
     say(f"Tables: {', '.join(map(str, tables))}")
 
 

@@ -42,16 +42,16 @@ def require_rubrics(experiment: Experiment, run: RunDirectory | None = None) -> 
     if judge.rubrics is None and own is not None and own.version == judge.version:
         judge.copy_rubrics(read_record_file(run.path / NAME, MOST_BYTES).decode() if run is not None else "")
     if judge.rubrics is None:
-        logger.info("{}", judge.summary)
+        logger.info("{}", judge.said)
     rubrics = judge.ensure_rubrics()
     if own is not None and (own.version, own.criteria) != (rubrics.version, rubrics.criteria):
         assert run is not None
         raise UserError(
-            f"This run began with rubrics of version {own.version}, and these are {rubrics.version}.",
+            f"This run started with rubrics of version {own.version}, but the present version is {rubrics.version}.",
             where=f"{run.path / NAME}, and {judge.path}",
-            expected="the same rubrics for all of a run",
-            do="restore the examples and settings that they were made of, name its file in "
-            f"task_judge.rubrics_auto_grader.path; or {FRESH_ADVICE}",
+            expected="the same rubrics for the complete run",
+            do="restore the rubrics' examples and settings, or set task_judge.rubrics_auto_grader.path to the "
+            f"run's file; or {FRESH_ADVICE}",
         )
     for line in format_agreement(rubrics.content):
         logger.info("{}", line)
@@ -91,8 +91,8 @@ def print_rubrics(rubrics: Rubrics, console: Console) -> None:
     if "examples" in content:
         cost = f", cost {content['cost']:.4g}" if content["cost"] else ""
         lines.append(
-            f"made of {content['examples']} examples in {len(content['history'])} iterations ({content['stopped']}); "
-            f"{content['dropped']} more were written and do not stay; {content['calls']} calls{cost}"
+            f"written from {content['examples']} examples in {len(content['history'])} iterations "
+            f"({content['stopped']}); {content['dropped']} more criteria were dropped; {content['calls']} calls{cost}"
         )
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)

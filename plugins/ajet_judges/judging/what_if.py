@@ -23,7 +23,7 @@ from ajet.schema.errors import JudgeFailure
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
 
-OWN = "an algorithm of their own decides over their credit, and a record's code is not run"
+OWN = "an algorithm of the user computes their credit, and code of a record is not run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class WhatIfCredit:
         foreign = bool(experiment.backbone.roots and experiment.backbone_overrides)
         own = is_reference(chosen.adv_estimator)
         self.why_no_advantages = (
-            f"a {experiment.backbone.name}: section decides over their credit" if foreign
+            f"a {experiment.backbone.name}: section changes their credit" if foreign
             else OWN if own else ""
         )  # fmt: skip
         """Why some steps have no advantages, as known so far; "" otherwise."""

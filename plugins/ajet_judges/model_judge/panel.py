@@ -14,7 +14,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet.environment.chat_model import ChatModel, ChatReply, NoAnswerError, request_completion
 from ajet.environment.loop import on_tools_loop
@@ -22,6 +22,9 @@ from ajet.schema.errors import JudgeFailure
 from ajet_judges.model_judge.prompt import SYSTEM, JudgeQuestion
 from ajet_judges.model_judge.reply import UnreadableReplyError
 from ajet_judges.model_judge.store import JudgeStore
+
+if TYPE_CHECKING:
+    from ajet_judges.config import ModelJudgeConfig
 
 T = TypeVar("T")
 FORM = 1
@@ -35,19 +38,6 @@ _OPTIONAL = {
     "max_completion_tokens": re.compile("max_completion_tokens", re.IGNORECASE),
 }
 """Optional request field -> pattern of the server's message rejecting the field."""
-
-
-class PanelLimits(Protocol):
-    """The limits of `task_judge.model_judge` that a panel keeps."""
-
-    max_tokens: int
-    timeout: float
-    max_retries: int
-    retry_delay: float
-    max_parallel: int
-    requests_per_minute: int | None
-    max_calls: int | None
-    max_cost: float | None
 
 
 @dataclass(slots=True)
@@ -84,10 +74,10 @@ class ModelPanel:
     """Requests replies from models in order, for one run in one process, on the tools' loop."""
 
     def __init__(
-        self, members: Sequence[PanelMember], limits: PanelLimits, store: JudgeStore | None, run: str, *, cache: bool
-    ):
+        self, members: Sequence[PanelMember], limits: ModelJudgeConfig, store: JudgeStore | None, run: str
+    ) -> None:
         """Create the panel. `run`: name of the budget; `store`: None without cache and budget."""
-        self.members, self._limits, self.store, self._run, self._cache = members, limits, store, run, cache
+        self.members, self._limits, self.store, self._run, self._cache = members, limits, store, run, limits.cache
         self._free = asyncio.Semaphore(limits.max_parallel)
 
     async def ask(
@@ -214,13 +204,13 @@ class ModelPanel:
         try:
             all_calls, all_cost = await asyncio.to_thread(self.store.spend, self._run, calls, cost)
         except sqlite3.Error as error:
-            raise JudgeFailure(f"what the judges cost cannot be counted: {error}", retryable=True) from error
+            raise JudgeFailure(f"the judges' cost cannot be counted: {error}", retryable=True) from error
         if not calls:
             return
         if limits.max_calls is not None and all_calls > limits.max_calls:
-            raise JudgeFailure(f"the judges' budget is used up: {limits.max_calls} calls (model_judge.max_calls)")
+            raise JudgeFailure(f"the judges' budget is exhausted: {limits.max_calls} calls (model_judge.max_calls)")
         if limits.max_cost is not None and all_cost >= limits.max_cost:
-            raise JudgeFailure(f"the judges' budget is used up: {all_cost:.4g} spent (model_judge.max_cost)")
+            raise JudgeFailure(f"the judges' budget is exhausted: {all_cost:.4g} spent (model_judge.max_cost)")
 
     def _make_key(
         self, member: PanelMember, question: JudgeQuestion, schema: Mapping[str, Any], draw: int, temperature: float

@@ -79,7 +79,7 @@ def check_template(template: str | None, where: str) -> str:
         raise ConfigError(
             f"The judge's template has {{{unknown[0]}}}." if unknown else "The judge's template has no {answer}.",
             where=where,
-            expected="{answer}, and any of {question}, {reference}, {tools}; braces that are none are doubled",
+            expected="{answer}, and any of {question}, {reference}, {tools}; double other braces",
         )
     return template
 

@@ -14,15 +14,18 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import JudgeFailure
 from ajet.task_judge.extraction import answer_text
 from ajet.task_judge.judge import Compared
-from ajet_judges.model_judge.panel import JudgeReply, ModelPanel, sum_usage
+from ajet_judges.model_judge.panel import JudgeReply, sum_usage
 from ajet_judges.model_judge.prompt import JudgeQuestion, shorten_text
 from ajet_judges.model_judge.reply import build_tiers_schema, parse_tiers
+
+if TYPE_CHECKING:
+    from ajet_judges.model_judge.judge import ModelJudge
 
 ASKED = """Several attempts were made at one task. Which of them are better?
 
@@ -60,17 +63,8 @@ class Entrant:
         return "\n\n".join([*(f"A tool answered:\n{each}" for each in self.tools), f"It answered:\n{answer}"])
 
 
-class RankingModels(Protocol):
-    """Who compares: models that are asked so often, and what they are shown of an attempt at most."""
-
-    panel: ModelPanel
-    votes: int
-    temperature: float
-    max_chars: int
-
-
 async def compare_attempts(
-    voters: RankingModels, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
+    judge: ModelJudge, attempts: Mapping[int, Compared], seed: str, *, question: str, reference: str,
     answer: str = "final_answer", criteria: str = "",
 ) -> dict[int, Verdict]:  # fmt: skip
     """Return a verdict for each attempt. `answer`: field of the answer in an output. Raises JudgeFailure."""
@@ -81,23 +75,23 @@ async def compare_attempts(
         entrants.append(
             Entrant(answer_text(metadata.get(answer, metadata.get("final_answer"))), attempts[each].task.tool_results)
         )
-    return dict(zip(repeats, await rank_entrants(voters, question, reference, entrants, seed, criteria), strict=True))
+    return dict(zip(repeats, await rank_entrants(judge, question, reference, entrants, seed, criteria), strict=True))
 
 
 async def rank_entrants(
-    voters: RankingModels, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
+    judge: ModelJudge, question: str, reference: str, entrants: Sequence[Entrant], seed: str, criteria: str = ""
 ) -> list[Verdict]:
     """Return a verdict for each entrant. `seed`: of the shown orders; `criteria`: one a line. Raises JudgeFailure."""
     if len(entrants) < 2:
         return [Verdict(None, None, "no score: there is nothing to compare it with") for _ in entrants]
     labels = [chr(ord("A") + number) if number < 26 else f"A{number}" for number in range(len(entrants))]
-    orders = [_shuffle_order(len(entrants), f"{seed}/{draw}") for draw in range(voters.votes)]
-    questions = [_build_question(voters, question, reference, entrants, order, labels, criteria) for order in orders]
+    orders = [_shuffle_order(len(entrants), f"{seed}/{draw}") for draw in range(judge.votes)]
+    questions = [_build_question(judge, question, reference, entrants, order, labels, criteria) for order in orders]
     schema = build_tiers_schema(labels)
     replies = await asyncio.gather(
         *(
-            voters.panel.ask(
-                prompt, schema, lambda text: parse_tiers(text, labels), draw=draw, temperature=voters.temperature
+            judge.panel.ask(
+                prompt, schema, lambda text: parse_tiers(text, labels), draw=draw, temperature=judge.temperature
             )
             for draw, prompt in enumerate(questions)
         ),
@@ -114,9 +108,7 @@ async def rank_entrants(
             found.append((order, reply))
     if not found and failure is not None:
         raise failure
-    return _build_verdicts(
-        found, labels, len(entrants), voters.votes, any(prompt.cut for prompt in questions), entrants
-    )
+    return _build_verdicts(found, labels, len(entrants), judge.votes, any(prompt.cut for prompt in questions), entrants)
 
 
 def _build_verdicts(
@@ -194,7 +186,7 @@ def _measure_agreement(placed: Sequence[Mapping[int, float]], count: int) -> flo
 
 
 def _build_question(
-    voters: RankingModels,
+    judge: ModelJudge,
     question: str,
     reference: str,
     entrants: Sequence[Entrant],
@@ -202,7 +194,7 @@ def _build_question(
     labels: Sequence[str],
     criteria: str,
 ) -> JudgeQuestion:
-    most = voters.max_chars
+    most = judge.max_chars
     shown_question, cut = shorten_text(question, most)
     pieces: list[tuple[str, str | None]] = [(ASKED, shown_question)]
     if reference:

@@ -138,5 +138,5 @@ def _load_object(text: str) -> Any:
 def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands in it twice")
+        raise ValueError("a key is repeated")
     return found

@@ -59,16 +59,16 @@ def read_judge_settings(experiment: Experiment, otherwise: Callable[[], PanelMem
         template, where = agent.judge_prompt_template, f"{experiment.ajet.environment.agent_config}: scorer_agent"
     if not members:
         raise ConfigError(
-            "A model is to judge, and none is named.",
+            "No judging model is configured.",
             where=JUDGES,
-            expected="[{model: …, base_url: http://HOST:PORT/v1, api_key_env: …}, …], in the order in which they are "
-            f"asked, or scorer_agent in the file of {KEY.removeprefix('ajet.')}",
+            expected="[{model: …, base_url: http://HOST:PORT/v1, api_key_env: …}, …], in order, "
+            f"or scorer_agent in the file of {KEY.removeprefix('ajet.')}",
             do=f"see {EXAMPLE}",
         )
     limits = settings.model_judge
     counted = limits.max_calls is not None or limits.max_cost is not None
     store = JudgeStore(experiment.root / NAME) if limits.cache or counted else None
-    panel = ModelPanel(members, limits, store, experiment.name, cache=limits.cache)
+    panel = ModelPanel(members, limits, store, experiment.name)
     return JudgeSettings(panel, check_template(template, where), limits.votes, limits.temperature, limits.max_chars)
 
 

@@ -39,7 +39,7 @@ class JudgeStore:
             self._database: sqlite3.Connection | None = self._open_database()
         except (sqlite3.Error, OSError) as error:
             raise UserError(
-                f"What judges said cannot be kept: {error}.",
+                f"Verdicts of judges cannot be stored: {error}.",
                 where=str(path),
                 do="make its folder writable, or set task_judge.model_judge.cache: false",
             ) from error
@@ -60,7 +60,7 @@ class JudgeStore:
                     .fetchone()
                 )
         except sqlite3.Error as error:
-            logger.warning("judge: what is kept in {} cannot be read: {}", self._path, error)
+            logger.warning("judge: stored verdicts in {} cannot be read: {}", self._path, error)
             return None
         if row is None or not isinstance(row[0], str) or row[1] != _digest_reply(key, row[0]):
             return None
@@ -74,7 +74,7 @@ class JudgeStore:
                     "insert or replace into verdicts values (?, ?, ?)", (key, reply, _digest_reply(key, reply))
                 )
         except (sqlite3.Error, UnicodeError) as error:
-            logger.warning("judge: a verdict is not kept in {}: {}", self._path, error)
+            logger.warning("judge: a verdict cannot be stored in {}: {}", self._path, error)
 
     def spend(self, run: str, calls: int, cost: float) -> tuple[int, float]:
         """Add to the spending of `run` and return its total. Raises sqlite3.Error."""
@@ -109,7 +109,7 @@ class JudgeStore:
                 raise
             damaged = self._path.with_name(f"{NAME}.damaged-{time.time_ns()}")
             self._path.rename(damaged)
-            logger.warning("judge: {} is no database any more; it is {} now, and verdicts are asked for again",
+            logger.warning("judge: {} is damaged and was renamed to {}; verdicts are requested again",
                            self._path, damaged.name)  # fmt: skip
             return self._connect()
 

@@ -67,12 +67,12 @@ class StopRules:
     def reason(self, total: int, left: int) -> str:
         """Return why to stop; "" to continue. `total`: number of chosen criteria; `left`: unused examples."""
         if self.in_vain >= self.patience:
-            return f"patience: {self.in_vain} iterations brought less than {self.min_increment:g}"
+            return f"patience: {self.in_vain} iterations gained less than {self.min_increment:g}"
         if self.iterations >= self.max_iterations:
             return f"max_iterations: {self.iterations}"
         if total >= self.max_total:
             return f"max_total_rubrics: {total}"
-        return "" if left else "all examples are looked at"
+        return "" if left else "all examples are used"
 
     def note_iteration(self, value: float, *, proposed: int, chosen: int) -> None:
         """Record the agreement after an iteration."""

@@ -73,9 +73,9 @@ def read_examples(experiment: Experiment) -> tuple[list[RubricExample], list[Rub
     if grader.input_data_type == "jsonl_dataset_file" and not reader.has("train"):
         key = f"{KEY}.jsonl_dataset_file.training.file_path"
         raise TaskError(
-            "Rubrics are made of labelled examples, and no file of them is named.",
+            "Rubrics need labelled examples, but no file is configured.",
             where=key,
-            expected=f"a JSON Lines file: {FORMS[grader.grader_mode]} a line",
+            expected=f"a JSON Lines file with lines {FORMS[grader.grader_mode]}",
             do=f"set {key}",
         )
     own = grader.input_data_type == "jsonl_dataset_file"  # of another reader the held out rows are the run's own
@@ -93,8 +93,8 @@ def _parse_examples(tasks: Sequence[Task], grader: RubricsAutoGrader) -> list[Ru
                 f"An example cannot be used: {problem}.",
                 where=f"example {task.task_id}",
                 expected=FORMS[grader.grader_mode],
-                do="mend the row, or the fields that "
-                f"{KEY}.{{query_field, answer_field, reference_field, min_score, max_score}} name",
+                do="fix the row, or the settings "
+                f"{KEY}.{{query_field, answer_field, reference_field, min_score, max_score}}",
             ) from None
     return found
 
@@ -111,16 +111,16 @@ def parse_example(task: Task, grader: RubricsAutoGrader) -> RubricExample:
     if grader.grader_mode == "listwise":
         candidates = row.get("candidates")
         if not isinstance(candidates, list) or len(candidates) < 2:
-            raise ValueError("`candidates` is no list of at least two")
+            raise ValueError("`candidates` is not a list of at least two")
         answers = tuple(
             LabelledAnswer(answer_text(each["answer"]), -_parse_number(each.get("rank"), "rank")) for each in candidates
         )
         if len({each.label for each in answers}) < 2:
-            raise ValueError("all its candidates have one rank")
+            raise ValueError("all its candidates have the same rank")
         return RubricExample(query, answers, answer_text(row.get(grader.reference_field)))
     scale, score = GradeScale(grader.min_score, grader.max_score), _parse_number(row.get("score"), "score")
     if not scale.low <= score <= scale.high:
-        raise ValueError(f"its score is {score:g}, and the scale is from {scale.low:g} to {scale.high:g}")
+        raise ValueError(f"its score is {score:g}, outside the scale from {scale.low:g} to {scale.high:g}")
     given = row.get(grader.answer_field)
     reference = None if given is None else row.get(grader.reference_field)
     answer = row.get("answer") if given is None else given

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.record.files import write_atomically
 from ajet.record.lock import alone
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
@@ -31,8 +30,8 @@ from ajet_judges.rubrics.saved import (
     Rubrics,
     compute_version,
     find_rubrics_file,
-    make_write_error,
     read_rubrics,
+    write_file,
     write_rubrics,
 )
 from ajet_judges.rubrics.scorer import build_verdict
@@ -73,7 +72,7 @@ class RubricsJudge:
         return self._rubrics
 
     @property
-    def summary(self) -> str:
+    def said(self) -> str:
         """A sentence on the rubrics, or on the cost of writing them."""
         name = f"rubrics {self.settings.grader_name} ({self.settings.grader_mode}), by {self.grader.judge}"
         if self._rubrics is not None:
@@ -81,10 +80,10 @@ class RubricsJudge:
             what = "criterion" if count == 1 else "criteria"
             return f"{name}: {count} {what} of version {self._rubrics.version}, {self.path}"
         most = count_most_calls(self.settings, *self._examples, self.grader.judge.votes)
-        return f"{name}: to be made of {len(self._examples[0])} examples by at most {most} calls, {self.path}"
+        return f"{name}: to be written from {len(self._examples[0])} examples with at most {most} calls, {self.path}"
 
     def __str__(self) -> str:
-        return self.summary
+        return self.said
 
     def ensure_rubrics(self, say: Callable[[str], None] = logger.info, *, remake: bool = False) -> Rubrics:
         """Return the rubrics, written now if missing; `remake`: written in any case. Blocks. Raises UserError."""
@@ -95,7 +94,7 @@ class RubricsJudge:
                 raise self._problem
             try:
                 lock = self.path.with_name(f".{self.path.name}.lock")
-                with alone(lock, "makes the same rubrics", say=say):
+                with alone(lock, "writes the same rubrics", say=say):
                     there = None if remake else read_rubrics(self.path)
                     self._rubrics = there or self._make_rubrics(say)
             except UserError as problem:
@@ -105,11 +104,7 @@ class RubricsJudge:
 
     def copy_rubrics(self, text: str) -> None:
         """Store a copy of a rubrics file of this version. Raises UserError."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, text, sync=True)
-        except OSError as error:
-            raise make_write_error(self.path, error) from error
+        write_file(self.path, text)
         self._rubrics = read_rubrics(self.path)
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Verdict:
@@ -174,10 +169,10 @@ class RubricsJudge:
             made = asyncio.run(maker.make_rubrics(examples, held_out))
         except BoundaryError as problem:
             raise UserError(
-                f"No rubrics could be made: {problem}.",
+                f"Rubrics could not be written: {problem}.",
                 where=str(self.grader.judge),
-                expected="a model that writes criteria which agree with the labels",
-                do="see that the labels are right, give more examples, or another model (task_judge.judges)",
+                expected="a model whose criteria agree with the labels",
+                do="check the labels, add examples, or use another model (task_judge.judges)",
             ) from problem
         return write_rubrics(self.path, made, self._experiment, self.version, self._models, len(examples))
 

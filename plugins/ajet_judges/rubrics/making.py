@@ -118,11 +118,11 @@ class RubricsMaker:
             value = agrees(chosen) if chosen else least
             stops.note_iteration(value, proposed=len(revised), chosen=len(chosen))
             self.say(f"iteration {stops.iterations}: {seen} of {len(order)} examples, {len(revised)} criteria written, "
-                     f"{len(chosen)} kept, agreement {value:.3f}")  # fmt: skip
+                     f"{len(chosen)} chosen, agreement {value:.3f}")  # fmt: skip
         if not chosen:
             raise JudgeFailure(
-                f"none of {proposed} criteria that {self.judge} wrote agrees with the labels better than one grade for "
-                f"all ({least:.3f})"
+                f"none of {proposed} criteria written by {self.judge} agrees with the labels better than a "
+                f"constant grade ({least:.3f})"
             )
         chosen = drop_idle_criteria(chosen, agrees)
         if settings.enable_categorization:
@@ -248,7 +248,7 @@ class RubricsMaker:
             prompt, CATEGORIES, lambda text: parse_categories_reply(text, len(criteria), most)
         )
         if categories is None:
-            self.say("the criteria are not sorted into categories: no reply could be read")
+            self.say("the criteria have no categories: no reply could be read")
             return list(criteria)
         return [replace(criteria[place], category=name) for name, places in categories for place in places]
 

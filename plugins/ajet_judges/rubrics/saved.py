@@ -88,7 +88,7 @@ def read_rubrics(path: Path) -> Rubrics | None:
             f"A file of rubrics cannot be used ({type(problem).__name__}: {problem}).",
             where=str(path),
             expected='{"form": 1, "mode": "pointwise", "version": "…", "rubrics": [{"criterion": "…"}, …]}',
-            do="mend it, or remove it: they are made again",
+            do="fix the file, or remove it to write new rubrics",
         ) from problem
 
 
@@ -118,16 +118,16 @@ def write_rubrics(
         "calls": made.calls,
         "cost": made.cost,
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n", sync=True)
-    except OSError as error:
-        raise UserError(
-            f"The rubrics cannot be kept: {error}.", where=str(path), do="make its folder writable"
-        ) from error
+    write_file(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return Rubrics(tuple(made.criteria), version, settings.grader_mode == "listwise", content)
 
 
-def make_write_error(path: Path, error: OSError) -> UserError:
-    """Return the error for rubrics that cannot be written."""
-    return UserError(f"The rubrics cannot be kept: {error}.", where=str(path), do="make its folder writable")
+def write_file(path: Path, text: str) -> None:
+    """Write a rubrics file atomically, with its folder. Raises UserError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text, sync=True)
+    except OSError as error:
+        raise UserError(
+            f"The rubrics cannot be stored: {error}.", where=str(path), do="make its folder writable"
+        ) from error

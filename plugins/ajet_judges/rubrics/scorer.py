@@ -57,7 +57,7 @@ class RubricScorer:
         try:
             criteria = self._usual if rubric is None else parse_criteria(rubric)
         except ValueError as problem:
-            raise JudgeFailure(f"the row's rubric is none: {problem}") from problem
+            raise JudgeFailure(f"the row's rubric is malformed: {problem}") from problem
         if criteria is None:
             return Verdict(None, None, "no score: neither the row nor the scorer has a rubric")
         if not reply.strip():

@@ -36,7 +36,7 @@ def read_named_model(experiment: Experiment) -> ChatModel:
     try:
         return ChatModel(base_url=url, model=grader.model_name, api_key=SecretStr(key))
     except ValidationError as error:
-        raise ConfigError(f"{url} is no address: {first_message(error)}.", where=f"{KEY}.base_url") from None
+        raise ConfigError(f"{url} is not an address: {first_message(error)}.", where=f"{KEY}.base_url") from None
 
 
 def open_grader(experiment: Experiment) -> AnswerGrader:

@@ -251,7 +251,7 @@ def test_a_budget_ends_asking_over_all_processes_and_is_no_score(judge, server):
     made = judge(max_calls=2, cache=False)
     assert [verdict(made, each).reward for each in "ab"] == [1.0, 1.0]
     for again in (made, judge(max_calls=2, cache=False)):
-        with pytest.raises(JudgeFailure, match="budget is used up: 2 calls") as caught:
+        with pytest.raises(JudgeFailure, match="budget is exhausted: 2 calls") as caught:
             verdict(again, "c")
         assert not caught.value.retryable
     assert len(server.seen) == 2
@@ -355,7 +355,7 @@ def test_agentrls_file_names_models_and_template_and_a_reference_the_judge(serve
     assert (found.reward, found.success) == (0.0, False) and found.details["votes"][0]["model"] == "theirs"
     assert material(server.seen[0]) == ["2+2?", "4", "5"] and SECRET not in repr(found)
     empty = {"task_judge": {"judge_protocol": REFERENCE}}
-    with pytest.raises(ConfigError, match="A model is to judge, and none is named"):
+    with pytest.raises(ConfigError, match="No judging model"):
         open_judge(Experiment.from_dict({"ajet": empty}, base=tmp_path, exp_dir=tmp_path))
 
 
@@ -396,19 +396,17 @@ def test_a_judge_is_checked_against_labels_before_a_run_trusts_it(server, tmp_pa
     assert found.return_value == 0, found.output
     assert "decided    48 of 48 examples" in found.output and "accuracy   1.000 (0.926 to 1.000)" in found.output
     assert re.search(r"kappa      1.000 \(0\.8\d+ to 1\.000, 95 %\)", found.output)
-    assert "orders     0 of 12 obeyed" in found.output and len(server.seen) == 48
+    assert "orders     0 of 12" in found.output and len(server.seen) == 48
     server.say = lambda asked: says("correct")
     found = scores(server, tmp_path, "task_judge.model_judge.cache=false", "--at-least", "0.8")
-    assert (
-        found.return_value == 1 and "orders     11 of 12 obeyed" in found.output and "kappa      0.000" in found.output
-    )
-    assert "48 of 48" in found.output and "incorrect ones judged correct" in found.output
+    assert found.return_value == 1 and "orders     11 of 12" in found.output and "kappa      0.000" in found.output
+    assert "48 of 48" in found.output and "judged correct" in found.output
     server.say = lambda asked: "not correct"
     found = scores(server, tmp_path, "task_judge.model_judge.cache=false")
-    assert found.return_value == 1 and "nothing is known of this judge: it decided no example" in found.output
+    assert found.return_value == 1 and "decided no example" in found.output
     assert "decided    0 of 48 examples; 48 without a score" in found.output
     (tmp_path / "own.jsonl").write_text(json.dumps({"question": "q", "answer": "a", "label": "maybe"}) + "\n")
-    with pytest.raises(UserError, match="no labelled example"):
+    with pytest.raises(UserError, match="not a labelled example"):
         read_labelled_examples(tmp_path / "own.jsonl")
     with pytest.raises(UserError, match="cannot be read: No such file or directory[.]\n") as refused:
         read_labelled_examples(tmp_path / "nosuch.jsonl")

@@ -95,7 +95,7 @@ def test_a_run_without_a_judge_needs_one_named(run: Path) -> None:
 
 
 def test_what_is_wrong_with_an_option_is_said_of_the_option_and_of_the_judge_first(run: Path) -> None:
-    with pytest.raises(UserError, match="does not say what is to be written") as refused:
+    with pytest.raises(UserError, match="unsupported suffix") as refused:
         rejudge("old", exp_dir=run.parent, out=Path("x.txt"))
     assert refused.value.where == "--out" and ".csv" in refused.value.expected and not Path("x.txt").exists()
     Path("taken.csv").touch()
@@ -165,7 +165,7 @@ def test_what_several_steps_trained_on_is_judged_and_counted_once(run: Path, cap
 
 
 @pytest.mark.parametrize("algorithm, why", [
-    ({"adv_estimator": "own.py->Own"}, "a record's code is not run"),
+    ({"adv_estimator": "own.py->Own"}, "code of a record is not run"),
     ({"use_kl_in_reward": True}, "the log-probabilities of policy and reference model of episode same are not in the"),
 ])  # fmt: skip
 def test_where_credit_cannot_be_had_rewards_are_shown_and_the_reason(run, algorithm, why, capsys) -> None:

@@ -29,9 +29,8 @@ from ajet_proof.auditing import altered
 from ajet_proof.auditing.chain_index import ChainIndex, EpisodeLineLocation
 from ajet_proof.auditing.chain_state import ChainState, Change, DiskSizes, find_changes, parse_episode_step, read_chain
 from ajet_proof.auditing.episode_facts import collect_episode_facts
+from ajet_proof.recorded.target import SHORTEST
 
-SHORTEST = 6
-"""Minimum letters of an episode's uuid on the command line."""
 LOOKS = 3
 """Attempts while links are added: a live run removes old checkpoints and episodes meanwhile."""
 _STEP = re.compile(rb'\{"step": (\d+), ')
@@ -61,8 +60,7 @@ class Trail:
     """The episodes and steps connected with a step, an episode or a task."""
 
     run: Path
-    step: int | None
-    """The requested step."""
+    step: int | None  # the requested step
     episodes: list[dict[str, Any]]
     """`collect_episode_facts` of each line, plus `file`, `line`, `link`, `as_committed` and the worker."""
     steps: list[dict[str, Any]]
@@ -116,9 +114,9 @@ def _audit_once(folder: Path, weights: bool, head: str) -> RunAudit:
         found.changes += _find_changes_without_chain(folder, checkpoints, sizes, weights=weights)
     for name, digest in heads:
         if state is None:
-            found.changes.append(Change(FILE, f"it is missing: {name} holds the digest of one of its links"))
+            found.changes.append(Change(FILE, f"it is missing, but {name} has the digest of one of its links"))
         elif not any(each.startswith(digest) for each in state.heads):
-            found.changes.append(Change(FILE, f"links are missing: {name} says that there was one of {digest[:12]}"))
+            found.changes.append(Change(FILE, f"links are missing: {name} names link {digest[:12]}"))
     return found
 
 
@@ -127,7 +125,7 @@ def _find_changes_without_chain(
 ) -> Iterator[Change]:
     """Yield what is missing of a run without a chain: the chain, and files named by checkpoints."""
     if (sizes.files or sizes.checkpoints) and os.path.lexists(folder / IDENTITY):
-        yield Change(FILE, f"it is missing, and {IDENTITY} says that this is a training run")
+        yield Change(FILE, f"it is missing, but {IDENTITY} belongs to a training run")
     for name in sorted(sizes.checkpoints):
         found = verify_checkpoint(checkpoints.folder / name, tensors=weights)
         if damage := found if isinstance(found, str) else found.find_extra_files():
@@ -147,7 +145,7 @@ def trace_step(folder: Path, step: int) -> Trail:
 def trace_episode(folder: Path, uuid: str) -> Trail:
     """Trace an episode, by the first letters of its uuid. Raises UserError for no match or several."""
     if len(uuid) < SHORTEST:
-        raise UserError(f"{uuid} is short for a uuid.", where="--episode", expected=f"{SHORTEST} letters at least")
+        raise UserError(f"{uuid} is too short for a uuid.", where="--episode", expected=f"at least {SHORTEST} letters")
     with ChainIndex(folder) as index:
         places = list(_check_linked_episodes(folder, index, index.find_episode(uuid))) or list(
             _find_unlinked_episodes(folder, f'"uuid": "{uuid}')
@@ -155,7 +153,11 @@ def trace_episode(folder: Path, uuid: str) -> Trail:
         if len(names := sorted({place["uuid"] for place in places})) > 1:
             raise UserError(f"{len(names)} episodes begin with {uuid}.", where=str(folder), do=", ".join(names[:4]))
         if not places:
-            raise UserError(f"There is no episode {uuid}.", where=str(folder / "episodes"), expected="the uuid of one")
+            raise UserError(
+                f"There is no episode {uuid}.",
+                where=str(folder / "episodes"),
+                expected="the uuid of a recorded episode",
+            )
         return _build_trail(folder, index, None, places)
 
 
@@ -167,7 +169,7 @@ def trace_task(folder: Path, task_id: str) -> Trail:
             _find_unlinked_episodes(folder, mark)
         )
         if not places:
-            raise UserError(f"No episode of a task {task_id} is recorded.", where=str(folder / "episodes"))
+            raise UserError(f"No episode of task {task_id} is recorded.", where=str(folder / "episodes"))
         return _build_trail(folder, index, None, places)
 
 

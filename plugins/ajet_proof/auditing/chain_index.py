@@ -32,8 +32,7 @@ class EpisodeLineLocation:
     start: int
     """Link number of the run's start."""
     file: str
-    number: int
-    """Line number, from 1."""
+    number: int  # line number, from 1
     at: int
     blob_at: int
     line: LinkedLine
@@ -42,15 +41,10 @@ class EpisodeLineLocation:
 class _LinkHead(NamedTuple):
     """The head of a link, without its episodes."""
 
-    at: int
-    """Byte offset."""
+    at: int  # byte offset
     link: int
     kind: str
     step: int
-
-
-def _get_offset(head: _LinkHead) -> int:
-    return head.at
 
 
 class ChainIndex:
@@ -129,7 +123,7 @@ class ChainIndex:
     def _read_lines_at(self, at: int) -> Iterator[EpisodeLineLocation]:
         """Yield all lines in the link at byte `at`."""
         begin, _ = self._find_line_bounds(at)
-        number = self._heads[bisect_left(self._heads, begin, key=_get_offset)].link
+        number = self._heads[bisect_left(self._heads, begin, key=lambda head: head.at)].link
         start = max((link for link in self._starts if link <= number), default=0)
         try:
             written = [LinkedLines.of(block) for block in self._parse_link(at).get("episodes", ())]

@@ -61,8 +61,7 @@ class ChainState:
 
     links: int = 0
     head: str = GENESIS
-    heads: set[str] = field(default_factory=set)
-    """Digests of all links."""
+    heads: set[str] = field(default_factory=set)  # digests of all links
     key: str = ""
     """Name of the key of the last link."""
     unkeyed: int = 0
@@ -86,8 +85,7 @@ class ChainState:
     """File -> reason of its removal."""
     adopted: Counter[str] = field(default_factory=Counter)
     """File -> number of lines written by a killed process and linked by the next one."""
-    changes: list[Change] = field(default_factory=list)
-    """Problems of the links."""
+    changes: list[Change] = field(default_factory=list)  # problems of the links
     unlinked: UnlinkedWindow = field(default_factory=UnlinkedWindow)
     """Files and rows allowed without a link."""
 
@@ -196,7 +194,7 @@ def read_chain(folder: Path, key: bytes | None = None) -> ChainState | None:
             state.heads.add(digest)
     if key and state.key != named:  # whoever has no key could have written all of it anew
         made = f"with the key {state.key}" if state.key else "without a key"
-        state.changes.append(Change(FILE, f"it was made {made}, and {KEY} holds the key {named}"))
+        state.changes.append(Change(FILE, f"it was made {made}, but {KEY} is the key {named}"))
     return state
 
 
@@ -206,15 +204,15 @@ def _find_link_problem(
     """Return why a link cannot follow the previous one; "" if valid."""
     own = str(link.get("key", ""))
     if state.key and own != state.key:
-        return "this link was made without the key of those before it"
+        return "this link was made without the key of the earlier links"
     if own and own != named:
         state.is_key_verified = False
     elif link_digest(body, key if own else None) != digest:
         return "this link was changed"
     if link["link"] != state.links + 1:
-        return f"this is link {link['link']}, after link {state.links}: links are missing or stand in another order"
+        return f"this is link {link['link']} after link {state.links}: links are missing or reordered"
     if state.head and link["earlier"] != state.head:
-        return "this link does not follow the one before it, which was changed or put in its place"
+        return "the previous link was changed or replaced"
     return ""
 
 
@@ -224,12 +222,11 @@ class DiskSizes:
 
     files: Mapping[str, int]
     """File below the run's folder -> bytes, for metrics and episode files."""
-    checkpoints: frozenset[str]
-    """Names of checkpoint folders."""
+    checkpoints: frozenset[str]  # names of checkpoint folders
 
     @classmethod
     def of(cls, folder: Path, checkpoints: Path) -> DiskSizes:
-        """Measure a run's folder."""
+        """Measure the files of a run's folder."""
         names = [METRICS, *(f"episodes/{name}" for name in list_record_folder(folder / "episodes"))]
         sizes = {name: measure_record_file(folder / name) for name in names if has_record_file(folder / name)}
         saved = [path.name for path in checkpoints.glob("step-*") if step_of_checkpoint(path) >= 0]
@@ -249,7 +246,7 @@ def find_changes(
     sizes = DiskSizes.of(folder, checkpoints) if sizes is None else sizes
     yield from state.changes
     if not state.starts and sizes.files:
-        yield Change(FILE, "it has no link of a start, and something is recorded")
+        yield Change(FILE, "it has no start link, but episodes or metrics are recorded")
     yield from _check_settings(folder, state)
     for file in sorted(state.files, key=lambda name: (parse_episode_step(name), name)):
         arrays = file.removesuffix(".jsonl") + ".bin"
@@ -277,7 +274,7 @@ def _check_settings(folder: Path, state: ChainState) -> Iterator[Change]:
             yield Change(name, str(error.strerror))
             continue
         if now != digest:
-            yield Change(name, "it was changed since the run began")
+            yield Change(name, "it was changed after the start of the run")
 
 
 def _check_episode_lines(folder: Path, file: str, state: ChainState, sizes: DiskSizes) -> Iterator[Change]:
@@ -330,7 +327,7 @@ def _compare_lines(
             yield Change(file, "this line was never committed", at + 1)
     if Counter(expected) == Counter(found):
         at = next(at for at, pair in enumerate(zip(expected, found, strict=True)) if pair[0] != pair[1])
-        yield Change(file, "its lines stand in another order, from here on", at + 1)
+        yield Change(file, "its lines are in another order from here on", at + 1)
 
 
 def _check_arrays(
@@ -395,7 +392,7 @@ def _check_checkpoints(folder: Path, state: ChainState, weights: bool) -> Iterat
         if isinstance(found, str):
             yield Change(name, "it is missing" if not place.exists() else found)
         elif found.digest not in (digest, state.replacements.get(step)):
-            yield Change(f"{name}/{STATE}", f"it is another: its digest is {found.digest[:12]}, not {digest[:12]}")
+            yield Change(f"{name}/{STATE}", f"it was replaced: its digest is {found.digest[:12]}, not {digest[:12]}")
         elif damage := _find_damage(found, weights):
             yield Change(name, damage)
 

@@ -35,15 +35,12 @@ def export_episodes(folder: Path, target: Path) -> int:
     """Write a run's episodes and return their number. Raises UserError."""
     kinds = {".jsonl": _write_lines, ".parquet": _write_parquet}
     if target.suffix not in kinds:
-        raise UserError(f"{target.name} is of no kind that is written.", where="--export", expected=".jsonl, .parquet")
+        raise UserError(f"{target.name} has an unsupported suffix.", where="--export", expected=".jsonl, .parquet")
     require_place(target, "--export")
     with convert_os_errors(target, "--export"), open_replacement_file(target) as stream:
-        return kinds[target.suffix](stream, _read_rows(folder))
-
-
-def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    for row in read_episode_rows(folder):
-        yield {name: row.get(name) for name in COLUMNS}
+        return kinds[target.suffix](
+            stream, ({name: row.get(name) for name in COLUMNS} for row in read_episode_rows(folder))
+        )
 
 
 def _write_lines(stream: BinaryIO, rows: Iterator[dict[str, Any]]) -> int:

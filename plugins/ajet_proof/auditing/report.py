@@ -32,7 +32,8 @@ def encode_audit(found: RunAudit | Trail) -> str:
     if isinstance(found, Trail):
         content = {"run": str(found.run), "step": found.step, "episodes": found.episodes, "steps": found.steps}
     else:
-        content = {"run": str(found.run), "chain": None, "changes": [_encode_change(each) for each in found.changes]}
+        changes = [{"file": each.file, "line": each.line, "what": each.what} for each in found.changes]
+        content = {"run": str(found.run), "chain": None, "changes": changes}
         if (state := found.state) is not None:
             content["chain"] = {
                 "links": state.links, "head": state.head, "key": state.key, "held": state.is_key_verified,
@@ -52,10 +53,6 @@ def print_audit(found: RunAudit | Trail, console: Console) -> None:
         console.print(line if isinstance(line, Table) else Text(printable(line)), soft_wrap=not isinstance(line, Table))
 
 
-def _encode_change(change: Any) -> dict[str, Any]:
-    return {"file": change.file, "line": change.line, "what": change.what}
-
-
 def _count_episodes(found: RunAudit) -> int:
     return sum(len(each.lines) for lines in found.state.files.values() for each in lines) if found.state else 0
 
@@ -63,8 +60,8 @@ def _count_episodes(found: RunAudit) -> int:
 def _format_run(found: RunAudit) -> Iterator[str]:
     state = found.state
     if state is None and found.ok:
-        yield f"{found.run.name} was recorded without a chain (it trained nothing):"
-        yield "nothing says whether its files are as they were written. `ajet prove` derives them again."
+        yield f"{found.run.name} has no chain, because it trained no step:"
+        yield "changes of its files cannot be detected. `ajet prove` derives its tokens again."
     if state is not None:
         yield (
             f"{found.run.name}: {counted(state.links, 'link')}, {counted(len(state.steps), 'training step')}, "
@@ -76,7 +73,7 @@ def _format_run(found: RunAudit) -> Iterator[str]:
     for each in found.altered[:MOST]:
         yield f"left out {each}"
     if len(found.altered) > MOST:
-        yield f"and {len(found.altered) - MOST} more of them (--json lists all)"
+        yield f"and {len(found.altered) - MOST} more (--json lists all)"
     for change in found.changes[:MOST]:
         yield f"changed  {change}"
     if len(found.changes) > MOST:
@@ -84,23 +81,23 @@ def _format_run(found: RunAudit) -> Iterator[str]:
     if not found.ok:
         yield f"{counted(len(found.changes), 'change')} found."
     elif state is not None:
-        yield "All of it is as it was committed."
+        yield "The record is as it was committed."
 
 
 def _describe_chain(found: RunAudit) -> Iterator[str]:
     state = found.state
     assert state is not None
     if not state.key:
-        yield f"Made without a key ({KEY}): whoever can write the folder can write all of the chain anew."
+        yield f"Made without a key ({KEY}): anyone with write access to the folder can write a new chain."
     elif not state.is_key_verified:
-        yield f"Made with the key {state.key}, which {KEY} does not hold: the links' own digests were not held to it."
+        yield f"Made with the key {state.key}; {KEY} is not set to it, so the links' digests were not verified."
     elif state.unkeyed:
         yield f"The first {counted(state.unkeyed, 'link')} were made without a key."
     for file, count in sorted(state.adopted.items()):
         if count:
-            yield f"{file}: {counted(count, 'line')} of a killed process were linked by the one that went on."
+            yield f"{file}: {counted(count, 'line')} of a killed process were linked by the next process."
     if state.removed:
-        yield f"Removed by `ajet gc`, their digests kept: {counted(len(state.removed), 'file')}."
+        yield f"Removed by `ajet gc` (digests are in the chain): {counted(len(state.removed), 'file')}."
 
 
 def _format_trail(found: Trail) -> Iterator[str | Table]:
@@ -113,7 +110,7 @@ def _format_trail(found: Trail) -> Iterator[str | Table]:
     for step in found.steps:
         yield from _format_step(step)
     if not found.steps:
-        yield "used     in no training step"
+        yield "used     by no training step"
     if not one:
         yield _build_episode_table(found)
         if len(found.episodes) > MOST:
@@ -139,8 +136,9 @@ def _format_episode(each: dict[str, Any], *, is_repeated: bool) -> Iterator[str]
 
 def _format_attempt(each: dict[str, Any]) -> Iterator[str]:
     yield f"task     {each['task']}, attempt {each['repeat']}, {each['split']}: {_shorten_text(each['question'])}"
-    time_and_player = f"{_format_time(each['started'], each['ended'])}{_format_player(each)}"
-    yield f"played   for step {each['played_for']}, {time_and_player}"
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["started"]))
+    seconds = each["ended"] - each["started"]
+    yield f"played   for step {each['played_for']}, {clock}, {seconds:.1f} s{_format_player(each)}"
     for number, call in enumerate(each["calls"][:MOST]):
         versions = ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in call["versions"])
         yield (
@@ -154,7 +152,9 @@ def _format_attempt(each: dict[str, Any]) -> Iterator[str]:
             f"{use['error'] or 'answered'} after {took:.2f} s, digest {use['digest'][:12]}: "
             f"{_shorten_text(use['result'], 60)}"
         )
-    yield f"ended    {each['status']}{' (' + each['ending'] + ')' if each['ending'] else ''}{_format_failure(each)}"
+    ending = f" ({each['ending']})" if each["ending"] else ""
+    failure = f": {_shorten_text(each['failure'])}" if each["failure"] else ""
+    yield f"ended    {each['status']}{ending}{failure}"
     yield f"verdict  {_format_verdict(each)}"
 
 
@@ -173,8 +173,8 @@ def _format_step(each: dict[str, Any]) -> Iterator[str]:
     if first is None:
         yield "saved    in no checkpoint yet"
     else:
-        gone = "" if first in there else ", which is gone since"
-        yield f"saved    first with step {first}{gone}; there now: {_format_checkpoints(there)}"
+        gone = "" if first in there else " (removed since)"
+        yield f"saved    first with step {first}{gone}; present: {_format_checkpoints(there)}"
 
 
 def _build_episode_table(found: Trail) -> Table:
@@ -203,7 +203,7 @@ def _format_summary(found: Trail) -> Iterator[str]:
     if changed:
         yield f"{counted(changed, 'episode')} not as committed."
     if unknown:
-        yield f"{counted(unknown, 'episode')} recorded without a chain, or removed: not held to anything."
+        yield f"{counted(unknown, 'episode')} without a chain, or removed: not verified."
     if not changed and not unknown:
         yield f"{counted(len(found.episodes), 'episode')}, each as committed."
     players = {_format_player(each) for each in found.episodes if not each.get("gone")} - {""}
@@ -232,11 +232,6 @@ def _format_player(each: dict[str, Any]) -> str:
     return f" by {run}, engine {by.get('engine')} ({versions})"
 
 
-def _format_time(started: float, ended: float) -> str:
-    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
-    return f"{clock}, {ended - started:.1f} s"
-
-
 def _format_verdict(each: dict[str, Any]) -> str:
     if each["reward"] is None:
         return "no score" + (f": {_shorten_text(each['verdict'])}" if each["verdict"] else "")
@@ -245,10 +240,6 @@ def _format_verdict(each: dict[str, Any]) -> str:
     parts += [] if each["success"] is None else ["success" if each["success"] else "no success"]
     parts += [f"{each['scorer']}{f' ({scores})' if scores else ''}"] if each["scorer"] else []
     return ", ".join(parts) + (f": {_shorten_text(each['verdict'])}" if each["verdict"] else "")
-
-
-def _format_failure(each: dict[str, Any]) -> str:
-    return f": {_shorten_text(each['failure'])}" if each["failure"] else ""
 
 
 def _format_untrained(each: dict[str, Any]) -> str:

@@ -17,8 +17,7 @@ class UnlinkedWindow:
 
     outcome: str = ""
     """Outcome of the last process; empty if the process lives or was killed."""
-    _last: int = 0
-    """The last linked step."""
+    _last: int = 0  # the last linked step
     _reach: int = 0
     """The last linked step before an unfinished resume; otherwise `_last`."""
     _forgotten: set[str] = field(default_factory=set)

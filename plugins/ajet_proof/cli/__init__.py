@@ -1,1 +1,1 @@
-"""The commands `prove` and `audit`."""
+"""Command-line options of `ajet prove` and `ajet audit`."""

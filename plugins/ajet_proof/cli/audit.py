@@ -1,4 +1,4 @@
-"""`ajet audit RUN`."""
+"""Command-line options of `ajet audit RUN`."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 def audit(
     run: RunName,
     episode: Annotated[
-        str, typer.Option("--episode", metavar="UUID", help="What it fed: steps, checkpoints.", show_default=False)
+        str,
+        typer.Option(
+            "--episode", metavar="UUID", show_default=False, help="Show the steps and checkpoints of this episode."
+        ),
     ] = "",
     task: Annotated[
-        str, typer.Option("--task", metavar="ID", help="The same of all attempts at a task.", show_default=False)
+        str, typer.Option("--task", metavar="ID", help="The same for all attempts at a task.", show_default=False)
     ] = "",
     step: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--step", metavar="N", help="What fed the update of this step.", show_default=False),
+        typer.Option("--step", metavar="N", help="Show the episodes of this step's update.", show_default=False),
     ] = None,
     head: Annotated[
         str,
-        typer.Option("--head", metavar="DIGEST", help="The chain must still hold this link.", show_default=False),
+        typer.Option("--head", metavar="DIGEST", help="Require this link in the chain.", show_default=False),
     ] = "",
     weights: Annotated[
-        bool, typer.Option("--weights/--no-weights", help="Read the checkpoints' weights, too.")
+        bool, typer.Option("--weights/--no-weights", help="Also read the checkpoints' weights.")
     ] = True,
     export: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--export", metavar="FILE.jsonl|.parquet", show_default=False,
-            help="Write a row an episode, with what it fed, and hold nothing to the chain.",
+            help="Write one row an episode with its updates, without checking the chain.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Compare a run with what it committed; trace an update back, an episode forward.
@@ -54,9 +57,9 @@ def audit(
     ]
     if len(options) + (export is not None) > 1:
         together = " and ".join([*options, *(["--export"] if export is not None else [])])
-        raise UserError(f"{together} are asked for at once.", expected="one of them")
+        raise UserError(f"{together} cannot be combined.", expected="only one of the options")
     if head and re.fullmatch(r"[0-9a-f]{6,64}", head) is None:
-        raise UserError(f"{head} is no digest of a link.", where="--head", expected="6 to 64 hexadecimal digits")
+        raise UserError(f"{head} is not a link's digest.", where="--head", expected="6 to 64 hexadecimal digits")
     folder = auditing.find_run_folder(run, exp_dir.absolute())
     if export is not None:
         from ajet_proof.auditing.export import export_episodes

@@ -1,4 +1,4 @@
-"""`ajet prove RUN_OR_EPISODE`."""
+"""Command-line options of `ajet prove RUN_OR_EPISODE`."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def prove(
         Optional[float],  # noqa: UP045
         typer.Option(
             "--tolerance", metavar="NATS", min=0.0, show_default=False,
-            help="How far a single improbable token may lie apart (0.01 in float32, 1.5 in bfloat16).",
+            help="Allowed difference of a single improbable token (0.01 in float32, 1.5 in bfloat16).",
         ),
     ] = None,
     fetch: Annotated[
-        bool, typer.Option("--fetch", help="Get the model that the record names; without it ajet asks.")
+        bool, typer.Option("--fetch", help="Fetch a missing model without asking.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     store: Annotated[
         str,
         typer.Option(
             "--store", metavar="URI", show_default=False,
-            help="Prove what this store holds, without a run's folder: sqlite:PATH or mongodb://HOST/DATABASE.",
+            help="Prove the episodes of this store, without the run's folder: sqlite:PATH or mongodb://HOST/DATABASE.",
         ),
     ] = "",
     run: Annotated[
         str,
-        typer.Option("--run", metavar="NAME", help="With --store: of this run, and no other.", show_default=False),
+        typer.Option("--run", metavar="NAME", help="With --store: expect this run.", show_default=False),
     ] = "",
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
@@ -59,16 +59,16 @@ def prove(
     from ajet.schema.errors import UserError
 
     if run and not store:
-        raise UserError("--run says whose store it is, and there is no --store.", where="command line")
+        raise UserError("--run needs --store.", where="command line")
     if not target and not store:
         expected = "RUN_OR_EPISODE, or --store URI"
-        raise UserError("It is not said what to prove.", where="command line", expected=expected)
+        raise UserError("The run or episode to prove is missing.", where="command line", expected=expected)
     show_logs("ERROR" if as_json else "WARNING")
     options: dict[str, Any] = {"steps": step or (), "at_most": at_most, "ids_only": ids_only}
     options |= {"tolerance": tolerance, "fetch": fetch}
     if store:
+        from ajet_proof.recorded.report import encode_store_report, print_store_report
         from ajet_proof.recorded.store import prove_store
-        from ajet_proof.recorded.store_report import encode_store_report, print_store_report
 
         found = prove_store(store, run=run, episode=target, **options)
         if as_json:
@@ -87,5 +87,5 @@ def prove(
         print_report(report, console)
     place = save_report(report)
     if not as_json:
-        console.print(f"Stored for the viewer in {place}.", markup=False, soft_wrap=True)
+        console.print(f"Saved for the viewer: {place}.", markup=False, soft_wrap=True)
     return 0 if report.ok else 1

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.schema.episode import Group
 
-NO_IDS = "no checkpoint names the tasks that were not drawn"
-NOT_ALL = "the episodes of a step before it were not looked at, or are not there"
+NO_IDS = "no checkpoint has the ids of undrawn tasks"
+NOT_ALL = "episodes of an earlier step were skipped or are missing"
 TAKEN = ("tasks", "again", "discarded", "waiting", "given_up")
 """Fields of a metrics row with the positions taken by its step."""
 
@@ -72,7 +72,7 @@ class DrawChecker:
             epoch, place = divmod(group.order, size)
             drawn = self._drawn.get(epoch)
             if drawn is not None and drawn[place] != group.task.task_id:
-                yield f"position {group.order} has task {group.task.task_id}, and the curriculum draws {drawn[place]}"
+                yield f"position {group.order} has task {group.task.task_id}, but the curriculum draws {drawn[place]}"
         self._curriculum.record_results(groups)
 
     def _has_attempts(self, step: int) -> bool:

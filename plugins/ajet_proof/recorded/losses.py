@@ -23,17 +23,15 @@ if TYPE_CHECKING:
 
 EXACT = 1e-5
 """Tolerance for sums in another order: relative, and absolute near 0."""
-GIVEN = "nothing of it was sampled: it learned given replies"
-OWN = "a loss of their own decides, and a record's code is not run"
-SEVERAL = "it took several optimizer steps, and the weights between them are gone"
-TIGHTENED = "engine and trainer were apart, and its importance weights were bounded by a measurement of that hour"
-SKIPPED = "its loss was not finite, and no step was taken"
-GONE = "no checkpoint has the weights that its update began with"
+GIVEN = "it trained on given replies, without sampled tokens"
+OWN = "it used a loss function of the user, and code of a record is not run"
+SEVERAL = "it took several optimizer steps, without weights in between"
+TIGHTENED = "its importance weights were bounded by a measured engine/trainer mismatch, which is not recorded"
+SKIPPED = "its loss was not finite, so the optimizer step was skipped"
+GONE = "no checkpoint has the weights before its update"
 NOT_ASKED = "log-probabilities were not recomputed, or not all of them (--ids-only, --at-most)"
-OTHERS = (
-    "it does not follow from the settings of now, and was trained under others: the run went on with changed values"
-)
-NO_LOSS = "its row in metrics.jsonl has none"
+OTHERS = "it was trained under other settings than the present ones: the run was resumed with changed values"
+NO_LOSS = "its row in metrics.jsonl has no loss"
 
 
 def explain_missing_loss(batch: TrainingBatch, row: Mapping[str, Any], settings: AjetConfig) -> str:

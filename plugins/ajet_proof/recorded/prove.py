@@ -46,8 +46,8 @@ Weights = dict[int, tuple[Path | None, str]]
 """Policy version -> (checkpoint, display name); a checkpoint of None is the initial model."""
 OUTSIDE = (
     "what judges and other models answered, and tools whose uses were not recorded",
-    "what workflows printed and noted, names of agents within a conversation, times",
-    "whether the recorded versions are those that sampled, where weights differ by less than rounding",
+    "output and notes of workflows, agent names within a conversation, times",
+    "policy versions, if their weights differ by less than rounding",
 )
 """Parts of a record that no check covers."""
 
@@ -79,7 +79,7 @@ class StepSpread:
 
 @dataclass(slots=True)
 class ProofReport:
-    """The result of `ajet prove`."""
+    """The findings of a proof: wrong tokens, steps and distributions, and unchecked parts."""
 
     target: ProofTarget
     proof: Proof = field(default_factory=Proof)
@@ -97,8 +97,7 @@ class ProofReport:
     """Training steps with recomputed credit."""
     unheld_steps: Counter[str] = field(default_factory=Counter)
     """Training steps without recomputed credit, by reason."""
-    held_validations: int = 0
-    """Validations with recomputed numbers."""
+    held_validations: int = 0  # validations with recomputed numbers
     unheld_validations: Counter[str] = field(default_factory=Counter)
     """Validations without recomputed numbers, by reason."""
     held_draws: int = 0
@@ -163,26 +162,27 @@ def prove_record(
     report = ProofReport(target, altered=list_altered_episodes(target.run))
     model = experiment.ajet.model.path
     if model is None:
-        raise UserError(
-            "This run names no model, so its tokens cannot be derived again.", where=str(target.run / CONFIG)
-        )
+        raise UserError("This run has no model, so its tokens cannot be derived again.", where=str(target.run / CONFIG))
     by_weights = not ids_only and "recomputes" in experiment.backbone.can
-    experiment.ajet.model.path = str(_find_model(target.run, experiment, model, weights=by_weights, fetch=fetch))
+    checkpoints = Checkpoints(checkpoints_folder(target.run, experiment.ajet.trainer_common.checkpoint_base_dir))
+    experiment.ajet.model.path = str(
+        find_model(experiment, checkpoints, record=target.run, weights=by_weights, fetch=fetch)
+    )
     held = _prove_ids(report, experiment)
     if not report.proof.calls and report.proof.ok:
         raise UserError("No model call is recorded in these episodes.", where=str(target.files[0]))
     if not report.proof.counts["sampled"].tokens and report.proof.ok:
         raise UserError(
-            "These episodes hold no tokens: their model answered in messages.",
+            "These episodes have no tokens: their model answered in messages.",
             where=str(target.run),
-            expected="episodes that a token engine sampled (rollout.engine auto, transformers or vllm)",
+            expected="episodes of a token engine (rollout.engine auto, transformers or vllm)",
         )
     if ids_only:
-        report.why_not = "as asked (--ids-only)"
+        report.why_not = "requested by --ids-only"
     elif not by_weights:
         report.why_not = f"the weights of a {experiment.backbone.name} run cannot be loaded here"
     else:
-        weights: Weights = {0: (None, model)} | find_weights(_open_checkpoints(target.run, experiment), experiment)
+        weights: Weights = {0: (None, model)} | find_weights(checkpoints, experiment)
 
         def read(play: PlayedFile) -> list[Episode]:
             return [episode for episode, _ in _read_episodes(target, play.file, [])]
@@ -195,18 +195,20 @@ def prove_record(
     return report
 
 
-def _find_model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetch: bool) -> Path:
+def find_model(
+    experiment: Experiment, checkpoints: Checkpoints | None, *, record: Path, weights: bool, fetch: bool
+) -> Path:
     """Return the model folder. A checkpoint is enough if weights are not needed: its tokenizer is the same."""
     from ajet.commands.recorded_run import find_recorded_model
     from ajet.engine.model_source import at_hand
 
-    needs_checkpoint = not weights and at_hand(named, base=experiment.base, weights=False) is None
-    if needs_checkpoint and (saved := find_tokenizer(_open_checkpoints(run, experiment))) is not None:
-        return saved
+    base, name = experiment.base, str(experiment.ajet.model.path)
+    if not weights and checkpoints is not None and at_hand(name, base=base, weights=False) is None:
+        saved = find_tokenizer(checkpoints)
+        if saved is not None:
+            return saved
     otherwise = "--ids-only needs no weights" if weights else ""
-    return find_recorded_model(
-        named, base=experiment.base, record=run, fetch=fetch, weights=weights, otherwise=otherwise
-    )
+    return find_recorded_model(name, base=base, record=record, fetch=fetch, weights=weights, otherwise=otherwise)
 
 
 def find_tokenizer(checkpoints: Checkpoints) -> Path | None:
@@ -363,7 +365,7 @@ def _read_episodes(target: ProofTarget, file: Path, wrong: list[WrongToken]) -> 
             try:
                 is_wanted, missing = row["uuid"].startswith(target.episode), _find_missing_call(row)
             except (KeyError, TypeError, AttributeError, IndexError) as error:
-                raise UserError("A line of the record is no episode.", where=f"{file}:{number}") from error
+                raise UserError("A line of the record is not an episode.", where=f"{file}:{number}") from error
             if not is_wanted:
                 continue
             if missing is None:
@@ -400,7 +402,3 @@ def find_weights(checkpoints: Checkpoints, experiment: Experiment) -> Weights:
     return {
         saved_version(experiment, each.path): (each.path, f"checkpoints/{each.path.name}") for each in checkpoints.all()
     }
-
-
-def _open_checkpoints(run: Path, experiment: Experiment) -> Checkpoints:
-    return Checkpoints(checkpoints_folder(run, experiment.ajet.trainer_common.checkpoint_base_dir))

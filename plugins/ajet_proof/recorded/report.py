@@ -21,6 +21,7 @@ from ajet.record.files import write_atomically
 from ajet.schema.errors import UserError
 from ajet_proof.recorded.prove import OUTSIDE, PlayedFile, ProofReport, StepSpread
 from ajet_proof.recorded.recompute import WRITTEN
+from ajet_proof.recorded.store import OUTSIDE_A_STORE, StoreReport
 from ajet_proof.tokens.proof import CLASSES
 
 SHOWN = 20
@@ -85,7 +86,7 @@ def save_report(report: ProofReport) -> Path:
         write_atomically(path, json.dumps(content, indent=1) + "\n")
     except OSError as error:
         raise UserError(
-            f"The proof cannot be kept: {error.strerror}.", where=str(path), do="copy the run to a folder of your own"
+            f"The proof cannot be saved: {error.strerror}.", where=str(path), do="copy the run to a folder of your own"
         ) from error
     return path
 
@@ -108,60 +109,43 @@ def print_report(report: ProofReport, console: Console) -> None:
     seen = ((proof.episodes, "episode"), (proof.calls, "call"), (proof.timelines, "timeline"))
     _print_line(console, f"{', '.join(counted(*each) for each in seen)}; forks: {forks}.")
     if proof.tool_uses:
-        _print_line(
-            console, f"{counted(proof.tool_uses, 'tool use')} held to the digests and the messages of their results."
-        )
+        uses = counted(proof.tool_uses, "tool use")
+        _print_line(console, f"{uses} compared with digests and tool messages.")
     for reason, count in proof.unchecked.most_common():
-        tokens = f"{count:,} token{'' if count == 1 else 's'}"
-        _print_line(console, f"{tokens} could not be checked: {UNCHECKED.get(reason, reason)}.")
+        _print_line(console, f"{counted(count, 'token')} not checked: {UNCHECKED.get(reason, reason)}.")
     for line in _describe_recomputation(report):
         _print_line(console, line)
-    for altered in report.altered[:SHOWN]:
-        console.print(Text.assemble(("left out  ", "bold red"), altered), soft_wrap=True)
-    if len(report.altered) > SHOWN:
-        _print_line(console, f"… and {len(report.altered) - SHOWN} more (--json lists all).")
-    for token in proof.wrong[:SHOWN]:
-        console.print(Text.assemble(("wrong token  ", "bold red"), str(token)), soft_wrap=True)
-    if len(proof.wrong) > SHOWN:
-        _print_line(console, f"… and {len(proof.wrong) - SHOWN} more (--json lists all).")
-    for wrong in report.wrong_steps[:SHOWN]:
-        console.print(Text.assemble(("wrong step  ", "bold red"), str(wrong)), soft_wrap=True)
-    if len(report.wrong_steps) > SHOWN:
-        _print_line(console, f"… and {len(report.wrong_steps) - SHOWN} more (--json lists all).")
-    wrong_spreads = [each for each in report.spreads if each.spread.problem is not None]
-    for each in wrong_spreads[:SHOWN]:
-        console.print(Text.assemble(("wrong distribution  ", "bold red"), _format_spread(each)), soft_wrap=True)
-    if len(wrong_spreads) > SHOWN:
-        _print_line(console, f"… and {len(wrong_spreads) - SHOWN} more (--json lists all).")
-    if report.held_steps:
-        _print_line(console, f"Credit of {counted(report.held_steps, 'step')} computed again from their episodes.")
-    for reason, count in report.unheld_steps.most_common():
-        _print_line(console, f"Credit of {counted(count, 'step')} not computed again: {reason}.")
-    if report.held_validations:
-        _print_line(
-            console, f"Numbers of {counted(report.held_validations, 'validation')} computed again from the episodes."
-        )
-    for reason, count in report.unheld_validations.most_common():
-        _print_line(console, f"Numbers of {counted(count, 'validation')} not computed again: {reason}.")
-    if report.held_losses:
-        _print_line(
-            console, f"Loss of {counted(report.held_losses, 'step')} computed again from the recomputed tokens."
-        )
-    for reason, count in report.unheld_losses.most_common():
-        _print_line(console, f"Loss of {counted(count, 'step')} not computed again: {reason}.")
-    if report.held_draws:
-        _print_line(console, f"What the curriculum drew for {counted(report.held_draws, 'epoch')} drawn again.")
-    for reason, count in report.unheld_draws.most_common():
-        _print_line(console, f"What the curriculum drew for {counted(count, 'epoch')} not drawn again: {reason}.")
+    wrong_spreads = [_format_spread(each) for each in report.spreads if each.spread.problem is not None]
+    findings: tuple[tuple[str, Sequence[object]], ...] = (
+        ("left out", report.altered),
+        ("wrong token", proof.wrong),
+        ("wrong step", report.wrong_steps),
+        ("wrong distribution", wrong_spreads),
+    )
+    for label, found in findings:
+        for each in found[:SHOWN]:
+            console.print(Text.assemble((f"{label}  ", "bold red"), str(each)), soft_wrap=True)
+        if len(found) > SHOWN:
+            _print_line(console, f"… and {len(found) - SHOWN} more (--json lists all).")
+    checks = (
+        ("Credit", "step", report.held_steps, report.unheld_steps),
+        ("Numbers", "validation", report.held_validations, report.unheld_validations),
+        ("Loss", "step", report.held_losses, report.unheld_losses),
+        ("Curriculum draws", "epoch", report.held_draws, report.unheld_draws),
+    )
+    for what, noun, held, unheld in checks:
+        if held:
+            _print_line(console, f"{what} of {counted(held, noun)} recomputed.")
+        for reason, count in unheld.most_common():
+            _print_line(console, f"{what} of {counted(count, noun)} not recomputed: {reason}.")
     unproven = report.unproven
     for reason, count in unproven.most_common():
         noun = "log-probability" if count == 1 else "log-probabilities"
         _print_line(console, f"{count:,} {noun} not proven: {UNPROVEN[reason]}.")
     _print_line(console, f"Outside a proof's reach: {'; '.join(OUTSIDE)}.")
     if not report.ok:
-        console.print(
-            f"[bold red]Not proven:[/] {len(proof.wrong) + len(report.wrong_steps) + len(wrong_spreads)} wrong."
-        )
+        wrong = len(proof.wrong) + len(report.wrong_steps) + len(wrong_spreads)
+        console.print(f"[bold red]Not proven:[/] {wrong} wrong.")
     elif unproven:
         console.print("[bold green]No wrong token[/] in what could be checked; the rest is counted above, not proven.")
     else:
@@ -169,8 +153,8 @@ def print_report(report: ProofReport, console: Console) -> None:
 
 
 UNPROVEN = {
-    "written": "they were given to be learned from, and no policy of this run sampled them",
-    "ids only": "only ids were asked for, or can be derived here",
+    "written": "they are given replies, not sampled by this run",
+    "ids only": "only ids were requested, or can be derived here",
     "version range": "their replies were sampled across an update (a range of policy versions)",
     "no checkpoint": "no checkpoint has the weights that sampled them",
     "left out": "their episodes were left out (--at-most), or hold a wrong token",
@@ -186,9 +170,9 @@ def _format_spread(each: StepSpread) -> str:
 
 
 UNCHECKED = {
-    "redacted": "the record blots out a secret in their messages",
-    "raw ids": "their client sent ids in place of a text, which nothing can contradict",
-    "no reply": "their reply was cut off or rejected, so that no message says what they mean",
+    "redacted": "a secret in their messages is redacted",
+    "raw ids": "their client sent ids instead of text",
+    "no reply": "their reply was cut off or rejected and has no message",
 }
 
 
@@ -208,8 +192,8 @@ def _describe_recomputation(report: ProofReport) -> list[str]:
     if report.spreads:
         widest = max(report.spreads, key=lambda each: abs(each.spread.mean) / each.spread.mean_allowed).spread
         lines.append(
-            f"Gaps of {counted(len(report.spreads), 'distribution')}, held to this machine's own noise: the mean that "
-            f"is furthest out is {widest.mean:.2g} ± {widest.error:.1g} nats, of {widest.mean_allowed:.2g} allowed."
+            f"Gaps of {counted(len(report.spreads), 'distribution')}, compared with this machine's noise: the largest "
+            f"mean is {widest.mean:.2g} ± {widest.error:.1g} nats, of {widest.mean_allowed:.2g} allowed."
         )
     for label, plays in (("Recomputed", complete), ("Recomputed in part", part), ("Ids only", none)):
         if plays:
@@ -238,3 +222,19 @@ def _format_steps(plays: Sequence[PlayedFile]) -> str:
 
 def _print_line(console: Console, line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
+
+
+def encode_store_report(found: StoreReport) -> str:
+    """Return the store report as one JSON object."""
+    own = {"run": found.run, "store": found.store, "positions": dict(found.positions), "gone": found.gone}
+    return json.dumps({**json.loads(encode_report(found.report)), **own, "not_in_a_store": OUTSIDE_A_STORE}, indent=1)
+
+
+def print_store_report(found: StoreReport, console: Console) -> None:
+    """Print the store's positions, then the report of its episodes."""
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(found.positions.items()))
+    summary = f"{found.store}, run {found.run}: {counted(found.positions.total(), 'position')} with episodes ({states})"
+    gone = f"; {found.gone:,} more were started and have no episode here" if found.gone else ""
+    console.print(f"{summary}{gone}.", markup=False, soft_wrap=True)
+    console.print(f"Cannot be proven from a store: {OUTSIDE_A_STORE}.", markup=False, soft_wrap=True)
+    print_report(found.report, console)

@@ -69,7 +69,7 @@ class StepChecker:
     def __init__(
         self, experiment: Experiment, run: Path, removed: Collection[str] = (), *, finished: bool = False
     ) -> None:
-        """Prepare the checks. `removed`: files known as removed, below the run's folder; `finished`: the run has ended."""
+        """Prepare the checks. `removed`: files below the run's folder known as removed; `finished`: the run ended."""
         self._run, self._removed, self._finished = run, removed, finished
         self._settings, self._backbone = experiment.ajet, experiment.backbone
         self._streams = "streams" in self._backbone.can or self._settings.trainer_common.mode == "async"
@@ -142,14 +142,14 @@ class StepChecker:
             named = episode.uuid[12:13] == NAMED_BY_RUN
             claims_place = named or episode.group == own.group
             if claims_place and (own.uuid, own.group) != (episode.uuid, episode.group):
-                yield f"episode {episode.uuid} has not the name of the attempt that it says it is"
+                yield f"episode {episode.uuid} does not have the name of its attempt"
             ahead = (
                 self._streams or not named
             )  # it may be played before the step that takes it, or left over at the end
             if episode.step > step + (not named) or (not ahead and episode.step != step):
-                yield f"episode {episode.uuid} was played for step {episode.step}"
+                yield f"episode {episode.uuid} was sampled for step {episode.step}"
             if episode.ending and episode.status != "aborted":
-                yield f"episode {episode.uuid} ended by itself and names a reason ({episode.ending})"
+                yield f"episode {episode.uuid} ended normally but has a reason ({episode.ending})"
 
     def _check_groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         wanted = split_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
@@ -159,7 +159,7 @@ class StepChecker:
             if repeats != list(range(wanted)) if is_complete else len({*repeats}) != len(repeats):
                 yield f"group {name} has the attempts {repeats}, not 0 to {wanted - 1}"
             if {(episode.order, episode.split) for episode, _ in members} != {(members[0][0].order, split)}:
-                yield f"group {name} stands at several places"
+                yield f"group {name} is at several positions"
             if any(episode.task != members[0][0].task for episode, _ in members):
                 yield f"group {name} has several tasks"
 
@@ -185,7 +185,7 @@ class StepChecker:
             ranks = [shuffle_key(self._settings.seed, int(epoch.partition(" ")[2]), task_id) for _, task_id in placed]
             for (place, task_id), one, other in zip(placed[1:], ranks, ranks[1:], strict=False):
                 if one >= other:
-                    yield f"task {task_id} does not stand at place {place} of epoch {int(epoch[6:]) + 1} by this seed"
+                    yield f"task {task_id} is not at place {place} of epoch {int(epoch[6:]) + 1} by this seed"
 
     def _check_credit(self, step: int, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
         outcomes = {episode.uuid: outcome for episode, outcome in found}
@@ -198,7 +198,7 @@ class StepChecker:
             if step < last or step > last + 1 or self._finished:
                 yield "its row in metrics.jsonl is missing"
             else:
-                self.unheld["the step is not over, or was cut off"] += 1
+                self.unheld["the step is unfinished"] += 1
             return
         yield from self._check_metrics(row, trained, groups, outcomes)
         reason = self._explain_missing_credit()
@@ -268,7 +268,7 @@ class StepChecker:
                     yield f"{name} is {there} in metrics.jsonl, {value:g} by the episodes"
         used = sorted(group.order for group in trained if group.scored or not self._replaces)
         if (positions := sorted([*row.get("tasks", ()), *row.get("again", ())])) != used:
-            yield f"metrics.jsonl says that it trained the positions {positions}, the episodes {used}"
+            yield f"metrics.jsonl lists the trained positions {positions}, the episodes {used}"
         if lost := {*row.get("discarded", ())} - {group.order for group in groups}:
             yield f"the episodes of the positions {sorted(lost)} are missing"
 
@@ -286,8 +286,8 @@ class StepChecker:
         if self._settings.sft.objective is not None:
             return ""
         if is_reference(self._settings.trainer_common.algorithm.adv_estimator):
-            return "an algorithm of their own decides over their credit, and a record's code is not run"
-        return f"a {self._backbone.name}: section decides over their credit" if self._foreign else ""
+            return "an algorithm of the user computed their credit, and code of a record is not run"
+        return f"a {self._backbone.name}: section changed their credit" if self._foreign else ""
 
     def check_run(self, files: Sequence[tuple[int, str]] | None) -> list[WrongStep]:
         """Return the problems of the run as a unit. `files`: all episode files; None if some were skipped."""
@@ -295,7 +295,8 @@ class StepChecker:
         problems = [WrongStep(last, "train", what) for what in self._check_shuffle()]
         problems += [WrongStep(step, "train", "it has several rows in metrics.jsonl") for step in self._doubled]
         problems += [
-            WrongStep(step, "train", "a row in metrics.jsonl is of no step and no validation") for step in self._stray
+            WrongStep(step, "train", "a row in metrics.jsonl belongs to no step and no validation")
+            for step in self._stray
         ]
         if files is None:
             return problems

@@ -27,7 +27,7 @@ from ajet_proof.recorded.prove import (
     PlayedFile,
     ProofReport,
     Weights,
-    find_tokenizer,
+    find_model,
     find_weights,
     load_tokenizer_and_renderer,
     prove_episode,
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from ajet.store.shared import Policy
 
 OUTSIDE_A_STORE = (
-    "log-probabilities of versions whose weights are not on this machine; losses and numbers of steps, their credit, "
-    "the chain, and episodes that were let go of after their step, which the run's folder has (ajet prove RUN and ajet "
-    "audit RUN, where it is)"
+    "log-probabilities of versions without weights on this machine; losses, numbers and credit of steps, the chain, "
+    "and episodes removed after their step (use `ajet prove RUN` and `ajet audit RUN` with its folder)"
 )
 
 
@@ -58,12 +57,10 @@ class ChangedRecord(WrongStep):
 
 @dataclass(slots=True)
 class StoreReport:
-    """The result of `ajet prove --store`."""
+    """The findings of `ajet prove --store`, with the store's positions."""
 
-    store: str
-    """Address."""
-    run: str
-    """Run id."""
+    store: str  # address
+    run: str  # run id
     report: ProofReport
     positions: Counter[str] = field(default_factory=Counter)
     """Number of positions with episodes, by state."""
@@ -100,9 +97,9 @@ def prove_store(
     load_dotenv_files([Path.cwd()])
     if episode and (len(episode) < SHORTEST or not episode.isalnum()):
         raise UserError(
-            f"{episode} is no beginning of an episode's uuid.",
+            f"{episode} cannot begin an episode's uuid.",
             where="command line",
-            expected=f"with --store, {SHORTEST} letters of one at least; a run is named with --run",
+            expected=f"with --store, at least {SHORTEST} letters of a uuid; name a run with --run",
         )
     address = Address.of(text, base=Path.cwd(), run=run)
     reading = open_reader(address)
@@ -122,10 +119,10 @@ def _load_experiment(reading: StoreReader, address: Address, folder: Path) -> Ex
 
     if not reading.settings:
         raise UserError(
-            "The store does not tell its run's settings, so its tokens cannot be derived again.",
+            "The store has no settings of its run, so tokens cannot be derived again.",
             where=address.shown,
-            expected="a store that a trainer has opened: it leaves them there",
-            do=f"Start its run once more, or prove the run's own folder: {format_command('prove', 'RUN')}.",
+            expected="a store opened by a trainer, which writes its settings",
+            do=f"Start the run again, or prove the run's folder: {format_command('prove', 'RUN')}.",
         )
     name = address.database or (address.path.stem if address.path is not None else "")
     (folder / name).mkdir()
@@ -138,7 +135,7 @@ def _require_run(run: str, experiment: Experiment, reading: StoreReader, address
     own = [str(experiment.ajet.experiment_name or ""), address.database, reading.run]
     if run and run not in own:
         raise UserError(
-            f"The store is not that of {run}.",
+            f"The store belongs to another run than {run}.",
             where=address.shown,
             expected=f"--run {own[0] or reading.run}, or no --run: a store has one run",
         )
@@ -154,13 +151,15 @@ class _StoreProver:
         self._policy = reading.announced()
         self._model_name = str(experiment.ajet.model.path or "")
         if not self._model_name:
-            raise UserError("This run names no model, so its tokens cannot be derived again.", where=address.shown)
+            raise UserError("This run has no model, so its tokens cannot be derived again.", where=address.shown)
         by_weights = not ids_only and "recomputes" in experiment.backbone.can
         self._why_not = "" if by_weights else f"the weights of a {experiment.backbone.name} run cannot be loaded here"
         if ids_only:
-            self._why_not = "as asked (--ids-only)"
+            self._why_not = "requested by --ids-only"
         self._checkpoints = _open_checkpoints(self._policy)
-        experiment.ajet.model.path = str(self._find_model(weights=by_weights, fetch=fetch))
+        experiment.ajet.model.path = str(
+            find_model(experiment, self._checkpoints, record=Path(address.shown), weights=by_weights, fetch=fetch)
+        )
         tokenizer, self._renderer = load_tokenizer_and_renderer(experiment)
         _require_same_model(self._policy, experiment, tokenizer, address, weights=by_weights)
         self._steps = StepChecker(experiment, experiment.yaml_path.parent)
@@ -177,10 +176,8 @@ class _StoreProver:
             raise UserError(
                 f"The store holds no episode{of}{used}.",
                 where=self._address.shown,
-                expected="what samplers or clients put, until its step's checkpoint is no longer gone back to",
-                do="A run is named with --run."
-                if beginning
-                else f"Prove the run's own folder: {format_command('prove', 'RUN')}.",
+                expected="episodes of samplers or clients, stored until their step's checkpoint is no longer needed",
+                do="Name a run with --run." if beginning else f"Prove the run's folder: {format_command('prove', 'RUN')}.",
             )
         report = ProofReport(ProofTarget(self._experiment.yaml_path.parent, (), beginning))
         found = StoreReport(self._address.shown, self._reading.run, report)
@@ -195,9 +192,9 @@ class _StoreProver:
         report.plays = [play for _, play in sorted(self._plays.items())]
         if not report.proof.counts["sampled"].tokens and report.ok:
             raise UserError(
-                "The store's episodes hold no tokens: their model answered in messages, or not at all.",
+                "The store's episodes have no tokens: their model answered in messages, or not at all.",
                 where=self._address.shown,
-                expected="episodes that a token engine sampled (rollout.engine auto, transformers or vllm)",
+                expected="episodes of a token engine (rollout.engine auto, transformers or vllm)",
             )
         report.why_not = self._why_not
         if not report.why_not:
@@ -226,7 +223,7 @@ class _StoreProver:
     def _check_owners(self, position: StoredPosition) -> list[WrongStep]:
         """Return episodes of another run, and wrong names of a complete group."""
         wrong = [
-            WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} is of another run")
+            WrongStep(each.episode.step, each.episode.split, f"episode {each.episode.uuid} belongs to another run")
             for each in position.kept
             if each.episode.run and each.episode.run != self._reading.run
         ]
@@ -254,24 +251,6 @@ class _StoreProver:
             return [each for each in episodes if each.uuid.startswith(beginning) and each.split == play.split]
 
         return read
-
-    def _find_model(self, *, weights: bool, fetch: bool) -> Path:
-        from ajet.commands.recorded_run import find_recorded_model
-        from ajet.engine.model_source import at_hand
-
-        base = self._experiment.base
-        needs_checkpoint = not weights and at_hand(self._model_name, base=base, weights=False) is None
-        if (
-            needs_checkpoint
-            and self._checkpoints is not None
-            and (saved := find_tokenizer(self._checkpoints)) is not None
-        ):
-            return saved
-        otherwise = "--ids-only needs no weights" if weights else ""
-        where = Path(self._address.shown)
-        return find_recorded_model(
-            self._model_name, base=base, record=where, fetch=fetch, weights=weights, otherwise=otherwise
-        )
 
 
 def _open_checkpoints(policy: Policy | None) -> Checkpoints | None:
@@ -303,8 +282,8 @@ def _require_same_model(
         differing.append("weights")
     if differing:
         raise UserError(
-            f"The model here is not that of the run: other {' and '.join(differing)}.",
+            f"The model here differs from the run's: {' and '.join(differing)}.",
             where=str(settings.model.path),
-            expected=f"the model that the trainer announced in {address.shown}",
-            do="Put the same files there" + (", or leave the weights out: --ids-only." if weights else "."),
+            expected=f"the model announced by the trainer in {address.shown}",
+            do="Use the same files" + (", or skip the weights with --ids-only." if weights else "."),
         )

@@ -46,7 +46,7 @@ def find_target(named: str, root: Path, steps: Sequence[int] = ()) -> ProofTarge
         raise UserError(
             f"{len(found)} episodes begin with {named}.",
             where=str(root),
-            expected="enough of the uuid to name one",
+            expected="more letters of the uuid",
             do=", ".join(sorted({uuid for uuid, _ in found})[:4]),
         )
     if found:
@@ -64,7 +64,7 @@ def parse_episode_name(file: Path) -> tuple[int, str]:
     """Return (step, split) of an episode file."""
     match = NAME.fullmatch(file.name)
     if match is None:
-        raise UserError(f"{file.name} is no episode file.", where=str(file), expected="step-N.jsonl")
+        raise UserError(f"{file.name} is not an episode file.", where=str(file), expected="step-N.jsonl")
     return int(match[1]), match[2] or "train"
 
 
@@ -86,7 +86,7 @@ def _find_run_folder(file: Path) -> Path:
         if (folder / CONFIG).exists():
             return folder
     raise UserError(
-        "These episodes lie in no run's folder: model and settings are not known.",
+        "These episodes are outside a run's folder, so model and settings are unknown.",
         where=str(file),
         expected=f"a {CONFIG} in a folder above",
     )

@@ -23,7 +23,7 @@ LESSONS = "validation/rows"
 NAMED_BY_RUN = "5"
 """UUID version digit of the run's own episodes; client episodes have random uuids."""
 CLOSE = 1e-6
-UNFINISHED = "the validation is not over, or was cut off"
+UNFINISHED = "the validation is unfinished"
 
 
 class ValidationChecker:

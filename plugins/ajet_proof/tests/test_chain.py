@@ -110,7 +110,7 @@ def test_lines_that_are_removed_added_or_moved_are_named(run: Path) -> None:
     for changed, words in (
         (lines[:1] + lines[2:], f"{name}:2: a line is missing here (episode {'train21' * 3})"),
         (lines[:2], f"{name}:3: a line is missing here (episode {'train22' * 3})"),
-        (lines[1::-1] + lines[2:], f"{name}:1: its lines stand in another order, from here on"),
+        (lines[1::-1] + lines[2:], f"{name}:1: its lines are in another order from here on"),
         ([*lines, lines[0]], f"{name}:4: this line was never committed"),
     ):
         file.write_bytes(b"".join(changed))
@@ -135,7 +135,7 @@ def test_links_that_are_removed_are_missed_and_a_chain_that_is_gone_is_no_old_ru
     chain.write_bytes(b"".join(links[:3] + links[4:]))
     assert any(each.startswith(f"{FILE}:4: ") for each in said(audit_run(run)))
     chain.write_bytes(b"".join(links[:-4]))
-    assert any("checkpoints/step-3 says that there was one of" in each for each in said(audit_run(run)))
+    assert any(each.startswith(FILE) and "checkpoints/step-3" in each for each in said(audit_run(run)))
     chain.write_bytes(b"".join(links))
     Chain(run).commit("record", 3)
     head = json.loads(chain.read_bytes().splitlines()[-1])["digest"]

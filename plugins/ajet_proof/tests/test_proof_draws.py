@@ -80,7 +80,7 @@ def test_another_task_at_a_position_is_named(record):
     drawn = spoiled.task.task_id
     played[4][1] = group(never, spoiled.order, 4, 1.0, None, 0.25)
     said, _ = held((rows, played, frontier))
-    assert said[0] == f"position {spoiled.order} has task {never.task_id}, and the curriculum draws {drawn}"
+    assert said[0] == f"position {spoiled.order} has task {never.task_id}, but the curriculum draws {drawn}"
 
 
 def test_other_outcomes_settings_and_tasks_give_other_draws(record):

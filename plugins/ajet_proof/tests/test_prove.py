@@ -224,7 +224,7 @@ def test_a_swapped_id(copy):
     episode = spoil(copy, change)
     report = proven(copy, steps=[1])
     assert named(report, episode, 1, prompt_size(episode, 1) + 2), str(report.proof)
-    assert "the reply's ids do not say" in str(report.proof) and "log-probability" in str(report.proof)
+    assert "the reply's ids differ from its message" in str(report.proof) and "log-probability" in str(report.proof)
     done = ajet("prove", str(copy), "--ids-only", cwd=copy.parent)
     assert done.returncode == 1 and f"episode {episode.uuid}, call 1, position" in done.stdout, done.stdout
     assert "Not proven" in done.stdout

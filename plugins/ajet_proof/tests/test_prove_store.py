@@ -170,7 +170,7 @@ def test_a_wrong_token_with_a_matching_digest_is_named(address: str, run: Path) 
     for change, said in (
         (one(calls=[replace(first, response_ids=ids), *victim.calls[1:]]), victim.uuid),
         (one(calls=[replace(first, versions=later), *victim.calls[1:]]), victim.uuid),
-        (one(run="other"), f"episode {victim.uuid} is of another run"),
+        (one(run="other"), f"episode {victim.uuid} belongs to another run"),
         (one(repeat=7), "has the attempts"),
     ):
         if address.startswith("sqlite:"):
@@ -208,8 +208,8 @@ def test_what_cannot_be_proven_is_one_screen(
         assert code == 2, shown
         return shown
 
-    assert "not said what to prove" in refused()
-    assert "there is no --store" in refused("--run", "plain")
+    assert "run or episode to prove is missing" in refused()
+    assert "--run needs --store" in refused("--run", "plain")
     unknown = f"sqlite:{tmp_path}/none.sqlite" if kind == "sqlite" else address
     assert "There is no store of ajet's" in refused("--store", unknown)
     if kind == "sqlite":
@@ -219,20 +219,22 @@ def test_what_cannot_be_proven_is_one_screen(
     else:
         assert content(address).get("ajet_ledger", []) == [], "looking made none"
     open_shared(address, rolls=True, run="r").disconnect()
-    assert "does not tell its run's settings" in refused("--store", address)
+    assert "has no settings of its run" in refused("--store", address)
     store = open_shared(address, rolls=True, run="r", settings=recorded_settings(run))
     assert "holds no episode" in refused("--store", address)
-    assert "not that of other" in refused("--store", address, "--run", "other")
+    assert "another run than other" in refused("--store", address, "--run", "other")
     (lease,) = store.lease(1)
     store.put(lease, Kept(EpisodeFiles(run / "episodes").read(1, "train")[0]))
-    assert "no beginning of an episode's uuid" in refused("abc", "--store", address)
+    assert "abc cannot begin an episode's uuid" in refused("abc", "--store", address)
     assert "begins with abcdef" in refused("abcdef", "--store", address)
     store.announce(Policy("r", 0, "", below=8, told={"version": 0}, tokenizer="other", template="other"))
-    assert "other tokenizer and chat template" in refused("--store", address, "--run", "plain", "--ids-only")
+    assert "differs from the run's: tokenizer and chat template" in refused(
+        "--store", address, "--run", "plain", "--ids-only"
+    )
     store.announce(Policy("r", 0, "", below=8, told={"version": 0}))
     code, shown = said("--store", address, "--ids-only")
-    assert code == 1 and "is of another run" in shown and "1 position with episodes (1 leased)" in shown
-    assert "Not to be proven from a store: log-prob" in shown, "what is asked for elsewhere is named"
+    assert code == 1 and "belongs to another run" in shown and "1 position with episodes (1 leased)" in shown
+    assert "from a store: log-prob" in shown, "what is asked for elsewhere is named"
     code, shown = said("--store", address, "--ids-only", "--json")
     assert code == 1 and '"positions": { "leased": 1 }' in shown and '"wrong_steps"' in shown
 

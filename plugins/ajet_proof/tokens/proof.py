@@ -146,9 +146,11 @@ def compare_logprobs(
         if far.size:
             position = span.start + int(far[0])
             which = f"at temperature {calls[span.call].temperature:g}" if shaped else "at temperature 1"
-            what = f"the log-probability {which} is not what the model gives this token"
+            what = f"the log-probability {which} differs from the model's"
             if upper is not None:
-                what = "the log-probability of the distribution sampled from is not what top_p and top_k leave of it"
+                what = (
+                    "the log-probability of the sampling distribution differs from the one truncated by top_p and top_k"
+                )
             proof.wrong.append(
                 WrongToken(episode, span.call, position, what, float(computed[position]), float(recorded[position]))
             )

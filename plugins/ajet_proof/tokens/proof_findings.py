@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from ajet.schema.call import Call
 
+REDACTED = "[redacted "
+"""Marker of a redacted secret in a record."""
 TokenClass = Literal["sampled", "scaffold", "forked"]
 """sampled: by the model; scaffold: client and template tokens around replies; forked: prompt tokens encoded again
 because the call could not extend its parent."""
@@ -53,8 +55,7 @@ class TokenTally:
     """Tokens with a recomputed log-probability."""
     gap_sum: float = 0.0
     """Sum of (recorded - recomputed) log-probabilities, nats."""
-    gap_max: float = 0.0
-    """Largest absolute difference, nats."""
+    gap_max: float = 0.0  # largest absolute difference, nats
 
     def add(self, other: TokenTally) -> None:
         """Add the counts of another tally."""
@@ -72,14 +73,12 @@ class Proof:
     """At most one entry for each call and check: later tokens usually follow from the first."""
     unchecked: Counter[str] = field(default_factory=Counter)
     """Tokens with unchecked ids, by reason."""
-    forks: Counter[str] = field(default_factory=Counter)
-    """Forked calls, by reason."""
+    forks: Counter[str] = field(default_factory=Counter)  # forked calls, by reason
     episodes: int = 0
     calls: int = 0
     timelines: int = 0
     rows: int = 0
-    tool_uses: int = 0
-    """Checked tool uses."""
+    tool_uses: int = 0  # checked tool uses
 
     @property
     def ok(self) -> bool:
@@ -93,7 +92,7 @@ class Proof:
         return tally.gap_sum / tally.compared if tally.compared else 0.0
 
     def add(self, other: Proof) -> None:
-        """Add another proof."""
+        """Add the counts and findings of another proof."""
         for name in CLASSES:
             self.counts[name].add(other.counts[name])
         self.wrong += other.wrong

@@ -31,12 +31,11 @@ Doubles = npt.NDArray[np.float64]
 class Noise:
     """The gaps between two computations of the same log-probabilities."""
 
-    gaps: Doubles
-    """[N] absolute, ascending, nats."""
+    gaps: Doubles  # [N] absolute, ascending, nats
 
     @property
     def deviation(self) -> float:
-        """Root mean square, nats."""
+        """Return the root mean square of the gaps, nats."""
         return float(np.sqrt(np.mean(self.gaps**2))) if self.gaps.size else 0.0
 
     def quantile(self, share: float) -> float:
@@ -56,8 +55,7 @@ class Spread:
 
     tokens: int
     mean: float
-    error: float
-    """Standard error of `mean`."""
+    error: float  # standard error of `mean`
     mean_allowed: float
     quantiles: tuple[float, ...]
     """Quantiles of the absolute gaps, at QUANTILES."""
@@ -70,7 +68,7 @@ class Spread:
             return f"the mean gap is {self.mean:.2g} ± {self.error:.1g} nats (at most {self.mean_allowed:.2g})"
         for share, found, allowed in zip(QUANTILES, self.quantiles, self.quantiles_allowed, strict=True):
             if found > allowed:
-                return f"the gap that {share:.0%} of the tokens keep to is {found:.2g} nats (at most {allowed:.2g})"
+                return f"the gap at the {share:.0%} quantile is {found:.2g} nats (at most {allowed:.2g})"
         return None
 
 

@@ -46,7 +46,7 @@ def prove_structure(
         named = [line.leaf, *(span.call for span in line.spans)]
         absent = next((index for index in named if not 0 <= index < len(calls)), None)
         if absent is not None:
-            what = "a timeline has a reply of this call, which is missing"
+            what = "a timeline refers to this call, which is missing"
             wrong.append(WrongToken(episode, absent, min(span.start for span in line.spans), what))
     return wrong
 
@@ -55,12 +55,12 @@ def _find_missing_reference(
     calls: Sequence[Call], at: int, call: Call, messages: Sequence[dict[str, Any]], tools: Sequence[Any]
 ) -> str | None:
     if call.index != at:
-        return f"this call is missing: the record goes on with call {call.index}"
+        return f"this call is missing: the record continues with call {call.index}"
     if call.parent is None and call.prefix:
         return f"it shares {call.prefix} tokens with no call"
     if call.parent is not None:
         if not 0 <= call.parent < at:
-            return f"it shares its beginning with call {call.parent}, which is not before it"
+            return f"it shares its beginning with call {call.parent}, which is not earlier"
         parent = calls[call.parent]
         if call.prefix > count_prompt_tokens(parent) + parent.response_ids.size:
             return f"it shares {call.prefix} tokens with call {call.parent}, which has fewer"
@@ -85,7 +85,7 @@ def _find_array_problem(call: Call) -> tuple[int, str] | None:
     firsts = [run.first for run in call.versions]
     if call.terms.written:
         is_sampled = bool(firsts) or call.logprobs.any() or call.logprobs_unit.any()
-        return (0, "it was written, and is said to have been sampled") if is_sampled else None
+        return (0, "a given reply has log-probabilities or versions of sampling") if is_sampled else None
     if size and (firsts[:1] != [0] or firsts != sorted(set(firsts)) or firsts[-1] >= size):
         return 0, f"no policy version is known for some of its tokens: {list(call.versions)}"
     if call.temperature == 1 and (lower := np.flatnonzero(call.logprobs < call.logprobs_unit - 1e-3)).size:
@@ -101,7 +101,7 @@ def prove_versions(calls: Sequence[Call], newest: int | None, episode: str) -> l
         for run in call.versions:
             place = count_prompt_tokens(call) + run.first
             if not 0 <= run.low <= run.high:
-                what = f"policy versions {run.low} to {run.high} are no range"
+                what = f"policy versions {run.low} to {run.high} are not a range"
                 wrong.append(WrongToken(episode, call.index, place, what))
                 break
             if newest is not None and run.high > newest:
@@ -151,18 +151,18 @@ def prove_endings(
         reply = messages[call.reply] if call.reply is not None else {}
         what = None
         if call.finish not in get_args(FinishReason):
-            what = f"{call.finish!r} is no way to finish"
+            what = f"{call.finish!r} is not a finish reason"
         elif call.finish in _ENDS and call.reply is not None and call.finish != _ENDS[bool(reply.get("tool_calls"))]:
             what = f"its reply does not finish with {call.finish!r}"
         elif call.is_delivered and call.reply is None and call.response_ids.size:
             what = f"it finished with {call.finish!r} and its reply is missing"
         elif call.finish == "length" and _ends_itself(call, end_ids):
-            what = "its reply ends by itself, and is called cut off"
+            what = "its reply ends normally but is marked as cut off"
         if what is None and call.error is not None and call.is_delivered:
-            what = "a call that came to its end names an error"
+            what = "a finished call has an error"
         drawn = call.trained and not call.terms.written
         if what is None and temperature is not None and drawn and call.temperature != temperature:
-            what = f"it is trained and was drawn at temperature {call.temperature:g}, not {temperature:g}"
+            what = f"it is trained and was sampled at temperature {call.temperature:g}, not {temperature:g}"
         if what is not None:
             wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call), what))
     return wrong
@@ -196,7 +196,7 @@ def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]
     full_ids = reader.full_ids(line.leaf)
     at = find_first_difference(line.ids, full_ids[:size])
     if at is not None:
-        what = "the timeline's ids are not its calls'"
+        what = "the timeline's ids differ from its calls' ids"
         yield _find_owning_call(line, at), at, what, get_token(full_ids, at), get_token(line.ids, at)
     mask = np.zeros(size, np.bool_)
     logprobs, unit = np.zeros(size, np.float32), np.zeros(size, np.float32)
@@ -227,15 +227,9 @@ def _find_line_problems(calls: Sequence[Call], line: Timeline, trained: set[int]
         found = getattr(line, name)
         at = find_first_difference(found, wanted)
         if at is not None:
-            what = f"the timeline's {name} is not what its calls say"
-            yield _find_owning_call(line, at), at, what, *_pick_values(wanted, found, at)
-
-
-def _pick_values(wanted: Any, found: Any, at: int) -> tuple[float | None, float | None]:
-    return (
-        float(wanted[at]) if at < wanted.size else None,
-        float(found[at]) if at < found.size else None,
-    )
+            what = f"the timeline's {name} differs from its calls"
+            expected, recorded = (float(values[at]) if at < values.size else None for values in (wanted, found))
+            yield _find_owning_call(line, at), at, what, expected, recorded
 
 
 def _find_owning_call(line: Timeline, position: int) -> int:
@@ -244,7 +238,7 @@ def _find_owning_call(line: Timeline, position: int) -> int:
 
 
 def prove_same(lines: Sequence[Timeline], derived: Sequence[Timeline], episode: str) -> list[WrongToken]:
-    """Check that each recorded timeline equals the timeline built from the calls, or its beginning if cut for length."""
+    """Check that each recorded timeline equals the timeline built from the calls, or its beginning if cut."""
     made = {line.leaf: line for line in derived}
     wrong = []
     for line in lines:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ajet.context_tracker.matching import Conversations, Match, matches_reasoning, message_key, restore_reply
 from ajet.schema.call import Call, Ids, PromptReader, RawPrompt
 from ajet.schema.errors import AjetError
 from ajet_proof.tokens.proof_findings import (
+    REDACTED,
     Proof,
     TokenClass,
     WrongToken,
@@ -24,58 +25,12 @@ from ajet_proof.tokens.proof_findings import (
     get_token,
 )
 
-_BLOTTED = "[redacted "
-"""Marker of a redacted secret in a record."""
+if TYPE_CHECKING:
+    from ajet.tokens import Renderer
 
 Message = dict[str, Any]
 PromptProblem = tuple[int, str, int | None, int | None]
 """Position, problem, expected and found id."""
-
-
-class PromptRenderer(Protocol):
-    """What is asked of a renderer; `ajet.tokens.Renderer` is one. Prompts are its `Rendered` values."""
-
-    def render(self, messages: Sequence[Message], tools: Any = None) -> Any:
-        """The prompt of these messages."""
-        ...
-
-    def raw(self, prompt: str | Sequence[int]) -> Any:
-        """A prompt of ids as they are, or of a text begun as the tokenizer begins texts."""
-        ...
-
-    @property
-    def end_ids(self) -> Sequence[int]:
-        """The tokens that end a reply."""
-        ...
-
-    def encode(self, text: str) -> Ids:
-        """The ids of a text that goes on from others."""
-        ...
-
-    def extend(
-        self,
-        before: Any,
-        reply_ids: Ids,
-        finish: str,
-        messages: Sequence[Message],
-        tools: Any = None,
-        *,
-        verbatim: bool,
-    ) -> Any:
-        """The prompt that keeps `before` and the reply's ids; None where the template forbids it."""
-        ...
-
-    def force_call(self, prompt: Any, name: str | None) -> Any:
-        """`prompt` with the beginning of a tool call after it."""
-        ...
-
-    def decode(self, ids: Ids, *, after: Ids) -> str:
-        """The text of ids that follow others."""
-        ...
-
-    def reply_stream(self, tools: Any = None, *, before: Any, stop: Sequence[str], single_call: bool) -> Any:
-        """A parser of one reply."""
-        ...
 
 
 def prove_prompts(
@@ -83,7 +38,7 @@ def prove_prompts(
     calls: Sequence[Call],
     messages: Sequence[Message],
     tools: Sequence[Sequence[Message]],
-    renderer: PromptRenderer,
+    renderer: Renderer,
     episode: str,
 ) -> None:
     """Render, extend and parse every call again; add counts and wrong tokens to `proof`."""
@@ -131,7 +86,7 @@ def _check_reply(proof: Proof, call: Call, bad: int | None, episode: str) -> Non
     tally.equal += size if bad is None else bad
     if bad is not None:
         found = get_token(call.response_ids, bad)
-        what = "the reply's ids do not say what its message says"
+        what = "the reply's ids differ from its message"
         what += f" (token {found})" if found is not None else " (they end too early)"
         proof.wrong.append(WrongToken(episode, call.index, count_prompt_tokens(call) + bad, what))
 
@@ -144,7 +99,7 @@ class _SessionReplay:
         calls: Sequence[Call],
         messages: Sequence[Message],
         tools: Sequence[Sequence[Message]],
-        renderer: PromptRenderer,
+        renderer: Renderer,
     ) -> None:
         self._calls, self._messages, self._tools, self._renderer = calls, messages, tools, renderer
         self._reader = PromptReader(calls)
@@ -157,15 +112,15 @@ class _SessionReplay:
         self._keys: dict[int, Any] = {}
         """Message -> its key for equality."""
         self._redacted = {
-            index for index, message in enumerate(messages) if _BLOTTED in json.dumps(message, default=str)
+            index for index, message in enumerate(messages) if REDACTED in json.dumps(message, default=str)
         }
         self._redacted_tools = {
-            index for index, listed in enumerate(tools) if _BLOTTED in json.dumps(listed, default=str)
+            index for index, listed in enumerate(tools) if REDACTED in json.dumps(listed, default=str)
         }
 
     def is_hidden(self, call: Call) -> bool:
         """True if the record redacts part of this call, or of a call that it builds on."""
-        if call.terms.raw_prompt is not None and _BLOTTED in call.terms.raw_prompt.text:
+        if call.terms.raw_prompt is not None and REDACTED in call.terms.raw_prompt.text:
             return True
         referenced = {*call.messages, call.reply} if call.reply is not None else set(call.messages)
         return not self._redacted.isdisjoint(referenced) or call.tools in self._redacted_tools
@@ -187,7 +142,7 @@ class _SessionReplay:
             return None
         after, text = encoded.after, encoded.text
         if after > call.prefix:
-            return call.prefix, "ids said to be the parent's are not", None, None
+            return call.prefix, "ids recorded as the parent's differ", None, None
         wanted = self._renderer.encode(text) if after else self._renderer.raw(text).ids
         wrong = find_first_difference(recorded[after:], wanted)
         if wrong is None:
@@ -238,7 +193,7 @@ class _SessionReplay:
         )
 
     def check_reply(self, call: Call) -> int | None:
-        """Return the first reply token that contradicts the recorded message; the reply's length if tokens are missing."""
+        """Return the first reply token that contradicts the recorded message; the reply's length if it ends early."""
         prompt = self._prompts.get(call.index)
         assert call.reply is not None
         recorded = _strip_call_ids(self._messages[call.reply])
@@ -341,7 +296,7 @@ class _SessionReplay:
         if furthest is None:
             return None
         at, source, full_ids = furthest
-        what = f"the prompt continues call {source}, but its ids are not kept: text was encoded again"
+        what = f"the prompt continues call {source}, but not its ids: text was encoded again"
         return at, what, get_token(full_ids, at), get_token(recorded, at)
 
 
@@ -349,7 +304,7 @@ def _find_difference(recorded: Ids, expected: Ids) -> PromptProblem | None:
     at = find_first_difference(recorded, expected)
     if at is None:
         return None
-    what = "the prompt is not what template and tokenizer give"
+    what = "the prompt differs from template and tokenizer"
     return at, what, get_token(expected, at), get_token(recorded, at)
 
 

@@ -14,9 +14,7 @@ from ajet.record.tool_uses import chain_digest, encode_uses
 from ajet.schema.call import Call
 from ajet.schema.messages import extract_text
 from ajet.schema.tool_use import ToolUse, compute_digest
-from ajet_proof.tokens.proof_findings import WrongToken
-
-REDACTED = "[redacted "
+from ajet_proof.tokens.proof_findings import REDACTED, WrongToken
 
 
 def prove_uses(
@@ -30,7 +28,7 @@ def prove_uses(
         blotted = REDACTED in str(encode_uses([use]))
         if use.chain:
             if not blotted and chain_digest(before, use) != use.chain:
-                wrong = WrongToken(episode, 0, 0, f"tool use {at} ({use.name}) is not as it was recorded")
+                wrong = WrongToken(episode, 0, 0, f"tool use {at} ({use.name}) was changed after recording")
             yield use, wrong
         before = use.chain
     for call_id, index in answers.items():
@@ -39,7 +37,7 @@ def prove_uses(
         blotted = REDACTED in text or any(REDACTED in use.result for use in named)
         if named and not blotted and not any(_is_result(text, use) for use in named):
             call = next((call.index for call in calls if index in call.messages), 0)
-            what = f"the tool message {call_id} is not what the recorded use of {named[0].name} answered"
+            what = f"the tool message {call_id} differs from the recorded result of {named[0].name}"
             yield named[0], WrongToken(episode, call, 0, what)
 
 

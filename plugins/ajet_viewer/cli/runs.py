@@ -10,7 +10,7 @@ from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 
 def runs(
-    debug: Annotated[bool, typer.Option("--debug/--no-debug", help="With debug runs, or without.")] = True,
+    debug: Annotated[bool, typer.Option("--debug/--no-debug", help="Include debug runs.")] = True,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """List the runs: state, step, reward, age."""
@@ -21,18 +21,20 @@ def runs(
 
 def episodes(
     run: RunName,
-    worst: Annotated[int, typer.Option("--worst", metavar="N", help="Those with the lowest rewards.")] = 5,
+    worst: Annotated[int, typer.Option("--worst", metavar="N", help="Number of episodes with the lowest rewards.")] = 5,
     best: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--best", metavar="N", help="Those with the highest instead.", show_default=False),
+        typer.Option(
+            "--best", metavar="N", help="Number of episodes with the highest rewards instead.", show_default=False
+        ),
     ] = None,
     step: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--step", metavar="N|A..B", help="Only of these steps.", show_default=False),
+        typer.Option("--step", metavar="N|A..B", help="Only these steps.", show_default=False),
     ] = None,
     split: Annotated[str, typer.Option("--split", help="train, validation or debug.", show_default=False)] = "",
     episode: Annotated[
-        str, typer.Option("--episode", metavar="UUID", help="This one, and no other.", show_default=False)
+        str, typer.Option("--episode", metavar="UUID", help="Only this episode.", show_default=False)
     ] = "",
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:

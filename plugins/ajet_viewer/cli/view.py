@@ -13,15 +13,15 @@ from ajet.cli.options import RECORD_ROOT, RunRoot
 def view(
     place: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs; without it all runs."),
+        typer.Argument(metavar="RUN|FOLDER", help="A run, or a folder of runs; default: all runs."),
     ] = None,
     html: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--html", metavar="FILE", help="Write the run into one file and exit.", show_default=False),
     ] = None,
-    port: Annotated[int, typer.Option("--port", help="0: a free one.")] = 0,
+    port: Annotated[int, typer.Option("--port", help="Port; 0: any free port.")] = 0,
     host: Annotated[
-        str, typer.Option("--host", help="Whatever it is, the address that is printed holds the token.")
+        str, typer.Option("--host", help="Listen address; requests need the printed token in any case.")
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser on a desktop.")] = True,
     is_attached: Annotated[bool, typer.Option("--beside-run", hidden=True)] = False,
