@@ -100,7 +100,7 @@ async def serve_environment(
         servers,
         capacity=description.capacity,
         idle=description.idle,
-        list_tools=description.tools,
+        tools=description.tools,
         on_ended=workdirs.remove,
     )
     access = AccessRule(key, loopback_hosts(host, taken) if is_loopback(host) else None)
