@@ -27,12 +27,12 @@ from ajet.schema.commands import command as ajet_command
 from ajet.schema.errors import ConfigError
 from ajet.schema.sandbox import Limits
 from ajet_environments.config import Companion
-from ajet_sandbox.choose import chosen_mechanism
-from ajet_sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
-from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.choose import choose_mechanism
+from ajet_sandbox.doorway import BACKLOG, listen_at, remove_dead_doors, run_until_closed
+from ajet_sandbox.identity import choose_uid
 from ajet_sandbox.inside import door
-from ajet_sandbox.program import Walls, walled_program
-from ajet_sandbox.walls import Walled, holds_more
+from ajet_sandbox.program import Walls, wall_program
+from ajet_sandbox.walls import WalledProgram, holds_home
 
 FOLDER_PREFIX = "ajet-service-"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
@@ -59,14 +59,14 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
             expected="http://127.0.0.1:PORT/… or tcp://127.0.0.1:PORT, the one port that leads into its sandbox",
         )
     for shown in (folder, *_resolve_shown(companion, folder)):
-        if holds_more(shown):
+        if holds_home(shown):
             raise ConfigError(
                 f"The service {name} is confined, and {shown} holds a person's whole home, which it must not see.",
                 where=f"ajet.services.{name}",
                 do="give it a folder of its own as cwd",
             )
     try:
-        chosen_mechanism("bubblewrap")
+        choose_mechanism("bubblewrap")
     except ConfigError as error:
         raise ConfigError(
             f"The service {name} is confined, and cannot be: {error.what}",
@@ -82,7 +82,7 @@ class ServiceCell:
     def __init__(self, companion: Companion, arguments: list[str], folder: Path) -> None:
         port = _parse_port(companion)
         assert port is not None, "require_confinable"
-        sweep(FOLDER_PREFIX, "door")
+        remove_dead_doors(FOLDER_PREFIX, "door")
         self._root = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         self._root.chmod(0o711)
         self.is_open, self.port_problem = False, ""
@@ -138,13 +138,13 @@ class ServiceCell:
             os.close(self._ready_fd)
         remove_folder(self._root)
 
-    def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> Walled:
-        uid = fresh_uid()
+    def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> WalledProgram:
+        uid = choose_uid()
         shown = (folder, *_resolve_shown(companion, folder), *list_package_roots())
         walls = Walls(workdir_in(self._root, "work", uid), shown, uid, _build_limits())
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         command = [sys.executable, "-I", "-S", door.__file__, json.dumps(settings)]
-        return walled_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
+        return wall_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
 
     def _serve_port(self) -> None:
         async def connect() -> door.Streams:
@@ -159,7 +159,9 @@ class ServiceCell:
             self._loop.remove_reader(self._ready_fd)
             if not over.done() and os.read(self._ready_fd, 1):  # else it ended before it answered
                 try:
-                    server = await asyncio.start_server(door.forwarding(connect), sock=self._listener, backlog=BACKLOG)
+                    server = await asyncio.start_server(
+                        door.make_forwarder(connect), sock=self._listener, backlog=BACKLOG
+                    )
                 except OSError as problem:  # two that listen to nothing yet may be bound to one port
                     self.port_problem = problem.strerror or str(problem)
                     await over
@@ -168,7 +170,7 @@ class ServiceCell:
                 await over
                 server.close()
 
-        run_to_its_end(self._loop, until_closed())
+        run_until_closed(self._loop, until_closed())
 
 
 def _parse_port(companion: Companion) -> int | None:

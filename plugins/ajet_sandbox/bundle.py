@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.schema import frames
 
-_ROOM = "ajet_sandbox.inside"
+_PACKAGE = "ajet_sandbox.inside"
 _MODULES = ("files", "kernel", "usage", "call", "session", "piped", "resident")
 _GO = """\
 import marshal,os,sys
@@ -46,17 +46,17 @@ go(*marshal.loads(whole(int.from_bytes(whole(4),'big'))))
 """The same, where it comes on standard input, after four bytes of its length."""
 
 
-def bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
+def pack_bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
     """The settings and the programs."""
-    return marshal.dumps((dict(settings), _parts(compiled)), 2)
+    return marshal.dumps((dict(settings), _load_modules(compiled)), 2)
 
 
 @lru_cache(maxsize=2)
-def _parts(compiled: bool) -> dict[str, Any]:
-    above = ["ajet", "ajet.schema", "ajet_sandbox", _ROOM]
+def _load_modules(compiled: bool) -> dict[str, Any]:
+    above = ["ajet", "ajet.schema", "ajet_sandbox", _PACKAGE]
     parts: dict[str, Any] = dict.fromkeys(above, "")
     folder = Path(__file__).parent / "inside"
-    files = {f"{_ROOM}.{name}": folder / f"{name}.py" for name in _MODULES}
+    files = {f"{_PACKAGE}.{name}": folder / f"{name}.py" for name in _MODULES}
     for name, file in {frames.__name__: Path(frames.__file__), **files}.items():
         text = file.read_text(encoding="utf-8")
         where = f"<sandbox {file.stem}>"
@@ -64,6 +64,6 @@ def _parts(compiled: bool) -> dict[str, Any]:
     return parts
 
 
-def same_version(magic: bytes) -> bool:
+def is_same_version(magic: bytes) -> bool:
     """Whether an interpreter with this magic number reads this one's code."""
     return magic == importlib.util.MAGIC_NUMBER and sys.implementation.name == "cpython"

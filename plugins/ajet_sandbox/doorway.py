@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 1.0
 """A full backlog of a live process must not stop the start of this one."""
 
 
-def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
+def run_until_closed(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
     """Run the coroutine in this thread, and cancel what is under way on the loop then. The loop stays open."""
     asyncio.set_event_loop(loop)
     loop.run_until_complete(until_closed)
@@ -40,7 +40,7 @@ def listen_at(path: str, listening: socket.socket) -> None:
     os.rename(coming, path)
 
 
-def sweep(folders: str, name: str) -> None:
+def remove_dead_doors(folders: str, name: str) -> None:
     """Remove what runs that were killed left: doors of that name that nobody listens behind, in folders of temporary
     files whose names begin so."""
     for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ajet.schema.sandbox import UnsafePath
-from ajet_sandbox.inside.files import Folder, LeadsOut
+from ajet_sandbox.inside.files import PathEscapeError, SandboxFolder
 
-Ask = Callable[[Mapping[str, Any], bytes], tuple[Mapping[str, Any], list[bytes]]]
+SendOrder = Callable[[Mapping[str, Any], bytes], tuple[Mapping[str, Any], list[bytes]]]
 """An order for the resident, with bytes; its answer. Raises SandboxFailure."""
 
 
-class Files(Protocol):
+class FolderAccess(Protocol):
     """Raises UnsafePath, OSError, SandboxFailure."""
 
     def read(self, path: str, longest: int) -> bytes:
@@ -33,25 +33,25 @@ class Files(Protocol):
         ...
 
 
-class Held:
+class LocalFolder:
     """A folder held by a descriptor, which it closes."""
 
     def __init__(self, number: int, owner: int | None) -> None:
         """`owner`: the user and group that new files are given to, where that is somebody else."""
-        self._folder = Folder(number, owner)
+        self._folder = SandboxFolder(number, owner)
 
     def read(self, path: str, longest: int) -> bytes:
         """See `Files`."""
         try:
             return self._folder.read(path, longest)
-        except LeadsOut as error:
+        except PathEscapeError as error:
             raise UnsafePath(str(error)) from error
 
     def put(self, path: str, content: bytes) -> None:
         """See `Files`."""
         try:
             self._folder.put(path, content)
-        except LeadsOut as error:
+        except PathEscapeError as error:
             raise UnsafePath(str(error)) from error
 
     def close(self) -> None:
@@ -59,26 +59,26 @@ class Held:
         self._folder.close()
 
 
-class Asked:
+class ResidentFolder:
     """A folder that is asked of the resident, where no descriptor comes out."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, send_order: SendOrder) -> None:
+        self._send_order = send_order
 
     def read(self, path: str, longest: int) -> bytes:
         """See `Files`."""
-        found = self._answered({"do": "read", "path": path, "longest": longest}, b"", path)
+        found = self._request_blobs({"do": "read", "path": path, "longest": longest}, b"", path)
         return b"".join(found)[:longest]
 
     def put(self, path: str, content: bytes) -> None:
         """See `Files`."""
-        self._answered({"do": "put", "path": path}, content, path)
+        self._request_blobs({"do": "put", "path": path}, content, path)
 
     def close(self) -> None:
         """See `Files`."""
 
-    def _answered(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
-        head, blobs = self._ask(order, content)
+    def _request_blobs(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
+        head, blobs = self._send_order(order, content)
         if "unsafe" in head:
             raise UnsafePath(str(head["unsafe"])[:1000])
         number = head.get("errno")

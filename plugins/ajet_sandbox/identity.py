@@ -19,7 +19,7 @@ _FEW = (20_000, 40_000)
 SYS_ADMIN, SET_UID = 21, 7
 
 
-def fresh_uid() -> int | None:
+def choose_uid() -> int | None:
     """A user id that nobody has; None for a process that must stay what it is."""
     if os.geteuid() != 0 or not has_capability(SET_UID):
         return None
@@ -30,7 +30,7 @@ def fresh_uid() -> int | None:
     return None
 
 
-def uid_of_a_container() -> int:
+def choose_container_uid() -> int:
     """A user id that is mapped whoever runs the engine: this user, root, or root of a user namespace."""
     first, count = _FEW
     return first + secrets.randbelow(count)
@@ -44,13 +44,13 @@ def has_capability(number: int) -> bool:
     return False
 
 
-def counts_by_namespace() -> bool:
+def has_namespace_process_count() -> bool:
     """Whether RLIMIT_NPROC counts the processes of a user within a user namespace alone (Linux 5.14)."""
     version = platform.release().split("-")[0].split(".")
     return tuple(int(each) for each in version[:2] if each.isdecimal()) >= (5, 14)
 
 
-def running_here() -> int:
+def count_processes() -> int:
     """How many processes and threads this user has, which RLIMIT_NPROC counts without a user of a sandbox's own."""
     mine, count = os.geteuid(), 0
     for name in os.listdir("/proc"):

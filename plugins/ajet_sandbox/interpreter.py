@@ -14,28 +14,28 @@ from functools import lru_cache
 from pathlib import Path
 
 from ajet.schema.errors import ConfigError, SandboxFailure
-from ajet_sandbox.bundle import same_version
+from ajet_sandbox.bundle import is_same_version
 
-_ASK = (
+_PROBE = (
     "import importlib.util,json,sys,sysconfig;"
     "print(json.dumps([sys.base_prefix,sys.base_exec_prefix,sys.version_info[:2],importlib.util.MAGIC_NUMBER.hex(),"
     "[sysconfig.get_path('purelib'),sysconfig.get_path('platlib')] if sys.prefix!=sys.base_prefix else []]))"
 )
-_SECONDS = 30.0
+_PROBE_TIMEOUT_S = 30.0
 _PARTS = ("bin", "etc", "include", "lib", "lib64", "libexec", "share", "ssl")
 NEUTRAL = "/py"
 """Where its folder lies inside."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
+class SandboxPython:
     """`prefix`: its folder; `program`: the name below bin; `packages`: folders of modules that can be imported;
     `compiled`: whether it reads this Python's compiled code."""
 
     prefix: str
     program: str
     packages: tuple[str, ...]
-    compiled: bool
+    reads_our_bytecode: bool
 
     @property
     def folders(self) -> tuple[str, ...]:
@@ -47,46 +47,50 @@ class Interpreter:
         """Here."""
         return f"{self.prefix}/bin/{self.program}"
 
-    def for_user(self, uid: int | None) -> Interpreter:
+    def select_for_user(self, uid: int | None) -> SandboxPython:
         """This interpreter, or the distribution's where another user (None: this one) cannot start it. Raises
         SandboxFailure."""
-        if uid is None or reachable(self.path):
+        if uid is None or is_reachable(self.path):
             return self
-        other = systems_interpreter()
+        other = find_system_interpreter()
         if other is None or self.packages:
             raise SandboxFailure(f"{self.path} cannot be started by another user", retryable=False)
         return other
 
 
-def reachable(path: str) -> bool:
+def is_reachable(path: str) -> bool:
     """Whether every user can go there, and start it where it is a program."""
-    whole = Path(path).resolve()
-    return all(each.stat().st_mode & 0o001 for each in (whole, *whole.parents))
+    resolved = Path(path).resolve()
+    return all(each.stat().st_mode & 0o001 for each in (resolved, *resolved.parents))
 
 
-def own_interpreter() -> Interpreter:
+def find_own_interpreter() -> SandboxPython:
     """This one, with its standard library alone."""
     program = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    return Interpreter(sys.base_prefix, program, (), compiled=True)
+    return SandboxPython(sys.base_prefix, program, (), reads_our_bytecode=True)
 
 
 @lru_cache(maxsize=4)
-def interpreter_at(path: str) -> Interpreter:
+def probe_interpreter(path: str) -> SandboxPython:
     """The one at a path, with its environment's packages. Raises ConfigError."""
     try:
-        told = subprocess.run(
-            [path, "-I", "-c", _ASK], capture_output=True, timeout=_SECONDS, stdin=subprocess.DEVNULL, check=True
+        result = subprocess.run(
+            [path, "-I", "-c", _PROBE],
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=True,
         )
-        prefix, _, version, magic, packages = json.loads(told.stdout)
+        prefix, _, version, magic, packages = json.loads(result.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"{path} is no Python that can be started: {error}.", where="ajet.environment.sandbox_python"
         ) from error
     program = f"python{version[0]}.{version[1]}"
-    return Interpreter(prefix, program, tuple(dict.fromkeys(packages)), same_version(bytes.fromhex(magic)))
+    return SandboxPython(prefix, program, tuple(dict.fromkeys(packages)), is_same_version(bytes.fromhex(magic)))
 
 
-def systems_interpreter() -> Interpreter | None:
+def find_system_interpreter() -> SandboxPython | None:
     """The distribution's, which every user can start."""
     found = shutil.which("python3", path="/usr/bin:/bin")
-    return interpreter_at(found) if found else None
+    return probe_interpreter(found) if found else None

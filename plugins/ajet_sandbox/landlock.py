@@ -14,20 +14,20 @@ from collections.abc import Mapping
 from ajet.record.held_folder import HeldFolder
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import NOTHING, Limits
-from ajet_sandbox.identity import fresh_uid
-from ajet_sandbox.inside.kernel import landlock_version
-from ajet_sandbox.interpreter import Interpreter, own_interpreter, reachable
+from ajet_sandbox.identity import choose_uid
+from ajet_sandbox.inside.kernel import read_landlock_version
+from ajet_sandbox.interpreter import SandboxPython, find_own_interpreter, is_reachable
 from ajet_sandbox.seccomp import seccomp_filter
-from ajet_sandbox.warm import Plan, Warm
+from ajet_sandbox.warm import ResidentPlan, WarmSandbox
 
-KEEPS_SIGNALS = 6
+SIGNALS_ABI = 6
 """The ABI from which on Landlock keeps signals inside."""
 _READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ssl",
              "/etc/ca-certificates", "/etc/fonts", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types")  # fmt: skip
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/full")
 
 
-class Beside(Warm):
+class HostFolderSandbox(WarmSandbox):
     """A sandbox whose folder is a temporary one of the host's; what `landlock` and `none` share."""
 
     def __init__(
@@ -35,18 +35,18 @@ class Beside(Warm):
         limits: Limits,
         environment: Mapping[str, str] = NOTHING,
         *,
-        python: Interpreter | None = None,
+        python: SandboxPython | None = None,
         cgroups: bool = True,
     ) -> None:
-        self._python = python or own_interpreter()
-        self._made: HeldFolder | None = None
+        self._python = python or find_own_interpreter()
+        self._held_folder: HeldFolder | None = None
         super().__init__(limits, environment, cgroups=cgroups)
 
-    def _beside(self, line: int, user: int | None, code: bytes, *, confined: bool) -> Plan:
-        python = self._python.for_user(user)
-        self.counts_apart = user is not None
-        self._made = HeldFolder("ajet-sandbox-", _place(user), mode=0o711)
-        self.folder = str(self._made.path / "box")
+    def _plan_in_folder(self, line: int, user: int | None, code: bytes, *, confined: bool) -> ResidentPlan:
+        python = self._python.select_for_user(user)
+        self.has_own_process_count = user is not None
+        self._held_folder = HeldFolder("ajet-sandbox-", _find_temp_folder(user), mode=0o711)
+        self.folder = str(self._held_folder.path / "box")
         os.mkdir(self.folder, 0o700)
         if user is not None:
             os.chown(self.folder, user, user)
@@ -60,45 +60,45 @@ class Beside(Warm):
             "landlock": (readable, [self.folder], list(_DEVICES)) if confined else None,
             "packages": list(python.packages), "environment": environment | self._environment,
         }  # fmt: skip
-        return Plan([python.path], settings, python.compiled, user)
+        return ResidentPlan([python.path], settings, python.reads_our_bytecode, user)
 
-    def _clean(self) -> None:
-        if self._made is not None:
-            self._made.remove()
+    def _remove_leftovers(self) -> None:
+        if self._held_folder is not None:
+            self._held_folder.remove()
 
 
-def _place(user: int | None) -> str:
+def _find_temp_folder(user: int | None) -> str:
     """A folder for temporary files that this user can reach."""
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if user is None or reachable(place):
+        if user is None or is_reachable(place):
             return place
     raise SandboxFailure("no folder for temporary files can be reached by another user", retryable=False)
 
 
-class Landlock(Beside):
+class LandlockSandbox(HostFolderSandbox):
     """See the module."""
 
     mechanism = "landlock"
 
-    def _plan(self, line: int) -> Plan:
-        user = fresh_uid()
-        version = landlock_version()
+    def _plan_start(self, line: int) -> ResidentPlan:
+        user = choose_uid()
+        version = read_landlock_version()
         if version == 0:
             raise SandboxFailure("Landlock is absent or off (it needs Linux 5.13)", retryable=False)
-        if user is None and version < KEEPS_SIGNALS:
-            why = f"Landlock's ABI {version} lets code signal this user's processes (ABI {KEEPS_SIGNALS}, Linux 6.12)"
+        if user is None and version < SIGNALS_ABI:
+            why = f"Landlock's ABI {version} lets code signal this user's processes (ABI {SIGNALS_ABI}, Linux 6.12)"
             raise SandboxFailure(why, retryable=False)
         code = seccomp_filter(namespaces=False, counted=self._group is None)
         if not code:
             raise SandboxFailure("no filter of system calls is known for this processor", retryable=False)
-        return self._beside(line, user, code, confined=True)
+        return self._plan_in_folder(line, user, code, confined=True)
 
 
-class Unconfined(Beside):
+class UnconfinedSandbox(HostFolderSandbox):
     """No sandbox: code runs as this user, sees what it sees, and may do what it may. Its limits hold as far as limits
     do, and what it leaves running is ended. Only ever chosen by name."""
 
     mechanism = "none"
 
-    def _plan(self, line: int) -> Plan:
-        return self._beside(line, None, b"", confined=False)
+    def _plan_start(self, line: int) -> ResidentPlan:
+        return self._plan_in_folder(line, None, b"", confined=False)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import Limits
-from ajet_sandbox.bubblewrap import FOLDER, filled
+from ajet_sandbox.bubblewrap import FOLDER, make_memfd
 from ajet_sandbox.inside import first
-from ajet_sandbox.walls import Shown, Walled, walled
+from ajet_sandbox.walls import ShownFolders, WalledProgram, wall_command
 
-FOR_SERVERS = Limits(memory=2 << 30, processes=128)
+SERVER_LIMITS = Limits(memory=2 << 30, processes=128)
 """What a tool server may use."""
 
 
@@ -34,21 +34,21 @@ class Walls:
     limits: Limits = Limits()
 
 
-def walled_program(
-    command: Sequence[str], walls: Walls, environment: Mapping[str, str], shown: Shown | None = None
-) -> Walled:
+def wall_program(
+    command: Sequence[str], walls: Walls, environment: Mapping[str, str], shown: ShownFolders | None = None
+) -> WalledProgram:
     """How it is started. `shown`: of `walls.shown`; without it they are searched now. Raises SandboxFailure."""
     settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
     try:
-        given = filled(json.dumps({**settings, **environment}).encode())
+        environment_fd = make_memfd(json.dumps({**settings, **environment}).encode())
     except OSError as error:
         raise SandboxFailure(f"a sandbox cannot be prepared: {error.strerror}") from error
-    told = {"memory": walls.limits.memory, "disk": walls.limits.disk, "environment": given}
+    inside_settings = {"memory": walls.limits.memory, "disk": walls.limits.disk, "environment": environment_fd}
     more = ["--bind", str(walls.workdir), FOLDER]
     try:
-        seen = shown or Shown.of(walls.shown)
-        wall = walled(first.__file__, command, seen, walls.limits, walls.uid, more=more, told=told)
+        seen = shown or ShownFolders.of(walls.shown)
+        wall = wall_command(first.__file__, command, seen, walls.limits, walls.uid, more=more, settings=inside_settings)
     except BaseException:
-        os.close(given)
+        os.close(environment_fd)
         raise
-    return replace(wall, descriptors=(*wall.descriptors, given))
+    return replace(wall, descriptors=(*wall.descriptors, environment_fd))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ajet.record.held_folder import HeldFolder, workdir_in
 from ajet.record.remove_folder import remove_folder
-from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.identity import choose_uid
 
 
 class Workdirs:
@@ -25,7 +25,7 @@ class Workdirs:
             self._root = HeldFolder("ajet-env-", mode=0o711)
         folder = self._root.path / (episode or "ahead")
         if folder not in self._users:
-            uid = self._users[folder] = fresh_uid()
+            uid = self._users[folder] = choose_uid()
             workdir_in(self._root.path, folder.name, uid)
         return folder, self._users[folder]
 

@@ -28,7 +28,7 @@ from ajet_environments.hosting.kubernetes import compute_sizes
 from ajet_environments.hosting.lifetime import DOWN_S, READY_S
 from ajet_environments.hosting.program import open_listener
 from ajet_mcp.servers import TOKEN
-from ajet_sandbox.engine import LABEL, asked, engine_of, given, owner, remove
+from ajet_sandbox.engine import LABEL, find_engine, make_owner_label, pass_variables, remove_container, run_engine
 
 FOLDER = "/environment"
 """Where the description's folder is inside, read-only."""
@@ -49,14 +49,14 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
     try:
         before = dict(os.environ)  # without the variables of the environment's own file
         description = read_description(Path(file))
-        program = engine_of(image)
+        program = find_engine(image)
         with open_listener(host, port) as listening:
             taken = int(listening.getsockname()[1])
     except (UserError, SandboxFailure) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         return 2
     name, key = f"ajet-env-{secrets.token_hex(8)}", os.environ.get(TOKEN) or secrets.token_urlsafe(24)
-    variables = given({name: os.environ[name] for name in _select_variables(description)} | {TOKEN: key})
+    variables = pass_variables({name: os.environ[name] for name in _select_variables(description)} | {TOKEN: key})
     words = [*build_engine_command(description, program, name, host, taken, network), *variables.words]
     words += [image, *_build_inner_command(description)]
     words += ["--host", host, "--port", str(taken)] if network == HOST else ["--host", "0.0.0.0", "--port", str(PORT)]
@@ -80,9 +80,9 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         state.forget()
         with suppress(SandboxFailure):  # what could not be removed is removed by the next start
-            asked(program, "stop", "--time", str(int(DOWN_S * 2 / 3)), name)
+            run_engine(program, "stop", "--time", str(int(DOWN_S * 2 / 3)), name)
         with suppress(SandboxFailure):
-            remove(program, name)
+            remove_container(program, name)
         engine.wait()
 
 
@@ -92,7 +92,7 @@ def build_engine_command(
     """The engine's words, up to the image."""
     assert description.file is not None
     words = [
-        program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={owner()}",
+        program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={make_owner_label()}",
         "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
         "--env", "AJET_STATE=/tmp/ajet",
     ]  # fmt: skip

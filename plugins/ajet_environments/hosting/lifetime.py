@@ -34,7 +34,7 @@ from ajet_environments.deployment.description import (
 from ajet_mcp.images import require_images
 from ajet_mcp.running_environments import RunningEnvironment, all_running, running, state_file, state_folder
 from ajet_mcp.servers import TOKEN
-from ajet_sandbox.engine import engine_of
+from ajet_sandbox.engine import find_engine
 
 READY_S = 300.0
 """How long all servers together may take to start."""
@@ -130,7 +130,7 @@ def _require_container(image: str, description: EnvironmentDescription, token: b
     if not token:
         raise UserError("An environment in a container has a token.", where="--no-token --docker")
     try:
-        engine_of(image)
+        find_engine(image)
     except SandboxFailure as problem:
         raise UserError(
             f"The environment cannot run in a container: {problem}",

@@ -32,7 +32,7 @@ from ajet_environments.deployment import (
 from ajet_environments.deployment.instances import McpInstance, make_starter
 from ajet_environments.deployment.workdirs import Workdirs
 from ajet_mcp.images import require_images
-from ajet_sandbox.engine import engine_of, processes_of_containers
+from ajet_sandbox.engine import find_engine, list_container_pids
 
 RULE = (2, 4.0)
 """Cores and GiB for each worker: what AWorld's pages recommend."""
@@ -69,7 +69,7 @@ class UsageMeter:
 
     def __init__(self, description: EnvironmentDescription) -> None:
         images = [part.server.image for part in description.parts if part.server is not None and part.server.image]
-        self._programs = {engine_of(image) for image in images}
+        self._programs = {find_engine(image) for image in images}
 
     def read_cpu_seconds(self) -> float:
         """Seconds so far, those of children that have ended, too."""
@@ -93,7 +93,7 @@ class UsageMeter:
 
     def _list_processes(self) -> list[psutil.Process]:
         found = psutil.Process().children(recursive=True)
-        for first in (each for program in self._programs for each in processes_of_containers(program)):
+        for first in (each for program in self._programs for each in list_container_pids(program)):
             with suppress(psutil.NoSuchProcess):
                 found += [psutil.Process(first), *psutil.Process(first).children(recursive=True)]
         return found

@@ -39,14 +39,14 @@ def is_record(name: str, names: Collection[str]) -> bool:
     return name == RECORDS or (".lock" in names and not _RUN_FILES.isdisjoint(names))
 
 
-class Listing:
+class ProjectListing:
     """A folder of the project: its files and links, and the folders in it that are not searched."""
 
-    __slots__ = ("files", "foreign", "path", "record")
+    __slots__ = ("files", "foreign", "is_hidden", "path")
 
-    def __init__(self, path: str, entries: list[os.DirEntry[str]], *, record: bool) -> None:
+    def __init__(self, path: str, entries: list[os.DirEntry[str]], *, is_hidden: bool) -> None:
         """`record`: True if the folder is hidden, so that `entries` is empty."""
-        self.path, self.record = path, record
+        self.path, self.is_hidden = path, is_hidden
         self.files: list[os.DirEntry[str]] = []
         self.foreign: list[os.DirEntry[str]] = []
         marked = any(entry.name in _ENVIRONMENT_MARKS for entry in entries)
@@ -58,7 +58,7 @@ class Listing:
                 self.foreign.append(entry)
 
 
-def walk_project(top: str) -> Iterator[Listing]:
+def walk_project(top: str) -> Iterator[ProjectListing]:
     """Yield each folder of the project below `top`. Records, packages, and what git and Python made are not entered."""
     todo = [top]
     while todo:
@@ -69,9 +69,9 @@ def walk_project(top: str) -> Iterator[Listing]:
         except OSError:
             continue  # nobody inside can list it either
         if here != top and is_record(os.path.basename(here), {entry.name for entry in entries}):
-            yield Listing(here, [], record=True)
+            yield ProjectListing(here, [], is_hidden=True)
             continue
-        listing = Listing(here, entries, record=False)
+        listing = ProjectListing(here, entries, is_hidden=False)
         yield listing
         left = {entry.name for entry in (*listing.files, *listing.foreign)}
         todo += [entry.path for entry in entries if entry.name not in left]

@@ -26,17 +26,17 @@ def restrict_opening(projects: Collection[str]) -> None:
     Args:
         projects: Folders whose files are named one by one, and single files. All else can be opened.
     """
-    if not projects or kernel.landlock_version() < LEAST_ABI:
+    if not projects or kernel.read_landlock_version() < LEAST_ABI:
         return
     ruleset = kernel.create_ruleset(kernel.READ_FILE | kernel.REFER)
     try:
         for path in _open_folders("/", projects):
-            _allow(ruleset, path, kernel.READ_FILE | (kernel.REFER if os.path.isdir(path) else 0))
+            _allow_path(ruleset, path, kernel.READ_FILE | (kernel.REFER if os.path.isdir(path) else 0))
         for top in projects:
             if os.path.isdir(top):
                 _allow_files(ruleset, top)
             else:
-                _allow(ruleset, top, kernel.READ_FILE)
+                _allow_path(ruleset, top, kernel.READ_FILE)
         kernel.enforce_ruleset(ruleset)
     finally:
         os.close(ruleset)
@@ -60,7 +60,7 @@ def _allow_files(ruleset: int, top: str) -> None:
     secrets: set[tuple[int, int]] = set()
     for listing in walk_project(top):
         for entry in listing.foreign:
-            _allow(ruleset, entry.path, kernel.READ_FILE)
+            _allow_path(ruleset, entry.path, kernel.READ_FILE)
         device = os.stat(listing.path).st_dev
         for entry in listing.files:
             if not (is_secret(entry.name) or is_lock(entry.name)):
@@ -69,7 +69,7 @@ def _allow_files(ruleset: int, top: str) -> None:
                 secrets.add((device, entry.inode()))
     for device, entry in files:
         if not secrets or (device, entry.inode()) not in secrets:
-            _allow(ruleset, entry.path, kernel.READ_FILE)
+            _allow_path(ruleset, entry.path, kernel.READ_FILE)
 
 
 def _allow_cover(ruleset: int, path: str, device: int) -> bool:
@@ -91,7 +91,7 @@ def _allow_cover(ruleset: int, path: str, device: int) -> bool:
         os.close(place)
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
     """Allow a file, or all below a folder. Of a link the link itself is allowed, which opens nothing."""
     try:
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ajet.schema.frames import send
-from ajet_sandbox.inside.files import Folder, LeadsOut
+from ajet_sandbox.inside.files import PathEscapeError, SandboxFolder
 
 TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Piped:
+class PipedLine:
     """The line: of a socket's members those that the resident uses."""
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class Piped:
         send(self._out, frame)
 
 
-def file(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:
+def handle_file_order(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:
     """Read or write a file of the working folder: what to answer."""
-    folder = Folder(os.open(".", os.O_RDONLY | os.O_DIRECTORY), None)
+    folder = SandboxFolder(os.open(".", os.O_RDONLY | os.O_DIRECTORY), None)
     try:
         if order["do"] == "read":
             return {}, folder.read(order["path"], order["longest"])
         folder.put(order["path"], blobs[0])
         return ({},)
-    except LeadsOut as error:
+    except PathEscapeError as error:
         return ({"unsafe": str(error)},)
     except OSError as error:
         return ({"errno": error.errno},)

@@ -114,17 +114,19 @@ class CodeScorer:
         limits = replace(self._maker.limits, wall=self._timeout)
         sandbox = self._maker.open()
         try:
-            failed = self._failed(sandbox, tests, program, limits)
+            failed = self._find_failed_tests(sandbox, tests, program, limits)
         finally:
             sandbox.close()
         passed = len(tests) - len(failed)
-        said = f"{passed} of {len(tests)} tests passed" if self._partial or not failed else "a test failed"
-        said += f": {failed[0]}" if failed else ""
+        explanation = f"{passed} of {len(tests)} tests passed" if self._partial or not failed else "a test failed"
+        explanation += f": {failed[0]}" if failed else ""
         if self._maker.mechanism == "none":
-            said += " (run without a sandbox)"
-        return Verdict(passed / len(tests) if self._partial else float(not failed), not failed, said)
+            explanation += " (run without a sandbox)"
+        return Verdict(passed / len(tests) if self._partial else float(not failed), not failed, explanation)
 
-    def _failed(self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits) -> list[str]:
+    def _find_failed_tests(
+        self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits
+    ) -> list[str]:
         """Why each of those that failed did; without partial credit of the first alone."""
         failed: list[str] = []
         for each in tests:
@@ -147,25 +149,25 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
     word = secrets.token_hex(16)
     before = _LEETCODE_IMPORTS if isinstance(test, CallTest) or "Solution()" in test.code else ""
     code, assertions = split_assertions(test.code) if isinstance(test, StatementTest) else ("", [])
-    told: list[Any] = [code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
+    call: list[Any] = [code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
     ready = secrets.token_hex(16)
     imports = read_imports(test.code) if isinstance(test, StatementTest) else ""
-    lines = [[imports, ready], [before, program], told]
+    lines = [[imports, ready], [before, program], call]
     given = "".join(f"{json.dumps(line, default=_write_integer)}\n" for line in lines)
     driver = _STATEMENTS if isinstance(test, StatementTest) else _CALL
-    done = _run(sandbox, driver, given, limits)
+    done = _run_code(sandbox, driver, given, limits)
     if ready.encode() not in done.stdout:
         raise JudgeFailure(
-            f"the imports of the row's tests fail in the sandbox: {_why(done) or done.ended}. A Python that has the "
-            "packages is named by environment.sandbox_python"
+            f"the imports of the row's tests fail in the sandbox: {_explain_failure(done) or done.ended}. "
+            "A Python that has the packages is named by environment.sandbox_python"
         )
-    said = [line[len(word) :] for line in done.stdout.splitlines() if line.startswith(word.encode())]
-    if not done.good or not said:
-        return _why(done) or "the program ended before its test did"
-    if isinstance(test, StatementTest) and said.pop():
+    reports = [line[len(word) :] for line in done.stdout.splitlines() if line.startswith(word.encode())]
+    if not done.good or not reports:
+        return _explain_failure(done) or "the program ended before its test did"
+    if isinstance(test, StatementTest) and reports.pop():
         return "the program ended before its test did"
     try:
-        results = [load_json(each.decode()) for each in said]
+        results = [load_json(each.decode()) for each in reports]
     except ValueError:
         return "it returns something that is no JSON"
     if isinstance(test, StatementTest):
@@ -193,9 +195,9 @@ def is_same_value(given: Any, wanted: Any) -> bool:
 def _run_program(test: InputOutputTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
     """Run a whole program."""
     code = f"{_ANY_LENGTH}del sys\nexec(compile({program!r}, 'answer.py', 'exec'), globals())\n"
-    done = _run(sandbox, code, test.given, limits)
+    done = _run_code(sandbox, code, test.given, limits)
     if not done.good:
-        return _why(done) or "it failed"
+        return _explain_failure(done) or "it failed"
     return "" if is_same_output(done.stdout.decode(errors="replace"), test.wanted) else "it prints something else"
 
 
@@ -204,7 +206,7 @@ def is_same_output(given: str, wanted: str) -> bool:
 
     White space at the ends of lines does not count. Decimal fractions may differ by a millionth of their size.
     """
-    pairs = [_lines(given), _lines(wanted)]
+    pairs = [_split_lines(given), _split_lines(wanted)]
     if pairs[0] == pairs[1]:
         return True
     one, other = ([line.split() for line in lines] for lines in pairs)
@@ -222,7 +224,7 @@ def _is_same_decimal(given: str, wanted: str) -> bool:
     return math.isfinite(one) and math.isfinite(other) and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
 
 
-def _run(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
+def _run_code(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
     done = sandbox.python(code, stdin=given.encode(errors="replace"), limits=limits)
     if done.ended == "killed" or sandbox.lost:
         raise SandboxFailure(f"the sandbox was lost in a test: {sandbox.lost or done.ended}")
@@ -236,12 +238,12 @@ def _write_integer(value: Any) -> dict[str, str]:
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
-def _why(done: Result) -> str:
+def _explain_failure(done: Result) -> str:
     if done.ended not in ("exit", "signal"):
         return f"a test used up its {done.ended}"
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else ""
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
