@@ -1,8 +1,8 @@
-"""A service behind a sandbox's walls (`services.NAME.confined`), and the way in to its port.
+"""Services behind a sandbox's walls (`services.NAME.confined`) and the forwarder to their port.
 
-Invariants: it sees what a confined tool server sees (`ajet_sandbox.walls`), its working folder read-only, and
-no network. One port leads in: connections to it go over a socket that was made out here, and nothing goes the other
-way. The port answers here once the program answers inside, and no longer than the program is kept.
+Invariants: a confined service sees the same files as a confined tool server (`ajet_sandbox.walls`), with a read-only
+working folder and no network. One port leads in, over a socket created on the host; no connection leads out. The host
+port listens once the program answers inside, and closes with the program.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ FOLDER_PREFIX = "ajet-service-"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 FILE_LIMIT = resource.RLIMIT_NOFILE
 DISK_BYTES = 8 << 30
-"""Bytes of its /tmp, and of one file."""
+"""Bytes of /tmp inside, and of a single file."""
 
 
 def require_confinable(name: str, companion: Companion, folder: Path) -> None:
-    """Raises ConfigError where it is to be confined and cannot be, here or at all."""
+    """Raise ConfigError if the service is to be confined and cannot be, by its settings or on this machine."""
     if not companion.confined:
         if companion.shows:
             raise ConfigError(
@@ -77,7 +77,10 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
 
 
 class ServiceCell:
-    """What one start of a confined service needs out here. Raises OSError where its port is taken, SandboxFailure."""
+    """Host-side resources for one start of a confined service.
+
+    Raises OSError if the port is taken, SandboxFailure if the sandbox cannot be prepared.
+    """
 
     def __init__(self, companion: Companion, arguments: list[str], folder: Path) -> None:
         port = _parse_port(companion)
@@ -86,7 +89,8 @@ class ServiceCell:
         self._root = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         self._root.chmod(0o711)
         self.is_open, self.port_problem = False, ""
-        """Whether the port leads in; why it cannot, where another got it since this one was made."""
+        """`is_open`: True once the port forwards. `port_problem`: why the port cannot be used, if another process took
+        it."""
         self._ready_fd: int | None = None
         self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._serve_port, name="ajet-service-door", daemon=True)
@@ -114,18 +118,19 @@ class ServiceCell:
             raise
         self._inside_socket = inside_socket
         self.program = replace(program, descriptors=(*program.descriptors, inside_socket.fileno(), inside_ready_fd))
-        """How it is started."""
+        """The command line and descriptors to start."""
         self._child_fds = (*program.descriptors, inside_ready_fd)
 
     def start_forwarding(self) -> None:
-        """Close the descriptors that are the other side's now, whether it was started or not."""
+        """Close the descriptors inherited by the child, and start the forwarding thread, whether the child was started
+        or not."""
         for each in self._child_fds:
             os.close(each)
         self._inside_socket.close()
         self._thread.start()
 
     def close(self) -> None:
-        """Shut the port, and remove its folder. Idempotent."""
+        """Close the port and remove the folder. Idempotent."""
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
@@ -174,7 +179,7 @@ class ServiceCell:
 
 
 def _parse_port(companion: Companion) -> int | None:
-    """The one at which it is asked on this machine; None where `ready` does not say it."""
+    """Return the local port named by `ready`, or None."""
     with suppress(ValueError):
         place = urlsplit(companion.ready or "")
         if place.scheme in ("http", "tcp") and place.hostname in LOOPBACK_HOSTS:
@@ -187,7 +192,8 @@ def _resolve_shown(companion: Companion, folder: Path) -> list[Path]:
 
 
 def _build_limits() -> Limits:
-    """A service holds the worlds of all attempts: its memory is the machine's affair."""
+    """Return the limits of a service: it holds the worlds of all attempts, so its memory is bounded by the machine
+    alone."""
     memory, size, files = (
         resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, FILE_LIMIT)
     )

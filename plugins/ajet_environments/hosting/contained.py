@@ -1,9 +1,9 @@
-"""`ajet env up NAME --docker`: a whole environment in one container of podman's or docker's, and the process that
-stands for it on this machine. One argument: JSON of file, host, port, image, network.
+"""`ajet env up NAME --docker`: an environment in one container of podman or docker, and its process on this machine.
 
-Invariants: its state is written when the environment inside answers; the container ends with this process, and what one
-that was killed left, the next start removes. Token and keys stand in no argument list and in no file of ours; the
-engine keeps them with its container, for those who may ask it (`inspect`).
+The single argument is JSON of file, host, port, image, network. Invariants: the state is written once the environment
+inside answers. The container ends with this process; a killed process' container is removed by the next start. Token
+and keys appear in no argument list and in no file of ajet's; the engine stores them with its container, readable by
+`inspect`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ajet_mcp.servers import TOKEN
 from ajet_sandbox.engine import LABEL, find_engine, make_owner_label, pass_variables, remove_container, run_engine
 
 FOLDER = "/environment"
-"""Where the description's folder is inside, read-only."""
+"""The description's folder inside the container, read-only."""
 PORT = 8000
-"""Inside, where the network is the container's own."""
+"""The port inside, if the container has its own network."""
 HOST = "host"
-"""The network that is this machine's own."""
+"""The name of the machine's own network."""
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def run_container(*, file: str, host: str, port: int | None, image: str, network: str) -> int:
-    """Until a signal asks for the end; answers the exit code."""
+    """Run the container until a signal ends it; return the exit code."""
     end_on_hangup()
     signal.signal(signal.SIGTERM, _raise_exit)
     try:
@@ -89,7 +89,7 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
 def build_engine_command(
     description: EnvironmentDescription, program: str, name: str, host: str, port: int, network: str
 ) -> Sequence[str]:
-    """The engine's words, up to the image."""
+    """Build the engine's arguments up to the image."""
     assert description.file is not None
     words = [
         program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={make_owner_label()}",
@@ -117,13 +117,13 @@ def _build_inner_command(description: EnvironmentDescription) -> list[str]:
 
 
 def _select_variables(description: EnvironmentDescription) -> list[str]:
-    """The variables that the description names and that are set here."""
+    """Return the names of variables used by the description and set here."""
     named = [*description.named, *(name for part in description.parts for name in part.requires)]
     return [name for name in dict.fromkeys(named) if name in os.environ and name != TOKEN]
 
 
 def _wait_until_ready(state: RunningEnvironment, engine: subprocess.Popen[bytes]) -> bool:
-    """Once it does; False where its container has ended, or it took too long."""
+    """Return True once the environment answers; False if the container ended or the time is over."""
     import httpx
 
     until = time.monotonic() + READY_S
