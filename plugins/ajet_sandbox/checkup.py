@@ -1,6 +1,6 @@
-"""Sandboxes: which mechanisms work here, each tried, and three walls of the one that would be used.
+"""Sandbox checks of `ajet doctor`: each mechanism, and three walls of the selected one.
 
-Invariant: a probe changes nothing, and nothing of it remains. The table of attacks is a test.
+Invariant: a probe changes nothing and leaves nothing behind. The table of attacks is a test.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 REACHED = f"reached-{secrets.token_hex(8)}"
-"""Printed by a probe that gets through."""
+"""Printed by a successful probe."""
 
 
 def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Finding]:
     """Return the findings about sandboxes.
 
-    A sandbox that the experiment names and that does not work here is a problem; that none works at all is only a
-    note, since not every agent runs code. The walls of the one that would be used are tried, which starts it, unless
-    the question is about a model or the experiment sets nothing of sandboxes.
+    A sandbox named by the experiment that fails here is a problem; no working sandbox at all is only a note, since not
+    every agent runs code. The selected sandbox is started and its walls are probed, unless the check is about a model
+    or the experiment sets no sandbox key.
     """
     config = experiment.ajet if experiment is not None else None
     probed = model is None and (experiment is None or _sets_sandbox(experiment))

@@ -1,6 +1,6 @@
-"""Which mechanism: the one that is named, or the first of those that hold which works here.
+"""Choice of the mechanism: the configured one, or the first secure one that works on this machine.
 
-Invariant: `none` is never the answer to `auto`, and a mechanism that was named is never replaced by another one.
+Invariant: `auto` never selects `none`, and a configured mechanism is never replaced by another one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet_sandbox.engine import ENGINES, find_image_problem
 from ajet_sandbox.warm import WarmSandbox
 
 AUTOMATIC = ("bubblewrap", "landlock", "podman", "docker")
-"""In the order in which they are tried."""
+"""In the order of trial."""
 _TAKES = {"bubblewrap": ("sandbox_python", "sandbox_root"), **dict.fromkeys(ENGINES, ("sandbox_image",))}
 _WANTS = {
     "sandbox_python": "bubblewrap, landlock or none",
@@ -32,7 +32,7 @@ _WANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The outcome of trying a mechanism: `why` it does not work here, "" where it does."""
+    """The outcome of trying a mechanism: `why` is the failure, "" for success."""
 
     mechanism: str
     why: str
@@ -41,7 +41,7 @@ class Trial:
 
     @property
     def works(self) -> bool:
-        """Whether code ran in it."""
+        """True if code ran in the sandbox."""
         return not self.why
 
 
@@ -55,8 +55,11 @@ def open_sandbox(
     image: str | None = None,
     cgroups: bool = True,
 ) -> WarmSandbox:
-    """A sandbox by a mechanism's name. `python`: another interpreter, with the packages of its environment; `root`: see
-    `Bubblewrap`; `image`: see `Container`. Raises SandboxFailure, ConfigError."""
+    """Open a sandbox by a mechanism's name. Raises SandboxFailure, ConfigError.
+
+    `python`: another interpreter, with the packages of its environment; `root`: see `BubblewrapSandbox`; `image`: see
+    `ContainerSandbox`.
+    """
     from ajet_sandbox.bubblewrap import BubblewrapSandbox
     from ajet_sandbox.container import ContainerSandbox
     from ajet_sandbox.interpreter import probe_interpreter
@@ -83,7 +86,7 @@ def open_sandbox(
 
 
 def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
-    """Try it: open one, run a line of code, close it."""
+    """Open a sandbox, run a line of code, and close it."""
     if mechanism in ENGINES:
         from ajet_sandbox.container import IMAGE
 
@@ -112,8 +115,10 @@ def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
 
 @lru_cache(maxsize=8)
 def choose_mechanism(wanted: str, image: str | None = None) -> str:
-    """The one to use for `environment.sandbox`; with an image, one that takes it. Raises ConfigError, with what was
-    tried and what would help."""
+    """Return the mechanism for `environment.sandbox`; with an image, one for images.
+
+    Raises ConfigError with the tried mechanisms and advice.
+    """
     if wanted not in ("auto", *AUTOMATIC):
         return wanted
     every = AUTOMATIC if image is None else ENGINES
@@ -132,7 +137,7 @@ def choose_mechanism(wanted: str, image: str | None = None) -> str:
 
 
 def advise_setup() -> str:
-    """A sentence for a machine on which nothing works."""
+    """Return advice for a machine without a working mechanism."""
     if not sys.platform.startswith("linux"):
         return "run it on Linux, in a container or a virtual machine, for example"
     has = shutil.which("bwrap") is not None or _has_package()
@@ -148,7 +153,7 @@ def _has_package() -> bool:
 
 
 def build_limits(config: Any) -> Limits:
-    """The limits of the section `environment`, typed or as workflows see it."""
+    """Return the limits of the section `environment`, typed or as workflows see it."""
     given = config.sandbox_limits
     return Limits(
         wall=given.wall,
@@ -173,8 +178,10 @@ class ExperimentSandboxMaker:
 
     @classmethod
     def of(cls, config: Any, base: Path) -> ExperimentSandboxMaker:
-        """For the section `environment`, typed or as workflows see it; `base`: where relative paths begin. Raises
-        ConfigError."""
+        """Build a maker from the section `environment`, typed or as workflows see it. Raises ConfigError.
+
+        `base`: the folder for relative paths.
+        """
         python = str(base / config.sandbox_python) if config.sandbox_python else None
         root = base / config.sandbox_root if config.sandbox_root else None
         if root is not None and not root.is_dir():

@@ -1,8 +1,8 @@
-"""Sandboxes by a container engine, podman or docker, over its command: no network, a read-only root from an image,
-sized temporary folders, no capability, a user that nobody is, memory and processes held by a control group.
+"""Sandboxes by podman or docker: no network, a read-only root from an image, temporary folders of fixed size, no
+capability, an unused user, and a control group for memory and processes.
 
-Invariants: the resident is process 1 of its container and hears on standard input, so that a host that is gone ends it;
-its engine then removes it (`--rm`). What an engine could not remove the next run removes: `engine.py`.
+Invariants: the resident is process 1 of its container and reads from standard input, so it ends with the host process;
+the engine then removes the container (`--rm`). Containers left by the engine are removed by the next run: `engine.py`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from ajet_sandbox.seccomp import seccomp_filter
 from ajet_sandbox.warm import ResidentPlan, WarmSandbox
 
 IMAGE = "docker.io/library/python:3.12-slim"
-"""Where none is named."""
+"""The default image."""
 FOLDER = "/box"
 _OF_PODMAN = ("--read-only-tmpfs=false", "--http-proxy=false")
 _AS_NEW = {"podman": ",notmpcopyup"}
-"""A folder of the image in this place would give its mode and its files."""
+"""Without it, a folder of the image at the same place would set mode and files."""
 
 
 class ContainerSandbox(WarmSandbox):
-    """See the module."""
-
     is_disk_bounded = True
     end_timeout_s = 5.0
 

@@ -1,9 +1,9 @@
-"""A container engine, podman or docker, over its command: which images are here, which containers are whose.
+"""A container engine, podman or docker, by its command: images, containers and their owners.
 
-Invariants: a container of ours bears the label of the process that it belongs to; what an engine still holds of a
-process of this machine that has ended, the next one removes. Nothing is pulled: an image that is not here is said. A
-container's variables stand in no argument list and are not those of the engine's command, which a loader or the engine
-would read: the command reads them from a descriptor.
+Invariants: each container is labelled with its owner process; containers of ended processes of this machine are removed
+by the next process. Nothing is pulled: a missing image is reported. A container's variables are in no argument list and
+not in the environment of the engine's command, where a loader or the engine would read them: the command reads them
+from a descriptor.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import SandboxFailure
 
 ENGINES = ("podman", "docker")
-"""In the order in which they are tried."""
+"""In the order of trial."""
 LABEL = "ajet.sandbox"
-"""Its value: which process of which start of this machine the container belongs to."""
+"""Its value identifies the owner process and the machine's boot."""
 ENGINE_VARIABLES = re.compile(r"(PATH|HOME|TMPDIR)$|(CONTAINERS|DOCKER|XDG)_")
-"""Variables that its command itself reads."""
+"""Variables read by the engine's command itself."""
 MAX_VALUE_BYTES = 30_000
-"""Bytes of a variable's value in such a file: docker and podman read lines of at most 64 KiB."""
+"""Bytes of a variable's value in an env file: docker and podman read lines of at most 64 KiB."""
 _MEMORY = hasattr(os, "memfd_create")
 COMMAND_TIMEOUT_S = 30.0
-"""Of a command that starts nothing."""
+"""For commands that start nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerVariables:
-    """A container's variables, as an engine's command is given them."""
+    """A container's variables, in the form for an engine's command."""
 
     words: tuple[str, ...]
     descriptor: int
-    """Which the command inherits by this number, and whoever starts it closes."""
+    """Inherited by the command under this number, and closed by the starter."""
     environment: Mapping[str, str]
-    """Those of several lines, which the engines' files of variables cannot hold: of the command itself."""
+    """Multi-line variables, impossible in env files: passed in the command's environment."""
 
 
 def pass_variables(variables: Mapping[str, str]) -> ContainerVariables:
-    """A new descriptor with them."""
+    """Write the variables to a new descriptor."""
     lines = {name: value for name, value in variables.items() if fits_env_file(value)}
     text = "".join(f"{name}={value}\n" for name, value in lines.items())
     with open(os.memfd_create("variables"), "wb") if _MEMORY else tempfile.TemporaryFile() as file:
@@ -62,13 +62,15 @@ def pass_variables(variables: Mapping[str, str]) -> ContainerVariables:
 
 
 def fits_env_file(value: str) -> bool:
-    """Whether an engine's file of variables can hold it."""
+    """True if an engine's env file can hold the value."""
     return "\n" not in value and "\r" not in value and len(os.fsencode(value)) < MAX_VALUE_BYTES
 
 
 def find_image_problem(engine: str, image: str, otherwise: str = "name another") -> str:
-    """Why an engine cannot start this image; "" where nothing is known to be in the way. `otherwise`: what else to do
-    than to pull it. Raises SandboxFailure."""
+    """Return why an engine cannot start the image, or "". Raises SandboxFailure.
+
+    `otherwise`: advice other than a pull.
+    """
     program = shutil.which(engine)
     if program is None:
         return f"{engine} is not installed"
@@ -82,7 +84,7 @@ def find_image_problem(engine: str, image: str, otherwise: str = "name another")
 
 
 def find_engine(image: str) -> str:
-    """The program of the first engine that has the image, what is over removed from it. Raises SandboxFailure."""
+    """Return the first engine with the image, after removing dead containers. Raises SandboxFailure."""
     why: list[str] = []
     for engine in ENGINES:
         problem = find_image_problem(engine, image)
@@ -96,7 +98,7 @@ def find_engine(image: str) -> str:
 
 @lru_cache(maxsize=2)
 def remove_dead_containers(program: str) -> int:
-    """Remove the containers of processes of this machine that have ended; once a process. How many there were."""
+    """Remove containers of ended processes of this machine, once per process; return their number."""
     left = [name for name, told in _list_labelled(program, "{{.Id}}") if _has_ended(told)]
     if left:
         run_engine(program, "rm", "--force", *left)
@@ -104,13 +106,13 @@ def remove_dead_containers(program: str) -> int:
 
 
 def list_container_pids(program: str) -> list[int]:
-    """The first process of each container that belongs to this one, as this machine counts them."""
+    """Return the first process of each container of this process, as numbered by this machine."""
     owned_pids = [number for number, owned in _list_labelled(program, "{{.State.Pid}}") if owned == make_owner_label()]
     return [int(number) for number in owned_pids if number.isdecimal() and number != "0"]
 
 
 def remove_container(program: str, name: str) -> None:
-    """An engine that is ending a container refuses to remove it, and may then leave it: asked until it is gone."""
+    """Remove a container, repeatedly: an engine that is ending a container refuses at first."""
     until = time.monotonic() + COMMAND_TIMEOUT_S
     while time.monotonic() < until:
         run_engine(program, "rm", "--force", name)
@@ -120,12 +122,12 @@ def remove_container(program: str, name: str) -> None:
 
 
 def make_owner_label() -> str:
-    """This process, for a label."""
+    """Return this process as a label."""
     return json.dumps(asdict(ProcessIdentity.of(os.getpid())), separators=(",", ":"))
 
 
 def run_engine(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """The engine's answer to a command. Raises SandboxFailure where it fails."""
+    """Run an engine's command. Raises SandboxFailure if it cannot run."""
     try:
         return subprocess.run(
             [program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S
@@ -135,7 +137,7 @@ def run_engine(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _list_labelled(program: str, form: str) -> list[tuple[str, str]]:
-    """For each container of ajet's: what the form says of it, and its label."""
+    """Return for each container of ajet the formatted field and the label."""
     every = run_engine(program, "ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.decode().split()
     if not every:
         return []

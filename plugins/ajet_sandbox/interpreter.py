@@ -1,6 +1,6 @@
-"""The Python that is warm inside a sandbox, and what of the machine it needs.
+"""The warm Python of a sandbox, and its files on the machine.
 
-Invariant: of a virtual environment only its packages and the Python below it are shown, none of its scripts.
+Invariant: of a virtual environment only its packages and the underlying Python are shown, none of its scripts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PROBE = (
 _PROBE_TIMEOUT_S = 30.0
 _PARTS = ("bin", "etc", "include", "lib", "lib64", "libexec", "share", "ssl")
 NEUTRAL = "/py"
-"""Where its folder lies inside."""
+"""Its folder inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxPython:
-    """`prefix`: its folder; `program`: the name below bin; `packages`: folders of modules that can be imported;
-    `compiled`: whether it reads this Python's compiled code."""
+    """`prefix`: its folder; `program`: the name below bin; `packages`: folders of importable modules;
+    `reads_our_bytecode`: True if it reads this Python's bytecode."""
 
     prefix: str
     program: str
@@ -39,16 +39,16 @@ class SandboxPython:
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Names of what belongs to it in its folder, which may be a project's, too: `conda create -p .`"""
+        """Names of its folders below the prefix, which may also be a project: `conda create -p .`"""
         return tuple(name for name in _PARTS if Path(self.prefix, name).exists())
 
     @property
     def path(self) -> str:
-        """Here."""
+        """The program's path on the host."""
         return f"{self.prefix}/bin/{self.program}"
 
     def select_for_user(self, uid: int | None) -> SandboxPython:
-        """This interpreter, or the distribution's where another user (None: this one) cannot start it. Raises
+        """Return this interpreter, or the distribution's if another user (None: this one) cannot start it. Raises
         SandboxFailure."""
         if uid is None or is_reachable(self.path):
             return self
@@ -59,20 +59,20 @@ class SandboxPython:
 
 
 def is_reachable(path: str) -> bool:
-    """Whether every user can go there, and start it where it is a program."""
+    """True if every user can reach the path, and start it if it is a program."""
     resolved = Path(path).resolve()
     return all(each.stat().st_mode & 0o001 for each in (resolved, *resolved.parents))
 
 
 def find_own_interpreter() -> SandboxPython:
-    """This one, with its standard library alone."""
+    """Return this interpreter with its standard library alone."""
     program = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     return SandboxPython(sys.base_prefix, program, (), reads_our_bytecode=True)
 
 
 @lru_cache(maxsize=4)
 def probe_interpreter(path: str) -> SandboxPython:
-    """The one at a path, with its environment's packages. Raises ConfigError."""
+    """Return the interpreter at a path, with its environment's packages. Raises ConfigError."""
     try:
         result = subprocess.run(
             [path, "-I", "-c", _PROBE],
@@ -91,6 +91,6 @@ def probe_interpreter(path: str) -> SandboxPython:
 
 
 def find_system_interpreter() -> SandboxPython | None:
-    """The distribution's, which every user can start."""
+    """Return the distribution's interpreter, startable by every user."""
     found = shutil.which("python3", path="/usr/bin:/bin")
     return probe_interpreter(found) if found else None

@@ -1,8 +1,8 @@
-"""A sandbox an attempt: its whole workflow runs in a worker behind bubblewrap's walls.
+"""One sandbox per attempt: the workflow runs in a worker process behind bubblewrap's walls.
 
-Invariants: inside are this machine's programs, this Python, the project folder and what else is imported from, all
-read-only, and an empty working folder; no variable of this environment, no other process, and no network but the
-gateway's door. An attempt's sandbox is never another's: with it ends all that ran there, and all that it left is gone.
+Invariants: inside are this machine's programs, this Python, the project folder and other import folders, all read-only,
+and an empty working folder; no variable of this environment, no other process, and no network except the gateway's
+door. A sandbox is never reused by another attempt: with it end all its processes and files.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ for path in sys.argv[1:]:
     os.listdir(path) if os.path.isdir(path) else open(path).close()
 print('ready')
 """
-"""Not only folders: of a virtual environment, `pyvenv.cfg` is shown by itself."""
+"""Lists folders and opens single files: of a virtual environment, `pyvenv.cfg` is shown by itself."""
 
 
 class SandboxIsolation(ProcessIsolation):
-    """See the module."""
+    """Runs each attempt's worker in its own sandbox."""
 
     keeps_workers = False
 
     @classmethod
     def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
-        """Raise ConfigError if another process could not import the workflow, or if it needs what no sandbox has."""
+        """Raise ConfigError if another process cannot import the workflow, or a sandbox cannot provide its needs."""
         super().require_isolable(experiment, workflow_class)
         require_no_network(experiment)
 
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
-        """Raises ConfigError where the machine has no such sandbox, or the experiment needs what none has."""
+        """Raise ConfigError if the machine has no such sandbox, or the experiment needs more than a sandbox has."""
         super().__init__(experiment, workflow_class, ambient)
         require_no_network(experiment)
         _refuse_memory_limit(experiment)
@@ -75,7 +75,7 @@ class SandboxIsolation(ProcessIsolation):
         address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
         self._box = WorkerSandbox(self._setup, self._door.path, address, build_limits(experiment.ajet.environment))
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ajet-sandbox")
-        """What it starts ends with its one thread: so bubblewrap watches who started it."""
+        """bubblewrap ends with the thread that started it, so all starts use this one thread."""
         try:
             self._starter.submit(self._box.probe_sandbox).result()
         except BaseException:
@@ -83,27 +83,27 @@ class SandboxIsolation(ProcessIsolation):
             raise
 
     def close(self) -> None:
-        """Kill all, and shut the door."""
+        """Kill all workers and close the door."""
         super().close()
         self._door.close()
 
     def start_worker(self, setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
-        """Start a worker in a sandbox of its own. Raises SandboxFailure."""
+        """Start a worker in its own sandbox. Raises SandboxFailure."""
         return self._starter.submit(self._box.start_worker, fds).result()
 
 
 class WorkerSandbox:
-    """Makes sandboxes for workers."""
+    """Starts workers in new sandboxes."""
 
     def __init__(self, setup: WorkerSetup, door: str, base_url: str, limits: Limits) -> None:
         self._setup, self._door, self._base_url, self._limits = setup, door, base_url, limits
 
     def start_worker(self, fds: WorkerFds) -> StartedWorker:
-        """A worker in a new one. Raises SandboxFailure."""
+        """Start a worker in a new sandbox. Raises SandboxFailure."""
         return self._start_process(worker_command(fds), fds.output, (fds.channel, fds.control))
 
     def probe_sandbox(self) -> None:
-        """Start a Python in one, which reads the folders and files that it is shown. Raises ConfigError."""
+        """Start a Python in a sandbox that reads the shown folders and files. Raises ConfigError."""
         command = [sys.executable, "-I", "-S", "-c", _PROBE, *self.find_shown().folders]
         read_end, write_end = os.pipe()
         words = ""
@@ -166,7 +166,7 @@ class WorkerSandbox:
         return self._hold_process(process, read_child_pid(pid_read, process.pid), block_write)
 
     def _hold_process(self, process: subprocess.Popen[bytes], first: int, block_write: int) -> StartedWorker:
-        """Hold the process' memory and children to their bounds from before its first program on."""
+        """Apply memory limit and priority to the process before its first program runs."""
         group = make_control_group(self._limits)
         if group is not None:
             try:
@@ -182,8 +182,8 @@ class WorkerSandbox:
         return StartedWorker(process, gone, self._base_url, sandboxed=True)
 
     def find_shown(self) -> ShownFolders:
-        """Folders of code, as they are now: the project and what else is imported from, but for what Python brings with
-        it and whole homes."""
+        """Return the present import folders: the project and other folders, without Python's own and without home
+        folders."""
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
         also = [each for each in map(Path, self._setup.paths) if each.is_dir() and not holds_home(each)]
         brought = [each for each in also if any(each.is_relative_to(python) for python in pythons)]
@@ -198,7 +198,7 @@ class WorkerSandbox:
 
 
 class GatewayDoor:
-    """Outside: a socket in a folder of its own, from which connections go on to the gateway."""
+    """The door on the host: a socket in its own folder, forwarded to the gateway."""
 
     def __init__(self, base_url: str) -> None:
         place = urlsplit(base_url)
@@ -223,7 +223,7 @@ class GatewayDoor:
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop forwarding and remove the folder. Idempotent."""
         if not self._loop.is_closed():
             with suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe(self._closing.set)
@@ -245,7 +245,7 @@ class GatewayDoor:
 
 
 def _open_socket(path: str) -> socket.socket:
-    """A socket at this path that everybody may reach. Raises OSError."""
+    """Open a listening socket at the path, accessible to every user. Raises OSError."""
     listening = socket.socket(socket.AF_UNIX)
     try:
         listen_at(path, listening)
@@ -257,7 +257,7 @@ def _open_socket(path: str) -> socket.socket:
 
 
 def _refuse_memory_limit(experiment: Experiment) -> None:
-    """Raises ConfigError for a limit that somebody set and that this machine cannot hold for a workflow."""
+    """Raise ConfigError for a configured memory limit that this machine cannot enforce for a workflow."""
     layer = experiment.layers.winner(_MEMORY)
     if layer is None or layer is experiment.layers.stack[0]:
         return  # ajet's own

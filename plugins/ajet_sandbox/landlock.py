@@ -1,8 +1,8 @@
-"""Sandboxes where namespaces are forbidden: Landlock for files, a filter of system calls for sockets and shared memory,
-a subreaper for what a call leaves; by Linux's own calls, no package.
+"""Sandboxes without namespaces: Landlock for files, a filter of system calls for sockets and shared memory, and a
+subreaper for leftover processes; by Linux system calls, without a package.
 
-Invariants: the resident itself is not confined (it has to end and count what is), each call is, before its first line;
-as root a user of its own, else a kernel whose Landlock keeps signals in (ABI 6); less is no sandbox and is refused.
+Invariants: the resident itself is not confined (it must kill and measure processes); each call is, before its first
+line. As root a sandbox has its own user, else Landlock must confine signals (ABI 6); weaker settings are refused.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ajet_sandbox.seccomp import seccomp_filter
 from ajet_sandbox.warm import ResidentPlan, WarmSandbox
 
 SIGNALS_ABI = 6
-"""The ABI from which on Landlock keeps signals inside."""
+"""The first ABI of Landlock that confines signals."""
 _READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ssl",
              "/etc/ca-certificates", "/etc/fonts", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types")  # fmt: skip
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/full")
 
 
 class HostFolderSandbox(WarmSandbox):
-    """A sandbox whose folder is a temporary one of the host's; what `landlock` and `none` share."""
+    """A sandbox with a temporary folder of the host, the base of `landlock` and `none`."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class HostFolderSandbox(WarmSandbox):
 
 
 def _find_temp_folder(user: int | None) -> str:
-    """A folder for temporary files that this user can reach."""
+    """Return a folder for temporary files accessible to the user."""
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         if user is None or is_reachable(place):
             return place
@@ -76,8 +76,6 @@ def _find_temp_folder(user: int | None) -> str:
 
 
 class LandlockSandbox(HostFolderSandbox):
-    """See the module."""
-
     mechanism = "landlock"
 
     def _plan_start(self, line: int) -> ResidentPlan:
@@ -95,8 +93,8 @@ class LandlockSandbox(HostFolderSandbox):
 
 
 class UnconfinedSandbox(HostFolderSandbox):
-    """No sandbox: code runs as this user, sees what it sees, and may do what it may. Its limits hold as far as limits
-    do, and what it leaves running is ended. Only ever chosen by name."""
+    """No sandbox: code runs as this user, with this user's rights. Limits apply as far as possible, and leftover
+    processes are ended. Only used if configured by name."""
 
     mechanism = "none"
 

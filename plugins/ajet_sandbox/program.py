@@ -1,7 +1,7 @@
-"""A program that stays, behind bubblewrap's walls: a tool server, spoken to over its pipes; a service.
+"""A long-running program behind bubblewrap's walls: a tool server with pipes, or a service.
 
-Invariant: it sees what `walls` shows, and one working folder that it may write to; no variable but those that it is
-given. Memory is held for each of its processes, not for all together; its working folder has no size of its own.
+Invariant: the program sees the folders of `walls`, one writable working folder, and only the given variables. Memory is
+limited per process, not in total; the working folder has no size limit of its own.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from ajet_sandbox.inside import first
 from ajet_sandbox.walls import ShownFolders, WalledProgram, wall_command
 
 SERVER_LIMITS = Limits(memory=2 << 30, processes=128)
-"""What a tool server may use."""
+"""The limits of a tool server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """What a program is put behind."""
+    """The walls of a program."""
 
     workdir: Path
-    """Shown as FOLDER, where the program begins."""
+    """Shown as FOLDER, the program's working folder."""
     shown: tuple[Path, ...] = ()
     uid: int | None = None
-    """The user that it becomes, where there can be one: the same for all that share the working folder."""
+    """The program's own user, if possible; equal for programs with the same working folder."""
     limits: Limits = Limits()
 
 
 def wall_program(
     command: Sequence[str], walls: Walls, environment: Mapping[str, str], shown: ShownFolders | None = None
 ) -> WalledProgram:
-    """How it is started. `shown`: of `walls.shown`; without it they are searched now. Raises SandboxFailure."""
+    """Return the command line of the program behind walls. Raises SandboxFailure.
+
+    `shown`: the folders of `walls.shown`; without it they are searched now.
+    """
     settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
     try:
         environment_fd = make_memfd(json.dumps({**settings, **environment}).encode())

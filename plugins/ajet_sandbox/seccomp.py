@@ -1,7 +1,7 @@
-"""The system calls that code in a sandbox does without, as a filter for seccomp; written by hand, no package.
+"""The filter of system calls for code in a sandbox, for seccomp; written by hand, without a package.
 
-Invariants: all other calls pass; a process of another architecture's calls (32 bit, x32) is ended; `clone3`, whose
-flags a filter cannot see, is said not to exist, so that libc uses `clone`. Numbers from Linux's syscall tables.
+Invariants: all other calls pass; a process with calls of another architecture (32 bit, x32) is killed; `clone3`, with
+flags invisible to a filter, fails with ENOSYS, so libc uses `clone`. Numbers from Linux's syscall tables.
 """
 
 from __future__ import annotations
@@ -128,5 +128,5 @@ def _answer_with(number: int) -> tuple[int, int, int, int]:
 
 
 def _check_call(number: int, rows: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """`rows` for this call only; they load an argument, so that what they do not refuse is allowed at once."""
+    """Apply `rows` to this call only; they load an argument, so allowed calls must return at once."""
     return [(_EQUAL, 0, len(rows) + 1, number), *rows, (_ANSWER, 0, 0, _ALLOW)]

@@ -1,10 +1,8 @@
-"""Walls: bubblewrap's command line for everything of this machine that runs behind them and is shown folders of it: a
-tool server, a service, a workflow.
+"""Walls: bubblewrap's command line for programs that see folders of this machine: tool servers, services, workflows.
 
-Invariant: inside are this machine's programs, this Python, and the folders that are shown, read-only; no other process,
-no network, and no variable of this environment. In these folders files of keys are empty, files of locks closed, and
-records of runs empty, however deep they lie (`inside.file_rule`). There is no other way to show a folder than `Shown`,
-which finds them.
+Invariant: inside are this machine's programs, this Python, and the shown folders, read-only; no other process, no
+network, and no variable of this environment. In shown folders key files are empty, lock files closed, and records of
+runs empty, at any depth (`inside.file_rule`). Folders can only be shown by `ShownFolders`, which finds those files.
 """
 
 from __future__ import annotations
@@ -47,28 +45,30 @@ for name in (package.partition(".")[0], package):
     sys.modules[name].__path__ = [here]
 import_module(f"{package}.{file.removesuffix('.py')}").main()
 """
-"""Starts a program of `inside` with its neighbours as modules: of the package nothing else is there."""
+"""Starts a program of `inside` with its neighbours as modules: nothing else of the package is inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownFolders:
-    """Folders that are seen inside, and what of them is empty there."""
+    """Folders shown inside, with their hidden content."""
 
     folders: tuple[str, ...]
-    """And single files: a virtual environment's `pyvenv.cfg`."""
+    """Includes single files: a virtual environment's `pyvenv.cfg`."""
     secrets: tuple[str, ...]
-    """Files of keys, and of locks where no rule closes them."""
+    """Key files, and lock files if no Landlock rule closes them."""
     records: tuple[str, ...] = ()
-    """Folders of runs."""
+    """Folders of runs, shown empty."""
     in_records: tuple[str, ...] = ()
-    """Folders within `records` that are seen, since they were named."""
+    """Folders within `records` shown because they were named."""
     projects: tuple[str, ...] = ()
-    """Folders whose files are opened by rule: what was named, less what lies in another of them."""
+    """Folders with a rule per file: the named ones, without nested ones."""
 
     @classmethod
     def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> ShownFolders:
-        """Looked for now. `code`: folders and files that are not searched: a Python's. Those that hold a person's whole
-        home are left out of them."""
+        """Search the folders now.
+
+        `code`: folders and files shown without a search, such as Python's; home folders among them are dropped.
+        """
         wanted = [Path(os.path.abspath(each)) for each in folders if each.exists()]
         also = [each for each in (*code, *_list_own_python()) if each.exists() and not holds_home(each)]
         shown = tuple(drop_nested([*wanted, *also]))
@@ -88,13 +88,13 @@ class ShownFolders:
 
 @dataclass(frozen=True, slots=True)
 class WalledProgram:
-    """How a program behind walls is started."""
+    """The command line of a program behind walls."""
 
     argv: list[str]
     descriptors: tuple[int, ...]
-    """To hand on, and to close then."""
+    """To be inherited, and closed afterwards."""
     user: int | None
-    """Who to start it as."""
+    """The user of the started process."""
 
 
 def wall_command(
@@ -108,9 +108,12 @@ def wall_command(
     ways: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> WalledProgram:
-    """`program`: of `sandbox.inside`, which takes on user and limits and becomes `command`; `told`: what it is told
-    beside. `uid`: of a sandbox's own (`fresh_uid`). `more`: further words for bubblewrap; `ways`: places of the
-    root that they need a folder for. Raises SandboxFailure."""
+    """Build the command line of `command` behind walls. Raises SandboxFailure.
+
+    `program`: a program of `sandbox.inside` that sets user and limits and becomes `command`; `settings`: further
+    settings for it. `uid`: the sandbox's own user (`choose_uid`). `more`: further arguments for bubblewrap; `ways`:
+    their mount points.
+    """
     bubblewrap = find_bubblewrap()
     if bubblewrap is None:
         raise SandboxFailure("bubblewrap is not installed", retryable=False)
@@ -150,14 +153,14 @@ def wall_command(
 
 
 def holds_home(folder: Path) -> bool:
-    """Whether it is a home folder, or holds one."""
+    """True if the folder is a home folder, or contains one."""
     path = Path(os.path.abspath(folder))
     return Path.home().is_relative_to(path) or path in (Path("/"), Path("/tmp"))
 
 
 class _Places:
-    """Where shown folders lie inside. A project below a folder that is writable there lies apart, with a link to it:
-    what is allowed for all of `/tmp` would otherwise be allowed for the project's keys."""
+    """Places of shown folders inside. A project below a writable folder is mounted elsewhere, with a link to it: rights
+    on all of `/tmp` would otherwise include the project's keys."""
 
     def __init__(self, shown: ShownFolders) -> None:
         self.moved: dict[str, str] = {}
@@ -167,14 +170,14 @@ class _Places:
                 self.moved[folder] = f"/shown/{number}"
 
     def show(self) -> Iterator[str]:
-        """Yield the arguments that show the folders that lie apart."""
+        """Yield the arguments that show the moved folders."""
         for folder, place in self.moved.items():
             yield from ("--perms", "0755", "--dir", "/shown", "--ro-bind", folder, place)
             yield from build_folder_args((), folder)
             yield from ("--symlink", place, folder)
 
     def of(self, path: str) -> str:
-        """The path's place inside."""
+        """Return the place of a path inside."""
         for folder, place in self.moved.items():
             if Path(path).is_relative_to(folder):
                 return str(Path(place, Path(path).relative_to(folder)))
@@ -182,7 +185,7 @@ class _Places:
 
 
 def _hide_records(shown: ShownFolders, places: _Places) -> Iterator[str]:
-    """Yield the arguments that cover records with empty folders, and show again the folders in them that were named."""
+    """Yield the arguments that cover records with empty folders, and show the named folders in them again."""
     records = [places.of(each) for each in shown.records]
     for record in records:
         yield from ("--perms", "0555", "--size", "65536", "--tmpfs", record)
@@ -198,8 +201,10 @@ def _lies_in(path: Path, folders: Iterable[str]) -> bool:
 
 
 def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
-    """Yield files of keys, and files that are one of them by another name; files of locks, too, where no rule of
-    Landlock closes them: SQLite's come and go, and a cover for one that has just gone stops the start."""
+    """Yield key files and their hard links; lock files, too, if no Landlock rule closes them.
+
+    SQLite's lock files are transient, and a cover for a missing file stops the start.
+    """
     without_rule = read_landlock_version() < LEAST_ABI
     linked: set[tuple[int, int]] = set()
     for entry in (each for listing in listings for each in listing.files):
@@ -218,7 +223,7 @@ def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
 
 
 def _locate_secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
-    """Where files to be empty are inside. A link is as empty as what it leads to, if that is shown."""
+    """Return the inner paths of hidden files. A link is hidden by hiding its target, if shown."""
     real = {Path(each): Path(each).resolve() for each in (*shown, "/usr")}
     found: set[str] = set()
     for file in files:
@@ -233,7 +238,7 @@ def _locate_secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
 
 
 def _list_own_python() -> Iterator[Path]:
-    """Yield folders of this Python, of those that it is a link to, and what is run of ours inside."""
+    """Yield folders of this Python, of linked Pythons, and of ajet's programs for the inside."""
     yield Path(__file__).with_name("inside")
     here = Path(sys.executable)
     prefixes = [Path(sys.prefix), Path(sys.base_prefix), here.parent.parent]

@@ -1,7 +1,7 @@
-"""Warm: a sandbox whose resident, started once, forks for each call. What every mechanism here shares.
+"""Sandboxes with a warm resident: started once, it forks for each call. The base of every mechanism.
 
-Invariants: the host believes nothing that comes out beyond its size and its form; a resident that does not keep its
-times is ended from outside; closing ends the whole tree, and when the host is gone its line closes, which ends it, too.
+Invariants: the host trusts only size and form of the resident's output. A resident that exceeds its time is killed from
+outside. Closing ends the process tree, and so does the end of the host, since the line closes.
 """
 
 from __future__ import annotations
@@ -28,53 +28,56 @@ from ajet_sandbox.folder import FolderAccess, LocalFolder, ResidentFolder
 from ajet_sandbox.identity import count_processes
 
 START_SECONDS = 120.0
-"""In which a resident must be there: one that ends before it says so ends the wait, so this is for one that hangs."""
+"""Seconds for the start of a resident; an early end is noticed at once, so the limit is for a hang."""
 LATE = 5.0
-"""Seconds after a call's own at which the resident is no longer waited for."""
+"""Seconds after a call's wall limit until the host gives up."""
 _MAX_START_OUTPUT = 4000
-"""Bytes of what it wrote when it could not start."""
+"""Bytes of the output of a failed start."""
 
 
 @dataclass(slots=True)
 class ResidentPlan:
-    """The way in which a mechanism starts a resident."""
+    """A mechanism's plan to start a resident."""
 
     argv: list[str]
-    """Up to the interpreter, whose arguments follow."""
+    """The command up to the interpreter, followed by its arguments."""
     settings: dict[str, Any]
     is_compiled: bool
     user: int | None = None
-    """Who to start it as."""
+    """The user of the started process."""
     descriptors: list[int] = field(default_factory=list)
-    """To hand on, and to close then."""
+    """To be inherited, and closed afterwards."""
     pid_fd: int | None = None
-    """Where bubblewrap says which process the resident is."""
+    """Descriptor on which bubblewrap reports the resident's process."""
     is_piped: bool = False
-    """Whether the line is its standard input and output: where no descriptor can be handed on."""
+    """True if the line is standard input and output, since no descriptor can be inherited."""
     has_site_packages: bool = False
-    """Whether the interpreter's own packages can be imported."""
+    """True if the interpreter's own packages can be imported."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the program that starts it; nothing of them may reach it."""
+    """Variables of the starting program; none of them may reach the resident."""
 
 
 class ControlGroupRefusedError(SandboxFailure):
-    """A control group was made, and the resident cannot be moved into it."""
+    """The resident cannot be moved into its new control group."""
 
 
 class WarmSandbox(ABC):
-    """See the contract, and the module."""
+    """Implements `ajet.schema.sandbox.Sandbox` over a resident."""
 
     mechanism = ""
     is_disk_bounded: ClassVar[bool] = False
-    """Whether its folders are of a bounded size; else what is in them is counted."""
+    """True if its folders have a fixed size; otherwise their content is measured."""
     end_timeout_s: ClassVar[float] = 2.0
-    """Seconds in which a resident whose line was closed ends by itself."""
+    """Seconds until a resident with a closed line ends by itself."""
     has_own_process_count = True
-    """Whether the kernel counts its processes apart from this user's others."""
+    """True if the kernel counts its processes separately from this user's others."""
 
     def __init__(self, limits: Limits, environment: Mapping[str, str] = NOTHING, *, cgroups: bool = True) -> None:
-        """Start. `environment`: beside what programs need to find each other, all that calls get. cgroups: False
-        where memory shall be watched even where a control group could hold it. Raises SandboxFailure, ConfigError."""
+        """Start the sandbox. Raises SandboxFailure, ConfigError.
+
+        `environment`: variables of every call, besides the necessary ones. `cgroups`: False to measure memory even if a
+        control group could limit it.
+        """
         self._limits = limits
         self._environment = dict(environment)
         self._turn, self._writing = threading.Lock(), threading.Lock()
@@ -102,10 +105,10 @@ class WarmSandbox(ABC):
 
     @abstractmethod
     def _plan_start(self, line: int) -> ResidentPlan:
-        """The way to start it; `line` is the descriptor on which it hears."""
+        """Return the plan to start the resident; `line` is the descriptor of its line."""
 
     def _remove_leftovers(self) -> None:  # noqa: B027 - most mechanisms make nothing
-        """Remove what the mechanism made on the host."""
+        """Remove the mechanism's files on the host."""
 
     def _drop_group(self) -> None:
         group, self._group = self._group, None
@@ -114,7 +117,7 @@ class WarmSandbox(ABC):
 
     @property
     def is_memory_held(self) -> bool:
-        """Whether the kernel holds the memory of all its processes together; else it is watched."""
+        """True if the kernel limits the memory of all its processes together; otherwise it is measured."""
         return self._is_memory_held
 
     def run(
@@ -125,7 +128,6 @@ class WarmSandbox(ABC):
         environment: Mapping[str, str] = NOTHING,
         limits: Limits | None = None,
     ) -> Result:
-        """See the contract."""
         return self._run_call({"argv": list(argv), "environment": dict(environment), "keep": False}, (stdin,), limits)
 
     def python(
@@ -137,19 +139,16 @@ class WarmSandbox(ABC):
         limits: Limits | None = None,
         keep: bool = False,
     ) -> Result:
-        """See the contract."""
         order = {"argv": [], "environment": dict(environment), "keep": keep}
         return self._run_call(order, (stdin, code.encode("utf-8", "surrogateescape")), limits)
 
     def put(self, path: str, content: bytes) -> None:
-        """See the contract."""
         try:
             self._open_folder().put(path, content)
         except OSError as error:
             raise SandboxFailure(f"{path} could not be written: {error.strerror}", retryable=False) from error
 
     def read(self, path: str, longest: int) -> bytes:
-        """See the contract."""
         try:
             return self._open_folder().read(path, longest)
         except FileNotFoundError:
@@ -158,12 +157,10 @@ class WarmSandbox(ABC):
             raise SandboxFailure(f"{path} could not be read: {error.strerror}", retryable=False) from error
 
     def stop(self) -> None:
-        """See the contract."""
         with suppress(OSError):
             self._send_frame(packed({"do": "stop"}))
 
     def close(self) -> None:
-        """See the contract."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -228,7 +225,7 @@ class WarmSandbox(ABC):
             os.close(output_fd)
 
     def _read_pid(self, plan: ResidentPlan) -> int:
-        """The resident's."""
+        """Return the resident's process."""
         return self._process.pid
 
     def _await_resident(self, plan: ResidentPlan, output_fd: int) -> None:
@@ -252,8 +249,8 @@ class WarmSandbox(ABC):
         self._longest = 2 * self._limits.output + (1 << 20)
 
     def _receive_folder(self) -> FolderAccess:
-        """Take the descriptor of its folder, which the resident sends when it has started, or its word that there is
-        none; `_turn` is held."""
+        """Receive the folder's descriptor sent by the started resident, or its word that there is none; `_turn` is
+        held."""
         if self._folder is None:
             try:
                 word, numbers, _, _ = socket.recv_fds(self._line, 1, 1)
@@ -270,7 +267,7 @@ class WarmSandbox(ABC):
         return self._folder
 
     def _ask_resident(self, order: Mapping[str, Any], content: bytes) -> tuple[Mapping[str, Any], list[bytes]]:
-        """The answer that the resident gives at once."""
+        """Send an order and return the resident's immediate answer."""
         with self._turn:
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
@@ -331,7 +328,10 @@ class WarmSandbox(ABC):
         return Result(texts[0], texts[1], code, ended, seconds, kept=head.get("kept") is True)
 
     def _killed_for_memory(self, reported: Any = None) -> bool:
-        """`told`: how many processes the kernel had ended in all, as the resident counts them where only it can."""
+        """True if the kernel killed a process for lack of memory since the last call.
+
+        `reported`: the total number counted by the resident, if only the resident can count.
+        """
         now = (
             self._group.count_killed()
             if self._group is not None
@@ -343,7 +343,7 @@ class WarmSandbox(ABC):
         return now > before
 
     def _handle_loss(self, error: Exception, seconds: float) -> Result:
-        """The resident is gone, or does not answer."""
+        """Handle a resident that is gone or does not answer."""
         closed = self._is_closed
         why = self._mark_lost(str(error))
         self._end_processes()
@@ -358,7 +358,7 @@ class WarmSandbox(ABC):
         return self.lost
 
     def _end_processes(self) -> None:
-        """End all processes; the resident ends them by itself, if it can."""
+        """End all processes; the resident ends them by itself, if possible."""
         process = getattr(self, "_process", None)
         if process is None:
             return

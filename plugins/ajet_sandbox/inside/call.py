@@ -1,7 +1,7 @@
-"""What a fork of the resident becomes: the code or the command of one call.
+"""A fork of the resident for one call: code or a command.
 
-Invariants: it holds no descriptor but its own three; its limits are set and its confinement is loaded before a line of
-user code runs; it never comes back to the resident's code.
+Invariants: the fork holds only its three descriptors; limits and confinement are set before any user code runs; it
+never returns to the resident's code.
 """
 
 # ruff: noqa: SIM115
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _IGNORED = (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ)
-"""By Python itself, or by the resident."""
+"""Signals ignored by Python itself, or by the resident."""
 
 
 def run_call(
     order: Mapping[str, Any], settings: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]
 ) -> None:
-    """The call `order`, with standard input, output and error at `ends`. Never returns."""
+    """Run the call `order` with standard input, output and error at `ends`. Never returns."""
     code = 126
     try:
         take_descriptors(ends)
@@ -44,7 +44,7 @@ def run_call(
 
 
 def take_descriptors(ends: tuple[int, int, int]) -> None:
-    """Make them 0, 1 and 2, and close all others."""
+    """Move the descriptors to 0, 1 and 2, and close all others."""
     safe = [os.dup(each) for each in ends]
     for number, each in enumerate(safe):
         os.dup2(each, number)
@@ -52,7 +52,7 @@ def take_descriptors(ends: tuple[int, int, int]) -> None:
 
 
 def prepare_process(order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Limits, signals, folder, confinement."""
+    """Set limits, signals, working folder and confinement."""
     os.setsid()
     for number in _IGNORED:
         _signal.signal(number, _signal.SIG_DFL)
@@ -80,7 +80,7 @@ def prepare_process(order: Mapping[str, Any], settings: Mapping[str, Any]) -> No
 
 
 def _set_limit(name: int, most: int, later: int = 0) -> None:
-    """`later`: by how much the hard limit, which kills, is above the one that signals."""
+    """Set a limit. `later`: the distance of the hard limit, which kills, above the soft one, which signals."""
     present = resource.getrlimit(name)[1]
     hard = most + later if present == resource.RLIM_INFINITY else min(most + later, present)
     resource.setrlimit(name, (min(most, hard), hard))
@@ -95,7 +95,7 @@ def _execute_command(argv: list[str], environment: dict[str, str]) -> None:
 
 
 def run_code(source: bytes, names: dict[str, Any], *, keeps_threads: bool = False) -> int:
-    """Python code, as a program's `__main__`. Its exit code. `kept`: its threads may outlive it."""
+    """Run Python code as `__main__` and return the exit code. `keeps_threads`: its threads may continue afterwards."""
     gc.enable()
     sys.argv = ["-"]
     sys.stdin = open(0, closefd=False)

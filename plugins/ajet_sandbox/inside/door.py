@@ -1,11 +1,9 @@
-"""A sandbox's door: a Unix socket, the only thing inside that leads through its walls, and connections over it that go
-one way: out, to the gateway and nothing else; or in, to the one port of a service.
+"""A sandbox's door: a Unix socket as the only way through its walls, with connections in one direction only.
 
-Invariant: neither way opens the other. Out: inside, a forwarder that cannot be told from a server listens on loopback,
-so that any client finds the gateway by an ordinary URL. In: a forwarder accepts at a socket that was made outside, once
-the program answers at its port. Run by its path, this file is the first program inside (no package of ours is needed),
-or the second: it takes on its user and limits where it is told some, forks the forwarder, and becomes the command that
-it was given.
+Out: to the gateway; or in: to the single port of a service. Invariant: neither direction opens the other. Out: a
+forwarder inside listens on loopback, so any client reaches the gateway by an ordinary URL. In: a forwarder accepts at a
+socket made outside, once the program answers at its port. Run by its path, this file is the first program inside (it
+needs no package of ajet) or the second: it sets user and limits if given, forks the forwarder, and becomes the command.
 """
 
 from __future__ import annotations
@@ -27,18 +25,18 @@ if TYPE_CHECKING:
     Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 PORT = 47_080
-"""Where clients inside find the gateway, on 127.0.0.1."""
+"""The gateway's port for clients inside, on 127.0.0.1."""
 PIECE = 1 << 16
 POLL_S = 0.1
-"""Between two looks whether a service answers."""
+"""Seconds between two probes of a service."""
 DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG."""
+"""The option PR_SET_PDEATHSIG of prctl."""
 
 
 def make_forwarder(
     connect: Callable[[], Coroutine[Any, Any, Streams]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
-    """For `asyncio.start_server`: each connection goes on over one that `connect` makes."""
+    """Return a handler for `asyncio.start_server` that forwards each connection to one made by `connect`."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -64,7 +62,7 @@ async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 
 
 def main() -> None:
-    """Its argument is JSON."""
+    """Read the settings from the JSON argument and become the command."""
     settings = json.loads(sys.argv[1])
     if settings.get("uid") is not None:
         os.setgroups([])
@@ -93,7 +91,7 @@ def main() -> None:
 
 
 def _forward_forever(listening: socket.socket, settings: Mapping[str, Any]) -> None:
-    """Forward for ever: it holds none of the descriptors that the command was given, and ends with it."""
+    """Forward until the command ends: without any of the command's descriptors."""
     try:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
         descriptors = [listening.detach(), *([settings["ready_fd"]] if "ready_fd" in settings else [])]

@@ -1,8 +1,7 @@
-"""Files of a sandbox's working folder: read and written from the host where it has a descriptor of the folder, else by
-the resident.
+"""Files of a sandbox's working folder, accessed by the host through a descriptor, or by the resident.
 
-Invariant: no path leads out of the folder, whatever code inside put there meanwhile: links are refused at every step
-(openat2 where the kernel has it, else step by step), only regular files are read, and no more than asked for.
+Invariant: no path leads out of the folder, whatever concurrent code inside creates: links are refused at every step (by
+openat2 if the kernel has it, else step by step); only regular files are read, up to the requested length.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ _OUTSIDE = {errno.ELOOP, errno.EXDEV, errno.ENOTDIR}
 
 
 class PathEscapeError(Exception):
-    """A path that leads out of the folder, or to what is no regular file."""
+    """A path that leads out of the folder, or to no regular file."""
 
 
 class SandboxFolder:
-    """A folder by a descriptor of it, which it closes. Raises OSError, LeadsOut."""
+    """A folder by its descriptor, closed with this object. Raises OSError, PathEscapeError."""
 
     def __init__(self, number: int, owner: int | None) -> None:
-        """`owner`: the user and group that new files are given to, where that is somebody else."""
+        """`owner`: user and group of new files, if different from this process."""
         self._number, self._owner = number, owner
 
     def read(self, path: str, longest: int) -> bytes:
-        """The first bytes of a file, `longest` at most."""
+        """Return the first bytes of a file, at most `longest`."""
         with self._open_file(_split_path(path), os.O_RDONLY | os.O_NONBLOCK) as number:
             found = bytearray()
             while len(found) < longest and (more := os.read(number, min(longest - len(found), 1 << 20))):
@@ -44,7 +43,7 @@ class SandboxFolder:
             return bytes(found)
 
     def put(self, path: str, content: bytes) -> None:
-        """Write a file, and the folders above it."""
+        """Write a file and missing parent folders."""
         parts = _split_path(path)
         for depth in range(1, len(parts)):
             self._make_folder(parts[:depth])
@@ -57,7 +56,7 @@ class SandboxFolder:
                 view = view[os.write(number, view) :]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the descriptor. Idempotent."""
         if self._number >= 0:
             os.close(self._number)
             self._number = -1
@@ -112,8 +111,8 @@ def _is_link(above: int, name: str) -> bool:
 
 
 def _open_beneath(above: int, name: str, flags: int) -> int:
-    """One step. `name` holds no slash, so that O_NOFOLLOW says as much where the kernel (before 5.6), or a filter
-    around us, has no openat2."""
+    """Open one path step. `name` has no slash, so O_NOFOLLOW suffices without openat2 (kernels before 5.6, or a
+    filter)."""
     mode = 0o644 if flags & os.O_CREAT else 0
     how = struct.pack("QQQ", flags, mode, _NO_SYMLINKS | _BENEATH)
     libc = ctypes.CDLL(None, use_errno=True)

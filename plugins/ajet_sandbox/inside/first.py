@@ -1,7 +1,7 @@
-"""The first program inside, for a program that stays: it takes on its user and limits and becomes the command that it
-was given. Its argument is JSON, and its variables come on a descriptor: arguments are seen by all.
+"""The first program inside for a long-running program: it sets user and limits and becomes the command.
 
-Invariant: no code of anybody else's runs as another user than the sandbox's own.
+The argument is JSON; variables come on a descriptor, since arguments are visible to every user. Invariant: no foreign
+code runs as another user than the sandbox's own.
 """
 
 from __future__ import annotations

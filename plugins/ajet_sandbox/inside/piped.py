@@ -1,6 +1,6 @@
-"""The resident where its line is standard input and output: in a container, whose engine passes bytes and nothing else.
+"""The resident with standard input and output as its line: in a container, where the engine passes only bytes.
 
-Invariant: no call has these two; what they were is moved away and `/dev/null` put in their place.
+Invariant: no call inherits the two descriptors; they are duplicated and replaced by `/dev/null`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PipedLine:
-    """The line: of a socket's members those that the resident uses."""
+    """The line, with the methods of a socket used by the resident."""
 
     def __init__(self) -> None:
         self._in, self._out = os.dup(0), os.dup(1)
@@ -27,20 +27,20 @@ class PipedLine:
         os.close(nothing)
 
     def fileno(self) -> int:
-        """To wait at."""
+        """Return the descriptor for polling."""
         return self._in
 
     def recv(self, most: int) -> bytes:
-        """b"" where the host is gone."""
+        """Read bytes; b"" once the host is gone."""
         return os.read(self._in, most)
 
     def sendall(self, frame: bytes) -> None:
-        """To the host."""
+        """Send a frame to the host."""
         send(self._out, frame)
 
 
 def handle_file_order(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:
-    """Read or write a file of the working folder: what to answer."""
+    """Read or write a file of the working folder and return the answer."""
     folder = SandboxFolder(os.open(".", os.O_RDONLY | os.O_DIRECTORY), None)
     try:
         if order["do"] == "read":

@@ -1,8 +1,8 @@
-"""The resident: a warm Python in the sandbox, which forks for each call.
+"""The resident: a warm Python in the sandbox that forks for each call.
 
-Invariants: it ends, and all that it started with it, when its line to the host closes, whatever user code does: it is
-the first process of its namespace, or the subreaper of its descendants. After a call nothing of that call lives but the
-session that keeps state. Output is read up to its limit and no further. It tells the host why a call ended.
+Invariants: the resident ends with all child processes when its line to the host closes, whatever user code does: it is
+the first process of its namespace, or the subreaper of its descendants. After a call only the stateful session
+survives. Output is read up to its limit. The host learns why a call ended.
 """
 
 # ruff: noqa: SIM105
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_EVERY = 0.1
-"""Seconds between two looks at what the tree of a call uses."""
+"""Seconds between two measurements of a call's processes."""
 PIECE = 1 << 16
 
 
 def main(settings: Mapping[str, Any]) -> None:
-    """Take on the sandbox's identity, say so, send a descriptor of the folder, serve. Where the line is not a socket
-    but its standard input and output, no descriptor passes: it then reads and writes files itself."""
+    """Set the sandbox's user, report readiness, send a descriptor of the folder, and serve calls.
+
+    With standard input and output as the line no descriptor passes: the resident then reads and writes files itself.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if settings["uid"] is not None:
         os.setgroups([])
@@ -53,7 +55,7 @@ def main(settings: Mapping[str, Any]) -> None:
 
 
 class Resident:
-    """See the module."""
+    """Serves the host's calls."""
 
     def __init__(self, line: Any, settings: Mapping[str, Any]) -> None:
         from ajet.schema.frames import Frames
@@ -68,7 +70,7 @@ class Resident:
             kernel.prctl(kernel.SUBREAPER, 1)
 
     def serve(self) -> None:
-        """Calls until the line closes."""
+        """Serve calls until the line closes."""
         import gc
 
         from ajet.schema.frames import packed
@@ -94,13 +96,13 @@ class Resident:
         return bool(more)
 
     def end_all(self) -> None:
-        """End everything."""
+        """End all processes, this one included."""
         self._session = None
         self.end_calls()
         os._exit(0)
 
     def run_call(self, order: Mapping[str, Any], blobs: list[bytes]) -> Any:
-        """One call: what to answer."""
+        """Run one call and return its answer."""
         stdin = os.memfd_create("stdin")
         _write_all(stdin, blobs[0])
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -131,7 +133,7 @@ class Resident:
         return head, text[0], text[1]
 
     def _start_call(self, order: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]) -> int:
-        """Start it; the process to wait for, 0 where it is the session."""
+        """Start the call; return its process, or 0 for the session."""
         from ajet_sandbox.inside import call, session
 
         if order["keep"]:
@@ -146,33 +148,33 @@ class Resident:
 
     @property
     def session(self) -> Any:
-        """Who keeps the state, if anybody does."""
+        """The stateful session, or None."""
         return self._session
 
     def take_session_pid(self) -> int:
-        """Its process, which is still to be waited for."""
+        """Forget the session and return its process, still to be reaped."""
         gone: int = self._session.pid
         self._session = None
         return gone
 
     @property
     def line(self) -> Any:
-        """To the host."""
+        """The line to the host."""
         return self._line
 
     def read_frame(self) -> dict | None:
-        """What the host says during a call; raises EOFError where it is gone."""
+        """Return the host's next message during a call, or None; raises EOFError if the host is gone."""
         if not self._receive_bytes():
             raise EOFError
         return self.take_frame()
 
     def take_frame(self) -> dict | None:
-        """What the host had said already when the last bytes were read."""
+        """Return a message received earlier, or None."""
         found = self._frames.take()
         return found[0] if found is not None else None
 
     def list_processes(self) -> list[int]:
-        """The processes of calls that live, parents first, the session's own among them."""
+        """List the live processes of calls, parents first, the session included."""
         if self.is_namespace_init:
             return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
         found, todo = [], [os.getpid()]
@@ -183,7 +185,7 @@ class Resident:
         return found
 
     def end_calls(self) -> None:
-        """End all but the session, and take in what ended."""
+        """Kill and reap all processes except the session."""
         keeper = self._session.pid if self._session is not None else 0
         while True:
             if keeper == 0 and self.is_namespace_init:
@@ -199,7 +201,7 @@ class Resident:
                 return
 
     def _reap_processes(self, keeper: int) -> bool:
-        """Take in what ended; whether anything is left that must end."""
+        """Reap ended processes; return True if others must still end."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -223,7 +225,7 @@ class RunningCall:
         self._until = began + order["wall"]
 
     def wait_until_over(self) -> tuple[tuple[str, int], list[bytes]]:
-        """Why and how it ended, and its output."""
+        """Return (reason, exit code) and the output."""
         ended = self._wait_for_end()
         return ended, [bytes(self._text[end]) for end in self._ends]
 
@@ -264,7 +266,7 @@ class RunningCall:
         return bool(more)
 
     def _drain_pipes(self) -> None:
-        """What is in the pipes now; what a left process would write later is nobody's."""
+        """Read the pipes' present content; later output of leftover processes is ignored."""
         for end in self._ends:
             os.set_blocking(end, False)
             try:

@@ -1,7 +1,7 @@
-"""The process that keeps the state of calls that ask for it: one after the other in one namespace.
+"""The process for stateful calls: they run one after the other in one namespace.
 
-Invariant: it is user code like any other call, under the same limits; the resident believes nothing of it but a byte.
-Its memory, files and processes are limited as those of the first call; its processor seconds anew for each.
+Invariant: the session is untrusted like any call, under the same limits; the resident trusts only its exit byte.
+Memory, files and processes are limited by the first call's limits; CPU seconds anew for each call.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LINE = 20
-"""The descriptor on which a session hears."""
+"""The session's descriptor of its line."""
 
 
 class SessionProcess:
-    """The resident's side."""
+    """The resident's handle of the session."""
 
     def __init__(self, order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -35,13 +35,13 @@ class SessionProcess:
         theirs.close()
 
     def begin(self, order: Mapping[str, Any], ends: tuple[int, int, int], code: bytes) -> None:
-        """Hand it a call."""
+        """Send a call to the session."""
         rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(end.to_bytes(4, "little") for end in ends))]
         self.line.sendmsg([b"!"], rights)
         self.line.sendall(packed({"cpu": order["cpu"], "environment": order["environment"]}, code))
 
     def ended(self) -> int | None:
-        """The exit code of the call at hand; None where the process is gone."""
+        """Return the exit code of the current call; None if the process is gone."""
         try:
             reply = self.line.recv(1)
         except OSError:

@@ -1,10 +1,10 @@
-"""The scorer `code`: the row's unit tests on the program that the model wrote, in a sandbox of its own.
+"""The scorer `code`: the row's unit tests on the model's program, in a sandbox.
 
-Invariant: nothing of the answer runs outside of the sandbox that `environment.sandbox` names, and one that cannot be
-made or is lost is the sandbox's failure, never a 0. A test passes only if it was run to its end: it says so with a word
-that is made anew and read after the answer's code has run, so that an answer which merely ends the program passes
-nothing. Outputs, results of calls and what statements compare with constants are compared outside of the answer's
-interpreter. Other statements run in it: a program that is written to read that word can pass them.
+Invariants: no part of the answer runs outside the sandbox of `environment.sandbox`; a missing or lost sandbox is a
+sandbox failure, never a 0. A test passes only if it ran to its end: it prints a random word, read after the answer's
+code ran, so an answer that merely exits passes nothing. Outputs, results of calls and comparisons with constants are
+evaluated outside the answer's interpreter. Other statements run inside: a program written to read the word can pass
+them.
 """
 
 from __future__ import annotations
@@ -91,22 +91,23 @@ _LEETCODE_IMPORTS = "".join(
     [f"from {module} import *\n" for module in _LEETCODE_MODULES if module not in ("random", "sys")]
     + [f"import {module}\n" for module in _LEETCODE_MODULES]
 )
-"""What LeetCode's solutions may use without an import, as LiveCodeBench's runner has it."""
+"""Names available to LeetCode's solutions without an import, as in LiveCodeBench's runner."""
 _DECIMAL = re.compile(r"[+-]?\d{0,400}\.\d{1,400}")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,4})?")
 SECONDS = 10.0
-"""For a test, by the clock, unless told otherwise."""
+"""Default wall time of a test."""
 
 
 class CodeScorer:
-    """1 where all tests pass, else 0; `partial`: the share that passes. timeout: seconds of each test."""
+    """1 if all tests pass, else 0; `partial`: the share of passing tests. timeout: seconds per test."""
 
     def __init__(self, config: Any, partial: bool = False, timeout: float = SECONDS) -> None:
         self._maker = find_sandbox_maker(config)
         self._partial, self._timeout = partial, timeout
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
-        """No score for a row without tests. Raises JudgeFailure for tests in no known shape, SandboxFailure."""
+        """Score a reply; no score for a row without tests. Raises JudgeFailure for tests of unknown shape,
+        SandboxFailure."""
         tests = read_tests(metadata)
         if not tests:
             return Verdict(None, None, "no score: the row has no tests")
@@ -127,7 +128,7 @@ class CodeScorer:
     def _find_failed_tests(
         self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits
     ) -> list[str]:
-        """Why each of those that failed did; without partial credit of the first alone."""
+        """Return the reasons of failed tests; without partial credit only the first."""
         failed: list[str] = []
         for each in tests:
             if why := run_test(each, sandbox, program, limits):
@@ -193,7 +194,7 @@ def is_same_value(given: Any, wanted: Any) -> bool:
 
 
 def _run_program(test: InputOutputTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
-    """Run a whole program."""
+    """Run a complete program and compare its output."""
     code = f"{_ANY_LENGTH}del sys\nexec(compile({program!r}, 'answer.py', 'exec'), globals())\n"
     done = _run_code(sandbox, code, test.given, limits)
     if not done.good:
@@ -232,7 +233,7 @@ def _run_code(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result
 
 
 def _write_integer(value: Any) -> dict[str, str]:
-    """An integer that JSON's writer refuses for its length."""
+    """Encode an integer that JSON's writer refuses for its length."""
     if isinstance(value, Decimal):
         return {"\0int": str(value)}
     raise TypeError(f"{type(value).__name__} is no JSON")
