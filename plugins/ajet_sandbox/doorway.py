@@ -42,7 +42,7 @@ def listen_at(path: str, listening: socket.socket) -> None:
 
 
 def remove_dead_doors(folders: str, name: str) -> None:
-    """Remove doors of killed runs: sockets with the name and without a listener, in temporary folders with the prefix."""
+    """Remove doors of killed runs: sockets without a listener, in temporary folders with the prefix."""
     for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
         with socket.socket(socket.AF_UNIX) as guest:
             try:

@@ -190,7 +190,7 @@ def _build_service(name: str, app: str, **more: str) -> dict[str, Any]:
 
 
 def _read_files(file: Path) -> dict[str, str]:
-    """Return the description, without its env file (its variables come from the secret), and the programs used by it."""
+    """Return the description without its env file (the secret has those variables), and its programs."""
     text = file.read_text(encoding="utf-8")
     tree = read_yaml(file)
     if tree.get("env_file"):

@@ -127,7 +127,7 @@ async def serve_environment(
 
 
 class DrainingListener(Listener):
-    """A listener that stops creating episodes at the first SIGTERM and ends with the last open one, or after `seconds`."""
+    """A listener: the first SIGTERM stops new episodes; it ends with the last open one, or after `seconds`."""
 
     def __init__(self, app: ASGIApp, episodes: FrontEpisodes, seconds: float) -> None:
         super().__init__(app)

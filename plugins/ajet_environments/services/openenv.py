@@ -86,7 +86,7 @@ class OpenEnvInstance:
         return InitialState(state, {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """Send the action: of a tool call, of the last JSON object, or the text if the schema has a single text field."""
+        """Send the action of a tool call, of the last JSON object, or the text for a single text field."""
         if self._is_over:
             return StepResult(to_messages("The episode is over."), 0.0, True, {})
         chosen = parse_action(action, self._schema)
