@@ -24,8 +24,8 @@ from ratios import kept as held
 
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.choose import open_sandbox
-from ajet_sandbox.interpreter import own_interpreter
-from ajet_sandbox.warm import Warm
+from ajet_sandbox.interpreter import find_own_interpreter
+from ajet_sandbox.warm import WarmSandbox
 
 START, WARM = 1.5, 0.25
 
@@ -37,7 +37,7 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def calls(box: Warm, *, keep: bool) -> float:
+def calls(box: WarmSandbox, *, keep: bool) -> float:
     """The median of eight."""
     return statistics.median(seconds(lambda: box.python("pass", keep=keep)) for _ in range(8))
 
@@ -47,7 +47,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=25)
     parser.add_argument("--mechanism", default="bubblewrap", choices=["bubblewrap", "landlock", "none"])
-    parser.add_argument("--python", help="an interpreter other than this one's own", default=own_interpreter().path)
+    parser.add_argument(
+        "--python", help="an interpreter other than this one's own", default=find_own_interpreter().path
+    )
     given = parser.parse_args()
     limits = Limits()
     times: dict[str, list[float]] = {name: [] for name in ("bare", "least", "start", "first", "warm", "kept")}

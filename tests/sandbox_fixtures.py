@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from ajet_sandbox.bubblewrap import bubblewrap_program
-from ajet_sandbox.inside.kernel import landlock_version
-from ajet_sandbox.interpreter import reachable
+from ajet_sandbox.bubblewrap import find_bubblewrap
+from ajet_sandbox.inside.kernel import read_landlock_version
+from ajet_sandbox.interpreter import is_reachable
 from tests.container_fixtures import lacks_ajet_image, lacks_docker, lacks_podman
 
 NOBODY = 65534
@@ -27,9 +27,9 @@ def lacks(mechanism: str) -> str:
     """What is missing; "" for nothing."""
     if mechanism == "landlock":
         least = 1 if os.geteuid() == 0 else 6
-        return "" if landlock_version() >= least else f"Landlock's ABI {least} is not here"
+        return "" if read_landlock_version() >= least else f"Landlock's ABI {least} is not here"
     if mechanism == "bubblewrap":
-        program = bubblewrap_program()
+        program = find_bubblewrap()
         if program is None:
             return "bubblewrap is not installed"
         done = subprocess.run([program, "--ro-bind", "/", "/", "--unshare-pid", "true"], capture_output=True, text=True)
@@ -43,8 +43,8 @@ def lacks(mechanism: str) -> str:
 
 def run_as_nobody(script: str, *arguments: str | Path) -> Any:
     """Run a script of the repository as an ordinary user and read its JSON. Skips where no such user can run it."""
-    python = next((each for each in (sys.executable, "/usr/bin/python3") if reachable(each)), None)
-    if python is None or not reachable(str(ROOT)):
+    python = next((each for each in (sys.executable, "/usr/bin/python3") if is_reachable(each)), None)
+    if python is None or not is_reachable(str(ROOT)):
         pytest.skip("no Python, or not this folder, can be reached by another user")
     packages = str(Path(psutil.__file__).parents[1])
     done = subprocess.run(

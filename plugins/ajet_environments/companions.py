@@ -1,9 +1,9 @@
-"""Companions: the programs that a run needs beside it (`ajet.services`), started before it and ended after it.
+"""Companions: programs started before a run and ended after the run (`ajet.services`).
 
-Invariants: a companion is ended with all that it started, whatever ends the run, a kill included: its keeper ends the
-tree when this process is gone. What it prints is in the run's folder. One that answers before it is started is
-somebody else's: it is used and left alone. The run begins when all are ready, or not at all; what ends while it goes on
-is started again (`restarts`).
+Invariants: a companion ends with all its children when the run ends, even after a kill: its keeper ends the process
+tree once this process is gone. Its output goes to a log in the run's folder. A service already answering at the address
+belongs to another owner and is used, never ended. The run begins when all companions are ready, or not at all. A
+companion that fails during the run is restarted (`restarts`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ if TYPE_CHECKING:
 
 POLL_S = 0.1
 CONNECT_TIMEOUT_S = 2.0
-"""How long one question whether it answers may take."""
+"""Seconds for one readiness probe."""
 
 
 @contextmanager
 def run_companions(
     experiment: Experiment, folder: Path, flags: Sequence[str] = (), prefix: str = ""
 ) -> Iterator[list[str]]:
-    """Within the block they run; it gets the names of those that were started. Logs go to `folder`/services, with
-    `prefix` before their names. Raises UserError."""
+    """Run the companions within the block and yield the names of the started ones.
+
+    Logs go to `folder`/services, with `prefix` before each file name. Raises UserError.
+    """
     companions = choose_services(experiment, flags, os.environ)
     with ExitStack() as stack:
         running = [
@@ -60,7 +62,7 @@ def run_companions(
 
 
 class RunningCompanion(SupervisedProcess):
-    """A companion process that was started."""
+    """One companion process and its readiness."""
 
     def __init__(self, name: str, companion: Companion, base: Path, log: Path) -> None:
         command = companion.command
@@ -68,13 +70,13 @@ class RunningCompanion(SupervisedProcess):
         super().__init__(name, arguments, (base / Path(companion.cwd or ".").expanduser()).resolve(), log)
         self._companion = companion
         self._cell: ServiceCell | None = None
-        """The sandbox of one that is confined."""
+        """The sandbox of a confined companion."""
         self._searched_bytes = 0
-        """Bytes of the log before which its sign is not to be looked for again."""
+        """Bytes of the log already searched for the ready text."""
         self.restarts, self.timeout = companion.restarts, companion.timeout
 
     def require_startable(self) -> None:
-        """Raises UserError where it cannot be started as it is asked for."""
+        """Raise UserError if the companion cannot be started as configured."""
         from ajet_environments.confined import require_confinable
 
         if not self._folder.is_dir() and not self._is_answering():
@@ -83,11 +85,11 @@ class RunningCompanion(SupervisedProcess):
         require_confinable(self.name, self._companion, self._folder)
 
     def start(self) -> None:
-        """Begin, unless it is there already. Raises UserError."""
+        """Start the companion unless a service answers at its address already. Raises UserError."""
         self._start_process(anew=True)
 
     def restart(self) -> None:
-        """After its end; what it prints follows what it printed. Raises UserError."""
+        """Start the companion again after its end; output is appended to the log. Raises UserError."""
         self.close()
         self._keeper, self._ended, self._searched_bytes = None, {}, self._log.stat().st_size
         self._start_process(anew=False)
@@ -127,7 +129,7 @@ class RunningCompanion(SupervisedProcess):
             ) from problem
 
     def wait_until_ready(self) -> None:
-        """Until it is ready. Raises UserError."""
+        """Wait until the companion is ready. Raises UserError."""
         if self._keeper is None:
             return
         until = time.monotonic() + self._companion.timeout
@@ -146,7 +148,7 @@ class RunningCompanion(SupervisedProcess):
             raise self._make_error(f"The service {self.name} ended before it was ready{self._read_end()}.")
 
     def close(self) -> None:
-        """End it with all that it started. Idempotent."""
+        """End the companion and all its child processes. Idempotent."""
         super().close()
         self._end_cell()
 
@@ -163,7 +165,7 @@ class RunningCompanion(SupervisedProcess):
         return _is_address(self._companion.ready)
 
     def is_ready(self) -> bool:
-        """Whether it has said so, or answers."""
+        """True if the companion printed its ready text or answers at its address."""
         ready = self._companion.ready
         if not ready:
             return True
@@ -184,8 +186,10 @@ def _is_address(ready: str | None) -> bool:
 
 
 def find_connection_problem(address: str, seconds: float = CONNECT_TIMEOUT_S) -> str:
-    """An empty string where something answers at http://… or tcp://HOST:PORT, else why not. Any answer over HTTP but a
-    failure of the server (5xx) will do."""
+    """Return why no service answers at http://… or tcp://HOST:PORT, or an empty string.
+
+    Any HTTP status below 500 counts as an answer.
+    """
     try:
         place = urlsplit(address)
         if place.scheme == "tcp":

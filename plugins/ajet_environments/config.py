@@ -1,4 +1,4 @@
-"""`services`: programs beside a run, by name."""
+"""The section `services`: programs run alongside a training run, by name."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 AGENTJETS_READY = "Starting server on"
-"""What AgentJet's services print when they are ready."""
+"""The line AgentJet's services print once ready."""
 AGENTJETS_TIMEOUT_S = 3600.0
 
 
 class Companion(Section):
-    """One of them."""
+    """One program run alongside a training run."""
 
     command: str | list[str] = key("", "Program and arguments; no shell reads them.", training=False, min_length=1)
     cwd: str | None = key(None, "Its working folder; null is the YAML's.", training=False)
@@ -48,7 +48,7 @@ class Companion(Section):
 
 
 class ServiceKeys(PluginKeys):
-    """Programs beside a run."""
+    """The key `services` of the configuration."""
 
     services: dict[str, Companion] = key(
         {},
@@ -61,10 +61,10 @@ class ServiceKeys(PluginKeys):
 def choose_services(
     experiment: Experiment, flags: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, Companion]:
-    """Return the services that a run starts, by name: those of the YAML, and those that `--with-NAME` names.
+    """Return the services to start, by name: those of the YAML and those selected by `--with-NAME`.
 
-    One that the YAML does not know is AgentJet's, which NAME_PATH and NAME_SCRIPT of the environment describe. Raises
-    UserError.
+    A name missing in the YAML is one of AgentJet's services, described by NAME_PATH and NAME_SCRIPT of the environment.
+    Raises UserError.
     """
     declared = ServiceKeys.of(experiment.ajet).services
     found = {name: each for name, each in declared.items() if not each.only_with_flag or name in flags}

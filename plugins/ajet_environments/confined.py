@@ -1,8 +1,8 @@
-"""A service behind a sandbox's walls (`services.NAME.confined`), and the way in to its port.
+"""Services behind a sandbox's walls (`services.NAME.confined`) and the forwarder to their port.
 
-Invariants: it sees what a confined tool server sees (`ajet_sandbox.walls`), its working folder read-only, and
-no network. One port leads in: connections to it go over a socket that was made out here, and nothing goes the other
-way. The port answers here once the program answers inside, and no longer than the program is kept.
+Invariants: a confined service sees the same files as a confined tool server (`ajet_sandbox.walls`), with a read-only
+working folder and no network. One port leads in, over a socket created on the host; no connection leads out. The host
+port listens once the program answers inside, and closes with the program.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from ajet.schema.commands import format_command as ajet_command
 from ajet.schema.errors import ConfigError
 from ajet.schema.sandbox import Limits
 from ajet_environments.config import Companion
-from ajet_sandbox.choose import chosen_mechanism
-from ajet_sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
-from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.choose import choose_mechanism
+from ajet_sandbox.doorway import BACKLOG, listen_at, remove_dead_doors, run_until_closed
+from ajet_sandbox.identity import choose_uid
 from ajet_sandbox.inside import door
-from ajet_sandbox.program import Walls, walled_program
-from ajet_sandbox.walls import Walled, holds_more
+from ajet_sandbox.program import Walls, wall_program
+from ajet_sandbox.walls import WalledProgram, holds_home
 
 FOLDER_PREFIX = "ajet-service-"
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 FILE_LIMIT = resource.RLIMIT_NOFILE
 DISK_BYTES = 8 << 30
-"""Bytes of its /tmp, and of one file."""
+"""Bytes of /tmp inside, and of a single file."""
 
 
 def require_confinable(name: str, companion: Companion, folder: Path) -> None:
-    """Raises ConfigError where it is to be confined and cannot be, here or at all."""
+    """Raise ConfigError if the service is to be confined and cannot be, by its settings or on this machine."""
     if not companion.confined:
         if companion.shows:
             raise ConfigError(
@@ -59,14 +59,14 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
             expected="http://127.0.0.1:PORT/… or tcp://127.0.0.1:PORT, the one port that leads into its sandbox",
         )
     for shown in (folder, *_resolve_shown(companion, folder)):
-        if holds_more(shown):
+        if holds_home(shown):
             raise ConfigError(
                 f"The service {name} is confined, and {shown} holds a person's whole home, which it must not see.",
                 where=f"ajet.services.{name}",
                 do="give it a folder of its own as cwd",
             )
     try:
-        chosen_mechanism("bubblewrap")
+        choose_mechanism("bubblewrap")
     except ConfigError as error:
         raise ConfigError(
             f"The service {name} is confined, and cannot be: {error.what}",
@@ -77,16 +77,20 @@ def require_confinable(name: str, companion: Companion, folder: Path) -> None:
 
 
 class ServiceCell:
-    """What one start of a confined service needs out here. Raises OSError where its port is taken, SandboxFailure."""
+    """Host-side resources for one start of a confined service.
+
+    Raises OSError if the port is taken, SandboxFailure if the sandbox cannot be prepared.
+    """
 
     def __init__(self, companion: Companion, arguments: list[str], folder: Path) -> None:
         port = _parse_port(companion)
         assert port is not None, "require_confinable"
-        sweep(FOLDER_PREFIX, "door")
+        remove_dead_doors(FOLDER_PREFIX, "door")
         self._root = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         self._root.chmod(0o711)
         self.is_open, self.port_problem = False, ""
-        """Whether the port leads in; why it cannot, where another got it since this one was made."""
+        """`is_open`: True once the port forwards. `port_problem`: why the port cannot be used, if another process took
+        it."""
         self._ready_fd: int | None = None
         self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._serve_port, name="ajet-service-door", daemon=True)
@@ -114,18 +118,19 @@ class ServiceCell:
             raise
         self._inside_socket = inside_socket
         self.program = replace(program, descriptors=(*program.descriptors, inside_socket.fileno(), inside_ready_fd))
-        """How it is started."""
+        """The command line and descriptors to start."""
         self._child_fds = (*program.descriptors, inside_ready_fd)
 
     def start_forwarding(self) -> None:
-        """Close the descriptors that are the other side's now, whether it was started or not."""
+        """Close the descriptors inherited by the child, and start the forwarding thread, whether the child was started
+        or not."""
         for each in self._child_fds:
             os.close(each)
         self._inside_socket.close()
         self._thread.start()
 
     def close(self) -> None:
-        """Shut the port, and remove its folder. Idempotent."""
+        """Close the port and remove the folder. Idempotent."""
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
@@ -138,13 +143,13 @@ class ServiceCell:
             os.close(self._ready_fd)
         remove_folder(self._root)
 
-    def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> Walled:
-        uid = fresh_uid()
+    def _wall_program(self, companion: Companion, settings: dict[str, object], folder: Path) -> WalledProgram:
+        uid = choose_uid()
         shown = (folder, *_resolve_shown(companion, folder), *list_package_roots())
         walls = Walls(make_workdir(self._root, "work", uid), shown, uid, _build_limits())
         path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         command = [sys.executable, "-I", "-S", door.__file__, json.dumps(settings)]
-        return walled_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
+        return wall_program(command, walls, {"PATH": path, "PYTHONUNBUFFERED": "1", **companion.env})
 
     def _serve_port(self) -> None:
         async def connect() -> door.Streams:
@@ -159,7 +164,9 @@ class ServiceCell:
             self._loop.remove_reader(self._ready_fd)
             if not over.done() and os.read(self._ready_fd, 1):  # else it ended before it answered
                 try:
-                    server = await asyncio.start_server(door.forwarding(connect), sock=self._listener, backlog=BACKLOG)
+                    server = await asyncio.start_server(
+                        door.make_forwarder(connect), sock=self._listener, backlog=BACKLOG
+                    )
                 except OSError as problem:  # two that listen to nothing yet may be bound to one port
                     self.port_problem = problem.strerror or str(problem)
                     await over
@@ -168,11 +175,11 @@ class ServiceCell:
                 await over
                 server.close()
 
-        run_to_its_end(self._loop, until_closed())
+        run_until_closed(self._loop, until_closed())
 
 
 def _parse_port(companion: Companion) -> int | None:
-    """The one at which it is asked on this machine; None where `ready` does not say it."""
+    """Return the local port named by `ready`, or None."""
     with suppress(ValueError):
         place = urlsplit(companion.ready or "")
         if place.scheme in ("http", "tcp") and place.hostname in LOOPBACK_HOSTS:
@@ -185,7 +192,8 @@ def _resolve_shown(companion: Companion, folder: Path) -> list[Path]:
 
 
 def _build_limits() -> Limits:
-    """A service holds the worlds of all attempts: its memory is the machine's affair."""
+    """Return the limits of a service: it holds the worlds of all attempts, so its memory is bounded by the machine
+    alone."""
     memory, size, files = (
         resource.getrlimit(each)[1] for each in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, FILE_LIMIT)
     )

@@ -1,6 +1,6 @@
-"""Tasks that an environment service lists: an id each, and what they are about is told when one is begun.
+"""Tasks listed by an environment service: an id each; the service tells their content when an episode is created.
 
-Invariant: a split is what the service says, in its order; a service that is not there is one UserError.
+Invariant: a split has the service's tasks in the service's order; an unreachable service is one UserError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEY = "ajet.task_reader.env_service"
 
 
 class EnvServiceReader:
-    """`env_service`: each task bears the service's `env_type`; `workflow_task.gym_env` plays it."""
+    """`env_service`: each task carries the service's `env_type`; `workflow_task.gym_env` plays it."""
 
     judge = None
 
@@ -35,11 +35,11 @@ class EnvServiceReader:
         }
 
     def has(self, split: TaskSplit) -> bool:
-        """Whether a split is named."""
+        """True if the split is named."""
         return bool(self._splits[split])
 
     def tasks(self, split: TaskSplit) -> Sequence[Task]:
-        """Asks the service. Raises TaskError."""
+        """Return the tasks of a split, listed by the service. Raises TaskError."""
         name = self._splits[split]
         key = f"{KEY}.{'training' if split == 'train' else 'validation'}_split"
         if not name:

@@ -1,6 +1,7 @@
-"""What becomes of a companion that ends while the run goes on: it is started again, each time later than before.
+"""Restarts of companions that end during a run, each later than the one before.
 
-Invariant: nothing is started once the run is over; what ended well, or too often in a row, stays as it is and is said.
+Invariant: nothing is started once the run is over. A companion with exit code 0, or with too many failures in a row,
+stays ended, and a log line says so.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from ajet.schema.errors import UserError
 
 POLL_S = 0.5
 STEADY_S = 60.0
-"""After how long of being ready an end is no more one in a row."""
+"""Seconds of readiness after which the count of failures starts again at 0."""
 LONGEST_S = 60.0
-"""Between an end and the next start; the first is after a second, each further one after twice as long."""
+"""Longest delay before a restart; the first is one second, each further one twice as long."""
 
 
 class Restartable(Protocol):
-    """A process that can be started again."""
+    """A process with a readiness check that can be restarted."""
 
     name: str
     timeout: float
-    """Seconds that it may take to be ready."""
+    """Seconds until the process must be ready."""
 
     def is_over(self) -> bool: ...
     def ended_well(self) -> bool: ...
@@ -38,7 +39,7 @@ class Restartable(Protocol):
 
 
 class RestartWatcher:
-    """The processes that run, each with how many times in a row it may be started again."""
+    """Watches processes, each with its number of restarts in a row."""
 
     def __init__(self, running: Sequence[tuple[Restartable, int]]) -> None:
         self._processes = [WatchedProcess(each, most) for each, most in running]
@@ -46,7 +47,7 @@ class RestartWatcher:
 
     @contextmanager
     def run_watcher(self) -> Iterator[None]:
-        """Within the block a thread watches them."""
+        """Watch the processes in a thread within the block."""
         thread = threading.Thread(target=self._watch_processes, name="ajet-restarts", daemon=True)
         if self._processes:
             thread.start()
@@ -65,19 +66,19 @@ class RestartWatcher:
 
 
 class WatchedProcess:
-    """A process that is watched."""
+    """The restart state of one process."""
 
     def __init__(self, companion: Restartable, most: int) -> None:
         self._companion, self._max_restarts = companion, most
         self._restarts, self._started_at = 0, time.monotonic()
         self._restart_at: float | None = None
-        """When it is started again; None: it runs."""
+        """Time of the next restart; None while the process runs."""
         self._ready_since: float | None = self._started_at
-        """Since when; None: not yet."""
+        """Time of the first readiness; None until then."""
         self._is_late = self._has_given_up = False
 
     def check_process(self, now: float) -> None:
-        """Once in a while; `now` by a clock that only goes on."""
+        """Check the process once; `now` is from a monotonic clock."""
         if self._has_given_up:
             return
         try:

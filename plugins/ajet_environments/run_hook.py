@@ -1,4 +1,4 @@
-"""The run hook of this package: it starts the services of a run, and imports what starts them only if there are any."""
+"""The run hook of the package: it starts a run's services, and imports their code only if there are any."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Environments of Python for programs whose packages cannot be in ours, made once.
+"""Python environments for programs with packages that conflict with ajet's, made once.
 
-Invariant: an environment is for one list of requirements (its folder's name is the list's digest) and is used only when
-it is whole; every step has a time limit, so that an index that cannot be reached costs minutes at most, never a hang;
-two that make the same one wait for each other, not without end.
+Invariants: an environment belongs to one list of requirements (its folder is named by the list's digest) and is used
+only when complete. Every step has a time limit, so an unreachable index costs minutes at most. Two processes that make
+the same environment wait for each other, up to a limit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ajet.record.lock import alone
 from ajet.schema.errors import UserError
 
 READY = "ajet-ready"
-"""The file that says that an environment is whole."""
+"""Marker file of a complete environment."""
 LIMIT_S = 300.0
-"""For one step of one."""
+"""Seconds for one step."""
 WAIT_S = 6 * LIMIT_S
-"""For another process that makes some in the same folder."""
+"""Seconds to wait for another process in the same folder."""
 QUICK_HTTP = {
     "UV_HTTP_TIMEOUT": "15",
     "UV_HTTP_RETRIES": "1",
@@ -40,8 +40,10 @@ QUICK_HTTP = {
 
 
 def prepare_python(requirements: Path, *, say: Callable[[str], None] = logger.info) -> Path:
-    """The Python of an environment with what the file lists, made if it is not there: about 10 seconds to minutes.
-    `say` is told before. Raises UserError where it cannot be made."""
+    """Return the Python of an environment with the listed packages, made if missing (10 seconds to minutes).
+
+    `say` is called before. Raises UserError if the environment cannot be made.
+    """
     try:
         text = requirements.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -68,12 +70,12 @@ def prepare_python(requirements: Path, *, say: Callable[[str], None] = logger.in
 
 
 def compute_digest(text: str) -> str:
-    """The digest of requirements, for this Python."""
+    """Return the digest of requirements for this Python version."""
     return hashlib.sha256(f"{sys.version_info[0]}.{sys.version_info[1]}\n{text}".encode()).hexdigest()[:12]
 
 
 def fill_environment(target: Path, make: Callable[[], str]) -> list[str]:
-    """Fill the folder and mark it as whole; answers why not, where `make` does."""
+    """Fill the folder by `make` and mark it as complete; return the error in a list, or an empty list."""
     shutil.rmtree(target, ignore_errors=True)  # what an interrupted one left
     if why := make():
         shutil.rmtree(target, ignore_errors=True)
@@ -83,7 +85,7 @@ def fill_environment(target: Path, make: Callable[[], str]) -> list[str]:
 
 
 def make_venv(target: Path, requirements: Path, what: str) -> str:
-    """ "" when it is there, else why not."""
+    """Make a virtual environment and install the requirements; return "" or the error."""
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     python = str(target / "bin" / "python")
     why = run_command([sys.executable, "-m", "venv", "--without-pip", str(target)], "venv")
@@ -97,7 +99,7 @@ def make_venv(target: Path, requirements: Path, what: str) -> str:
 
 
 def run_command(command: Sequence[str], what: str) -> str:
-    """ "" when it went well, else why not. What it started ends with it where it is not done in time."""
+    """Run a command with a time limit and return "" or the error. A timeout kills its process group."""
     try:
         process = subprocess.Popen(
             command,
@@ -125,7 +127,6 @@ def run_command(command: Sequence[str], what: str) -> str:
 
 
 def lock_folder(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
-    """While nobody else makes an environment there. Raises UserError where the folder cannot be written, or another
-    takes longer than WAIT_S."""
+    """Hold the lock of the folder. Raises UserError if the folder is not writable or locked longer than WAIT_S."""
     does, do = "makes environments of Python there", "set AJET_CACHE to another one"
     return alone(folder / ".lock", does, say=say, at_most=WAIT_S, do=do)

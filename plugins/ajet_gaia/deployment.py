@@ -31,7 +31,7 @@ from ajet_gaia.selection import selected
 from ajet_gaia.server import Server
 from ajet_mcp.servers import Server as McpServer
 from ajet_sandbox.bubblewrap import FOLDER
-from ajet_sandbox.program import FOR_SERVERS, Walls
+from ajet_sandbox.program import SERVER_LIMITS, Walls
 
 NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
 
@@ -96,7 +96,7 @@ class Tools:
             command=started.command,
             env=dict(started.environment),
             cwd=workdir,
-            walls=Walls(workdir, shown, uid, FOR_SERVERS) if self.confined else None,
+            walls=Walls(workdir, shown, uid, SERVER_LIMITS) if self.confined else None,
         )
 
     def _path(self, named: str | None) -> Path | None:

@@ -18,9 +18,9 @@ from ajet.schema.commands import format_command
 from ajet.schema.errors import ConfigError
 from ajet_mcp.images import require_images
 from ajet_mcp.servers import Server
-from ajet_sandbox.choose import chosen_mechanism
-from ajet_sandbox.identity import fresh_uid
-from ajet_sandbox.program import FOR_SERVERS, Walls
+from ajet_sandbox.choose import choose_mechanism
+from ajet_sandbox.identity import choose_uid
+from ajet_sandbox.program import SERVER_LIMITS, Walls
 
 
 def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
@@ -30,7 +30,7 @@ def behind_walls(server: Server, workdir: Path, uid: int | None) -> Server:
     assert server.cwd is not None
     command = tuple(_absolute(word, server.cwd) for word in server.command)
     memory = server.resources.memory << 20
-    limits = replace(FOR_SERVERS, memory=memory) if memory else FOR_SERVERS
+    limits = replace(SERVER_LIMITS, memory=memory) if memory else SERVER_LIMITS
     return replace(server, command=command, walls=Walls(workdir, (server.cwd, *server.shows), uid, limits))
 
 
@@ -42,7 +42,7 @@ def require_sandbox(servers: Sequence[Server]) -> None:
     if not confined:
         return
     try:
-        chosen_mechanism("bubblewrap")
+        choose_mechanism("bubblewrap")
     except ConfigError as error:
         raise ConfigError(
             f"The server {confined[0]} is confined, and cannot be: {error.what}",
@@ -63,7 +63,7 @@ class Workdir:
     def made(self) -> tuple[Path, int | None]:
         """The folder, and whose it is where it can be one's own."""
         if self._made is None:
-            self._root, uid = HeldFolder("ajet-tools-", mode=0o711), fresh_uid()
+            self._root, uid = HeldFolder("ajet-tools-", mode=0o711), choose_uid()
             self._made = make_workdir(self._root.path, "work", uid), uid
         return self._made
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet_mcp.servers import Server
-from ajet_sandbox.engine import LABEL, OF_THE_ENGINE, engine_of, given, owner
+from ajet_sandbox.engine import ENGINE_VARIABLES, LABEL, find_engine, make_owner_label, pass_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,15 @@ class Contained:
 
 def contained(server: Server) -> Contained:
     """A new container's. Raises SandboxFailure."""
-    program, name = engine_of(server.image), f"ajet-server-{secrets.token_hex(8)}"
-    ours = {key: value for key, value in os.environ.items() if OF_THE_ENGINE.match(key)}
+    program, name = find_engine(server.image), f"ajet-server-{secrets.token_hex(8)}"
+    ours = {key: value for key, value in os.environ.items() if ENGINE_VARIABLES.match(key)}
     words = [
-        program, "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--label", f"{LABEL}={owner()}",
+        program, "run", "--rm", "--interactive", "--pull", "never", "--name", name,
+        "--label", f"{LABEL}={make_owner_label()}",
         "--log-driver", "none", "--network", server.network, "--stop-signal", "KILL",
         "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *_held(server),
     ]  # fmt: skip
-    variables = given(server.env)
+    variables = pass_variables(server.env)
     command = (*words, *variables.words, server.image, *server.command)
     return Contained(command, program, name, {**ours, **variables.environment}, variables.descriptor)
 
@@ -51,7 +52,7 @@ def require_images(servers: Sequence[Server]) -> None:
         if not server.image:
             continue
         try:
-            engine_of(server.image)
+            find_engine(server.image)
         except SandboxFailure as problem:
             raise ConfigError(
                 f"The server {server.name} is an image that cannot be started: {problem}",

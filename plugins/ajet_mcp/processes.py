@@ -21,10 +21,10 @@ from ajet_mcp.child import Child, started
 from ajet_mcp.contract import CallFailedError
 from ajet_mcp.images import Contained, contained
 from ajet_mcp.servers import Server
-from ajet_sandbox.choose import chosen_mechanism
-from ajet_sandbox.engine import remove
-from ajet_sandbox.program import walled_program
-from ajet_sandbox.walls import Shown
+from ajet_sandbox.choose import choose_mechanism
+from ajet_sandbox.engine import remove_container
+from ajet_sandbox.program import wall_program
+from ajet_sandbox.walls import ShownFolders
 
 MARK = "AJET_TOOL_SERVER"
 KEPT = 2_000
@@ -122,7 +122,7 @@ class ServerProcess:
             await asyncio.to_thread(_end_marked, self._mark)
         if self._container is not None and self._process.returncode != 0:  # else it has removed itself
             with suppress(SandboxFailure):  # what could not be removed is removed by the next run
-                await asyncio.to_thread(remove, self._container.program, self._container.name)
+                await asyncio.to_thread(remove_container, self._container.program, self._container.name)
         self._listening.cancel()
         self._process.let_go()
 
@@ -170,9 +170,9 @@ async def _behind_walls(server: Server) -> Child:
     """Raises CallFailedError where there is no sandbox."""
     assert server.walls is not None
     try:
-        await asyncio.to_thread(chosen_mechanism, "bubblewrap")
-        shown = await asyncio.to_thread(Shown.of, server.walls.shown)  # however many files it has to look at
-        wall = walled_program(server.command, server.walls, server.env, shown)
+        await asyncio.to_thread(choose_mechanism, "bubblewrap")
+        shown = await asyncio.to_thread(ShownFolders.of, server.walls.shown)  # however many files it has to look at
+        wall = wall_program(server.command, server.walls, server.env, shown)
     except (SandboxFailure, ConfigError) as problem:
         raise CallFailedError(
             f"the MCP server {server.name} has no sandbox: {problem}", "sandbox", lost=True

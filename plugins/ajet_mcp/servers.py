@@ -24,7 +24,7 @@ from ajet.config.unread_sections import list_servers_files
 from ajet.environment.files import expand_variables, find_named_file, invalid_section_error, read_yaml
 from ajet.schema.addresses import ToolKind, find_tool_kind, require_address
 from ajet.schema.errors import ConfigError
-from ajet_sandbox.engine import OF_THE_ENGINE, one_line
+from ajet_sandbox.engine import ENGINE_VARIABLES, fits_env_file
 from ajet_sandbox.program import Walls
 
 KEY = "ajet.environment.use"
@@ -163,8 +163,10 @@ class _Entry(BaseModel):
             raise ValueError("cwd is for a command; an image has a folder of its own")
         if self.url is not None and self.resources.said:
             raise ValueError("resources are for a command or an image; what runs elsewhere has its own")
-        several = [name for name, value in self.env.items() if not one_line(value)] if self.image is not None else []
-        if taken := [name for name in several if OF_THE_ENGINE.match(name)]:
+        several = (
+            [name for name, value in self.env.items() if not fits_env_file(value)] if self.image is not None else []
+        )
+        if taken := [name for name in several if ENGINE_VARIABLES.match(name)]:
             raise ValueError(f"{taken[0]} is read by the container engine itself: set it in the image")
         if self.confined and self.command is None:
             raise ValueError("confined is for a command; what runs elsewhere is confined there")

@@ -1,8 +1,7 @@
-"""MongoDB as the ledger of processes on any number of machines.
+"""MongoDB as the store of processes on any number of machines.
 
-In: what the contracts say. Out: four collections that any client of MongoDB can read, in the chain and with the names
-that AgentRL gave them: `Task` (a position of the order, and whose it is), `Record` (an episode),
-`DispatchedSamplingTask` (a call of a model), `DBRecordData` (a sequence to train on). Invariant: they are the episode,
-written from the one schema and read back to the equal one; pymongo is imported in this folder alone, and not before a
-store is opened.
+In and out: the store contract's values. The database has four collections readable by any client, with AgentRL's names:
+`Task` (a position and its holder), `Record` (an episode), `DispatchedSamplingTask` (a model call), `DBRecordData` (a
+training sequence). Invariant: an episode's documents decode to the equal episode; pymongo is imported only in this
+package, and only when a store is opened.
 """

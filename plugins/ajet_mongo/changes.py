@@ -1,7 +1,7 @@
-"""What is asked of the documents of positions: filters and updates, as MongoDB has them.
+"""Filters and updates of position documents, in MongoDB's language.
 
-Invariant: every change of a position is one update of its one document, which names the state and the fence that it
-starts from; times are the server's (`$$NOW`).
+Invariant: every change of a position is one update of its document, conditioned on state and fence; times are the
+server's (`$$NOW`).
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from ajet.store.shared import EXPIRED
 
 WAITING, RUNNING, CLOSED, OVER, DEAD = "waiting", "running", "completed", "over", "dead"
 MADE, FREE = "made", "free"
-"""Of positions that nobody ever had: about to be given out, and to be given out."""
+"""States of positions never leased: made, and free to lease."""
 NEVER_HAD = (MADE, FREE)
 Document = dict[str, Any]
 Update = list[Mapping[str, Any]]
 _NOTHING: Document = {"whole": False, "reasons": [], "ends": [], "uses": [], "scores": [], "num_samples": 0, "fence": 0}
 
 
-def held(lease: Lease) -> Document:
-    """The position of a lease that counts."""
+def match_lease(lease: Lease) -> Document:
+    """Match the position of a valid lease."""
     return {"_id": lease.order, "status": RUNNING, "fence": lease.fence}
 
 
-def until(seconds: float) -> Document:
-    """A lease of so long, from now on."""
+def build_deadline(seconds: float) -> Document:
+    """Return the fields of a lease of `seconds` from now on."""
     return {"until": {"$add": ["$$NOW", int(1000 * seconds)]}, "seconds": seconds}
 
 
-def claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
-    """The claim of a position that is nobody's, or of which there is no document yet. `mark`: by which the claim is
-    known."""
+def build_claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
+    """Return the update that leases a free or new position. `mark`: identifies the claim."""
     there = {name: {"$ifNull": [f"${name}", value]} for name, value in _NOTHING.items()}
     mine = {
         "status": RUNNING,
@@ -43,97 +42,97 @@ def claim(holder: str, trainer: int, seconds: float, mark: str) -> Update:
         "fence": {"$add": ["$fence", 1]},
         "num_samples": {"$add": ["$num_samples", 1]},
         "since": "$$NOW",
-        **until(seconds),
+        **build_deadline(seconds),
     }
     return [{"$set": there}, {"$set": mine}]
 
 
-def to_be_had(floor: int, below: int | None) -> Document:
-    """Positions of the order that wait, and of those that nobody ever had the ones before `below`."""
+def match_available(floor: int, below: int | None) -> Document:
+    """Match waiting positions of the order, and free ones below `below`."""
     if below is None:
         return {"status": {"$in": [WAITING, FREE]}, "_id": {"$gte": floor}}
     fresh = {"status": FREE, "_id": {"$gte": floor, "$lt": below}}
     return {"$or": [{"status": WAITING, "_id": {"$gte": floor}}, fresh]}
 
 
-def fallen_silent() -> Document:
-    """Leases of samplers whose time is over, or lies further ahead than a lease is long: the clock was set back."""
+def match_expired() -> Document:
+    """Match samplers' leases past their deadline, or with a deadline too far ahead, after a clock was set back."""
     ahead = {"$add": ["$$NOW", {"$multiply": [2000, {"$max": ["$seconds", 1]}]}]}
     ended = {"$or": [{"$lt": ["$until", "$$NOW"]}, {"$gt": ["$until", ahead]}]}
     return {"status": RUNNING, "trainer": 0, "$expr": ended}
 
 
-def of_earlier_trainers(latest: int) -> Document:
-    """Leases that ended with whoever trained."""
+def match_earlier_trainers(latest: int) -> Document:
+    """Match leases of earlier trainers."""
     return {"status": RUNNING, "trainer": {"$gt": 0, "$lt": latest}}
 
 
-def failed(reason: str, most: int) -> Update:
-    """The update of a position of which one more attempt has failed."""
+def record_failure(reason: str, most: int) -> Update:
+    """Return the update after one more failed attempt."""
     state = {"$cond": [{"$lt": [{"$size": "$reasons"}, most]}, WAITING, DEAD]}
-    told = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
-    return [{"$set": {"reasons": told}}, {"$set": {"status": state}}]
+    reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
+    return [{"$set": {"reasons": reasons}}, {"$set": {"status": state}}]
 
 
-def set_aside(reason: str) -> Update:
-    """Given to nobody any more."""
-    told = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
-    return [{"$set": {"reasons": told, "status": DEAD}}]
+def mark_dead(reason: str) -> Update:
+    """Return the update that withdraws a position."""
+    reasons = {"$concatArrays": ["$reasons", [{"$literal": reason}]]}
+    return [{"$set": {"reasons": reasons, "status": DEAD}}]
 
 
-def naming(order: int, record: str) -> Document:
-    """The position, while it waits for a step or a player and names this record."""
+def match_record(order: int, record: str) -> Document:
+    """Match an unfinished position that refers to the record."""
     return {"_id": order, "status": {"$nin": [OVER, DEAD]}, "ends.record": record}
 
 
-def expired(most: int) -> Update:
-    """The update of a position whose holder fell silent: a failed attempt, too."""
-    return failed(EXPIRED, most)
+def record_expiry(most: int) -> Update:
+    """Return the update after a holder's lease expired: a failed attempt, too."""
+    return record_failure(EXPIRED, most)
 
 
-def put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:
-    """Ends that are new are known from now on, where the lease counts; else nothing changes."""
+def build_put(lease: Lease, ends: Sequence[Mapping[str, Any]], about: Mapping[str, Any], seconds: float) -> Update:
+    """Return the update that adds new episodes if the lease is valid, and otherwise changes nothing."""
     mine = {"$and": [{"$eq": ["$status", RUNNING]}, {"$eq": ["$fence", lease.fence]}]}
     new = {
         "$filter": {
             "input": {"$literal": list(ends)}, "as": "end", "cond": {"$not": {"$in": ["$$end.uuid", "$ends.uuid"]}}
         }
     }  # fmt: skip
-    told = {name: {"$literal": value} for name, value in about.items()}
-    grown = {"ends": {"$concatArrays": ["$ends", new]}, **until(seconds), **told}
+    task_fields = {name: {"$literal": value} for name, value in about.items()}
+    grown = {"ends": {"$concatArrays": ["$ends", new]}, **build_deadline(seconds), **task_fields}
     changed = {name: {"$cond": [mine, value, f"${name}"]} for name, value in grown.items()}
     return [{"$set": changed}, {"$set": {"scores": {"$cond": [mine, "$ends.score", "$scores"]}}}]
 
 
-def use(of: str, step: int, reason: str | None) -> Update:
-    """Over, from the commit `of` on."""
+def build_use(of: str, step: int, reason: str | None) -> Update:
+    """Return the update that ends a position with the commit `of`."""
     one = {"of": of, "step": step, "reason": reason}
     return [{"$set": {"was": "$status", "status": OVER, "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
 
 
-def use_again(of: str, step: int) -> Update:
-    """Used, and still closed, for a later step."""
+def build_reuse(of: str, step: int) -> Update:
+    """Return the update for a use that leaves the position closed for a later step."""
     one = {"of": of, "step": step, "reason": None, "again": True}
     return [{"$set": {"was": "$status", "uses": {"$concatArrays": ["$uses", [{"$literal": one}]]}}}]
 
 
-def used_by(of: str, step: int) -> Document:
-    """Positions that this step has used, in this commit."""
+def match_use(of: str, step: int) -> Document:
+    """Match positions used by the step in the commit."""
     return {"uses": {"$elemMatch": {"of": of, "step": step}}}
 
 
-def unused(of: str, step: int) -> Update:
-    """Back, as it was before."""
+def undo_use(of: str, step: int) -> Update:
+    """Return the update that restores the state before the use."""
     this = {"$and": [{"$eq": ["$$use.of", of]}, {"$eq": ["$$use.step", step]}]}
     rest = {"$filter": {"input": "$uses", "as": "use", "cond": {"$not": this}}}
     return [{"$set": {"status": "$was", "uses": rest}}]
 
 
-def reopened() -> Update:
-    """The update of a position whose use does not hold."""
+def reopen_position() -> Update:
+    """Return the update of a position with an invalid use."""
     return [{"$set": {"status": {"$cond": ["$whole", CLOSED, WAITING]}}}]
 
 
-def last_use(names: Iterable[str]) -> Document:
-    """The query for a use by one of these commits that ended its position."""
+def match_last_use(names: Iterable[str]) -> Document:
+    """Match a final use by one of the commits."""
     return {"$elemMatch": {"of": {"$in": list(names)}, "again": {"$ne": True}}}

@@ -1,8 +1,8 @@
-"""The way to the server: one client, one write concern, and what is done while nobody answers.
+"""The connection to the server: one client, its write concerns, and retries during an outage.
 
-Invariant: an operation is asked again until `PATIENCE` is over where the connection broke, so each of them is one that
-may have happened already. What the server refuses is not asked again. On return of a durable write it is in the journal
-of the server, or of most of a replica set, with all that was written before it.
+Invariants: after a broken connection an operation is retried until `PATIENCE` is over, so every operation must tolerate
+a repetition. Refused operations are not retried. A durable write returns once it is in the journal of the server, or of
+most of a replica set, with all earlier writes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
 PATIENCE = 60.0
-"""Seconds."""
+"""Seconds of retries."""
 ANSWER_MS = 30_000
-"""Within which a server that is there answers."""
+"""Milliseconds for the answer of a running server."""
 _NO_ROOM = 14031
-"""Code: no room on its disk."""
+"""Code: the disk is full."""
 _NOT_NOW = (50, 64, 100, 262)
-"""Codes: not in time, not by enough members. A set that lost members may have them again."""
+"""Codes: timeout, or too few members. A replica set may recover members."""
 _GOES_DOWN = (91, 189, 10058, 10107, 11600, 11602, 13435, 13436)
-"""Codes of a member that is shut down, or elected no more, while it waits for its journal or for the others."""
+"""Codes of a member shutting down, or losing its election, while it waits for journal or members."""
 DUPLICATE = 11000
-"""Code: it is there already."""
+"""Code: the document exists."""
 CANNOT_WRITE = "The store's server cannot write"
 T = TypeVar("T")
 
 
-class Connection:
-    """To one database."""
+class MongoConnection:
+    """The connection to one database."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Connection:
         *,
         patience: float = PATIENCE,
     ) -> None:
-        """`login`: user and password. `patience`: seconds until the first contact. `later`: seconds that the owner
-        waits afterwards (`outage.patience`), which bound one answer. Raises MissingExtraError, StoreDownError."""
+        """`login`: user and password. `patience`: seconds until the first contact. `later`: seconds of retries
+        afterwards (`outage.patience`), also a bound of one answer. Raises MissingExtraError, StoreDownError."""
         try:
             from pymongo import MongoClient, ReadPreference, WriteConcern
             from pymongo.errors import PyMongoError
@@ -67,21 +67,20 @@ class Connection:
         # of a member that lags behind, a position would name what is not there yet
         base = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
         self._quick = base.with_options(write_concern=WriteConcern(w=1))  # whatever the address says: w=0 has no errors
-        self._unheard = base.with_options(write_concern=WriteConcern(w=0))
+        self._unacknowledged = base.with_options(write_concern=WriteConcern(w=0))
         self._durable = base.with_options(write_concern=WriteConcern(w="majority", j=True, wtimeout=answer_ms))
 
-    def ask(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """What the operation answers, durable where it writes. Raises StoreDownError, and pymongo's own where the
-        server refuses a document."""
-        return self._asked(operation, self._durable)
+    def run_durable(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
+        """Run an operation with durable writes. Raises StoreDownError, and pymongo's errors for refused documents."""
+        return self._run_operation(operation, self._durable)
 
-    def ask_quickly(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """Ask for a write that becomes durable with the next durable one."""
-        return self._asked(operation, self._quick)
+    def run_quick(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
+        """Run an operation whose writes become durable with the next durable one."""
+        return self._run_operation(operation, self._quick)
 
-    def tell(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
-        """Send writes that no answer is waited for: whoever makes them looks whether they happened."""
-        self._asked(operation, self._unheard)
+    def send_unacknowledged(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
+        """Send writes without waiting for an answer; the caller checks later for their success."""
+        self._run_operation(operation, self._unacknowledged)
 
     def find(
         self,
@@ -92,45 +91,45 @@ class Connection:
         order: int = 1,
         limit: int = 0,
     ) -> list[dict[str, Any]]:
-        """Documents of a collection, by their names."""
-        return self.ask(lambda base: list(base[name].find(wanted, fields, limit=limit).sort("_id", order)))
+        """Find documents of a collection, sorted by `_id`."""
+        return self.run_durable(lambda base: list(base[name].find(wanted, fields, limit=limit).sort("_id", order)))
 
     def update(self, name: str, wanted: Mapping[str, Any], change: Any) -> int:
-        """Change all documents that match; the number that matched, less where an answer was lost."""
-        return self.ask(lambda base: base[name].update_many(wanted, change).matched_count)
+        """Update all matching documents; return their number, or fewer after a lost answer."""
+        return self.run_durable(lambda base: base[name].update_many(wanted, change).matched_count)
 
-    def aged(self, name: str, wanted: Mapping[str, Any], *times: str) -> list[dict[str, Any]]:
-        """Documents, with the seconds since each of these times, by the server's clock, as `TIME_age`."""
+    def find_with_ages(self, name: str, wanted: Mapping[str, Any], *times: str) -> list[dict[str, Any]]:
+        """Find documents with the seconds since each of the `times`, by the server's clock, as `TIME_age`."""
         ages = {f"{each}_age": {"$divide": [{"$subtract": ["$$NOW", f"${each}"]}, 1000]} for each in times}
-        return self.ask(lambda base: list(base[name].aggregate([{"$match": wanted}, {"$addFields": ages}])))
+        return self.run_durable(lambda base: list(base[name].aggregate([{"$match": wanted}, {"$addFields": ages}])))
 
     def close(self) -> None:
-        """Let go."""
+        """Close the client and its outage."""
         self.outage.close()
         self._client.close()
 
-    def _asked(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
-        return self.outage.outlast(lambda: self._asked_once(operation, base))
+    def _run_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
+        return self.outage.outlast(lambda: self._try_operation(operation, base))
 
-    def _asked_once(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
-        """Raises StoreUnreachableError where it may be tried again."""
+    def _try_operation(self, operation: Callable[[Database[dict[str, Any]]], T], base: Database[dict[str, Any]]) -> T:
+        """Run an operation once. Raises StoreUnreachableError if a retry may succeed."""
         from pymongo.errors import AutoReconnect, InvalidOperation, OperationFailure, WriteConcernError
 
         try:
             return operation(base)
         except AutoReconnect as error:  # also where no server is found
-            raise self._unreachable(error) from error
+            raise self._make_unreachable_error(error) from error
         except InvalidOperation as error:
             if not self.outage.is_closing:
                 raise
-            raise self._unreachable(error) from error
+            raise self._make_unreachable_error(error) from error
         except OperationFailure as error:
             if error.code in _GOES_DOWN:
-                raise self._unreachable(error) from error
+                raise self._make_unreachable_error(error) from error
             if error.code in _NOT_NOW:
-                raise self._unreachable(error, CANNOT_WRITE) from error
+                raise self._make_unreachable_error(error, CANNOT_WRITE) from error
             if error.code == _NO_ROOM or isinstance(error, WriteConcernError):
-                raise StoreDownError(**self._screen(error, CANNOT_WRITE)) from error
+                raise StoreDownError(**self._describe_failure(error, CANNOT_WRITE)) from error
             if error.code in (13, 18, 8000):  # of who may not, or is not who it says
                 raise StoreDownError(
                     "The store's server refuses this user.",
@@ -139,10 +138,12 @@ class Connection:
                 ) from error
             raise
 
-    def _unreachable(self, error: Exception, what: str = "The store's server does not answer") -> StoreUnreachableError:
-        return StoreUnreachableError(**self._screen(error, what))
+    def _make_unreachable_error(
+        self, error: Exception, what: str = "The store's server does not answer"
+    ) -> StoreUnreachableError:
+        return StoreUnreachableError(**self._describe_failure(error, what))
 
-    def _screen(self, error: Exception, what: str) -> dict[str, str]:
+    def _describe_failure(self, error: Exception, what: str) -> dict[str, str]:
         return {
             "what": f"{what}: {re.split(r' [(]configured|, Timeout', str(error))[0]}.",
             "where": self.shown,

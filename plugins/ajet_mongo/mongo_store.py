@@ -1,10 +1,10 @@
 """MongoStore: the store of processes on any number of machines.
 
-Invariant: no change needs two documents at once, since a server without replicas has no transactions. What belongs
-together is ordered: an episode's documents are written before its position names it, and what no position names is not
-there; a use names the commit that is to come, and holds once the ledger's document has that one as its head. So a kill
-between any two operations leaves a state that was, or one that the next trainer mends when it opens the store
-(`_mend`). Whose a position is, and that one that was forgotten is never given out again, `positions` keeps.
+Invariant: no change needs two documents at once, since a single server has no transactions. Dependent writes are
+ordered: an episode's documents are written before its position refers to them, and unreferenced documents do not exist
+for readers. A use names the next commit and becomes valid when the ledger's head is that commit. So a kill between two
+operations leaves an earlier state, or one repaired by the next trainer (`_mend_state`). `positions` guarantees the
+ownership of positions, and that forgotten ones are never leased again.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from ajet.store.shared import (
 )
 from ajet_mongo import changes
 from ajet_mongo.changes import CLOSED, DEAD, OVER, RUNNING, WAITING
-from ajet_mongo.connection import Connection
-from ajet_mongo.documents import Document, task_of
+from ajet_mongo.connection import MongoConnection
+from ajet_mongo.documents import Document, describe_task
 from ajet_mongo.ledger import Ledger
-from ajet_mongo.positions import Positions
-from ajet_mongo.records import TRIES, Records, steps_of
+from ajet_mongo.positions import MongoPositions
+from ajet_mongo.records import MAX_TRIES, EpisodeRecords, list_steps
 from ajet_mongo.schema import LEDGER, MEMBERS, TASK, THE_LEDGER
 
 
 class MongoStore:
-    """The store in one database of a MongoDB server. See `SqliteStore` for who opens it how."""
+    """The store in one database of a MongoDB server, with the modes of `SqliteStore`."""
 
     def __init__(
         self,
@@ -54,141 +54,131 @@ class MongoStore:
         login: tuple[str, str] | None = None,
         patience: float | None = None,
     ) -> None:
-        """`login`: user and password. `patience`: seconds for which a server that does not answer is asked again.
-        Raises UserError."""
+        """`login`: user and password. `patience`: seconds of retries for an unreachable server. Raises UserError."""
         who = opener or StoreOptions()
         more = {} if patience is None else {"patience": patience}
         later = who.unreachable_timeout if patience is None else patience
-        self._link = Connection(uri, database, login, later, **more)
+        self._link = MongoConnection(uri, database, login, later, **more)
         self._seconds, self._most, self._redact = who.lease_seconds, who.max_attempts, who.redact or Redactor({})
-        self._records = Records(self._link, self._redact)
+        self._records = EpisodeRecords(self._link, self._redact)
         self._lock = threading.RLock()
         self._name = f"process {os.getpid()}"
         self._count: int | None = None
-        """Tasks of an epoch, once a policy that was heard of says so."""
+        """Tasks of an epoch, once known from a policy."""
         self._ledger = Ledger(self._link)
-        self._positions = Positions(self._link, self._ledger, self._seconds, who.max_attempts)
+        self._positions = MongoPositions(self._link, self._ledger, self._seconds, who.max_attempts)
         if who.rolls:
-            self._ledger.roll(who.at, who.run)
+            self._ledger.take_over(who.at, who.run)
             if who.settings:
                 self._ledger.keep_settings(who.settings)
-            self._mend()
+            self._mend_state()
             if who.usable is not None:
-                self._drop(who.usable)
+                self._drop_unusable(who.usable)
         self._link.outage.patience = later
 
     def disconnect(self) -> None:
-        """Let go of the server."""
+        """Close the connection to the server."""
         self._link.close()
 
     def lease(self, count: int, *, below: int | None = None) -> list[Lease]:
-        """See the contract."""
-        with self._locked():
-            self._positions.before_taking()
+        with self._hold_lock():
+            self._positions.prepare_claim()
             leases: list[Lease] = []
-            while len(leases) < count and (found := self._positions.claimed(self._name, count - len(leases), below)):
-                leases += self._records.leases(found)
+            while len(leases) < count and (found := self._positions.claim_many(self._name, count - len(leases), below)):
+                leases += self._records.build_leases(found)
             return leases
 
     def bring(self) -> Lease:
-        """See the contract."""
-        with self._locked():
-            self._positions.before_taking()
-            number = self._ledger.bring()
-            (lease,) = self._records.leases(
+        with self._hold_lock():
+            self._positions.prepare_claim()
+            number = self._ledger.add_position()
+            (lease,) = self._records.build_leases(
                 [self._positions.claim(self._name, {"_id": -number, "status": "new"}, upsert=True)]
             )
             return lease
 
     def lease_kept(self) -> list[Lease]:
-        """See the contract."""
-        with self._locked():
-            self._positions.before_taking()
+        with self._hold_lock():
+            self._positions.prepare_claim()
             found = []
             while one := self._positions.claim(self._name, {"status": WAITING, "ends.0": {"$exists": True}}):
                 found.append(one)
-            return self._records.leases(found)
+            return self._records.build_leases(found)
 
-    def put(self, lease: Lease, *kept: Kept) -> None:
-        """See the contract."""
-        if not kept:
+    def put(self, lease: Lease, *entries: Kept) -> None:
+        if not entries:
             return
-        ends = self._records.ends(kept)
-        about = task_of(kept[0].episode, self._redact, self._count)
-        for tried in range(TRIES):
-            there = self._records.written(lease, kept, ends, heard=tried > 0)
-            change = changes.put(lease, ends, about, self._seconds)
-            position = self._positions.name(lease, there, change)
-            held = position.get("status") == RUNNING and position.get("fence") == lease.fence
+        ends = self._records.build_ends(entries)
+        about = describe_task(entries[0].episode, self._redact, self._count)
+        for tried in range(MAX_TRIES):
+            there = self._records.write_episodes(lease, entries, ends, heard=tried > 0)
+            change = changes.build_put(lease, ends, about, self._seconds)
+            position = self._positions.name_records(lease, there, change)
+            is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence
             named = {end["uuid"]: end["record"] for end in position.get("ends") or ()}
             ours = [end["record"] for end in ends if named.get(end["uuid"]) == end["record"]]
-            if ours or not held or all(end["uuid"] in named for end in ends):
+            if ours or not is_held or all(end["uuid"] in named for end in ends):
                 self._records.remove([end["record"] for end in ends if end["record"] not in ours])
-                if not ours and not held:
-                    raise _lost(lease)
+                if not ours and not is_held:
+                    raise _make_lost_error(lease)
                 return
-        raise self._records.loses()
+        raise self._records.make_loss_error()
 
     def close(self, lease: Lease) -> None:
-        """See the contract."""
         if not self._positions.change(
-            changes.held(lease), [{"$set": {"status": CLOSED, "whole": True, "since": "$$NOW"}}], done=(CLOSED, OVER)
+            changes.match_lease(lease),
+            [{"$set": {"status": CLOSED, "whole": True, "since": "$$NOW"}}],
+            done=(CLOSED, OVER),
         ):
-            raise _lost(lease)
+            raise _make_lost_error(lease)
 
     def closed(self, count: int | None = None, *, but: Collection[int] = ()) -> list[Lease]:
-        """See the contract."""
-        with self._locked():
+        with self._hold_lock():
             if self._ledger.own:
                 self._take_back_late_uses()
             wanted = {"status": CLOSED, "_id": {"$nin": list(but)}}
             found = self._link.find(TASK, wanted, limit=count or 0)
-            return self._records.leases(found, self._holding(found))
+            return self._records.build_leases(found, self._find_holding_commits(found))
 
     def begun(self) -> list[int]:
-        """See the contract."""
         wanted = {"status": {"$in": [WAITING, RUNNING, CLOSED]}, "_id": {"$gte": 0}}
         found = self._link.find(TASK, wanted, {"_id": 1, "uses": 1})
-        names = self._holding(found)
-        return [each["_id"] for each in found if not steps_of(each, names)]
+        names = self._find_holding_commits(found)
+        return [each["_id"] for each in found if not list_steps(each, names)]
 
     def use(
         self, orders: Iterable[int], step: int, *, again: Collection[int] = (), advantages: Mapping[str, float] = NONE
     ) -> None:
-        """See the contract."""
         wanted = list(orders)
-        self._end(wanted, step, None, again)
+        self._end_positions(wanted, step, None, again)
         if advantages:
             found = self._link.find(TASK, {"_id": {"$in": wanted}}, {"ends": 1})
             ends = [end for each in found for end in each["ends"] or ()]
-            told = {end["record"]: advantages[end["uuid"]] for end in ends if end["uuid"] in advantages}
-            self._records.note_advantages(told, step)
+            by_record = {end["record"]: advantages[end["uuid"]] for end in ends if end["uuid"] in advantages}
+            self._records.note_advantages(by_record, step)
 
     def discard(self, orders: Iterable[int], step: int, reason: UntrainedReason) -> None:
-        """See the contract."""
-        self._end(orders, step, reason)
+        self._end_positions(orders, step, reason)
 
     def give_back(self, leases: Iterable[Lease]) -> None:
-        """See the contract."""
         for lease in leases:
-            if not self._positions.change(changes.held(lease), [{"$set": {"status": WAITING}}], done=(WAITING,)):
-                raise _lost(lease)
+            if not self._positions.change(changes.match_lease(lease), [{"$set": {"status": WAITING}}], done=(WAITING,)):
+                raise _make_lost_error(lease)
 
     def commit(self) -> dict[str, Any]:
-        """See the contract. The uses have the commit's name already."""
-        with self._locked():
+        """Commit; the uses have the commit's name already."""
+        with self._hold_lock():
             self._ledger.require_trainer()
             name = self._ledger.begin_commit()
             used = self._link.find(TASK, {"uses.of": name}, {"uses": 1})
-            self._records.note_uses(used, self._holding(used, [name]))
+            self._records.note_uses(used, self._find_holding_commits(used, [name]))
             self._ledger.end_commit(name)
             return {"commit": name}
 
     def forget(self, step: int) -> None:
-        """See the contract."""
-        with self._locked():
+        with self._hold_lock():
             self._ledger.require_trainer()
-            last = changes.last_use(self._ledger.held())
+            last = changes.match_last_use(self._ledger.list_held_commits())
             last["$elemMatch"]["step"] = {"$lte": step}
             found = self._link.find(TASK, {"status": OVER, "uses": last, "ends": {"$ne": None}}, {"ends": 1})
             orders = [each["_id"] for each in found]
@@ -198,56 +188,49 @@ class MongoStore:
             self._positions.raise_floor()
 
     def renew(self, leases: Iterable[Lease]) -> None:
-        """See the contract."""
         wanted = list(leases)
         self._link.update(MEMBERS, {"_id": self._name}, [{"$set": {"seen": "$$NOW"}}])
         if not wanted:
             return
-        each = [changes.held(lease) for lease in wanted]
-        self._link.update(TASK, {"$or": each}, [{"$set": changes.until(self._seconds)}])
+        each = [changes.match_lease(lease) for lease in wanted]
+        self._link.update(TASK, {"$or": each}, [{"$set": changes.build_deadline(self._seconds)}])
         still = {found["_id"] for found in self._link.find(TASK, {"$or": each}, {"_id": 1})}
         if lost := [lease.order for lease in wanted if lease.order not in still]:
             raise LeaseLostError(f"positions {lost} are another's by now, or over")
 
     def fail(self, lease: Lease, reason: str) -> None:
-        """See the contract."""
-        failed = changes.failed(self._redact(reason), self._most)
-        if not self._positions.change(changes.held(lease), failed, done=(WAITING, DEAD)):
-            raise _lost(lease)
+        failed = changes.record_failure(self._redact(reason), self._most)
+        if not self._positions.change(changes.match_lease(lease), failed, done=(WAITING, DEAD)):
+            raise _make_lost_error(lease)
 
     def quarantine(self, order: int, reason: str) -> None:
-        """See the contract."""
-        with self._locked():
+        with self._hold_lock():
             self._ledger.require_trainer()
-            change = changes.set_aside(self._redact(reason))
+            change = changes.mark_dead(self._redact(reason))
             if not self._positions.change({"_id": order, "status": CLOSED}, change, done=(DEAD,)):
                 raise LeaseLostError(f"position {order} is not closed")
 
     def dead(self) -> list[DeadLetter]:
-        """See the contract."""
         found = self._link.find(TASK, {"status": DEAD})
         return [DeadLetter(each["_id"], tuple(each["reasons"]), len(each["ends"])) for each in found]
 
     def revive(self, order: int) -> None:
-        """See the contract."""
         found = self._link.find(TASK, {"_id": order, "status": DEAD})
         altered = [each for each in found if not self._records.is_unchanged(each)]  # else nobody would ever get it
         anew = {"ends": [], "scores": [], "whole": False} if altered else {}
-        again: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
-        if not self._positions.change({"_id": order, "status": DEAD}, again, done=(WAITING, RUNNING)):
+        change: changes.Update = [{"$set": {"status": WAITING, "reasons": [], **anew}}]
+        if not self._positions.change({"_id": order, "status": DEAD}, change, done=(WAITING, RUNNING)):
             raise LeaseLostError(f"position {order} is not dead")
         self._records.remove([end["record"] for each in altered for end in each["ends"]])
 
     def announce(self, policy: Policy) -> None:
-        """See the contract."""
-        said = {"policy": {"$literal": asdict(policy)}, "policy_of": self._ledger.own, "policy_at": "$$NOW"}
-        with self._locked():
+        change = {"policy": {"$literal": asdict(policy)}, "policy_of": self._ledger.own, "policy_at": "$$NOW"}
+        with self._hold_lock():
             self._ledger.require_trainer()
-            self._ledger.amend([{"$set": said}])
+            self._ledger.amend([{"$set": change}])
 
     def announced(self) -> AnnouncedPolicy | None:
-        """See the contract."""
-        (found,) = self._link.aged(LEDGER, THE_LEDGER, "policy_at")
+        (found,) = self._link.find_with_ages(LEDGER, THE_LEDGER, "policy_at")
         if "policy" not in found:
             return None
         policy = Policy(**found["policy"])
@@ -255,20 +238,17 @@ class MongoStore:
         return AnnouncedPolicy(policy, found["policy_of"], found["policy_at_age"])
 
     def join(self, role: Role, name: str, details: Mapping[str, Any] | None = None) -> None:
-        """See the contract."""
         self._name = name
-        said = {"role": role, "told": {"$literal": self._redact.tree(dict(details or {}))}, "seen": "$$NOW"}
-        change = [{"$set": {**said, "joined": {"$ifNull": ["$joined", "$$NOW"]}}}]
-        self._link.ask(lambda base: base[MEMBERS].update_one({"_id": name}, change, upsert=True))
+        member = {"role": role, "told": {"$literal": self._redact.tree(dict(details or {}))}, "seen": "$$NOW"}
+        change = [{"$set": {**member, "joined": {"$ifNull": ["$joined", "$$NOW"]}}}]
+        self._link.run_durable(lambda base: base[MEMBERS].update_one({"_id": name}, change, upsert=True))
 
     def leave(self) -> None:
-        """See the contract."""
-        self._link.ask(lambda base: base[MEMBERS].delete_one({"_id": self._name}))
+        self._link.run_durable(lambda base: base[MEMBERS].delete_one({"_id": self._name}))
 
     def members(self) -> list[StoreMember]:
-        """See the contract."""
-        holds = self._counted([{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}])
-        found = self._link.aged(MEMBERS, {}, "seen", "joined")
+        holds = self._count_groups([{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}])
+        found = self._link.find_with_ages(MEMBERS, {}, "seen", "joined")
         members = []
         for each in found:
             ages = each["seen_age"], each["joined_age"]
@@ -276,28 +256,28 @@ class MongoStore:
         return sorted(members, key=lambda each: (each.role != "trainer", each.name))
 
     def depths(self) -> StoreDepths:
-        """See the contract."""
-        with self._locked():
+        with self._hold_lock():
             self._positions.expire()
-            found = self._aged({"ends": {"$ne": None}})
+            found = self._count_states({"ends": {"$ne": None}})
             names = {"waiting": WAITING, "leased": RUNNING, "closed": CLOSED, "over": OVER, "dead": DEAD}
-            told = {name: found.get(state, {}).get("count", 0) for name, state in names.items()}
-            kept = self._link.find(TASK, {"status": CLOSED, "uses.again": True}, {"uses": 1})
-            holding = self._holding(kept)
-            again = [each["_id"] for each in kept if steps_of(each, holding)]
-            told["closed"] -= len(again)
-            closed = self._aged({"status": CLOSED, "_id": {"$nin": again}}) if again else found
+            counts = {name: found.get(state, {}).get("count", 0) for name, state in names.items()}
+            reused = self._link.find(TASK, {"status": CLOSED, "uses.again": True}, {"uses": 1})
+            holding = self._find_holding_commits(reused)
+            again = [each["_id"] for each in reused if list_steps(each, holding)]
+            counts["closed"] -= len(again)
+            closed = self._count_states({"status": CLOSED, "_id": {"$nin": again}}) if again else found
             return StoreDepths(
-                **told,
+                **counts,
                 again=len(again),
-                next=self._positions.first_never_had(),
+                next=self._positions.find_first_unclaimed(),
                 oldest_lease=found.get(RUNNING, {}).get("age"),
                 oldest_closed=closed.get(CLOSED, {}).get("age"),
             )
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock. Another thread may hold it throughout an outage: a client's request does not wait so long."""
+    def _hold_lock(self) -> Iterator[None]:
+        """Hold the lock. During an outage another thread may hold the lock long: a client's request stops waiting at
+        its limit."""
         limit = patience_limit()
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
             raise StoreUnreachableError("Another thread of this process waits for the store.", where=self._link.shown)
@@ -307,80 +287,81 @@ class MongoStore:
             self._lock.release()
 
     def _take_back_late_uses(self) -> None:
-        """Take back the uses of an earlier trainer, which was about to write them when this one began."""
+        """Undo uses written by an earlier trainer after this one began."""
         late = {"status": OVER, "ends": {"$ne": None}, "uses.of": {"$in": self._ledger.void}}
         if self._link.find(TASK, late, {"_id": 1}, limit=1):
-            last = changes.last_use([*self._ledger.held(), self._ledger.open])
-            self._link.update(TASK, {"$and": [late, {"uses": {"$not": last}}]}, changes.reopened())
+            last = changes.match_last_use([*self._ledger.list_held_commits(), self._ledger.open])
+            self._link.update(TASK, {"$and": [late, {"uses": {"$not": last}}]}, changes.reopen_position())
 
-    def _holding(self, positions: Iterable[Document], least: Sequence[str] = ()) -> set[str]:
-        """The commits that hold, the one that is to come included, as far as uses of these positions are of one;
-        `least`: those that do in any case."""
+    def _find_holding_commits(self, positions: Iterable[Document], least: Sequence[str] = ()) -> set[str]:
+        """Return the valid commits, including the next one, if uses of the positions need them; `least`: always valid
+        ones."""
         if all(use["of"] in least for each in positions for use in each["uses"]):
             return set(least)
         self._ledger.refresh()
-        return {*self._ledger.held(), self._ledger.open, *least}
+        return {*self._ledger.list_held_commits(), self._ledger.open, *least}
 
-    def _end(
+    def _end_positions(
         self, orders: Iterable[int], step: int, reason: UntrainedReason | None, again: Collection[int] = ()
     ) -> None:
         wanted = sorted(set(orders))
         stay, end = [order for order in wanted if order in again], [order for order in wanted if order not in again]
-        with self._locked():
+        with self._hold_lock():
             self._ledger.require_trainer()
             name = self._ledger.open
             ending = {"_id": {"$in": end}, "status": {"$in": [RUNNING, CLOSED]}}
             staying = {"_id": {"$in": stay}, "status": CLOSED, "ends.0": {"$exists": True}}
             found = self._link.find(TASK, {"$or": [ending, staying]}, {"uses": 1})
-            names = self._holding(found)
-            free = {each["_id"] for each in found if max(steps_of(each, names), default=-1) < step}
+            names = self._find_holding_commits(found)
+            free = {each["_id"] for each in found if max(list_steps(each, names), default=-1) < step}
             if foreign := [order for order in wanted if order not in free]:
                 raise LeaseLostError(f"positions {foreign} are not leased, or a step has used them")
-            ours = {"_id": {"$in": wanted}, **changes.used_by(name, step)}
+            ours = {"_id": {"$in": wanted}, **changes.match_use(name, step)}
             if end:
-                self._link.update(TASK, ending, changes.use(name, step, reason))
+                self._link.update(TASK, ending, changes.build_use(name, step, reason))
             if stay:
-                once = {"$nor": [changes.used_by(name, step)]}  # a try whose answer was lost may have done it
-                self._link.update(TASK, {**staying, **once}, changes.use_again(name, step))
+                once = {"$nor": [changes.match_use(name, step)]}  # a try whose answer was lost may have done it
+                self._link.update(TASK, {**staying, **once}, changes.build_reuse(name, step))
             took = {each["_id"] for each in self._link.find(TASK, ours, {"_id": 1})}
             if lost := [order for order in wanted if order not in took]:
-                self._link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.unused(name, step))
+                self._link.update(TASK, {**ours, "status": {"$in": [OVER, CLOSED]}}, changes.undo_use(name, step))
                 raise LeaseLostError(f"positions {lost} are not leased")
 
-    def _mend(self) -> None:
-        """Let those uses hold that the ledger's head knows, and no other, and let nothing be there that is nobody's."""
-        names = self._ledger.held()
-        last = changes.last_use(names)
+    def _mend_state(self) -> None:
+        """Keep exactly the uses known to the ledger's head, and remove unreferenced documents."""
+        names = self._ledger.list_held_commits()
+        last = changes.match_last_use(names)
         self._link.update(TASK, {"status": {"$ne": OVER}, "uses": last}, [{"$set": {"status": OVER}}])
         back = {"status": OVER, "uses": {"$not": last}, "ends": {"$ne": None}}
-        kept = {"status": CLOSED, "uses.again": True}
-        self._records.note_uses(self._link.find(TASK, {"$or": [back, kept]}, {"uses": 1}), names)
-        self._link.update(TASK, back, changes.reopened())
-        self._link.update(TASK, changes.of_earlier_trainers(self._ledger.own), [{"$set": {"status": WAITING}}])
+        reused = {"status": CLOSED, "uses.again": True}
+        self._records.note_uses(self._link.find(TASK, {"$or": [back, reused]}, {"uses": 1}), names)
+        self._link.update(TASK, back, changes.reopen_position())
+        self._link.update(TASK, changes.match_earlier_trainers(self._ledger.own), [{"$set": {"status": WAITING}}])
         self._positions.raise_floor()
-        self._records.sweep()
+        self._records.remove_unnamed()
 
-    def _drop(self, usable: Usable) -> None:
+    def _drop_unusable(self, usable: Usable) -> None:
         there = {"status": {"$in": [WAITING, CLOSED]}, "ends.0": {"$exists": True}}
         found = self._link.find(TASK, there)
         names = {each["_id"]: [end["record"] for end in each["ends"]] for each in found}
-        for lease in self._records.leases(found, self._holding(found)):
+        for lease in self._records.build_leases(found, self._find_holding_commits(found)):
             if not lease.used and not usable(lease.kept):
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}
                 self._link.update(TASK, {"_id": lease.order}, anew)
                 self._records.remove(names[lease.order])
 
-    def _aged(self, wanted: Document) -> dict[str, Document]:
-        """For each state: the `count`, and the `age` in seconds of the one that came there first; None where none of
-        them knows."""
+    def _count_states(self, wanted: Document) -> dict[str, Document]:
+        """Return for each state the `count`, and the `age` of its oldest position in seconds; None if unknown."""
         grouped = {"$group": {"_id": "$status", "count": {"$sum": 1}, "since": {"$min": "$since"}}}
         age = {"$divide": [{"$subtract": ["$$NOW", "$since"]}, 1000]}
         stages = [{"$match": wanted}, grouped, {"$project": {"count": 1, "age": age}}]
-        return self._link.ask(lambda base: {each["_id"]: each for each in base[TASK].aggregate(stages)})
+        return self._link.run_durable(lambda base: {each["_id"]: each for each in base[TASK].aggregate(stages)})
 
-    def _counted(self, stages: list[Document]) -> dict[str, int]:
-        return self._link.ask(lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)})
+    def _count_groups(self, stages: list[Document]) -> dict[str, int]:
+        return self._link.run_durable(
+            lambda base: {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
+        )
 
 
-def _lost(lease: Lease) -> LeaseLostError:
+def _make_lost_error(lease: Lease) -> LeaseLostError:
     return LeaseLostError(f"position {lease.order} is not leased under number {lease.fence}")

@@ -1,7 +1,7 @@
 """Reads a store in MongoDB without changing it.
 
-Invariant: see `ajet.store.reading`. A position whose documents are gone is asked for again: it may have been let go of,
-or played anew, meanwhile, and only what it still names was changed.
+Invariant: as in `ajet.store.reading`. A position with missing documents is read again: it may have been released or
+replayed meanwhile; only documents still referred to count as changed.
 """
 
 from __future__ import annotations
@@ -16,80 +16,75 @@ from ajet.store.opening import missing_store_error
 from ajet.store.reading import State, StoredPosition, build_stored_position
 from ajet.store.shared import Policy
 from ajet_mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
-from ajet_mongo.connection import Connection
+from ajet_mongo.connection import MongoConnection
 from ajet_mongo.documents import Document
-from ajet_mongo.ledger import line_of
-from ajet_mongo.records import Records, steps_of
+from ajet_mongo.ledger import list_commits
+from ajet_mongo.records import EpisodeRecords, list_steps
 from ajet_mongo.schema import LEDGER, TASK, THE_LEDGER, THE_SETTINGS, require_version
 
 PATIENCE = 5.0
-"""Seconds in which the server has to answer."""
+"""Seconds for the server's answer."""
 STATES: dict[str, State] = {WAITING: "waiting", RUNNING: "leased", CLOSED: "closed", OVER: "over", DEAD: "dead"}
 
 
 class MongoReading:
-    """See `ajet.store.reading.Reading`."""
+    """Implements `ajet.store.reading.Reading` for MongoDB."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
-        self._link = Connection(uri, database, login, patience=PATIENCE)
-        self._records = Records(self._link, SHAPES_ONLY)
+        self._link = MongoConnection(uri, database, login, patience=PATIENCE)
+        self._records = EpisodeRecords(self._link, SHAPES_ONLY)
         try:
-            said = self._ledger()
-            self.run: str = said["run"] or ""
+            ledger = self._read_ledger()
+            self.run: str = ledger["run"] or ""
             found = self._link.find(LEDGER, THE_SETTINGS)
             self.settings: str = found[0]["text"] if found else ""
-            self._names = {*line_of(self._link, said["head"]), said["open"]}
+            self._names = {*list_commits(self._link, ledger["head"]), ledger["open"]}
         except BaseException:
             self._link.close()
             raise
 
     def close(self) -> None:
-        """See `Reading`."""
         self._link.close()
 
     def announced(self) -> Policy | None:
-        """See `Reading`."""
-        said = self._ledger()
-        return Policy(**said["policy"]) if "policy" in said else None
+        ledger = self._read_ledger()
+        return Policy(**ledger["policy"]) if "policy" in ledger else None
 
     def begun(self) -> int:
-        """See `Reading`."""
         had = {"_id": {"$gte": 0}, "status": {"$nin": list(NEVER_HAD)}}
         last = self._link.find(TASK, had, {"_id": 1}, order=-1, limit=1)
-        return int(last[0]["_id"]) + 1 if last else int(self._ledger()["floor"])
+        return int(last[0]["_id"]) + 1 if last else int(self._read_ledger()["floor"])
 
     def orders(self, beginning: str = "", steps: Collection[int] = ()) -> list[int]:
-        """See `Reading`."""
         wanted: dict[str, Any] = {"ends.0": {"$exists": True}}
         if beginning:
             wanted["ends.uuid"] = {"$regex": f"^{re.escape(beginning)}"}
         if steps:
             wanted["uses.step"] = {"$in": list(steps)}
         found = self._link.find(TASK, wanted, {"_id": 1, "uses": 1})
-        return [each["_id"] for each in found if not steps or {*steps_of(each, self._names)} & {*steps}]
+        return [each["_id"] for each in found if not steps or {*list_steps(each, self._names)} & {*steps}]
 
     def position(self, order: int) -> StoredPosition | None:
-        """See `Reading`."""
-        found = self._named(order)
+        found = self._find_named(order)
         while found is not None:
-            ends = list(self._records.each(found))
-            again = self._named(order)
+            ends = list(self._records.iterate_episodes(found))
+            reread = self._find_named(order)
             altered = any(isinstance(each, AlteredEpisodeError) for each in ends)
-            if again is None or again["ends"] == found["ends"] or not altered:
+            if reread is None or reread["ends"] == found["ends"] or not altered:
                 break
-            found = again
-        if found is None or again is None:
+            found = reread
+        if found is None or reread is None:
             return None
         left = [use["reason"] for use in found["uses"] if use["of"] in self._names and use["reason"] is not None]
-        steps = steps_of(found, self._names)
+        steps = list_steps(found, self._names)
         return build_stored_position(order, STATES[found["status"]], ends, steps, left[-1] if left else "")
 
-    def _named(self, order: int) -> Document | None:
-        """The position, while it names something."""
+    def _find_named(self, order: int) -> Document | None:
+        """Return the position if it refers to episodes."""
         found = self._link.find(TASK, {"_id": order, "ends.0": {"$exists": True}})
         return found[0] if found else None
 
-    def _ledger(self) -> Document:
+    def _read_ledger(self) -> Document:
         found = self._link.find(LEDGER, THE_LEDGER)
         if not found:
             raise missing_store_error(self._link.shown)
@@ -97,9 +92,9 @@ class MongoReading:
         return found[0]
 
 
-def look_at_database(uri: str, database: str, login: tuple[str, str] | None) -> None:
-    """Raises UserError for one that cannot be worked on, as far as that can be seen without writing to it."""
-    link = Connection(uri, database, login)
+def check_database(uri: str, database: str, login: tuple[str, str] | None) -> None:
+    """Raise UserError for an unusable database, as far as visible without writing."""
+    link = MongoConnection(uri, database, login)
     try:
         found = link.find(LEDGER, THE_LEDGER)
         if found:

@@ -1,19 +1,18 @@
-"""The episodes of a store, as documents: written, read, removed.
+"""Episodes of a store as documents: written, read, removed.
 
-Invariant: each put has documents of its own, under a name that no other put has: an attempt that is played again has
-the same uuid, and who played it before may have been killed between two documents, or go on writing long after its
-lease. A record is written before what hangs on it and removed after it, so that nothing hangs on none. One that no
-position names is not there, and is swept away by the next trainer. Whose position it is, and whether it counts, is the
-business of `mongo_store`.
+Invariant: each put has its own documents under a unique name: a replayed attempt has the same uuid, and its earlier
+player may have been killed between two documents, or continue writing long after its lease. A record is written before
+its parts and removed after them, so parts always have a record. A record without a position does not exist for readers,
+and is removed by the next trainer. `mongo_store` decides on ownership and validity of positions.
 
-All of a put is in the server's journal when a position that names it is, though none of its documents is waited for,
-nor, at first, an answer to any (a document that the server refused is not there, and is told of at the second try).
-The journal is in order: where a server has an update in it, it has what it took before. But it may have been killed and
-be back between two documents, without those that its journal lacked, and the client is told nothing. So the command
-that names them (`Positions.name`) looks for all of them first, and names none unless all are there. What it sees, the
-same life of the server took, or a later one read from the journal; either way it comes before the name there, and the
-name is waited for. What is not there is written again. In a replica set the same holds of a member that is elected
-between two, since what most members have is in order, too.
+When a position refers to a put, the put is in the server's journal, although its documents are written without waiting,
+at first even without an acknowledgement (a refused document is missing, and the second attempt reports the refusal).
+The journal is ordered: an update in it follows all earlier writes. But a server may be killed and restarted between two
+documents, losing those outside its journal, unknown to the client. So the command that refers to the documents
+(`MongoPositions.name_records`) first checks the existence of all, and refers to none otherwise. Documents seen by the
+command were written in the same run of the server, or read from its journal; either way they precede the reference, and
+the reference is awaited. Missing documents are written again. The same holds in a replica set for a newly elected
+member, since the majority's journal is ordered, too.
 """
 
 from __future__ import annotations
@@ -28,42 +27,47 @@ from loguru import logger
 from ajet.record.secrets import Redactor
 from ajet.store.contract import Kept, Lease, StoreDownError
 from ajet.store.digest import AlteredEpisodeError, explain_alteration
-from ajet_mongo.changes import RUNNING, naming, set_aside
-from ajet_mongo.connection import DUPLICATE, Connection
-from ajet_mongo.documents import ABANDONED, READY, Document, Documents, documents_of, kept_of, score_of
-from ajet_mongo.positions import There
+from ajet_mongo.changes import RUNNING, mark_dead, match_record
+from ajet_mongo.connection import DUPLICATE, MongoConnection
+from ajet_mongo.documents import ABANDONED, READY, Document, Documents, build_documents, parse_documents, read_score
+from ajet_mongo.positions import PresenceCheck
 from ajet_mongo.schema import BLOB, CALL, DATA, RECORD, TASK
 
 if TYPE_CHECKING:
     from pymongo.database import Database
 
-TRIES = 10
-"""So often what a server lost between two documents is written; it is started once for each."""
+MAX_TRIES = 10
+"""Attempts to write documents lost by a server; each needs a restart of the server."""
 Parts = dict[str, dict[str, list[Document]]]
-"""Of each collection, by the record that they are of."""
+"""Documents by collection and record."""
 
 
-class Records:
+class EpisodeRecords:
     """The records of episodes in one database."""
 
-    def __init__(self, link: Connection, redact: Redactor) -> None:
+    def __init__(self, link: MongoConnection, redact: Redactor) -> None:
         self._link, self._redact = link, redact
 
     @staticmethod
-    def ends(kept: Iterable[Kept]) -> list[Document]:
-        """The entries by which a position names what is put: records of names that no other put has."""
+    def build_ends(entries: Iterable[Kept]) -> list[Document]:
+        """Build a position's references to a put: records with unique names."""
         return [
-            {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": score_of(one.episode)}
-            for one in kept
+            {"record": f"{uuid}/{uuid4().hex[:12]}", "uuid": uuid, "score": read_score(one.episode)}
+            for one in entries
             for uuid in [one.episode.uuid]
         ]
 
-    def written(self, lease: Lease, kept: Sequence[Kept], ends: Sequence[Document], *, heard: bool) -> There:
-        """Write episodes. Answers how a position is to ask whether all of them are there; only then may it name them.
-        `heard`: what the server says of each document is waited for. Without, one that it refused is not there."""
+    def write_episodes(
+        self, lease: Lease, entries: Sequence[Kept], ends: Sequence[Document], *, is_acknowledged: bool
+    ) -> PresenceCheck:
+        """Write episodes; return the check for a position's reference to them.
+
+        `is_acknowledged`: wait for the server's answer to each document. Without it, a refused document is simply
+        missing.
+        """
         written: Counter[str] = Counter()
-        for one, end in zip(kept, ends, strict=True):
-            written += self._written(lease, one, end["record"], heard)
+        for one, end in zip(entries, ends, strict=True):
+            written += self._write_episode(lease, one, end["record"], is_acknowledged)
         names: Document = {"$in": [end["record"] for end in ends]}
         these = {"_id": names, "fence": lease.fence}
         stages: list[Document] = [{"$match": these}, {"$group": {"_id": None, RECORD: {"$sum": 1}}}]
@@ -74,14 +78,14 @@ class Records:
         all_there = {RECORD: written[RECORD]} | {f"{name}.count": written[name] for name in written if name != RECORD}
         return RECORD, [*stages, {"$match": all_there}]
 
-    def loses(self) -> StoreDownError:
-        """The error for a server whose documents are gone each time."""
+    def make_loss_error(self) -> StoreDownError:
+        """Build the error for a server that keeps losing documents."""
         return StoreDownError(
             "The store's server loses what it takes.", where=self._link.shown, expected="a server that goes on running"
         )
 
     def remove(self, names: Sequence[str], **so: object) -> None:
-        """Records and what hangs on them; the records themselves only where they are `so`."""
+        """Remove records and their parts; records only if they match `so`."""
         if not names:
             return
         gone = {"$in": list(names)}
@@ -90,80 +94,82 @@ class Records:
             for name in (BLOB, CALL, DATA):
                 base[name].delete_many({"record": gone})
 
-        self._link.ask_quickly(parts)
-        self._link.ask(lambda base: base[RECORD].delete_many({"_id": gone, **so}))
+        self._link.run_quick(parts)
+        self._link.run_durable(lambda base: base[RECORD].delete_many({"_id": gone, **so}))
 
-    def leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
+    def build_leases(self, positions: Iterable[Document | None], names: Collection[str] = ()) -> list[Lease]:
         """Positions with what was put of each, and which steps have used it; `names`: of the commits that hold. One of
         which an episode is not what was put lies with the dead letters from now on, and is not among them."""
         tasks = [each for each in positions if each is not None]
         wanted = [end["record"] for each in tasks for end in each["ends"]]
-        parts = self._parts(wanted) if wanted else {}
+        parts = self._load_parts(wanted) if wanted else {}
         leases = []
         for each in tasks:
-            found = [self._read(parts, each["_id"], end) for end in each["ends"]]
-            kept = tuple(one for one in found if isinstance(one, Kept))
-            if len(kept) == len(found):
-                leases.append(Lease(each["_id"], each["fence"], kept, steps_of(each, names)))
+            found = [self._read_episode(parts, each["_id"], end) for end in each["ends"]]
+            episodes = tuple(one for one in found if isinstance(one, Kept))
+            if len(episodes) == len(found):
+                leases.append(Lease(each["_id"], each["fence"], episodes, list_steps(each, names)))
                 continue
             record, altered = next(
                 (end["record"], one) for end, one in zip(each["ends"], found, strict=True) if not isinstance(one, Kept)
             )
             why = self._redact(str(altered))
-            if self._link.update(TASK, naming(each["_id"], record), set_aside(why)):
+            if self._link.update(TASK, match_record(each["_id"], record), mark_dead(why)):
                 logger.warning("position {} is given to nobody any more: {}", each["_id"], why)
         return leases
 
-    def each(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
-        """The episodes that a position names; in place of one that was changed, how it was."""
-        parts = self._parts([end["record"] for end in position["ends"]])
-        yield from (self._read(parts, position["_id"], end) for end in position["ends"])
+    def iterate_episodes(self, position: Document) -> Iterator[Kept | AlteredEpisodeError]:
+        """Yield a position's episodes; for a changed episode the error."""
+        parts = self._load_parts([end["record"] for end in position["ends"]])
+        yield from (self._read_episode(parts, position["_id"], end) for end in position["ends"])
 
     def is_unchanged(self, position: Document) -> bool:
-        """True if all that a position names is as it was put."""
-        return not any(isinstance(each, AlteredEpisodeError) for each in self.each(position))
+        """True if all episodes of the position are unchanged."""
+        return not any(isinstance(each, AlteredEpisodeError) for each in self.iterate_episodes(position))
 
     def note_uses(self, positions: Iterable[Document], names: Collection[str]) -> None:
-        """Records that may be trained on say what became of them: for readers; what counts is the position. `names`: of
-        the commits that hold. Of an advantage that a step gave which is none of these no more is said."""
-        alike: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
+        """Write the uses into trainable records, for readers; the position decides. `names`: the valid commits.
+
+        Advantages of steps outside the uses are removed.
+        """
+        orders_by_use: dict[tuple[tuple[int, ...], str | None], list[int]] = defaultdict(list)
         for each in positions:
             left = [use["reason"] for use in each["uses"] if use["of"] in names and use["reason"] is not None]
-            alike[steps_of(each, names), left[-1] if left else None].append(each["_id"])
+            orders_by_use[list_steps(each, names), left[-1] if left else None].append(each["_id"])
 
-        def say(base: Database[dict[str, Any]]) -> None:
-            for (steps, left), orders in alike.items():
+        def update_records(base: Database[dict[str, Any]]) -> None:
+            for (steps, left), orders in orders_by_use.items():
                 trainable = {"task": {"$in": orders}, "$or": [{"status": READY}, {"untrained": {"$exists": True}}]}
                 gone: Document = {"$pull": {"advantages": {"step": {"$nin": list(steps)}}}}
-                said: Document = {"trained_count": len(steps), "last_trained_step": steps[-1] if steps else None}
+                fields: Document = {"trained_count": len(steps), "last_trained_step": steps[-1] if steps else None}
                 if left and not steps:
-                    change: Document = {"$set": {**said, "status": ABANDONED, "untrained": left}, **gone}
+                    change: Document = {"$set": {**fields, "status": ABANDONED, "untrained": left}, **gone}
                 else:
-                    change = {"$set": {**said, "status": READY}, "$unset": {"untrained": ""}, **gone}
+                    change = {"$set": {**fields, "status": READY}, "$unset": {"untrained": ""}, **gone}
                 base[RECORD].update_many(trainable, change)
 
-        self._link.ask_quickly(say)
+        self._link.run_quick(update_records)
 
-    def note_advantages(self, told: Mapping[str, float], step: int) -> None:
-        """Note at each record the advantage that this step's update gave it, once, for readers."""
+    def note_advantages(self, advantages: Mapping[str, float], step: int) -> None:
+        """Write the step's advantage into each record, once, for readers."""
         from pymongo import UpdateOne
 
         def noted(advantage: float) -> list[Document]:
             others = {"$filter": {"input": {"$ifNull": ["$advantages", []]}, "cond": {"$ne": ["$$this.step", step]}}}
             return [{"$set": {"advantages": {"$concatArrays": [others, [{"step": step, "advantage": advantage}]]}}}]
 
-        changes = [UpdateOne({"_id": name}, noted(advantage)) for name, advantage in told.items()]
+        changes = [UpdateOne({"_id": name}, noted(advantage)) for name, advantage in advantages.items()]
         if changes:
-            self._link.ask_quickly(lambda base: base[RECORD].bulk_write(changes, ordered=False))
+            self._link.run_quick(lambda base: base[RECORD].bulk_write(changes, ordered=False))
 
-    def sweep(self) -> None:
-        """Remove records that no position names, and whose put can't be under way."""
-        found = self.unnamed()
+    def remove_unnamed(self) -> None:
+        """Remove unreferenced records without a put in progress."""
+        found = self.find_unnamed()
         for start in range(0, len(found), 1000):
             self.remove(found[start : start + 1000])
 
-    def unnamed(self) -> list[str]:
-        """The records that no position names, since the lease that they were put under is lost."""
+    def find_unnamed(self) -> list[str]:
+        """Find unreferenced records with a lost lease."""
         named = {"$ifNull": ["$at.ends.record", []]}
         joined: list[Document] = [
             {"$lookup": {"from": TASK, "localField": "task", "foreignField": "_id", "as": "at"}},
@@ -172,43 +178,43 @@ class Records:
             {"$match": {"$expr": {"$or": [{"$ne": ["$at.status", RUNNING]}, {"$ne": ["$at.fence", "$fence"]}]}}},
             {"$project": {"_id": 1}},
         ]
-        return self._link.ask(lambda base: [each["_id"] for each in base[RECORD].aggregate(joined)])
+        return self._link.run_durable(lambda base: [each["_id"] for each in base[RECORD].aggregate(joined)])
 
-    def _written(self, lease: Lease, one: Kept, name: str, heard: bool) -> Counter[str]:
-        """Write an episode's documents, under the record's name. Answers how many of each collection."""
+    def _write_episode(self, lease: Lease, one: Kept, name: str, is_acknowledged: bool) -> Counter[str]:
+        """Write an episode's documents under the record's name; return their number by collection."""
         from pymongo.errors import BulkWriteError, WriteError
 
         try:
-            return self._insert_all(documents_of(one, name, lease, self._redact), heard)
+            return self._insert_all(build_documents(one, name, lease, self._redact), is_acknowledged)
         except (BulkWriteError, WriteError):
             self.remove([name])
-            as_text = documents_of(one, name, lease, self._redact, as_text=True)
-            return self._insert_all(as_text, heard)
+            as_text = build_documents(one, name, lease, self._redact, as_text=True)
+            return self._insert_all(as_text, is_acknowledged)
 
-    def _insert_all(self, parts: Documents, heard: bool) -> Counter[str]:
+    def _insert_all(self, parts: Documents, is_acknowledged: bool) -> Counter[str]:
         every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
         there = [(name, documents) for name, documents in every if documents]
         for name, documents in there:
-            self._insert(name, documents, heard=heard)
+            self._insert_documents(name, documents, heard=is_acknowledged)
         return Counter({name: len(documents) for name, documents in there})
 
-    def _insert(self, name: str, documents: Sequence[Document], *, heard: bool) -> None:
-        """Insert documents; those that are there already are of a try whose answer was lost."""
+    def _insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:
+        """Insert documents; existing ones are from an attempt with a lost answer."""
         from pymongo.errors import AutoReconnect, BulkWriteError
 
         def insert(base: Database[dict[str, Any]]) -> None:
             try:
                 base[name].insert_many(documents, ordered=False)
             except BulkWriteError as error:
-                told: Mapping[str, Any] = error.details or {}
-                if any(each["code"] != DUPLICATE for each in told["writeErrors"]):
+                details: Mapping[str, Any] = error.details or {}
+                if any(each["code"] != DUPLICATE for each in details["writeErrors"]):
                     raise
-                if unsure := told.get("writeConcernErrors"):  # of a server that goes down: it may come back without
+                if unsure := details.get("writeConcernErrors"):  # of a server that goes down: it may come back without
                     raise AutoReconnect(f"it does not say that it wrote: {unsure[0].get('errmsg')}") from error
 
-        (self._link.ask_quickly if heard else self._link.tell)(insert)
+        (self._link.run_quick if is_acknowledged else self._link.send_unacknowledged)(insert)
 
-    def _parts(self, names: Sequence[str]) -> Parts:
+    def _load_parts(self, names: Sequence[str]) -> Parts:
         parts: Parts = {RECORD: defaultdict(list)}
         for record in self._link.find(RECORD, {"_id": {"$in": list(names)}}):
             parts[RECORD][record["_id"]].append(record)
@@ -218,8 +224,8 @@ class Records:
                 parts[name][each["record"]].append(each)
         return parts
 
-    def _read(self, parts: Parts, order: int, end: Document) -> Kept | AlteredEpisodeError:
-        """Return the episode that `end` names; in place of one that was changed, how it was."""
+    def _read_episode(self, parts: Parts, order: int, end: Document) -> Kept | AlteredEpisodeError:
+        """Return the episode of `end`, or the error for a changed one."""
         name = end["record"]
         sampler = next((record.get("ended_by") for record in parts[RECORD][name]), "")
         try:
@@ -228,11 +234,11 @@ class Records:
                     raise AlteredEpisodeError("its record is gone")
                 (record,) = parts[RECORD][name]
                 calls, data, blobs = (parts[kind][name] for kind in (CALL, DATA, BLOB))
-                return kept_of(record, calls, data, blobs, order)
+                return parse_documents(record, calls, data, blobs, order)
         except AlteredEpisodeError as altered:
             return altered
 
 
-def steps_of(position: Document, names: Collection[str]) -> tuple[int, ...]:
-    """The steps of the updates that were over a position. `names`: of the commits that hold."""
+def list_steps(position: Document, names: Collection[str]) -> tuple[int, ...]:
+    """List the steps that used a position. `names`: the valid commits."""
     return tuple(use["step"] for use in position["uses"] if use["of"] in names and use["reason"] is None)

@@ -1,6 +1,6 @@
-"""The collections, their indexes, and the document that says which version a database is of.
+"""The collections, their indexes, and the document with the database's version.
 
-Invariant: only a database of this version is opened. Two processes may make a new one at once: each step can be
+Invariant: only a database of this version is opened. Two processes may create a new one at once: each step can be
 repeated.
 """
 
@@ -14,7 +14,7 @@ from ajet.store.shared import other_version_error
 if TYPE_CHECKING:
     from pymongo.database import Database
 
-    from ajet_mongo.connection import Connection
+    from ajet_mongo.connection import MongoConnection
 
 TASK, RECORD, CALL, DATA = "Task", "Record", "DispatchedSamplingTask", "DBRecordData"
 BLOB = "Blob"
@@ -22,7 +22,7 @@ VERSION = 5
 LEDGER, COMMITS, MEMBERS = "ajet_ledger", "ajet_commits", "ajet_members"
 THE_LEDGER = {"_id": "ledger"}
 THE_SETTINGS = {"_id": "settings"}
-"""Beside it: the run's settings, which nobody asks for who asks for the ledger again and again."""
+"""A separate document for the run's settings, since the ledger is read often."""
 INDEXES: dict[str, tuple[list[tuple[str, int]], ...]] = {
     TASK: ([("status", 1), ("_id", 1)], [("uses.of", 1)]),
     RECORD: ([("task", 1)],),
@@ -39,18 +39,18 @@ def _create_indexes(base: Database[dict[str, Any]]) -> None:
         base[name].create_indexes([IndexModel(key) for key in keys])
 
 
-def ledger_of(link: Connection, opened: str) -> dict[str, Any]:
-    """The ledger's document; made where there is none. `opened`: a name for what the first uses belong to. Raises
-    UserError for another version."""
-    found = link.ask(lambda base: base[LEDGER].find_one(THE_LEDGER))
+def open_ledger(link: MongoConnection, opened: str) -> dict[str, Any]:
+    """Return the ledger's document, created if missing. `opened`: the first commit's name. Raises UserError for another
+    version."""
+    found = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
     if found is None:
         new: dict[str, Any] = {
             "version": VERSION, "run": None, "trainer": 0, "head": None, "open": opened, "void": [], "brought": 0,
             "floor": 0,
         }  # fmt: skip
-        link.ask(_create_indexes)
-        link.ask(lambda base: base[LEDGER].update_one(THE_LEDGER, {"$setOnInsert": new}, upsert=True))
-        found = link.ask(lambda base: base[LEDGER].find_one(THE_LEDGER))
+        link.run_durable(_create_indexes)
+        link.run_durable(lambda base: base[LEDGER].update_one(THE_LEDGER, {"$setOnInsert": new}, upsert=True))
+        found = link.run_durable(lambda base: base[LEDGER].find_one(THE_LEDGER))
     assert found is not None
     require_version(link.shown, found)
     return found

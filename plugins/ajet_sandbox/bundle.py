@@ -1,6 +1,6 @@
-"""The programs of `inside`, as one piece that a bare Python starts from: nothing needs to be bound or installed there.
+"""The programs of `inside` as one value, started by a bare Python: nothing is bound or installed inside.
 
-Invariant: an interpreter of this very version gets compiled code, any other one the source.
+Invariant: an interpreter of the same version gets compiled code, any other one the source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.schema import frames
 
-_ROOM = "ajet_sandbox.inside"
+_PACKAGE = "ajet_sandbox.inside"
 _MODULES = ("files", "kernel", "usage", "call", "session", "piped", "resident")
 _GO = """\
 import marshal,os,sys
@@ -31,7 +31,7 @@ def go(settings,parts):
     main(settings)
 """
 START = f"{_GO}with open(%d,'rb') as file: given=marshal.load(file)\ngo(*given)\n"
-"""What `python -c` is given; the number of the descriptor to read from is put in."""
+"""Code for `python -c`, with a placeholder for the descriptor to read from."""
 START_PIPED = f"""\
 {_GO}
 def whole(size):
@@ -43,20 +43,20 @@ def whole(size):
     return got
 go(*marshal.loads(whole(int.from_bytes(whole(4),'big'))))
 """
-"""The same, where it comes on standard input, after four bytes of its length."""
+"""The same for standard input, with a length of four bytes first."""
 
 
-def bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
-    """The settings and the programs."""
-    return marshal.dumps((dict(settings), _parts(compiled)), 2)
+def pack_bundle(settings: Mapping[str, Any], *, compiled: bool) -> bytes:
+    """Pack the settings and the programs."""
+    return marshal.dumps((dict(settings), _load_modules(compiled)), 2)
 
 
 @lru_cache(maxsize=2)
-def _parts(compiled: bool) -> dict[str, Any]:
-    above = ["ajet", "ajet.schema", "ajet_sandbox", _ROOM]
+def _load_modules(compiled: bool) -> dict[str, Any]:
+    above = ["ajet", "ajet.schema", "ajet_sandbox", _PACKAGE]
     parts: dict[str, Any] = dict.fromkeys(above, "")
     folder = Path(__file__).parent / "inside"
-    files = {f"{_ROOM}.{name}": folder / f"{name}.py" for name in _MODULES}
+    files = {f"{_PACKAGE}.{name}": folder / f"{name}.py" for name in _MODULES}
     for name, file in {frames.__name__: Path(frames.__file__), **files}.items():
         text = file.read_text(encoding="utf-8")
         where = f"<sandbox {file.stem}>"
@@ -64,6 +64,6 @@ def _parts(compiled: bool) -> dict[str, Any]:
     return parts
 
 
-def same_version(magic: bytes) -> bool:
-    """Whether an interpreter with this magic number reads this one's code."""
+def is_same_version(magic: bytes) -> bool:
+    """True if an interpreter with the magic number can read this one's bytecode."""
     return magic == importlib.util.MAGIC_NUMBER and sys.implementation.name == "cpython"

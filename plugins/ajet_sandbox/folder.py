@@ -1,7 +1,6 @@
-"""Files of a sandbox's working folder, as the host sees them: by a descriptor that the resident sent, or by asking it.
+"""The host's access to files of a sandbox's working folder: by a descriptor, or by orders to the resident.
 
-Invariant: what `inside.files` refuses is an UnsafePathError here, and no file is longer than was asked for, whoever
-read it.
+Invariant: paths refused by `inside.files` raise UnsafePathError, and a read never exceeds the requested length.
 """
 
 from __future__ import annotations
@@ -12,74 +11,69 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ajet.schema.sandbox import UnsafePathError
-from ajet_sandbox.inside.files import Folder, LeadsOut
+from ajet_sandbox.inside.files import PathEscapeError, SandboxFolder
 
-Ask = Callable[[Mapping[str, Any], bytes], tuple[Mapping[str, Any], list[bytes]]]
-"""An order for the resident, with bytes; its answer. Raises SandboxFailure."""
+SendOrder = Callable[[Mapping[str, Any], bytes], tuple[Mapping[str, Any], list[bytes]]]
+"""Sends an order with bytes to the resident and returns the answer. Raises SandboxFailure."""
 
 
-class Files(Protocol):
-    """Raises UnsafePathError, OSError, SandboxFailure."""
+class FolderAccess(Protocol):
+    """Reads and writes files of the folder. Raises UnsafePathError, OSError, SandboxFailure."""
 
     def read(self, path: str, longest: int) -> bytes:
-        """See the contract."""
+        """Return the first `longest` bytes of a file."""
         ...
 
     def put(self, path: str, content: bytes) -> None:
-        """See the contract."""
+        """Write a file and missing parent folders."""
         ...
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the folder's descriptor. Idempotent."""
         ...
 
 
-class Held:
-    """A folder held by a descriptor, which it closes."""
+class LocalFolder:
+    """A folder opened by a descriptor, closed with this object."""
 
     def __init__(self, number: int, owner: int | None) -> None:
-        """`owner`: the user and group that new files are given to, where that is somebody else."""
-        self._folder = Folder(number, owner)
+        """`owner`: user and group of new files, if different from this process."""
+        self._folder = SandboxFolder(number, owner)
 
     def read(self, path: str, longest: int) -> bytes:
-        """See `Files`."""
         try:
             return self._folder.read(path, longest)
-        except LeadsOut as error:
+        except PathEscapeError as error:
             raise UnsafePathError(str(error)) from error
 
     def put(self, path: str, content: bytes) -> None:
-        """See `Files`."""
         try:
             self._folder.put(path, content)
-        except LeadsOut as error:
+        except PathEscapeError as error:
             raise UnsafePathError(str(error)) from error
 
     def close(self) -> None:
-        """See `Files`."""
         self._folder.close()
 
 
-class Asked:
-    """A folder that is asked of the resident, where no descriptor comes out."""
+class ResidentFolder:
+    """A folder accessed through the resident, if no descriptor can be passed."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, send_order: SendOrder) -> None:
+        self._send_order = send_order
 
     def read(self, path: str, longest: int) -> bytes:
-        """See `Files`."""
-        found = self._answered({"do": "read", "path": path, "longest": longest}, b"", path)
+        found = self._request_blobs({"do": "read", "path": path, "longest": longest}, b"", path)
         return b"".join(found)[:longest]
 
     def put(self, path: str, content: bytes) -> None:
-        """See `Files`."""
-        self._answered({"do": "put", "path": path}, content, path)
+        self._request_blobs({"do": "put", "path": path}, content, path)
 
     def close(self) -> None:
         """See `Files`."""
 
-    def _answered(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
-        head, blobs = self._ask(order, content)
+    def _request_blobs(self, order: Mapping[str, Any], content: bytes, path: str) -> list[bytes]:
+        head, blobs = self._send_order(order, content)
         if "unsafe" in head:
             raise UnsafePathError(str(head["unsafe"])[:1000])
         number = head.get("errno")

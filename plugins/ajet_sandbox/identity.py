@@ -1,7 +1,7 @@
-"""A user of its own for a sandbox, where this process may choose one (it is root, with the rights of root).
+"""An own user for each sandbox, if this process may choose one (root with root's capabilities).
 
-Invariant: nobody else has that number but by a chance of one in a million; without one of its own RLIMIT_NPROC is void
-for root, and files of mode 600 are open.
+Invariant: the number is unused but for a chance of one in a million. Without an own user RLIMIT_NPROC has no effect for
+root, and files of mode 600 are readable.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 _WANTED = (1_879_048_192, 1 << 20)
-"""First, and how many: above what distributions, containers and directories of users give out."""
+"""First, and count: above the ranges of distributions, containers and user directories."""
 _FEW = (20_000, 40_000)
-"""In a user namespace that maps the usual 65536."""
+"""For a user namespace with the usual 65536 ids."""
 SYS_ADMIN, SET_UID = 21, 7
 
 
-def fresh_uid() -> int | None:
-    """A user id that nobody has; None for a process that must stay what it is."""
+def choose_uid() -> int | None:
+    """Return an unused user id; None if the process cannot change its user."""
     if os.geteuid() != 0 or not has_capability(SET_UID):
         return None
     mapped = [tuple(map(int, row.split())) for row in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -30,28 +30,28 @@ def fresh_uid() -> int | None:
     return None
 
 
-def uid_of_a_container() -> int:
-    """A user id that is mapped whoever runs the engine: this user, root, or root of a user namespace."""
+def choose_container_uid() -> int:
+    """Return a user id mapped for every kind of engine: run by this user, by root, or by root of a user namespace."""
     first, count = _FEW
     return first + secrets.randbelow(count)
 
 
 def has_capability(number: int) -> bool:
-    """Whether it is in effect."""
+    """True if the capability is in effect."""
     for row in Path("/proc/self/status").read_text().splitlines():
         if row.startswith("CapEff:"):
             return bool(int(row.split()[1], 16) >> number & 1)
     return False
 
 
-def counts_by_namespace() -> bool:
-    """Whether RLIMIT_NPROC counts the processes of a user within a user namespace alone (Linux 5.14)."""
+def has_namespace_process_count() -> bool:
+    """True if RLIMIT_NPROC counts processes per user namespace (Linux 5.14)."""
     version = platform.release().split("-")[0].split(".")
     return tuple(int(each) for each in version[:2] if each.isdecimal()) >= (5, 14)
 
 
-def running_here() -> int:
-    """How many processes and threads this user has, which RLIMIT_NPROC counts without a user of a sandbox's own."""
+def count_processes() -> int:
+    """Count this user's processes and threads, as RLIMIT_NPROC does without an own user."""
     mine, count = os.geteuid(), 0
     for name in os.listdir("/proc"):
         if name.isdecimal():

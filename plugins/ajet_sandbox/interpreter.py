@@ -1,6 +1,6 @@
-"""The Python that is warm inside a sandbox, and what of the machine it needs.
+"""The warm Python of a sandbox, and its files on the machine.
 
-Invariant: of a virtual environment only its packages and the Python below it are shown, none of its scripts.
+Invariant: of a virtual environment only its packages and the underlying Python are shown, none of its scripts.
 """
 
 from __future__ import annotations
@@ -14,79 +14,83 @@ from functools import lru_cache
 from pathlib import Path
 
 from ajet.schema.errors import ConfigError, SandboxFailure
-from ajet_sandbox.bundle import same_version
+from ajet_sandbox.bundle import is_same_version
 
-_ASK = (
+_PROBE = (
     "import importlib.util,json,sys,sysconfig;"
     "print(json.dumps([sys.base_prefix,sys.base_exec_prefix,sys.version_info[:2],importlib.util.MAGIC_NUMBER.hex(),"
     "[sysconfig.get_path('purelib'),sysconfig.get_path('platlib')] if sys.prefix!=sys.base_prefix else []]))"
 )
-_SECONDS = 30.0
+_PROBE_TIMEOUT_S = 30.0
 _PARTS = ("bin", "etc", "include", "lib", "lib64", "libexec", "share", "ssl")
 NEUTRAL = "/py"
-"""Where its folder lies inside."""
+"""Its folder inside."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interpreter:
-    """`prefix`: its folder; `program`: the name below bin; `packages`: folders of modules that can be imported;
-    `compiled`: whether it reads this Python's compiled code."""
+class SandboxPython:
+    """`prefix`: its folder; `program`: the name below bin; `packages`: folders of importable modules;
+    `reads_our_bytecode`: True if it reads this Python's bytecode."""
 
     prefix: str
     program: str
     packages: tuple[str, ...]
-    compiled: bool
+    reads_our_bytecode: bool
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Names of what belongs to it in its folder, which may be a project's, too: `conda create -p .`"""
+        """Names of its folders below the prefix, which may also be a project: `conda create -p .`"""
         return tuple(name for name in _PARTS if Path(self.prefix, name).exists())
 
     @property
     def path(self) -> str:
-        """Here."""
+        """The program's path on the host."""
         return f"{self.prefix}/bin/{self.program}"
 
-    def for_user(self, uid: int | None) -> Interpreter:
-        """This interpreter, or the distribution's where another user (None: this one) cannot start it. Raises
+    def select_for_user(self, uid: int | None) -> SandboxPython:
+        """Return this interpreter, or the distribution's if another user (None: this one) cannot start it. Raises
         SandboxFailure."""
-        if uid is None or reachable(self.path):
+        if uid is None or is_reachable(self.path):
             return self
-        other = systems_interpreter()
+        other = find_system_interpreter()
         if other is None or self.packages:
             raise SandboxFailure(f"{self.path} cannot be started by another user", retryable=False)
         return other
 
 
-def reachable(path: str) -> bool:
-    """Whether every user can go there, and start it where it is a program."""
-    whole = Path(path).resolve()
-    return all(each.stat().st_mode & 0o001 for each in (whole, *whole.parents))
+def is_reachable(path: str) -> bool:
+    """True if every user can reach the path, and start it if it is a program."""
+    resolved = Path(path).resolve()
+    return all(each.stat().st_mode & 0o001 for each in (resolved, *resolved.parents))
 
 
-def own_interpreter() -> Interpreter:
-    """This one, with its standard library alone."""
+def find_own_interpreter() -> SandboxPython:
+    """Return this interpreter with its standard library alone."""
     program = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    return Interpreter(sys.base_prefix, program, (), compiled=True)
+    return SandboxPython(sys.base_prefix, program, (), reads_our_bytecode=True)
 
 
 @lru_cache(maxsize=4)
-def interpreter_at(path: str) -> Interpreter:
-    """The one at a path, with its environment's packages. Raises ConfigError."""
+def probe_interpreter(path: str) -> SandboxPython:
+    """Return the interpreter at a path, with its environment's packages. Raises ConfigError."""
     try:
-        told = subprocess.run(
-            [path, "-I", "-c", _ASK], capture_output=True, timeout=_SECONDS, stdin=subprocess.DEVNULL, check=True
+        result = subprocess.run(
+            [path, "-I", "-c", _PROBE],
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=True,
         )
-        prefix, _, version, magic, packages = json.loads(told.stdout)
+        prefix, _, version, magic, packages = json.loads(result.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"{path} is no Python that can be started: {error}.", where="ajet.environment.sandbox_python"
         ) from error
     program = f"python{version[0]}.{version[1]}"
-    return Interpreter(prefix, program, tuple(dict.fromkeys(packages)), same_version(bytes.fromhex(magic)))
+    return SandboxPython(prefix, program, tuple(dict.fromkeys(packages)), is_same_version(bytes.fromhex(magic)))
 
 
-def systems_interpreter() -> Interpreter | None:
-    """The distribution's, which every user can start."""
+def find_system_interpreter() -> SandboxPython | None:
+    """Return the distribution's interpreter, startable by every user."""
     found = shutil.which("python3", path="/usr/bin:/bin")
-    return interpreter_at(found) if found else None
+    return probe_interpreter(found) if found else None

@@ -1,8 +1,8 @@
-"""A sandbox an attempt: its whole workflow runs in a worker behind bubblewrap's walls.
+"""One sandbox per attempt: the workflow runs in a worker process behind bubblewrap's walls.
 
-Invariants: inside are this machine's programs, this Python, the project folder and what else is imported from, all
-read-only, and an empty working folder; no variable of this environment, no other process, and no network but the
-gateway's door. An attempt's sandbox is never another's: with it ends all that ran there, and all that it left is gone.
+Invariants: inside are this machine's programs, this Python, the project folder and other import folders, all read-only,
+and an empty working folder; no variable of this environment, no other process, and no network except the gateway's
+door. A sandbox is never reused by another attempt: with it end all its processes and files.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ajet.schema.commands import format_extra_install
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet.schema.sandbox import Limits
-from ajet_sandbox.bubblewrap import FOLDER, told_pid
-from ajet_sandbox.cgroup import control_group
-from ajet_sandbox.choose import limits_of
-from ajet_sandbox.doorway import BACKLOG, listen_at, run_to_its_end, sweep
-from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.bubblewrap import FOLDER, read_child_pid
+from ajet_sandbox.cgroup import make_control_group
+from ajet_sandbox.choose import build_limits
+from ajet_sandbox.doorway import BACKLOG, listen_at, remove_dead_doors, run_until_closed
+from ajet_sandbox.identity import choose_uid
 from ajet_sandbox.inside import door
-from ajet_sandbox.walls import Shown, holds_more, walled
+from ajet_sandbox.walls import ShownFolders, holds_home, wall_command
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -52,79 +52,79 @@ for path in sys.argv[1:]:
     os.listdir(path) if os.path.isdir(path) else open(path).close()
 print('ready')
 """
-"""Not only folders: of a virtual environment, `pyvenv.cfg` is shown by itself."""
+"""Lists folders and opens single files: of a virtual environment, `pyvenv.cfg` is shown by itself."""
 
 
 class SandboxIsolation(ProcessIsolation):
-    """See the module."""
+    """Runs each attempt's worker in its own sandbox."""
 
     keeps_workers = False
 
     @classmethod
     def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
-        """Raise ConfigError if another process could not import the workflow, or if it needs what no sandbox has."""
+        """Raise ConfigError if another process cannot import the workflow, or a sandbox cannot provide its needs."""
         super().require_isolable(experiment, workflow_class)
         require_no_network(experiment)
 
     def __init__(self, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> None:
-        """Raises ConfigError where the machine has no such sandbox, or the experiment needs what none has."""
+        """Raise ConfigError if the machine has no such sandbox, or the experiment needs more than a sandbox has."""
         super().__init__(experiment, workflow_class, ambient)
         require_no_network(experiment)
         _refuse_memory_limit(experiment)
-        self._door = Door(ambient.base_url)
+        self._door = GatewayDoor(ambient.base_url)
         address = f"http://127.0.0.1:{door.PORT}{urlsplit(ambient.base_url).path}"
-        self._box = Box(self._setup, self._door.path, address, limits_of(experiment.ajet.environment))
+        self._box = WorkerSandbox(self._setup, self._door.path, address, build_limits(experiment.ajet.environment))
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="ajet-sandbox")
-        """What it starts ends with its one thread: so bubblewrap watches who started it."""
+        """bubblewrap ends with the thread that started it, so all starts use this one thread."""
         try:
-            self._starter.submit(self._box.probe).result()
+            self._starter.submit(self._box.probe_sandbox).result()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Kill all, and shut the door."""
+        """Kill all workers and close the door."""
         super().close()
         self._door.close()
 
     def start_worker(self, setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
-        """Start a worker in a sandbox of its own. Raises SandboxFailure."""
-        return self._starter.submit(self._box.start, fds).result()
+        """Start a worker in its own sandbox. Raises SandboxFailure."""
+        return self._starter.submit(self._box.start_worker, fds).result()
 
 
-class Box:
-    """Makes sandboxes for workers."""
+class WorkerSandbox:
+    """Starts workers in new sandboxes."""
 
     def __init__(self, setup: WorkerSetup, door: str, base_url: str, limits: Limits) -> None:
         self._setup, self._door, self._base_url, self._limits = setup, door, base_url, limits
 
-    def start(self, fds: WorkerFds) -> StartedWorker:
-        """A worker in a new one. Raises SandboxFailure."""
-        return self._started(worker_command(fds), fds.output, (fds.channel, fds.control))
+    def start_worker(self, fds: WorkerFds) -> StartedWorker:
+        """Start a worker in a new sandbox. Raises SandboxFailure."""
+        return self._start_process(worker_command(fds), fds.output, (fds.channel, fds.control))
 
-    def probe(self) -> None:
-        """Start a Python in one, which reads the folders and files that it is shown. Raises ConfigError."""
+    def probe_sandbox(self) -> None:
+        """Start a Python in a sandbox that reads the shown folders and files. Raises ConfigError."""
         command = [sys.executable, "-I", "-S", "-c", _PROBE, *self.find_shown().folders]
-        said, says = os.pipe()
+        read_end, write_end = os.pipe()
         words = ""
         try:
             try:
-                started = self._started(command, says, ())
+                started = self._start_process(command, write_end, ())
             finally:
-                os.close(says)
+                os.close(write_end)
             try:
                 started.process.wait(_PROBE_S)
             except subprocess.TimeoutExpired:
                 started.process.kill()
                 started.process.wait()
             started.remove()
-            os.set_blocking(said, False)
+            os.set_blocking(read_end, False)
             with suppress(BlockingIOError):
-                words = os.read(said, 4000).decode(errors="replace").strip()
+                words = os.read(read_end, 4000).decode(errors="replace").strip()
         except SandboxFailure as problem:
             words = str(problem)
         finally:
-            os.close(said)
+            os.close(read_end)
         if words != "ready":
             raise ConfigError(
                 f"No sandbox for workflows here: {words.splitlines()[-1] if words else 'it does not start'}.",
@@ -135,80 +135,80 @@ class Box:
                 "rollout.isolation: process",
             )
 
-    def _started(self, command: Sequence[str], output: int, passed: tuple[int, ...]) -> StartedWorker:
-        told, tells = os.pipe()
-        waits, goes = os.pipe()
+    def _start_process(self, command: Sequence[str], output: int, passed: tuple[int, ...]) -> StartedWorker:
+        pid_read, pid_write = os.pipe()
+        block_read, block_write = os.pipe()
         more = ["--ro-bind", self._door, DOOR]
-        for name, value in self._environment().items():
+        for name, value in self._build_environment().items():
             more += ["--setenv", name, value]
-        more += ["--info-fd", str(tells), "--block-fd", str(waits)]
+        more += ["--info-fd", str(pid_write), "--block-fd", str(block_read)]
         given: tuple[int, ...] = ()
         try:
-            wall = walled(
-                door.__file__, command, self.find_shown(), self._limits, fresh_uid(), more=more, ways=[DOOR],
-                told={"door": DOOR},
+            wall = wall_command(
+                door.__file__, command, self.find_shown(), self._limits, choose_uid(), more=more, ways=[DOOR],
+                settings={"door": DOOR},
             )  # fmt: skip
             given = wall.descriptors
             process = subprocess.Popen(
                 wall.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={}, cwd="/",
-                start_new_session=True, pass_fds=(*passed, *given, tells, waits), user=wall.user, group=wall.user,
-                extra_groups=None if wall.user is None else [],
+                start_new_session=True, pass_fds=(*passed, *given, pid_write, block_read),
+                user=wall.user, group=wall.user, extra_groups=None if wall.user is None else [],
             )  # fmt: skip
         except BaseException as error:
-            os.close(told)
-            os.close(goes)
+            os.close(pid_read)
+            os.close(block_write)
             if isinstance(error, OSError):
                 raise SandboxFailure(f"bubblewrap cannot be started: {error.strerror}") from error
             raise
         finally:
-            for each in (*given, tells, waits):
+            for each in (*given, pid_write, block_read):
                 os.close(each)
-        return self._held(process, told_pid(told, process.pid), goes)
+        return self._hold_process(process, read_child_pid(pid_read, process.pid), block_write)
 
-    def _held(self, process: subprocess.Popen[bytes], first: int, goes: int) -> StartedWorker:
-        """Hold the process' memory and children to their bounds from before its first program on."""
-        group = control_group(self._limits)
+    def _hold_process(self, process: subprocess.Popen[bytes], first: int, block_write: int) -> StartedWorker:
+        """Apply memory limit and priority to the process before its first program runs."""
+        group = make_control_group(self._limits)
         if group is not None:
             try:
-                group.take(first)
+                group.add_process(first)
             except OSError:
                 group.remove()
                 group = None
         lower_priority(first)
         with suppress(BrokenPipeError):  # it has ended: its output says why
-            os.write(goes, b"!")
-        os.close(goes)
+            os.write(block_write, b"!")
+        os.close(block_write)
         gone = group.remove if group is not None else lambda: None
         return StartedWorker(process, gone, self._base_url, sandboxed=True)
 
-    def find_shown(self) -> Shown:
-        """Folders of code, as they are now: the project and what else is imported from, but for what Python brings with
-        it and whole homes."""
+    def find_shown(self) -> ShownFolders:
+        """Return the present import folders: the project and other folders, without Python's own and without home
+        folders."""
         pythons = (Path(sys.prefix), Path(sys.base_prefix))
-        also = [each for each in map(Path, self._setup.paths) if each.is_dir() and not holds_more(each)]
+        also = [each for each in map(Path, self._setup.paths) if each.is_dir() and not holds_home(each)]
         brought = [each for each in also if any(each.is_relative_to(python) for python in pythons)]
         own = [each for each in also if each not in brought]
-        return Shown.of([self._setup.base, *own], [*list_package_roots(), *brought])
+        return ShownFolders.of([self._setup.base, *own], [*list_package_roots(), *brought])
 
-    def _environment(self) -> dict[str, str]:
+    def _build_environment(self) -> dict[str, str]:
         path = f"{sys.prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         paths = os.pathsep.join(filter(None, self._setup.paths))
         return {"PATH": path, "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8", "USER": "box", "PYTHONPATH": paths,
                 "OMP_NUM_THREADS": "1"}  # fmt: skip
 
 
-class Door:
-    """Outside: a socket in a folder of its own, from which connections go on to the gateway."""
+class GatewayDoor:
+    """The door on the host: a socket in its own folder, forwarded to the gateway."""
 
     def __init__(self, base_url: str) -> None:
         place = urlsplit(base_url)
         self._host, self._port = place.hostname or "127.0.0.1", place.port or 80
-        sweep(_FOLDERS, "gateway")
+        remove_dead_doors(_FOLDERS, "gateway")
         self._folder = tempfile.mkdtemp(prefix=_FOLDERS)
         os.chmod(self._folder, 0o711)  # for a user of a sandbox's own; it lists nothing
         self.path = f"{self._folder}/gateway"
         try:
-            listening = _listening(self.path)
+            listening = _open_socket(self.path)
         except OSError as error:
             remove_folder(self._folder)
             raise ConfigError(
@@ -216,34 +216,36 @@ class Door:
                 where=KEY,
                 do="set TMPDIR to a folder with a shorter path",
             ) from error
-        self._loop, self._over = asyncio.new_event_loop(), asyncio.Event()
-        self._thread = threading.Thread(target=self._serve, args=(listening,), name="ajet-door", daemon=True)
+        self._loop, self._closing = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(
+            target=self._serve_connections, args=(listening,), name="ajet-door", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop forwarding and remove the folder. Idempotent."""
         if not self._loop.is_closed():
             with suppress(RuntimeError):  # it has just ended
-                self._loop.call_soon_threadsafe(self._over.set)
+                self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
             remove_folder(self._folder)
 
-    def _serve(self, listening: socket.socket) -> None:
+    def _serve_connections(self, listening: socket.socket) -> None:
         async def connect() -> door.Streams:
             return await asyncio.open_connection(self._host, self._port)
 
         async def until_closed() -> None:  # which may be at once
-            forward = door.forwarding(connect)
+            forward = door.make_forwarder(connect)
             server = await asyncio.start_unix_server(forward, sock=listening, backlog=BACKLOG)
-            await self._over.wait()
+            await self._closing.wait()
             server.close()
 
-        run_to_its_end(self._loop, until_closed())
+        run_until_closed(self._loop, until_closed())
         self._loop.close()
 
 
-def _listening(path: str) -> socket.socket:
-    """A socket at this path that everybody may reach. Raises OSError."""
+def _open_socket(path: str) -> socket.socket:
+    """Open a listening socket at the path, accessible to every user. Raises OSError."""
     listening = socket.socket(socket.AF_UNIX)
     try:
         listen_at(path, listening)
@@ -255,11 +257,11 @@ def _listening(path: str) -> socket.socket:
 
 
 def _refuse_memory_limit(experiment: Experiment) -> None:
-    """Raises ConfigError for a limit that somebody set and that this machine cannot hold for a workflow."""
+    """Raise ConfigError for a configured memory limit that this machine cannot enforce for a workflow."""
     layer = experiment.layers.find_winner(_MEMORY)
     if layer is None or layer is experiment.layers.stack[0]:
         return  # ajet's own
-    if not _can_hold_memory(limits_of(experiment.ajet.environment)):
+    if not _can_hold_memory(build_limits(experiment.ajet.environment)):
         raise ConfigError(
             "A workflow's memory cannot be held on this machine: no control group can be written.",
             where=layer.locate(_MEMORY),
@@ -271,12 +273,12 @@ def _refuse_memory_limit(experiment: Experiment) -> None:
 
 def _can_hold_memory(limits: Limits) -> bool:
     """True if a control group can be made and a process moved into it."""
-    group = control_group(limits)
+    group = make_control_group(limits)
     if group is None:
         return False
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE) as process:
         try:
-            group.take(process.pid)
+            group.add_process(process.pid)
             return True
         except OSError:
             return False
@@ -299,7 +301,7 @@ def require_no_network(experiment: Experiment) -> None:
             do="use rollout.isolation: process, and `tuner.sandbox()` for code that the model wrote",
         )
     base = experiment.base
-    if holds_more(base):
+    if holds_home(base):
         raise ConfigError(
             f"The project folder {base} holds a person's whole home, which a sandbox must not see.",
             where=KEY,

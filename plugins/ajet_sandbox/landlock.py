@@ -1,8 +1,8 @@
-"""Sandboxes where namespaces are forbidden: Landlock for files, a filter of system calls for sockets and shared memory,
-a subreaper for what a call leaves; by Linux's own calls, no package.
+"""Sandboxes without namespaces: Landlock for files, a filter of system calls for sockets and shared memory, and a
+subreaper for leftover processes; by Linux system calls, without a package.
 
-Invariants: the resident itself is not confined (it has to end and count what is), each call is, before its first line;
-as root a user of its own, else a kernel whose Landlock keeps signals in (ABI 6); less is no sandbox and is refused.
+Invariants: the resident itself is not confined (it must kill and measure processes); each call is, before its first
+line. As root a sandbox has its own user, else Landlock must confine signals (ABI 6); weaker settings are refused.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from collections.abc import Mapping
 from ajet.record.held_folder import HeldFolder
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import NO_VARIABLES, Limits
-from ajet_sandbox.identity import fresh_uid
-from ajet_sandbox.inside.kernel import landlock_version
-from ajet_sandbox.interpreter import Interpreter, own_interpreter, reachable
+from ajet_sandbox.identity import choose_uid
+from ajet_sandbox.inside.kernel import read_landlock_version
+from ajet_sandbox.interpreter import SandboxPython, find_own_interpreter, is_reachable
 from ajet_sandbox.seccomp import seccomp_filter
-from ajet_sandbox.warm import Plan, Warm
+from ajet_sandbox.warm import ResidentPlan, WarmSandbox
 
-KEEPS_SIGNALS = 6
-"""The ABI from which on Landlock keeps signals inside."""
+SIGNALS_ABI = 6
+"""The first ABI of Landlock that confines signals."""
 _READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives", "/etc/ssl",
              "/etc/ca-certificates", "/etc/fonts", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types")  # fmt: skip
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/full")
 
 
-class Beside(Warm):
-    """A sandbox whose folder is a temporary one of the host's; what `landlock` and `none` share."""
+class HostFolderSandbox(WarmSandbox):
+    """A sandbox with a temporary folder of the host, the base of `landlock` and `none`."""
 
     def __init__(
         self,
         limits: Limits,
         environment: Mapping[str, str] = NO_VARIABLES,
         *,
-        python: Interpreter | None = None,
+        python: SandboxPython | None = None,
         cgroups: bool = True,
     ) -> None:
-        self._python = python or own_interpreter()
-        self._made: HeldFolder | None = None
+        self._python = python or find_own_interpreter()
+        self._held_folder: HeldFolder | None = None
         super().__init__(limits, environment, cgroups=cgroups)
 
-    def _beside(self, line: int, user: int | None, code: bytes, *, confined: bool) -> Plan:
-        python = self._python.for_user(user)
-        self.counts_apart = user is not None
-        self._made = HeldFolder("ajet-sandbox-", _place(user), mode=0o711)
-        self.folder = str(self._made.path / "box")
+    def _plan_in_folder(self, line: int, user: int | None, code: bytes, *, confined: bool) -> ResidentPlan:
+        python = self._python.select_for_user(user)
+        self.has_own_process_count = user is not None
+        self._held_folder = HeldFolder("ajet-sandbox-", _find_temp_folder(user), mode=0o711)
+        self.folder = str(self._held_folder.path / "box")
         os.mkdir(self.folder, 0o700)
         if user is not None:
             os.chown(self.folder, user, user)
@@ -60,45 +60,43 @@ class Beside(Warm):
             "landlock": (readable, [self.folder], list(_DEVICES)) if confined else None,
             "packages": list(python.packages), "environment": environment | self._environment,
         }  # fmt: skip
-        return Plan([python.path], settings, python.compiled, user)
+        return ResidentPlan([python.path], settings, python.reads_our_bytecode, user)
 
-    def _clean(self) -> None:
-        if self._made is not None:
-            self._made.remove()
+    def _remove_leftovers(self) -> None:
+        if self._held_folder is not None:
+            self._held_folder.remove()
 
 
-def _place(user: int | None) -> str:
-    """A folder for temporary files that this user can reach."""
+def _find_temp_folder(user: int | None) -> str:
+    """Return a folder for temporary files accessible to the user."""
     for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if user is None or reachable(place):
+        if user is None or is_reachable(place):
             return place
     raise SandboxFailure("no folder for temporary files can be reached by another user", retryable=False)
 
 
-class Landlock(Beside):
-    """See the module."""
-
+class LandlockSandbox(HostFolderSandbox):
     mechanism = "landlock"
 
-    def _plan(self, line: int) -> Plan:
-        user = fresh_uid()
-        version = landlock_version()
+    def _plan_start(self, line: int) -> ResidentPlan:
+        user = choose_uid()
+        version = read_landlock_version()
         if version == 0:
             raise SandboxFailure("Landlock is absent or off (it needs Linux 5.13)", retryable=False)
-        if user is None and version < KEEPS_SIGNALS:
-            why = f"Landlock's ABI {version} lets code signal this user's processes (ABI {KEEPS_SIGNALS}, Linux 6.12)"
+        if user is None and version < SIGNALS_ABI:
+            why = f"Landlock's ABI {version} lets code signal this user's processes (ABI {SIGNALS_ABI}, Linux 6.12)"
             raise SandboxFailure(why, retryable=False)
         code = seccomp_filter(namespaces=False, counted=self._group is None)
         if not code:
             raise SandboxFailure("no filter of system calls is known for this processor", retryable=False)
-        return self._beside(line, user, code, confined=True)
+        return self._plan_in_folder(line, user, code, confined=True)
 
 
-class Unconfined(Beside):
-    """No sandbox: code runs as this user, sees what it sees, and may do what it may. Its limits hold as far as limits
-    do, and what it leaves running is ended. Only ever chosen by name."""
+class UnconfinedSandbox(HostFolderSandbox):
+    """No sandbox: code runs as this user, with this user's rights. Limits apply as far as possible, and leftover
+    processes are ended. Only used if configured by name."""
 
     mechanism = "none"
 
-    def _plan(self, line: int) -> Plan:
-        return self._beside(line, None, b"", confined=False)
+    def _plan_start(self, line: int) -> ResidentPlan:
+        return self._plan_in_folder(line, None, b"", confined=False)

@@ -1,7 +1,7 @@
-"""A program that stays, behind bubblewrap's walls: a tool server, spoken to over its pipes; a service.
+"""A long-running program behind bubblewrap's walls: a tool server with pipes, or a service.
 
-Invariant: it sees what `walls` shows, and one working folder that it may write to; no variable but those that it is
-given. Memory is held for each of its processes, not for all together; its working folder has no size of its own.
+Invariant: the program sees the folders of `walls`, one writable working folder, and only the given variables. Memory is
+limited per process, not in total; the working folder has no size limit of its own.
 """
 
 from __future__ import annotations
@@ -14,41 +14,44 @@ from pathlib import Path
 
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import Limits
-from ajet_sandbox.bubblewrap import FOLDER, filled
+from ajet_sandbox.bubblewrap import FOLDER, make_memfd
 from ajet_sandbox.inside import first
-from ajet_sandbox.walls import Shown, Walled, walled
+from ajet_sandbox.walls import ShownFolders, WalledProgram, wall_command
 
-FOR_SERVERS = Limits(memory=2 << 30, processes=128)
-"""What a tool server may use."""
+SERVER_LIMITS = Limits(memory=2 << 30, processes=128)
+"""The limits of a tool server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """What a program is put behind."""
+    """The walls of a program."""
 
     workdir: Path
-    """Shown as FOLDER, where the program begins."""
+    """Shown as FOLDER, the program's working folder."""
     shown: tuple[Path, ...] = ()
     uid: int | None = None
-    """The user that it becomes, where there can be one: the same for all that share the working folder."""
+    """The program's own user, if possible; equal for programs with the same working folder."""
     limits: Limits = Limits()
 
 
-def walled_program(
-    command: Sequence[str], walls: Walls, environment: Mapping[str, str], shown: Shown | None = None
-) -> Walled:
-    """How it is started. `shown`: of `walls.shown`; without it they are searched now. Raises SandboxFailure."""
+def wall_program(
+    command: Sequence[str], walls: Walls, environment: Mapping[str, str], shown: ShownFolders | None = None
+) -> WalledProgram:
+    """Return the command line of the program behind walls. Raises SandboxFailure.
+
+    `shown`: the folders of `walls.shown`; without it they are searched now.
+    """
     settings = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": FOLDER, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
     try:
-        given = filled(json.dumps({**settings, **environment}).encode())
+        environment_fd = make_memfd(json.dumps({**settings, **environment}).encode())
     except OSError as error:
         raise SandboxFailure(f"a sandbox cannot be prepared: {error.strerror}") from error
-    told = {"memory": walls.limits.memory, "disk": walls.limits.disk, "environment": given}
+    inside_settings = {"memory": walls.limits.memory, "disk": walls.limits.disk, "environment": environment_fd}
     more = ["--bind", str(walls.workdir), FOLDER]
     try:
-        seen = shown or Shown.of(walls.shown)
-        wall = walled(first.__file__, command, seen, walls.limits, walls.uid, more=more, told=told)
+        seen = shown or ShownFolders.of(walls.shown)
+        wall = wall_command(first.__file__, command, seen, walls.limits, walls.uid, more=more, settings=inside_settings)
     except BaseException:
-        os.close(given)
+        os.close(environment_fd)
         raise
-    return replace(wall, descriptors=(*wall.descriptors, given))
+    return replace(wall, descriptors=(*wall.descriptors, environment_fd))

@@ -1,7 +1,7 @@
-"""The system calls that code in a sandbox does without, as a filter for seccomp; written by hand, no package.
+"""The filter of system calls for code in a sandbox, for seccomp; written by hand, without a package.
 
-Invariants: all other calls pass; a process of another architecture's calls (32 bit, x32) is ended; `clone3`, whose
-flags a filter cannot see, is said not to exist, so that libc uses `clone`. Numbers from Linux's syscall tables.
+Invariants: all other calls pass; a process with calls of another architecture (32 bit, x32) is killed; `clone3`, with
+flags invisible to a filter, fails with ENOSYS, so libc uses `clone`. Numbers from Linux's syscall tables.
 """
 
 from __future__ import annotations
@@ -87,40 +87,46 @@ def seccomp_filter(*, namespaces: bool, counted: bool = False) -> bytes:
     for numbers in refused.values():
         number = numbers[column]
         if number is not None:
-            code += [(_EQUAL, 0, 1, number), _failing(errno.EPERM)]
-    code += [(_EQUAL, 0, 1, _CLONE3[column]), _failing(errno.ENOSYS)]
+            code += [(_EQUAL, 0, 1, number), _answer_with(errno.EPERM)]
+    code += [(_EQUAL, 0, 1, _CLONE3[column]), _answer_with(errno.ENOSYS)]
     if counted:
         for each in _UNSEEN.values():
-            code += [(_EQUAL, 0, 1, each[column]), _failing(errno.ENOSYS)]
-        code += _when(_FCNTL[column], [(_LOAD, 0, 0, _SECOND), (_EQUAL, 0, 1, _SET_PIPE_SIZE), _failing(errno.EPERM)])
-        code += _when(_PRCTL[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _SET_DUMPABLE), _failing(errno.EPERM)])
-        buffers = [row for each in _BUFFERS for row in ((_EQUAL, 0, 1, each), _failing(0))]  # as if it were done
-        code += _when(
+            code += [(_EQUAL, 0, 1, each[column]), _answer_with(errno.ENOSYS)]
+        code += _check_call(
+            _FCNTL[column], [(_LOAD, 0, 0, _SECOND), (_EQUAL, 0, 1, _SET_PIPE_SIZE), _answer_with(errno.EPERM)]
+        )
+        code += _check_call(
+            _PRCTL[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 0, 1, _SET_DUMPABLE), _answer_with(errno.EPERM)]
+        )
+        buffers = [row for each in _BUFFERS for row in ((_EQUAL, 0, 1, each), _answer_with(0))]  # as if it were done
+        code += _check_call(
             _SETSOCKOPT[column],
             [(_LOAD, 0, 0, _SECOND), (_EQUAL, 1, 0, _SOL_SOCKET), (_ANSWER, 0, 0, _ALLOW), (_LOAD, 0, 0, _THIRD)]
             + buffers,
         )
-    code += _when(_CLONE[column], [(_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _failing(errno.EPERM)])
+    code += _check_call(
+        _CLONE[column], [(_LOAD, 0, 0, _FIRST), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), _answer_with(errno.EPERM)]
+    )
     pushes = [(_EQUAL, 0, 1, each) for each in _PUSH_INPUT]
-    code += _when(
-        _IOCTL[column], [(_LOAD, 0, 0, _SECOND), *(row for each in pushes for row in (each, _failing(errno.EPERM)))]
+    code += _check_call(
+        _IOCTL[column], [(_LOAD, 0, 0, _SECOND), *(row for each in pushes for row in (each, _answer_with(errno.EPERM)))]
     )
     if namespaces:
         checks: list[tuple[int, int, int, int]] = [(_LOAD, 0, 0, _FIRST)]
         for family in _FAMILIES:
             checks += [(_EQUAL, 0, 1, family), (_ANSWER, 0, 0, _ALLOW)]
-        code += _when(_SOCKET[column], [*checks, _failing(errno.EAFNOSUPPORT)])
+        code += _check_call(_SOCKET[column], [*checks, _answer_with(errno.EAFNOSUPPORT)])
     else:
         for numbers in _OF_ITSELF.values():
-            code += _when(numbers[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 1, 0, 0), _failing(errno.EPERM)])
+            code += _check_call(numbers[column], [(_LOAD, 0, 0, _FIRST), (_EQUAL, 1, 0, 0), _answer_with(errno.EPERM)])
     code.append((_ANSWER, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *each) for each in code)
 
 
-def _failing(number: int) -> tuple[int, int, int, int]:
+def _answer_with(number: int) -> tuple[int, int, int, int]:
     return (_ANSWER, 0, 0, _FAIL | number)
 
 
-def _when(number: int, rows: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """`rows` for this call only; they load an argument, so that what they do not refuse is allowed at once."""
+def _check_call(number: int, rows: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Apply `rows` to this call only; they load an argument, so allowed calls must return at once."""
     return [(_EQUAL, 0, len(rows) + 1, number), *rows, (_ANSWER, 0, 0, _ALLOW)]

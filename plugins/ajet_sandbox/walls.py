@@ -1,10 +1,8 @@
-"""Walls: bubblewrap's command line for everything of this machine that runs behind them and is shown folders of it: a
-tool server, a service, a workflow.
+"""Walls: bubblewrap's command line for programs that see folders of this machine: tool servers, services, workflows.
 
-Invariant: inside are this machine's programs, this Python, and the folders that are shown, read-only; no other process,
-no network, and no variable of this environment. In these folders files of keys are empty, files of locks closed, and
-records of runs empty, however deep they lie (`inside.file_rule`). There is no other way to show a folder than `Shown`,
-which finds them.
+Invariant: inside are this machine's programs, this Python, and the shown folders, read-only; no other process, no
+network, and no variable of this environment. In shown folders key files are empty, lock files closed, and records of
+runs empty, at any depth (`inside.file_rule`). Folders can only be shown by `ShownFolders`, which finds those files.
 """
 
 from __future__ import annotations
@@ -22,18 +20,18 @@ from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.bubblewrap import (
     FOLDER,
-    bubblewrap_program,
-    confined,
-    filled,
-    folders_shown,
-    identity_files,
-    outermost,
-    programs_shown,
-    writable,
+    build_folder_args,
+    build_identity_args,
+    build_isolation_args,
+    build_writable_args,
+    drop_nested,
+    find_bubblewrap,
+    list_program_args,
+    make_memfd,
 )
-from ajet_sandbox.identity import SYS_ADMIN, counts_by_namespace, has_capability
-from ajet_sandbox.inside.file_rule import ENVIRONMENT_FOLDERS, Listing, is_lock, is_secret, walk_project
-from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.identity import SYS_ADMIN, has_capability, has_namespace_process_count
+from ajet_sandbox.inside.file_rule import ENVIRONMENT_FOLDERS, ProjectListing, is_lock, is_secret, walk_project
+from ajet_sandbox.inside.kernel import read_landlock_version
 from ajet_sandbox.inside.open_rule import LEAST_ABI
 
 _WRITABLE = ("/tmp", "/dev/shm")
@@ -47,116 +45,124 @@ for name in (package.partition(".")[0], package):
     sys.modules[name].__path__ = [here]
 import_module(f"{package}.{file.removesuffix('.py')}").main()
 """
-"""Starts a program of `inside` with its neighbours as modules: of the package nothing else is there."""
+"""Starts a program of `inside` with its neighbours as modules: nothing else of the package is inside."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """Folders that are seen inside, and what of them is empty there."""
+class ShownFolders:
+    """Folders shown inside, with their hidden content."""
 
     folders: tuple[str, ...]
-    """And single files: a virtual environment's `pyvenv.cfg`."""
+    """Includes single files: a virtual environment's `pyvenv.cfg`."""
     secrets: tuple[str, ...]
-    """Files of keys, and of locks where no rule closes them."""
+    """Key files, and lock files if no Landlock rule closes them."""
     records: tuple[str, ...] = ()
-    """Folders of runs."""
+    """Folders of runs, shown empty."""
     in_records: tuple[str, ...] = ()
-    """Folders within `records` that are seen, since they were named."""
+    """Folders within `records` shown because they were named."""
     projects: tuple[str, ...] = ()
-    """Folders whose files are opened by rule: what was named, less what lies in another of them."""
+    """Folders with a rule per file: the named ones, without nested ones."""
 
     @classmethod
-    def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> Shown:
-        """Looked for now. `code`: folders and files that are not searched: a Python's. Those that hold a person's whole
-        home are left out of them."""
+    def of(cls, folders: Iterable[Path], code: Iterable[Path] = ()) -> ShownFolders:
+        """Search the folders now.
+
+        `code`: folders and files shown without a search, such as Python's; home folders among them are dropped.
+        """
         wanted = [Path(os.path.abspath(each)) for each in folders if each.exists()]
-        also = [each for each in (*code, *_own_python()) if each.exists() and not holds_more(each)]
-        shown = tuple(outermost([*wanted, *also]))
+        also = [each for each in (*code, *_list_own_python()) if each.exists() and not holds_home(each)]
+        shown = tuple(drop_nested([*wanted, *also]))
         projects: list[str] = []
-        listings: list[Listing] = []
+        listings: list[ProjectListing] = []
         for top in sorted(wanted):
-            records = [each.path for each in listings if each.record]
+            records = [each.path for each in listings if each.is_hidden]
             if _lies_in(top, projects) and not _lies_in(top, records):
                 continue  # walked already
             projects.append(str(top))
             listings += walk_project(str(top))
-        records = sorted({each.path for each in listings if each.record})
+        records = sorted({each.path for each in listings if each.is_hidden})
         in_records = tuple(each for each in projects if _lies_in(Path(each), records))
-        secrets = _secrets(_find_secrets(listings), shown)
+        secrets = _locate_secrets(_find_secrets(listings), shown)
         return cls(shown, tuple(sorted(secrets)), tuple(records), in_records, tuple(projects))
 
 
 @dataclass(frozen=True, slots=True)
-class Walled:
-    """How a program behind walls is started."""
+class WalledProgram:
+    """The command line of a program behind walls."""
 
     argv: list[str]
     descriptors: tuple[int, ...]
-    """To hand on, and to close then."""
+    """To be inherited, and closed afterwards."""
     user: int | None
-    """Who to start it as."""
+    """The user of the started process."""
 
 
-def walled(
+def wall_command(
     program: str,
     command: Sequence[str],
-    shown: Shown,
+    shown: ShownFolders,
     limits: Limits,
     uid: int | None,
     *,
     more: Sequence[str] = (),
     ways: Sequence[str] = (),
-    told: Mapping[str, Any] | None = None,
-) -> Walled:
-    """`program`: of `sandbox.inside`, which takes on user and limits and becomes `command`; `told`: what it is told
-    beside. `uid`: of a sandbox's own (`fresh_uid`). `more`: further words for bubblewrap; `ways`: places of the
-    root that they need a folder for. Raises SandboxFailure."""
-    bubblewrap = bubblewrap_program()
+    settings: Mapping[str, Any] | None = None,
+) -> WalledProgram:
+    """Build the command line of `command` behind walls. Raises SandboxFailure.
+
+    `program`: a program of `sandbox.inside` that sets user and limits and becomes `command`; `settings`: further
+    settings for it. `uid`: the sandbox's own user (`choose_uid`). `more`: further arguments for bubblewrap; `ways`:
+    their mount points.
+    """
+    bubblewrap = find_bubblewrap()
     if bubblewrap is None:
         raise SandboxFailure("bubblewrap is not installed", retryable=False)
     as_root = uid is not None and has_capability(SYS_ADMIN)
     descriptors: list[int] = []
     try:
-        argv = [bubblewrap, "--die-with-parent", *confined(as_root, descriptors), *programs_shown()]
-        argv += [*identity_files(uid if as_root else None, descriptors), *writable(limits.disk)]
+        argv = [bubblewrap, "--die-with-parent", *build_isolation_args(as_root, descriptors), *list_program_args()]
+        argv += [*build_identity_args(uid if as_root else None, descriptors), *build_writable_args(limits.disk)]
         places = _Places(shown)
-        argv += [*places.show(), *folders_shown([each for each in shown.folders if each not in places.moved], *ways)]
+        argv += [
+            *places.show(),
+            *build_folder_args([each for each in shown.folders if each not in places.moved], *ways),
+        ]
         argv += _hide_records(shown, places)
         for secret in shown.secrets:
-            descriptors.append(filled(b""))
+            descriptors.append(make_memfd(b""))
             argv += ["--perms", "0444", "--ro-bind-data", str(descriptors[-1]), places.of(secret)]
     except OSError as error:
-        _close(descriptors)
+        _close_all(descriptors)
         raise SandboxFailure(f"a sandbox cannot be prepared: {error.strerror}") from error
     except BaseException:
-        _close(descriptors)
+        _close_all(descriptors)
         raise
     inside = {
         "uid": uid if as_root else None,
         "files": limits.files,
-        "processes": limits.processes if uid is not None or counts_by_namespace() else 0,
+        "processes": limits.processes if uid is not None or has_namespace_process_count() else 0,
         "folder": FOLDER,
         "command": list(command),
         "projects": [places.of(each) for each in shown.projects],
-        **(told or {}),
+        **(settings or {}),
     }
     # root without its rights may not enter another's folder: the program inside does, once it is somebody else
     argv += [*more, "--remount-ro", "/", "--chdir", "/", "--"]
     argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(inside)]
-    return Walled(argv, tuple(descriptors), None if as_root else uid)
+    return WalledProgram(argv, tuple(descriptors), None if as_root else uid)
 
 
-def holds_more(folder: Path) -> bool:
-    """Whether it is a home folder, or holds one."""
-    whole = Path(os.path.abspath(folder))
-    return Path.home().is_relative_to(whole) or whole in (Path("/"), Path("/tmp"))
+def holds_home(folder: Path) -> bool:
+    """True if the folder is a home folder, or contains one."""
+    path = Path(os.path.abspath(folder))
+    return Path.home().is_relative_to(path) or path in (Path("/"), Path("/tmp"))
 
 
 class _Places:
-    """Where shown folders lie inside. A project below a folder that is writable there lies apart, with a link to it:
-    what is allowed for all of `/tmp` would otherwise be allowed for the project's keys."""
+    """Places of shown folders inside. A project below a writable folder is mounted elsewhere, with a link to it: rights
+    on all of `/tmp` would otherwise include the project's keys."""
 
-    def __init__(self, shown: Shown) -> None:
+    def __init__(self, shown: ShownFolders) -> None:
         self.moved: dict[str, str] = {}
         for number, folder in enumerate(shown.folders):
             holds_project = any(Path(each).is_relative_to(folder) for each in shown.projects)
@@ -164,27 +170,27 @@ class _Places:
                 self.moved[folder] = f"/shown/{number}"
 
     def show(self) -> Iterator[str]:
-        """Yield the arguments that show the folders that lie apart."""
+        """Yield the arguments that show the moved folders."""
         for folder, place in self.moved.items():
             yield from ("--perms", "0755", "--dir", "/shown", "--ro-bind", folder, place)
-            yield from folders_shown((), folder)
+            yield from build_folder_args((), folder)
             yield from ("--symlink", place, folder)
 
     def of(self, path: str) -> str:
-        """The path's place inside."""
+        """Return the place of a path inside."""
         for folder, place in self.moved.items():
             if Path(path).is_relative_to(folder):
                 return str(Path(place, Path(path).relative_to(folder)))
         return path
 
 
-def _hide_records(shown: Shown, places: _Places) -> Iterator[str]:
-    """Yield the arguments that cover records with empty folders, and show again the folders in them that were named."""
+def _hide_records(shown: ShownFolders, places: _Places) -> Iterator[str]:
+    """Yield the arguments that cover records with empty folders, and show the named folders in them again."""
     records = [places.of(each) for each in shown.records]
     for record in records:
         yield from ("--perms", "0555", "--size", "65536", "--tmpfs", record)
     for folder in shown.in_records:
-        yield from folders_shown((), places.of(folder))
+        yield from build_folder_args((), places.of(folder))
         yield from ("--ro-bind", folder, places.of(folder))
     for record in records:
         yield from ("--remount-ro", record)
@@ -194,10 +200,12 @@ def _lies_in(path: Path, folders: Iterable[str]) -> bool:
     return any(path.is_relative_to(each) for each in folders)
 
 
-def _find_secrets(listings: Sequence[Listing]) -> Iterator[Path]:
-    """Yield files of keys, and files that are one of them by another name; files of locks, too, where no rule of
-    Landlock closes them: SQLite's come and go, and a cover for one that has just gone stops the start."""
-    without_rule = landlock_version() < LEAST_ABI
+def _find_secrets(listings: Sequence[ProjectListing]) -> Iterator[Path]:
+    """Yield key files and their hard links; lock files, too, if no Landlock rule closes them.
+
+    SQLite's lock files are transient, and a cover for a missing file stops the start.
+    """
+    without_rule = read_landlock_version() < LEAST_ABI
     linked: set[tuple[int, int]] = set()
     for entry in (each for listing in listings for each in listing.files):
         if is_secret(entry.name) or (without_rule and is_lock(entry.name)):
@@ -214,8 +222,8 @@ def _find_secrets(listings: Sequence[Listing]) -> Iterator[Path]:
                 yield Path(entry.path)
 
 
-def _secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
-    """Where files to be empty are inside. A link is as empty as what it leads to, if that is shown."""
+def _locate_secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
+    """Return the inner paths of hidden files. A link is hidden by hiding its target, if shown."""
     real = {Path(each): Path(each).resolve() for each in (*shown, "/usr")}
     found: set[str] = set()
     for file in files:
@@ -229,8 +237,8 @@ def _secrets(files: Iterable[Path], shown: Sequence[str]) -> set[str]:
     return found
 
 
-def _own_python() -> Iterator[Path]:
-    """Yield folders of this Python, of those that it is a link to, and what is run of ours inside."""
+def _list_own_python() -> Iterator[Path]:
+    """Yield folders of this Python, of linked Pythons, and of ajet's programs for the inside."""
     yield Path(__file__).with_name("inside")
     here = Path(sys.executable)
     prefixes = [Path(sys.prefix), Path(sys.base_prefix), here.parent.parent]
@@ -244,6 +252,6 @@ def _own_python() -> Iterator[Path]:
             yield prefix
 
 
-def _close(descriptors: Iterable[int]) -> None:
+def _close_all(descriptors: Iterable[int]) -> None:
     for each in descriptors:
         os.close(each)

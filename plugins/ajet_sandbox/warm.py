@@ -1,7 +1,7 @@
-"""Warm: a sandbox whose resident, started once, forks for each call. What every mechanism here shares.
+"""Sandboxes with a warm resident: started once, it forks for each call. The base of every mechanism.
 
-Invariants: the host believes nothing that comes out beyond its size and its form; a resident that does not keep its
-times is ended from outside; closing ends the whole tree, and when the host is gone its line closes, which ends it, too.
+Invariants: the host trusts only size and form of the resident's output. A resident that exceeds its time is killed from
+outside. Closing ends the process tree, and so does the end of the host, since the line closes.
 """
 
 from __future__ import annotations
@@ -22,90 +22,93 @@ from ajet.environment.family import end_tree
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.frames import FrameError, FrameReader, pack_frame
 from ajet.schema.sandbox import NO_VARIABLES, EndReason, Limits, Result
-from ajet_sandbox.bundle import START, START_PIPED, bundle
-from ajet_sandbox.cgroup import ControlGroup, control_group
-from ajet_sandbox.folder import Asked, Files, Held
-from ajet_sandbox.identity import running_here
+from ajet_sandbox.bundle import START, START_PIPED, pack_bundle
+from ajet_sandbox.cgroup import ControlGroup, make_control_group
+from ajet_sandbox.folder import FolderAccess, LocalFolder, ResidentFolder
+from ajet_sandbox.identity import count_processes
 
 START_SECONDS = 120.0
-"""In which a resident must be there: one that ends before it says so ends the wait, so this is for one that hangs."""
+"""Seconds for the start of a resident; an early end is noticed at once, so the limit is for a hang."""
 LATE = 5.0
-"""Seconds after a call's own at which the resident is no longer waited for."""
-_SAID = 4000
-"""Bytes of what it wrote when it could not start."""
+"""Seconds after a call's wall limit until the host gives up."""
+_MAX_START_OUTPUT = 4000
+"""Bytes of the output of a failed start."""
 
 
 @dataclass(slots=True)
-class Plan:
-    """The way in which a mechanism starts a resident."""
+class ResidentPlan:
+    """A mechanism's plan to start a resident."""
 
     argv: list[str]
-    """Up to the interpreter, whose arguments follow."""
+    """The command up to the interpreter, followed by its arguments."""
     settings: dict[str, Any]
-    compiled: bool
+    is_compiled: bool
     user: int | None = None
-    """Who to start it as."""
+    """The user of the started process."""
     descriptors: list[int] = field(default_factory=list)
-    """To hand on, and to close then."""
-    tells_pid: int | None = None
-    """Where bubblewrap says which process the resident is."""
-    piped: bool = False
-    """Whether the line is its standard input and output: where no descriptor can be handed on."""
-    site: bool = False
-    """Whether the interpreter's own packages can be imported."""
+    """To be inherited, and closed afterwards."""
+    pid_fd: int | None = None
+    """Descriptor on which bubblewrap reports the resident's process."""
+    is_piped: bool = False
+    """True if the line is standard input and output, since no descriptor can be inherited."""
+    has_site_packages: bool = False
+    """True if the interpreter's own packages can be imported."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the program that starts it; nothing of them may reach it."""
+    """Variables of the starting program; none of them may reach the resident."""
 
 
 class ControlGroupRefusedError(SandboxFailure):
-    """A control group was made, and the resident cannot be moved into it."""
+    """The resident cannot be moved into its new control group."""
 
 
-class Warm(ABC):
-    """See the contract, and the module."""
+class WarmSandbox(ABC):
+    """Implements `ajet.schema.sandbox.Sandbox` over a resident."""
 
     mechanism = ""
-    holds_disk: ClassVar[bool] = False
-    """Whether its folders are of a bounded size; else what is in them is counted."""
-    ends_within: ClassVar[float] = 2.0
-    """Seconds in which a resident whose line was closed ends by itself."""
-    counts_apart = True
-    """Whether the kernel counts its processes apart from this user's others."""
+    is_disk_bounded: ClassVar[bool] = False
+    """True if its folders have a fixed size; otherwise their content is measured."""
+    end_timeout_s: ClassVar[float] = 2.0
+    """Seconds until a resident with a closed line ends by itself."""
+    has_own_process_count = True
+    """True if the kernel counts its processes separately from this user's others."""
 
     def __init__(self, limits: Limits, environment: Mapping[str, str] = NO_VARIABLES, *, cgroups: bool = True) -> None:
-        """Start. `environment`: beside what programs need to find each other, all that calls get. cgroups: False
-        where memory shall be watched even where a control group could hold it. Raises SandboxFailure, ConfigError."""
+        """Start the sandbox. Raises SandboxFailure, ConfigError.
+
+        `environment`: variables of every call, besides the necessary ones. `cgroups`: False to measure memory even if a
+        control group could limit it.
+        """
         self._limits = limits
         self._environment = dict(environment)
         self._turn, self._writing = threading.Lock(), threading.Lock()
-        self._group: ControlGroup | None = control_group(limits) if cgroups else None
-        self._folder: Files | None = None
-        self._killed = 0
-        self._closed = False
+        self._group: ControlGroup | None = make_control_group(limits) if cgroups else None
+        self._folder: FolderAccess | None = None
+        self._killed_before = 0
+        self._is_closed = False
         self.lost = ""
         self.folder = ""
         self._line, theirs = socket.socketpair()
         try:
             try:
-                self._start(theirs)
+                self._start_resident(theirs)
             except ControlGroupRefusedError:  # started anew, with what counts memory otherwise
-                self._end()
+                self._end_processes()
                 self._line.close()
-                self._clean()
+                self._remove_leftovers()
                 self._drop_group()
                 self._line, theirs = socket.socketpair()
-                self._start(theirs)
+                self._start_resident(theirs)
         except BaseException:
             self.close()
             raise
-        self._memory_held = self._group is not None
+        self._is_memory_held = self._group is not None
 
     @abstractmethod
-    def _plan(self, line: int) -> Plan:
-        """The way to start it; `line` is the descriptor on which it hears."""
+    def _plan_start(self, line: int) -> ResidentPlan:
+        """Return the plan to start the resident; `line` is the descriptor of its line."""
 
-    def _clean(self) -> None:  # noqa: B027 - most mechanisms make nothing
-        """Remove what the mechanism made on the host."""
+    def _remove_leftovers(self) -> None:  # noqa: B027 - most mechanisms make nothing
+        """Remove the mechanism's files on the host."""
 
     def _drop_group(self) -> None:
         group, self._group = self._group, None
@@ -113,9 +116,9 @@ class Warm(ABC):
             group.remove()
 
     @property
-    def memory_held(self) -> bool:
-        """Whether the kernel holds the memory of all its processes together; else it is watched."""
-        return self._memory_held
+    def is_memory_held(self) -> bool:
+        """True if the kernel limits the memory of all its processes together; otherwise it is measured."""
+        return self._is_memory_held
 
     def run(
         self,
@@ -125,8 +128,7 @@ class Warm(ABC):
         environment: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> Result:
-        """See the contract."""
-        return self._call({"argv": list(argv), "environment": dict(environment), "keep": False}, (stdin,), limits)
+        return self._run_call({"argv": list(argv), "environment": dict(environment), "keep": False}, (stdin,), limits)
 
     def python(
         self,
@@ -137,72 +139,67 @@ class Warm(ABC):
         limits: Limits | None = None,
         keep: bool = False,
     ) -> Result:
-        """See the contract."""
         order = {"argv": [], "environment": dict(environment), "keep": keep}
-        return self._call(order, (stdin, code.encode("utf-8", "surrogateescape")), limits)
+        return self._run_call(order, (stdin, code.encode("utf-8", "surrogateescape")), limits)
 
     def put(self, path: str, content: bytes) -> None:
-        """See the contract."""
         try:
-            self._files().put(path, content)
+            self._open_folder().put(path, content)
         except OSError as error:
             raise SandboxFailure(f"{path} could not be written: {error.strerror}", retryable=False) from error
 
     def read(self, path: str, longest: int) -> bytes:
-        """See the contract."""
         try:
-            return self._files().read(path, longest)
+            return self._open_folder().read(path, longest)
         except FileNotFoundError:
             raise
         except OSError as error:
             raise SandboxFailure(f"{path} could not be read: {error.strerror}", retryable=False) from error
 
     def stop(self) -> None:
-        """See the contract."""
         with suppress(OSError):
-            self._send(pack_frame({"do": "stop"}))
+            self._send_frame(pack_frame({"do": "stop"}))
 
     def close(self) -> None:
-        """See the contract."""
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         self.lost = self.lost or "the sandbox is closed"
         with suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
-        self._end()
+        self._end_processes()
         self._line.close()
         if self._folder is not None:
             self._folder.close()
         self._drop_group()
-        self._clean()
+        self._remove_leftovers()
 
-    def _files(self) -> Files:
-        if self._closed:
+    def _open_folder(self) -> FolderAccess:
+        if self._is_closed:
             raise SandboxFailure(self.lost, retryable=False)
         if self._folder is not None:
             return self._folder
         with self._turn:
-            return self._settle()
+            return self._receive_folder()
 
-    def _start(self, theirs: socket.socket) -> None:
+    def _start_resident(self, theirs: socket.socket) -> None:
         number = os.memfd_create("ajet")
-        said = os.memfd_create("said")
+        output_fd = os.memfd_create("said")
         try:
-            plan = self._plan(theirs.fileno())
-            given = bundle(plan.settings, compiled=plan.compiled)
+            plan = self._plan_start(theirs.fileno())
+            given = pack_bundle(plan.settings, compiled=plan.is_compiled)
             with open(os.dup(number), "wb") as file:
                 file.write(given)
             os.lseek(number, 0, os.SEEK_SET)
-            flags = ["-I"] if plan.site else ["-I", "-S"]
+            flags = ["-I"] if plan.has_site_packages else ["-I", "-S"]
             try:
                 self._process = subprocess.Popen(
-                    [*plan.argv, *flags, "-c", START_PIPED if plan.piped else START % number],
-                    stdin=theirs.fileno() if plan.piped else subprocess.DEVNULL,
-                    stdout=theirs.fileno() if plan.piped else said,
-                    stderr=said,
+                    [*plan.argv, *flags, "-c", START_PIPED if plan.is_piped else START % number],
+                    stdin=theirs.fileno() if plan.is_piped else subprocess.DEVNULL,
+                    stdout=theirs.fileno() if plan.is_piped else output_fd,
+                    stderr=output_fd,
                     env=plan.variables,
-                    cwd="/proc" if plan.piped else "/",  # where podman can leave no file
+                    cwd="/proc" if plan.is_piped else "/",  # where podman can leave no file
                     start_new_session=True,
                     pass_fds=[theirs.fileno(), number, *plan.descriptors],
                     user=plan.user,
@@ -210,31 +207,31 @@ class Warm(ABC):
                     extra_groups=None if plan.user is None else [],
                 )
             except OSError as error:
-                if plan.tells_pid is not None:
-                    os.close(plan.tells_pid)
+                if plan.pid_fd is not None:
+                    os.close(plan.pid_fd)
                 raise SandboxFailure(f"{plan.argv[0]} cannot be started: {error.strerror}") from error
             finally:
                 for each in plan.descriptors:
                     os.close(each)
             theirs.close()  # so that its end is seen
-            if plan.piped:
+            if plan.is_piped:
                 with suppress(OSError):  # that it ended, it has said otherwise
                     self._line.sendall(len(given).to_bytes(4, "big") + given)
-            self._pid = self._told_pid(plan)
-            self._begin(plan, said)
+            self._pid = self._read_pid(plan)
+            self._await_resident(plan, output_fd)
         finally:
             theirs.close()
             os.close(number)
-            os.close(said)
+            os.close(output_fd)
 
-    def _told_pid(self, plan: Plan) -> int:
-        """The resident's."""
+    def _read_pid(self, plan: ResidentPlan) -> int:
+        """Return the resident's process."""
         return self._process.pid
 
-    def _begin(self, plan: Plan, said: int) -> None:
+    def _await_resident(self, plan: ResidentPlan, output_fd: int) -> None:
         if self._group is not None:
             try:
-                self._group.take(self._pid)
+                self._group.add_process(self._pid)
             except OSError as error:
                 raise ControlGroupRefusedError(str(error.strerror)) from error
         self._line.settimeout(START_SECONDS)
@@ -243,68 +240,70 @@ class Warm(ABC):
         except OSError:
             word = b""
         if not word:
-            self._end()
-            words = os.pread(said, _SAID, 0).decode(errors="replace").strip()
+            self._end_processes()
+            words = os.pread(output_fd, _MAX_START_OUTPUT, 0).decode(errors="replace").strip()
             raise SandboxFailure(f"{self.mechanism} does not start: {words or 'it says nothing'}", retryable=False)
-        self._others = 0 if self.counts_apart else running_here()
+        self._others = 0 if self.has_own_process_count else count_processes()
         self._owner = plan.settings["uid"] if plan.user is None else plan.user
-        self._piped = plan.piped
+        self._is_piped = plan.is_piped
         self._longest = 2 * self._limits.output + (1 << 20)
 
-    def _settle(self) -> Files:
-        """Take the descriptor of its folder, which the resident sends when it has started, or its word that there is
-        none; `_turn` is held."""
+    def _receive_folder(self) -> FolderAccess:
+        """Receive the folder's descriptor sent by the started resident, or its word that there is none; `_turn` is
+        held."""
         if self._folder is None:
             try:
                 word, numbers, _, _ = socket.recv_fds(self._line, 1, 1)
             except OSError as error:
-                raise SandboxFailure(self._said(str(error))) from error
-            if not (word if self._piped else numbers):
-                raise SandboxFailure(self._said("it ended while it started"))
+                raise SandboxFailure(self._mark_lost(str(error))) from error
+            if not (word if self._is_piped else numbers):
+                raise SandboxFailure(self._mark_lost("it ended while it started"))
             self._line.settimeout(None)
-            if self._piped:
-                self._memory_held = word == b"g"
-            self._folder = Asked(self._ask) if self._piped else Held(numbers[0], self._owner)
+            if self._is_piped:
+                self._is_memory_held = word == b"g"
+            self._folder = (
+                ResidentFolder(self._ask_resident) if self._is_piped else LocalFolder(numbers[0], self._owner)
+            )
         return self._folder
 
-    def _ask(self, order: Mapping[str, Any], content: bytes) -> tuple[Mapping[str, Any], list[bytes]]:
-        """The answer that the resident gives at once."""
+    def _ask_resident(self, order: Mapping[str, Any], content: bytes) -> tuple[Mapping[str, Any], list[bytes]]:
+        """Send an order and return the resident's immediate answer."""
         with self._turn:
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
             try:
-                self._send(pack_frame(dict(order), content))
-                return self._answer(time.monotonic() + LATE, (1 << 20) + order.get("longest", 0))
+                self._send_frame(pack_frame(dict(order), content))
+                return self._receive_answer(time.monotonic() + LATE, (1 << 20) + order.get("longest", 0))
             except (OSError, FrameError) as error:
-                self._end()
-                raise SandboxFailure(self._said(str(error)), retryable=False) from error
+                self._end_processes()
+                raise SandboxFailure(self._mark_lost(str(error)), retryable=False) from error
 
-    def _call(self, order: dict[str, Any], blobs: tuple[bytes, ...], limits: Limits | None) -> Result:
+    def _run_call(self, order: dict[str, Any], blobs: tuple[bytes, ...], limits: Limits | None) -> Result:
         limits = limits or self._limits
         order |= {
             "do": "call", "wall": limits.wall, "cpu": limits.cpu, "memory": limits.memory,
             "processes": limits.processes + self._others, "files": limits.files, "output": limits.output,
-            "file_size": limits.disk, "disk": limits.disk, "watch_disk": not self.holds_disk,
+            "file_size": limits.disk, "disk": limits.disk, "watch_disk": not self.is_disk_bounded,
         }  # fmt: skip
         with self._turn:
             if self.lost:
                 raise SandboxFailure(self.lost, retryable=False)
-            self._settle()
-            order["watch_memory"] = not self._memory_held or limits.memory < self._limits.memory
+            self._receive_folder()
+            order["watch_memory"] = not self._is_memory_held or limits.memory < self._limits.memory
             began = time.monotonic()
             try:
-                self._send(pack_frame(order, *blobs))
+                self._send_frame(pack_frame(order, *blobs))
                 longest = max(self._longest, 2 * limits.output + (1 << 20))
-                head, texts = self._answer(began + limits.wall + LATE, longest)
+                head, texts = self._receive_answer(began + limits.wall + LATE, longest)
             except (OSError, FrameError) as error:
-                return self._lose(error, time.monotonic() - began)
-            return self._result(head, texts)
+                return self._handle_loss(error, time.monotonic() - began)
+            return self._parse_result(head, texts)
 
-    def _send(self, frame: bytes) -> None:
+    def _send_frame(self, frame: bytes) -> None:
         with self._writing:
             self._line.sendall(frame)
 
-    def _answer(self, until: float, longest: int) -> tuple[dict[str, Any], list[bytes]]:
+    def _receive_answer(self, until: float, longest: int) -> tuple[dict[str, Any], list[bytes]]:
         frames = FrameReader(longest)
         poll = select.poll()
         poll.register(self._line.fileno(), select.POLLIN)
@@ -319,43 +318,52 @@ class Warm(ABC):
                 raise FrameError("its line is closed")
             frames.feed(more)
 
-    def _result(self, head: dict[str, Any], texts: list[bytes]) -> Result:
-        said, code, seconds = head.get("ended"), head.get("code"), head.get("seconds")
-        ended: EndReason | None = next((each for each in get_args(EndReason) if each == said), None)
+    def _parse_result(self, head: dict[str, Any], texts: list[bytes]) -> Result:
+        reported, code, seconds = head.get("ended"), head.get("code"), head.get("seconds")
+        ended: EndReason | None = next((each for each in get_args(EndReason) if each == reported), None)
         if ended is None or type(code) is not int or type(seconds) is not float or len(texts) != 2:
-            raise SandboxFailure(self._said("its answer has no form"), retryable=False)
+            raise SandboxFailure(self._mark_lost("its answer has no form"), retryable=False)
         if ended in ("signal", "exit") and self._killed_for_memory(head.get("killed")):
             ended = "memory"
         return Result(texts[0], texts[1], code, ended, seconds, kept=head.get("kept") is True)
 
-    def _killed_for_memory(self, told: Any = None) -> bool:
-        """`told`: how many processes the kernel had ended in all, as the resident counts them where only it can."""
-        now = self._group.killed() if self._group is not None else told if type(told) is int else self._killed
-        before, self._killed = self._killed, now
+    def _killed_for_memory(self, reported: Any = None) -> bool:
+        """True if the kernel killed a process for lack of memory since the last call.
+
+        `reported`: the total number counted by the resident, if only the resident can count.
+        """
+        now = (
+            self._group.count_killed()
+            if self._group is not None
+            else reported
+            if type(reported) is int
+            else self._killed_before
+        )
+        before, self._killed_before = self._killed_before, now
         return now > before
 
-    def _lose(self, error: Exception, seconds: float) -> Result:
-        """The resident is gone, or does not answer."""
-        closed = self._closed
-        why = self._said(str(error))
-        self._end()
+    def _handle_loss(self, error: Exception, seconds: float) -> Result:
+        """Handle a resident that is gone or does not answer."""
+        closed = self._is_closed
+        why = self._mark_lost(str(error))
+        self._end_processes()
         if self._killed_for_memory():
             return Result(b"", b"", -9, "memory", seconds)
         if closed:
             return Result(b"", b"", -9, "killed", seconds)
         raise SandboxFailure(why, retryable=False) from error
 
-    def _said(self, why: str) -> str:
+    def _mark_lost(self, why: str) -> str:
         self.lost = self.lost or f"the sandbox was lost: {why}"
         return self.lost
 
-    def _end(self) -> None:
-        """End all processes; the resident ends them by itself, if it can."""
+    def _end_processes(self) -> None:
+        """End all processes; the resident ends them by itself, if possible."""
         process = getattr(self, "_process", None)
         if process is None:
             return
         try:
-            process.wait(self.ends_within if self._closed else 0)
+            process.wait(self.end_timeout_s if self._is_closed else 0)
         except subprocess.TimeoutExpired:
             end_tree(process.pid)
             process.wait()

@@ -25,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     monkeypatch.setattr(connection, "PATIENCE", 0.2)
-    monkeypatch.setattr(connection.Connection.__init__, "__kwdefaults__", {"patience": 0.2})
+    monkeypatch.setattr(connection.MongoConnection.__init__, "__kwdefaults__", {"patience": 0.2})
     return tmp_path
 
 
@@ -66,7 +66,7 @@ def addresses(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def test_a_look_says_what_opening_says_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection.Connection.__init__, "__kwdefaults__", {"patience": 0.2})
+    monkeypatch.setattr(connection.MongoConnection.__init__, "__kwdefaults__", {"patience": 0.2})
     for address, why in addresses(tmp_path).values():
         before = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
         refusals = []

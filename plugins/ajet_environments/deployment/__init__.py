@@ -1,6 +1,6 @@
-"""An environment that stands by itself: what it consists of, and where it runs on this machine.
+"""Environments that run on their own: their description and their running state on this machine.
 
-What enters: a YAML file or a name. What leaves: a description (values), and a running environment's state, by its name.
+In: a YAML file or a name. Out: a description (plain values), and a running environment's state by its name.
 """
 
 from ajet_environments.deployment.description import (

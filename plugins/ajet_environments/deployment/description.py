@@ -41,20 +41,20 @@ from ajet_environments.front.servers import Per
 from ajet_mcp.servers import Resources, Server, server_from
 
 DEFAULT_SECONDS = 120.0
-"""Of a call."""
+"""Timeout of a call, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentPart:
-    """One of the environment's servers."""
+    """One server of the environment."""
 
     name: str
     server: Server | None = None
-    """None where it is off, or one of a family's."""
+    """None if the server is off, or belongs to a family."""
     family: str = ""
-    """The section of the file that names it, if a plug-in reads that."""
+    """The section of the file for the server, if a plug-in reads the section."""
     start: Callable[[Path, int | None], Server] | None = None
-    """Of a family's: returns the server for an episode's working folder and user."""
+    """For a family's server: builds the server for an episode's working folder and user."""
     per: Per = "episode"
     spare: int = 1
     limit: int = 64
@@ -63,43 +63,43 @@ class EnvironmentPart:
     off: str = ""
     aliases: tuple[str, ...] = ()
     requires: tuple[str, ...] = ()
-    """Variables without which it is off."""
+    """Variables needed to switch the server on."""
     resources: Resources = Resources()
-    """Of one process."""
+    """Resources of one process."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """As far as they are known before it runs."""
+    """The tools known before the server runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentFamily:
-    """Servers that a section of an environment's file names, as a plug-in registers them."""
+    """Servers named by a section of an environment's file, as registered by a plug-in."""
 
     section: type[BaseModel]
     list_parts: Callable[[Any, Path, str], list[EnvironmentPart]]
     """Returns the servers of a section, given the file's folder and the section's place. Raises UserError."""
     prepare: Callable[[Sequence[str], Callable[[str], None]], list[str]]
-    """Installs what the servers of these names need, saying what takes time; returns a sentence for each failure."""
+    """Installs the packages of the named servers, reporting progress; returns a sentence for each failure."""
     env_template: Path | None = None
-    """An env file with every variable that they read, to be copied."""
+    """An env file with every variable read by the servers, to be copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDescription:
-    """A whole environment: its servers, and the variables they need."""
+    """An environment: its servers, and the variables they need."""
 
     name: str
     parts: tuple[EnvironmentPart, ...]
     tools: tuple[str, ...] = ()
-    """The names of those that are shown; (): all."""
+    """Names of the shown tools; () shows all."""
     capacity: int = 64
     idle: float = 600.0
     file: Path | None = None
     named: Mapping[str, bool] = field(default_factory=dict)
-    """The variables that its file takes from the environment as `${NAME}`: whether it cannot do without."""
+    """Variables used in the file as `${NAME}`, each with True if there is no default."""
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Every other name of a server, and the server."""
+        """Map each alias to its server's name."""
         return {alias: part.name for part in self.parts for alias in part.aliases}
 
 
@@ -128,19 +128,19 @@ class _File(BaseModel):
 
 
 def find_environment_file(named: str) -> Path:
-    """The file that a name or a path on the command line means: the path, or an environment that a plug-in brings."""
+    """Return the file for a name or a path on the command line: the path, or a plug-in's environment."""
     part = None if Path(named).is_file() else find_part("environment_file", named)
     file: Path = load_code(part.code) if part is not None else Path(named).absolute()
     return file
 
 
 def find_shipped_name(file: Path) -> str:
-    """Return the name by which any installation of ajet finds a file; "" for another."""
+    """Return the name by which any installation of ajet finds a file; "" for another file."""
     return next((name for name, part in find_parts("environment_file").items() if load_code(part.code) == file), "")
 
 
 def read_description(file: Path) -> EnvironmentDescription:
-    """The description in a file, whose env file's variables are set here. Raises ConfigError, UserError."""
+    """Read a description and set the variables of its env file. Raises ConfigError, UserError."""
     read, sections = _read_sections(file)
     templates = [family.env_template for _, family, _ in sections if family.env_template is not None]
     _set_variables(file, read.env_file, next(iter(templates), None))
@@ -156,7 +156,7 @@ def read_description(file: Path) -> EnvironmentDescription:
 
 
 def prepare_families(parts: Iterable[EnvironmentPart], say: Callable[[str], None]) -> list[str]:
-    """Install what servers of families need and is not there; returns a sentence for each thing that could not be."""
+    """Install missing packages of families' servers; return a sentence for each failure."""
     names: dict[str, list[str]] = {}
     for part in parts:
         if part.family and not part.off:

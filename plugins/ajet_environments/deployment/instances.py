@@ -1,7 +1,7 @@
-"""Instances of an environment's servers, over our MCP client.
+"""Instances of an environment's servers, over ajet's MCP client.
 
-Invariant: what the client could not do is a BoundaryError here, after which the instance counts as dead; a shared one
-only where it is lost or silent, for others are being answered.
+Invariant: a failure of the client is a BoundaryError, and the instance counts as dead afterwards. A shared instance
+dies only if the connection is lost or silent, since other episodes use it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ajet_mcp.contract import CallFailedError, Limits, Session, Tool
 from ajet_mcp.thin import ThinClient
 
 PER_CALL_FAILURES = ("timeout", "too_large")
-"""Failures that say nothing of other calls."""
+"""Failures of a single call, with no meaning for other calls."""
 MAX_SILENT_CALLS = 3
-"""So many calls in turn without any answer, and a shared server counts as dead."""
+"""Unanswered calls in a row before a shared server counts as dead."""
 
 
 class McpInstance:
-    """A session with a server of one's own, or with a shared one."""
+    """A session with an MCP server, exclusive or shared."""
 
     def __init__(self, session: Session, tools: Sequence[Tool], *, shared: bool = False) -> None:
         self._session, self._is_shared, self._silent_calls = session, shared, 0
@@ -31,11 +31,9 @@ class McpInstance:
 
     @property
     def is_alive(self) -> bool:
-        """See `Instance`."""
         return not self._is_dead and not self._session.ended
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Instance`."""
         try:
             reply = await self._session.call(name, arguments)
         except CallFailedError as problem:
@@ -48,13 +46,12 @@ class McpInstance:
         return result if reply.structured is None else {**result, "structuredContent": reply.structured}
 
     async def close(self) -> None:
-        """See `Instance`."""
         self._is_dead = True
         await self._session.close()
 
 
 def make_starter(part: EnvironmentPart, workdirs: Workdirs) -> Callable[[str], Awaitable[McpInstance]]:
-    """A function that starts a server for an episode, and learns its tools."""
+    """Return a function to start a server for an episode and read its tools."""
     client = ThinClient()
 
     async def start(episode: str) -> McpInstance:

@@ -1,6 +1,6 @@
 """The working folders of an environment's episodes.
 
-Invariant: all servers of an episode that run in its folder share one, which is removed with it.
+Invariant: all servers of an episode share one working folder, removed with the episode.
 """
 
 from __future__ import annotations
@@ -9,33 +9,32 @@ from pathlib import Path
 
 from ajet.record.held_folder import HeldFolder, make_workdir
 from ajet.record.remove_folder import remove_folder
-from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.identity import choose_uid
 
 
 class Workdirs:
-    """A working folder for each episode. `of` on the front's loop; `remove` in any thread."""
+    """A working folder for each episode. `prepare_folder` runs on the front's loop; `remove` in any thread."""
 
     def __init__(self) -> None:
         self._root: HeldFolder | None = None
         self._users: dict[Path, int | None] = {}
 
     def prepare_folder(self, episode: str) -> tuple[Path, int | None]:
-        """Made when it is asked for first; and the user whose it is, where it can be one's own."""
+        """Return the episode's folder, made on first use, and its user (None without one of its own)."""
         if self._root is None:
             self._root = HeldFolder("ajet-env-", mode=0o711)
         folder = self._root.path / (episode or "ahead")
         if folder not in self._users:
-            uid = self._users[folder] = fresh_uid()
+            uid = self._users[folder] = choose_uid()
             make_workdir(self._root.path, folder.name, uid)
         return folder, self._users[folder]
 
     def remove(self, episode: str) -> None:
-        """Remove an episode's folder with what is in it."""
+        """Remove an episode's folder and its content."""
         if self._root is not None:
             self._users.pop(self._root.path / episode, None)
             remove_folder(self._root.path / episode)
 
     def close(self) -> None:
-        """Remove all folders."""
         if self._root is not None:
             self._root.remove()

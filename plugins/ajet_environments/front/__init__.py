@@ -1,9 +1,9 @@
-"""The one address in front of an environment's servers, for MCP clients of every era and for AgentDock's.
+"""The single address in front of an environment's servers, for MCP clients of every era and for AgentDock's.
 
-What enters: an environment's description and what opens its servers. What leaves: an ASGI app. Invariants: the token is
-checked, in constant time, before anything is read; each episode has an address of its own that nobody can guess, and
-servers of its own where they keep state; a server that dies loses the episodes that it served and no other, and none
-of them silently goes on with another; nothing of the caller's (its token, its Origin) reaches a server.
+In: an environment's description and a starter for each server. Out: an ASGI app. Invariants: the token is checked in
+constant time before the body is read. Each episode has an unguessable address, and exclusive instances of stateful
+servers. A dying server loses only the episodes using it, and no episode silently continues with a new instance. Neither
+the caller's token nor its Origin reaches a server.
 """
 
 from ajet_environments.front.app import Front, build_front

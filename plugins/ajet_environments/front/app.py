@@ -1,17 +1,17 @@
-"""The front over HTTP: who is let in, and which path is what.
+"""The front over HTTP: access rules and routes.
 
-    POST   /episodes            {"servers": [...]?} -> {"episode", "path"}: an episode of one's own; with the "url" that
-                                leads here, where several are behind one address, and "lacks", names of the header
-                                MCP_SERVERS that are no servers here
-    DELETE /episodes/NAME       it is over; {"lost"} says why, where it had lost a server
+    POST   /episodes            {"servers": [...]?} -> {"episode", "path"}: a new episode; with "url", the direct
+                                address, if several fronts share one address, and "lacks", names of the header
+                                MCP_SERVERS unknown here
+    DELETE /episodes/NAME       end it; {"lost"} says why, if a server was lost
     POST   /e/NAME/mcp          MCP of both eras, for that episode
-    *      /mcp                 MCP for clients that know nothing: by session (handshake era), or shared servers only
+    *      /mcp                 MCP for clients without episodes: by session (handshake era), or shared servers only
     *      /mcpapi/...          AgentDock's
     GET    /health /metrics
 
-Invariant: a request passes, in this order, Host, Origin, token, size; what is refused is told in the words of the
-protocol that was spoken. The header MCP_SERVERS is written once for many environments: of its names those that this one
-has count, and what it lacks is said; a header of which it has none is refused.
+Invariant: a request passes Host, Origin, token and size checks in this order; a refusal uses the protocol of the
+request. The header MCP_SERVERS may name servers of several environments: known names count, unknown names are reported,
+and a header with no known name is refused.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ EPISODES = "/episodes"
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """Who is let in. `token` "" lets in everybody (loopback only, by explicit choice); `hosts` None: any name."""
+    """Rules for access. `token` "" admits every client (loopback only, by explicit choice); `hosts` None: any name."""
 
     token: str = ""
     hosts: frozenset[str] | None = None
 
     def check_request(self, request: Request) -> Response | None:
-        """Why not, or None."""
+        """Return the refusal of a request, or None."""
         host = request.headers.get("host", "")
         if self.hosts is not None and host.lower() not in self.hosts:
             return build_refusal(421, f"this address is not {host!r}")
@@ -73,23 +73,23 @@ class AccessRule:
 
 
 class Front:
-    """The app's state and routes. On one event loop."""
+    """The app's state and request handling, on one event loop."""
 
     def __init__(
         self, name: str, episodes: FrontEpisodes, access: AccessRule, aliases: Mapping[str, str], address: str = ""
     ) -> None:
-        """`address`: leads to this very front, where clients know that of several."""
+        """`address`: leads to exactly this front, if several share one address."""
         self.name, self.episodes, self.access, self.address = name, episodes, access, address
         self.aliases = aliases
-        """Other names of servers, as a header may have them."""
+        """Other names of servers, accepted in headers."""
         self._reaping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Look after episodes that were left. On the loop that serves."""
+        """Start ending idle episodes, on the serving loop."""
         self._reaping = asyncio.get_running_loop().create_task(self._reap_episodes())
 
     async def close(self) -> None:
-        """Drain and end all."""
+        """End all episodes after their running calls."""
         if self._reaping is not None:
             self._reaping.cancel()
             with suppress(asyncio.CancelledError):
@@ -102,12 +102,12 @@ class Front:
             await self.episodes.reap()
 
     def select_servers(self, request: Request) -> list[str] | None:
-        """The servers that the header MCP_SERVERS selects; None: all."""
+        """Return the servers selected by the header MCP_SERVERS; None: all."""
         names = self._read_server_names(request)
         return None if names is None else [name for name in names if name in self.episodes.servers] or names
 
     def find_unknown_servers(self, request: Request) -> list[str]:
-        """Names in that header that are no servers here."""
+        """Return names in the header with no server here."""
         return [name for name in self._read_server_names(request) or () if name not in self.episodes.servers]
 
     def _read_server_names(self, request: Request) -> list[str] | None:
@@ -118,8 +118,7 @@ class Front:
         return list(dict.fromkeys(self.aliases.get(name, name) for name in names))
 
     async def answer_message(self, request: Request, episode: FrontEpisode | None, message: Any) -> Response:
-        """The answer to one MCP message. `episode` None: a client without one, of which only the handshake era gets
-        one."""
+        """Answer one MCP message. `episode` None: a client without an episode; `initialize` creates one."""
         id = message.get("id") if isinstance(message, dict) else None
         modern = request.headers.get("mcp-protocol-version") == speech.MODERN
         headers: dict[str, str] = {}
@@ -181,8 +180,6 @@ class Front:
 
 
 def build_front(front: Front) -> Starlette:
-    """The front's application."""
-
     async def mcp(request: Request) -> Response:
         return await _serve_mcp(front, request, None)
 
@@ -245,7 +242,7 @@ def build_front(front: Front) -> Starlette:
 
 
 class _AccessGuard:
-    """Lets nobody in without the key: nothing of their requests is read."""
+    """Middleware that refuses requests without access before their body is read."""
 
     def __init__(self, app: ASGIApp, access: AccessRule) -> None:
         self._app, self._access = app, access

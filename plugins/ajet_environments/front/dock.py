@@ -1,8 +1,8 @@
 """AgentDock's HTTP interface on the same port: `/mcpapi`.
 
-Invariant: it has no sessions, so each call is one of an episode that its client named in the header `x-episode`, or of
-shared servers only; an error is told as its clients expect it, in a reply with status 200 that says `status_code`, and,
-for clients of ours, whose it was. The header `x-episodes` of the list of servers says where episodes are made.
+Invariant: the interface has no sessions: a call names its episode in the header `x-episode`, or uses shared servers
+only. An error is a reply with status 200 and `status_code`, as AgentDock's clients expect, plus `boundary` for ajet's
+clients. The header `x-episodes` of the list of servers gives the path to create episodes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ajet_environments.front.episodes import FrontEpisode, FrontEpisodes, Unknow
 from ajet_environments.front.http import EscapingJsonResponse, read_json_body
 
 _FUNCTION = {"name": "name", "description": "description", "parameters": "inputSchema"}
-"""A tool as AgentDock's clients read it, and where MCP has that."""
+"""Fields of a tool for AgentDock's clients, each with its MCP field."""
 
 
 def build_dock_routes(episodes: FrontEpisodes, aliases: Mapping[str, str], episodes_path: str) -> list[Route]:
-    """Its four. `aliases`: other names of servers; `begun_at`: the path where an episode begins."""
+    """Build the four routes. `aliases`: other names of servers; `episodes_path`: the path to create an episode."""
 
     async def servers(request: Request) -> Response:
         return EscapingJsonResponse({"servers": list(episodes.servers)}, headers={"x-episodes": episodes_path})

@@ -1,8 +1,8 @@
-"""Episodes of an environment: what each may reach, and what became of it.
+"""Episodes of an environment: their servers, calls and losses.
 
-Invariants: a name is 128 random bits; there are at most `capacity`; one that nobody calls for `idle` seconds is ended;
-one that lost a server answers so from then on, for what it had done there is gone. A call that runs is waited for when
-its episode ends.
+Invariants: an episode's name is 128 random bits. There are at most `capacity` episodes; after `idle` seconds without a
+call an episode ends. After losing a server an episode answers every call with the loss, since its state there is gone.
+Ending an episode waits for its running calls.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from ajet.schema.errors import AjetError, BoundaryError, EnvironmentFailure, Use
 from ajet_environments.front.servers import InstancePool, Json, ServerInstance
 
 MAX_TABLES = 256
-"""Choices of servers whose tools are kept sorted out."""
+"""Server selections with a cached tool table."""
 SEPARATOR = "__"
-"""Between server and tool, where two servers have a tool of one name."""
+"""Between server and tool, if two servers share a tool's name."""
 
 
 class EnvironmentFullError(AjetError):
-    """No further episode: the environment is at its capacity, or drains."""
+    """No further episode: the environment is full or draining."""
 
 
 class EpisodeLostError(EnvironmentFailure):
-    """A server of this episode has died, and with it what the episode had done there."""
+    """A server of the episode died, and the episode's state there is lost."""
 
     retryable = False
 
 
 class UnknownToolError(AjetError):
-    """The model's own doing."""
+    """The model called a tool or server unknown to the environment."""
 
 
 @dataclass(slots=True)
 class FrontEpisode:
-    """An episode at the front: its servers' instances."""
+    """One episode and its servers' instances."""
 
     name: str
     servers: tuple[str, ...] | None = None
-    """Those it chose; None: all."""
+    """The selected servers; None: all."""
     is_stateless: bool = False
-    """It stands for a client that named none: only shared servers answer."""
+    """True for a client without an episode: only shared servers answer."""
     last_used: float = 0.0
     instances: dict[str, ServerInstance] = field(default_factory=dict)
     locks: dict[str, asyncio.Lock] = field(default_factory=dict)
     running: int = 0
     ended: asyncio.Event | None = None
-    """Made when it is ended; set when nothing runs in it any more."""
+    """Created when the episode ends; set once no call runs."""
     lost: str = ""
 
 
 class FrontEpisodes:
-    """All episodes of an environment. On one event loop."""
+    """All episodes of an environment, on one event loop."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class FrontEpisodes:
         tools: Iterable[str] = (),
         on_ended: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """`tools`: the names of those that are shown, in whichever server; none: all. `ended`: told the name of each
-        episode once its servers are gone, in a thread."""
+        """`tools`: names of the shown tools, of any server; none: all. `on_ended`: called in a thread with an episode's
+        name once its servers are released."""
         self.servers: Mapping[str, InstancePool] = {server.name: server for server in servers}
         self.capacity, self.idle = capacity, idle
         self.is_draining = False
@@ -82,7 +82,7 @@ class FrontEpisodes:
         self._tables: dict[tuple[tuple[str, ...], bool], dict[str, tuple[InstancePool, Json]]] = {}
 
     async def open(self) -> None:
-        """Start what waits ahead. Raises BoundaryError; UserError for a tool to show that no server has."""
+        """Start the spare instances. Raises BoundaryError; UserError for a shown tool without a server."""
         await asyncio.gather(*(server.open() for server in self.servers.values()))
         had = [tool["name"] for server in self.servers.values() for tool in server.tools]
         if unknown := [name for name in self._shown_tools if name not in had]:
@@ -96,7 +96,7 @@ class FrontEpisodes:
         return len(self._episodes)
 
     def create(self, servers: Sequence[str] | None = None) -> FrontEpisode:
-        """Raises Full; NoSuchTool for a server that is not there."""
+        """Create an episode. Raises EnvironmentFullError; UnknownToolError for an unknown server."""
         if self.is_draining:
             raise EnvironmentFullError("the environment is being ended: it takes no new episode")
         if len(self._episodes) >= self.capacity:
@@ -108,14 +108,14 @@ class FrontEpisodes:
         return episode
 
     def find(self, name: str) -> FrontEpisode | None:
-        """The episode of that name, which is not idle from now on."""
+        """Return the episode and reset its idle time."""
         episode = self._episodes.get(name)
         if episode is not None:
             episode.last_used = time.monotonic()
         return episode
 
     async def end(self, name: str) -> bool:
-        """Whether there was one. What runs in it is waited for."""
+        """End an episode after its running calls; return False if there is none."""
         episode = self._episodes.pop(name, None)
         if episode is None:
             return False
@@ -124,7 +124,7 @@ class FrontEpisodes:
         return True
 
     async def reap(self) -> int:
-        """End those that nobody called for `idle` seconds; how many."""
+        """End episodes idle for `idle` seconds; return their number."""
         late, reaped = time.monotonic() - self.idle, 0
         for episode in list(self._episodes.values()):
             if episode.last_used < late and not episode.running:  # now: ending the one before took its time
@@ -133,7 +133,7 @@ class FrontEpisodes:
         return reaped
 
     async def close(self) -> None:
-        """Drain: no new ones; what runs is waited for; all servers are ended."""
+        """Stop creating episodes, wait for running calls, and end all servers."""
         self.is_draining = True
         await asyncio.gather(*(self.end(name) for name in list(self._episodes)))
         while self._background:
@@ -141,7 +141,7 @@ class FrontEpisodes:
         await asyncio.gather(*(server.close() for server in self.servers.values()))
 
     def check_servers(self, names: Sequence[str] | None) -> tuple[str, ...] | None:
-        """Raises NoSuchTool for one that is in no table."""
+        """Return the names as a tuple. Raises UnknownToolError for an unknown server."""
         if names is None:
             return None
         unknown = [name for name in names if name not in self.servers]
@@ -150,13 +150,13 @@ class FrontEpisodes:
         return tuple(names)
 
     def list_tools(self, episode: FrontEpisode, servers: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """The tools as this episode sees them: bare names, and where two servers share one, the server's before it."""
+        """List the tools of the episode: plain names, prefixed by the server's name if two servers share one."""
         return [{**tool, "name": name} for name, (_, tool) in self._find_tools(episode, servers).items()]
 
     async def call(
         self, episode: FrontEpisode, name: str, arguments: Json, servers: Sequence[str] | None = None
     ) -> Mapping[str, Any]:
-        """MCP's result. Raises NoSuchTool; Lost; BoundaryError."""
+        """Call a tool and return MCP's result. Raises UnknownToolError, EpisodeLostError, BoundaryError."""
         found = self._find_tools(episode, servers).get(name)
         if found is None:
             raise UnknownToolError(self._explain_unknown(episode, name))
@@ -197,7 +197,8 @@ class FrontEpisodes:
     def _record_loss(
         self, episode: FrontEpisode, server: InstancePool, instance: ServerInstance, problem: BoundaryError
     ) -> BoundaryError:
-        """What the caller is told. A shared server keeps nothing of an episode: the next call finds a new one."""
+        """Record a loss and return the caller's error. A shared server holds no state of an episode: the next call gets
+        a new one."""
         self.counts["lost"] += 1
         logger.warning("{}: {}", server.name, problem)
         why = f"{server.name}: {str(problem).splitlines()[0]}"
@@ -210,7 +211,7 @@ class FrontEpisodes:
         return EpisodeLostError(episode.lost)
 
     def _run_in_background(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do it to its end, whoever waits for that and leaves; `close` waits, too."""
+        """Run to completion even if the awaiting client disconnects; `close` waits for the task."""
         task = asyncio.get_running_loop().create_task(ending)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
@@ -224,7 +225,7 @@ class FrontEpisodes:
         await asyncio.to_thread(self._on_ended, episode.name)  # files of a model's, however many
 
     def _find_tools(self, episode: FrontEpisode, servers: Sequence[str] | None) -> dict[str, tuple[InstancePool, Json]]:
-        """What each name means to this episode: made once for a choice of servers, for their tools do not change."""
+        """Return the episode's tools by name, cached per selection of servers, since tools do not change."""
         wanted = self.check_servers(servers) or episode.servers or tuple(self.servers)
         chosen = (wanted, episode.is_stateless)
         if chosen not in self._tables:
@@ -258,7 +259,7 @@ class FrontEpisodes:
 
 
 def _require_open(episode: FrontEpisode) -> None:
-    """Raises Lost. A request may have found its episode before that was ended."""
+    """Raise EpisodeLostError if the episode ended after the request found it."""
     if episode.ended is not None:
         raise EpisodeLostError("the episode has ended")
     if episode.lost:

@@ -1,4 +1,4 @@
-"""What comes and goes over HTTP: bodies as JSON, within a size, and refusals."""
+"""HTTP bodies as JSON within a size limit, and refusals."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BODY_LIMIT = 4 << 20
 
 
 class BodyTooLongError(AjetError):
-    """More than BODY_LIMIT bytes."""
+    """The body has more than BODY_LIMIT bytes."""
 
 
 class EscapingJsonResponse(JSONResponse):
-    """JSON in UTF-8; with a lone surrogate, which UTF-8 cannot hold and a client's message may, in ASCII."""
+    """JSON in UTF-8; in ASCII if the content has a lone surrogate, impossible in UTF-8."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -31,8 +31,10 @@ class EscapingJsonResponse(JSONResponse):
 
 
 async def read_json_body(request: Request) -> Any:
-    """Raises TooLong before it is read whole; json.JSONDecodeError, for what is nested too deep, too. Nothing reads as
-    an empty object."""
+    """Read the body as JSON; an empty body is an empty object.
+
+    Raises BodyTooLongError before the complete body is read; json.JSONDecodeError, for too deep nesting too.
+    """
     if int(request.headers.get("content-length") or 0) > BODY_LIMIT:
         raise BodyTooLongError
     parts, size = [], 0
@@ -51,5 +53,5 @@ async def read_json_body(request: Request) -> Any:
 
 
 def build_refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
-    """A reply that says why not."""
+    """Build an error reply with the reason."""
     return EscapingJsonResponse({"error": why}, status, headers=dict(headers or {}))

@@ -1,8 +1,8 @@
-"""What is in front of: servers, and the instances of them that episodes use.
+"""Servers of an environment and the pools of their instances.
 
-Invariant: an instance is used by one episode at a time unless its server is shared; what an episode had used is closed
-or reset before another can have it; instances are started ahead, `spare` of them; there are never more than `limit`,
-and who comes when all are in use gets one in turn, first come first served. One that has died is never given out.
+Invariants: one episode uses an instance at a time unless its server is shared. A used instance is closed or reset
+before another episode gets it. `spare` instances are started ahead; there are never more than `limit`. Waiting episodes
+get instances first come, first served, and never a dead one.
 """
 
 from __future__ import annotations
@@ -23,62 +23,62 @@ Per = Literal["episode", "shared"]
 
 
 class ServerInstance(Protocol):
-    """A running server, spoken to."""
+    """A running server."""
 
     @property
     def tools(self) -> Sequence[Json]:
-        """The tools as MCP lists them, with the names that the server gave them."""
+        """The tools as listed by MCP, with the server's own names."""
         ...
 
     @property
     def is_alive(self) -> bool:
-        """False once nothing more can come from it."""
+        """False once the instance cannot answer any more."""
         ...
 
     async def call(self, name: str, arguments: Json) -> Json:
-        """MCP's result of `tools/call`. Raises BoundaryError where there is none: the instance is not to be used
-        again, unless it is shared and still `alive`."""
+        """Return MCP's result of `tools/call`. Raises BoundaryError: the instance is then unusable, unless shared and
+        `is_alive`."""
         ...
 
     async def close(self) -> None:
-        """End it, with all that it started."""
+        """End the server and all its child processes."""
         ...
 
 
 StartInstance = Callable[[str], Awaitable[ServerInstance]]
-"""Starts one for the episode of that name; "" starts one ahead. Raises BoundaryError."""
+"""Starts an instance for the named episode; "" starts a spare one. Raises BoundaryError."""
 
 
 @dataclass(slots=True)
 class InstancePool:
-    """The instances of one of the environment's servers. On the front's loop."""
+    """The instances of one server, on the front's loop."""
 
     name: str
     start: StartInstance
     per: Per = "episode"
     spare: int = 1
-    """How many wait, started ahead; with 0 and tools that are known none runs before it is called."""
+    """Number of waiting instances; with 0 and known tools no instance starts before a call."""
     limit: int = 64
-    """How many there may be at once."""
+    """Largest number of instances at once."""
     reset: str = ""
-    """A tool that makes it as new, called before another episode gets it; without one it is ended."""
+    """A tool that resets an instance for the next episode; without one the instance is ended."""
     off: str = ""
-    """Why it is not started; its tools are listed and answer this."""
+    """Why the server is not started; its listed tools answer with the reason."""
     tools: Sequence[Json] = ()
     patience: float = 120.0
-    """Seconds that one who comes when all are in use waits for one."""
+    """Seconds to wait for a free instance."""
     waiting: list[ServerInstance] = field(default_factory=list)
     queue: deque[asyncio.Future[ServerInstance | None]] = field(default_factory=deque)
-    """Those who wait for one; told None, they may start one."""
+    """Futures of waiting episodes; the result None permits a start."""
     used: int = 0
     starting: set[asyncio.Task[None]] = field(default_factory=set)
     _background: set[asyncio.Future[None]] = field(default_factory=set)
     is_closed: bool = False
     renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a shared one is started: those who come meanwhile get the same."""
+    """Held while a shared instance starts, so that concurrent callers get the same instance."""
 
     async def open(self) -> None:
-        """Learn its tools, from the first instance, which waits. Raises BoundaryError."""
+        """Start the first instance and read its tools. Raises BoundaryError."""
         if self.off or (self.tools and not self.spare):
             return
         first = await self.start("")
@@ -90,7 +90,7 @@ class InstancePool:
             await _ignore_failures(first.close())
 
     async def take(self, episode: str = "") -> ServerInstance:
-        """Take an instance for an episode. Raises BoundaryError where none can be had."""
+        """Take an instance for an episode. Raises BoundaryError if none is available."""
         if self.per == "shared":
             return await self._take_shared()
         found = await self._wait_for_turn()
@@ -102,7 +102,7 @@ class InstancePool:
             raise
 
     async def give_back(self, instance: ServerInstance) -> None:
-        """An episode is over, or has lost it."""
+        """Release an instance after its episode ended or lost it."""
         if self.per == "shared":
             return
         try:
@@ -114,7 +114,7 @@ class InstancePool:
             self._free_slot()
 
     async def _reset_instance(self, instance: ServerInstance) -> bool:
-        """Whether the next episode may have it."""
+        """Reset the instance; return True if the next episode may use it."""
         wanted = not self.is_closed and (self.queue or len(self.waiting) < max(self.spare, 1))
         if not (self.reset and instance.is_alive and wanted):
             return False
@@ -126,7 +126,8 @@ class InstancePool:
         return not answer.get("isError")
 
     async def _wait_for_turn(self) -> ServerInstance | None:
-        """An instance that waits; None: there is room to start one. It counts as used. Raises EnvironmentFailure."""
+        """Wait for a waiting instance, or None as permission to start one; either counts as used. Raises
+        EnvironmentFailure."""
         if self.is_closed:
             raise self._make_ended_error()
         turn: asyncio.Future[ServerInstance | None] = asyncio.get_running_loop().create_future()
@@ -150,7 +151,7 @@ class InstancePool:
             raise
 
     def _grant_turns(self) -> None:
-        """To those who wait, in turn, what there is."""
+        """Grant available instances to waiting episodes in order."""
         while self.queue:
             if self.queue[0].done():  # it was given up
                 self.queue.popleft()
@@ -175,11 +176,11 @@ class InstancePool:
         return None
 
     def _count_room(self) -> int:
-        """The number of instances that may still be started."""
+        """Return the number of instances that may still be started."""
         return self.limit - self.used - len(self.waiting) - len(self.starting) - len(self._background)
 
     async def close(self) -> None:
-        """End all that wait, and those being started; none is started any more."""
+        """End all waiting and starting instances; start none afterwards."""
         self.is_closed = True
         for turn in self.queue:
             if not turn.done():
@@ -226,7 +227,7 @@ class InstancePool:
         return EnvironmentFailure(f"{self.name}: the environment is being ended")
 
     def _close_in_background(self, closing: Awaitable[None]) -> None:
-        """Close an instance in the background; it keeps its place until it is closed."""
+        """Close an instance in the background; it occupies its slot until closed."""
         task = asyncio.ensure_future(closing)
         self._background.add(task)
         task.add_done_callback(self._finish_close)

@@ -1,9 +1,8 @@
-"""MCP as a server speaks it, both eras: one JSON-RPC message to its answer.
+"""The server side of MCP, both eras: one JSON-RPC message in, its reply out.
 
-Invariant: whatever is sent, the answer is JSON-RPC with the status that the era has for it; a message that could be of
-either era is of the one that it names. Eras: the handshake (up to 2025-11-25: `initialize`, `Mcp-Session-Id`) and the
-stateless revision 2026-07-28, where each request carries its version in headers and in `params._meta`
-(https://modelcontextprotocol.io/specification).
+Invariant: every message gets a JSON-RPC reply with the status of its era; an ambiguous message belongs to the era named
+in the message. Eras: the handshake (up to 2025-11-25: `initialize`, `Mcp-Session-Id`) and the stateless revision
+2026-07-28, with the version in headers and in `params._meta` (https://modelcontextprotocol.io/specification).
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ META = "io.modelcontextprotocol/"
 EPISODES, SEVERAL = "ajet/episodes", "ajet/several"
 PARSE, INVALID, NO_METHOD, PARAMS = -32700, -32600, -32601, -32602
 MISMATCH, UNSUPPORTED, ENVIRONMENT = -32020, -32022, -32050
-"""The last is ours: nothing that the model did; the episode, or this call, is lost."""
+"""The last is ajet's: a failure of the environment, not of the model; the episode or the call is lost."""
 _STATUS = {PARSE: 400, INVALID: 400, PARAMS: 400, MISMATCH: 400, UNSUPPORTED: 400, NO_METHOD: 404}
 CAPABILITIES = {"tools": {"listChanged": False}}
 
 
 class JsonRpcError(AjetError):
-    """A message that gets an error for an answer."""
+    """An invalid message, answered with a JSON-RPC error."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -37,17 +36,17 @@ class JsonRpcError(AjetError):
 
 @dataclass(frozen=True, slots=True)
 class McpRequest:
-    """A message that was understood."""
+    """A parsed message."""
 
     method: str
     params: Mapping[str, Any]
     id: str | int | None
-    """None: a notification, which gets no answer."""
+    """None: a notification, without a reply."""
     modern: bool
 
 
 def parse_request(message: Any, headers: Mapping[str, str]) -> McpRequest:
-    """Raises Wrong. `headers`: names in lower case."""
+    """Parse one JSON-RPC message. `headers`: names in lower case. Raises JsonRpcError."""
     if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
         raise JsonRpcError(INVALID, "one JSON-RPC 2.0 request is expected, as an object with `method`")
     number = message.get("id")
@@ -86,7 +85,7 @@ def _list_versions(requested: Any) -> dict[str, Any]:
 
 
 def _decode_header(value: str) -> str | None:
-    """A header's value; one that ASCII cannot hold is spelled =?base64?…?=."""
+    """Return a header's value; non-ASCII values are encoded as =?base64?…?=."""
     if not (value.startswith("=?base64?") and value.endswith("?=")):
         return value
     try:
@@ -96,7 +95,7 @@ def _decode_header(value: str) -> str | None:
 
 
 def build_handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The answer to `initialize`."""
+    """Build the result of `initialize`."""
     version = params.get("protocolVersion")
     return {
         "protocolVersion": version if version in HANDSHAKE else HANDSHAKE[0],
@@ -106,8 +105,10 @@ def build_handshake(params: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def build_discovery(name: str, episodes: str = "", *, several: bool = False) -> dict[str, Any]:
-    """What `server/discover` is answered. `episodes`: the path where a client gets one of its own; `several`: whether
-    it is one of those behind its address."""
+    """Build the result of `server/discover`.
+
+    `episodes`: the path to create an episode; `several`: True if several fronts share the address.
+    """
     meta = {
         **_describe_server(name),
         **({EPISODES: episodes} if episodes else {}),
@@ -117,7 +118,7 @@ def build_discovery(name: str, episodes: str = "", *, several: bool = False) -> 
 
 
 def build_reply(request: McpRequest, result: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The JSON-RPC reply."""
+    """Build the JSON-RPC reply of a result."""
     if request.modern:
         result = {"resultType": "complete", **result}
         result.setdefault("_meta", _describe_server(name))
@@ -127,7 +128,7 @@ def build_reply(request: McpRequest, result: Mapping[str, Any], name: str) -> di
 
 
 def build_error(wrong: JsonRpcError, id: Any, modern: bool) -> tuple[int, dict[str, Any]]:
-    """(status, the JSON-RPC reply)."""
+    """Return the HTTP status and the JSON-RPC error reply."""
     error: dict[str, Any] = {"code": wrong.code, "message": wrong.message}
     if wrong.data is not None:
         error["data"] = wrong.data

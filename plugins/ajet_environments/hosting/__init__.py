@@ -1,2 +1,1 @@
-"""`ajet env`: environments started, tried, planned for and described for Kubernetes. What they are is in
-ajet/environment/."""
+"""`ajet env`: starts, tries, plans and renders environments; `ajet_environments.deployment` describes them."""

@@ -1,9 +1,9 @@
-"""`ajet env up NAME --docker`: a whole environment in one container of podman's or docker's, and the process that
-stands for it on this machine. One argument: JSON of file, host, port, image, network.
+"""`ajet env up NAME --docker`: an environment in one container of podman or docker, and its process on this machine.
 
-Invariants: its state is written when the environment inside answers; the container ends with this process, and what one
-that was killed left, the next start removes. Token and keys stand in no argument list and in no file of ours; the
-engine keeps them with its container, for those who may ask it (`inspect`).
+The single argument is JSON of file, host, port, image, network. Invariants: the state is written once the environment
+inside answers. The container ends with this process; a killed process' container is removed by the next start. Token
+and keys appear in no argument list and in no file of ajet's; the engine stores them with its container, readable by
+`inspect`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ajet_environments.hosting.kubernetes import compute_sizes
 from ajet_environments.hosting.lifetime import DOWN_S, READY_S
 from ajet_environments.hosting.program import open_listener
 from ajet_mcp.servers import TOKEN
-from ajet_sandbox.engine import LABEL, asked, engine_of, given, owner, remove
+from ajet_sandbox.engine import LABEL, find_engine, make_owner_label, pass_variables, remove_container, run_engine
 
 FOLDER = "/environment"
-"""Where the description's folder is inside, read-only."""
+"""The description's folder inside the container, read-only."""
 PORT = 8000
-"""Inside, where the network is the container's own."""
+"""The port inside, if the container has its own network."""
 HOST = "host"
-"""The network that is this machine's own."""
+"""The name of the machine's own network."""
 
 
 def main() -> int:
@@ -43,20 +43,20 @@ def main() -> int:
 
 
 def run_container(*, file: str, host: str, port: int | None, image: str, network: str) -> int:
-    """Until a signal asks for the end; answers the exit code."""
+    """Run the container until a signal ends it; return the exit code."""
     end_on_hangup()
     signal.signal(signal.SIGTERM, _raise_exit)
     try:
         before = dict(os.environ)  # without the variables of the environment's own file
         description = read_description(Path(file))
-        program = engine_of(image)
+        program = find_engine(image)
         with open_listener(host, port) as listening:
             taken = int(listening.getsockname()[1])
     except (UserError, SandboxFailure) as problem:
         print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
         return 2
     name, key = f"ajet-env-{secrets.token_hex(8)}", os.environ.get(TOKEN) or secrets.token_urlsafe(24)
-    variables = given({name: os.environ[name] for name in _select_variables(description)} | {TOKEN: key})
+    variables = pass_variables({name: os.environ[name] for name in _select_variables(description)} | {TOKEN: key})
     words = [*build_engine_command(description, program, name, host, taken, network), *variables.words]
     words += [image, *_build_inner_command(description)]
     words += ["--host", host, "--port", str(taken)] if network == HOST else ["--host", "0.0.0.0", "--port", str(PORT)]
@@ -80,19 +80,19 @@ def run_container(*, file: str, host: str, port: int | None, image: str, network
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         state.forget()
         with suppress(SandboxFailure):  # what could not be removed is removed by the next start
-            asked(program, "stop", "--time", str(int(DOWN_S * 2 / 3)), name)
+            run_engine(program, "stop", "--time", str(int(DOWN_S * 2 / 3)), name)
         with suppress(SandboxFailure):
-            remove(program, name)
+            remove_container(program, name)
         engine.wait()
 
 
 def build_engine_command(
     description: EnvironmentDescription, program: str, name: str, host: str, port: int, network: str
 ) -> Sequence[str]:
-    """The engine's words, up to the image."""
+    """Build the engine's arguments up to the image."""
     assert description.file is not None
     words = [
-        program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={owner()}",
+        program, "run", "--rm", "--pull", "never", "--name", name, "--label", f"{LABEL}={make_owner_label()}",
         "--log-driver", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
         "--env", "AJET_STATE=/tmp/ajet",
     ]  # fmt: skip
@@ -117,13 +117,13 @@ def _build_inner_command(description: EnvironmentDescription) -> list[str]:
 
 
 def _select_variables(description: EnvironmentDescription) -> list[str]:
-    """The variables that the description names and that are set here."""
+    """Return the names of variables used by the description and set here."""
     named = [*description.named, *(name for part in description.parts for name in part.requires)]
     return [name for name in dict.fromkeys(named) if name in os.environ and name != TOKEN]
 
 
 def _wait_until_ready(state: RunningEnvironment, engine: subprocess.Popen[bytes]) -> bool:
-    """Once it does; False where its container has ended, or it took too long."""
+    """Return True once the environment answers; False if the container ended or the time is over."""
     import httpx
 
     until = time.monotonic() + READY_S

@@ -1,9 +1,9 @@
-"""`ajet env render kubernetes`: an environment as manifests, and what a schema does not see about manifests.
+"""`ajet env render kubernetes`: an environment as manifests, and faults of manifests beyond their schema.
 
-Invariant: all names agree (selectors and labels, secrets, configuration, ports and probes), which `faults` holds for
-these and for anybody's; the token is a reference to a secret, never in a file. An episode lives in the pod that made
-it: of several pods behind one Service, each tells the episodes that it makes its own address, and one that is ended
-has time for those that are open.
+Invariant: all names agree (selectors and labels, secrets, configuration, ports and probes); `find_faults` checks the
+rule for any manifests. The token is a reference to a secret, never in a file. An episode lives in the pod of its
+creation: of several pods behind one Service each returns its own address with an episode, and a terminating pod leaves
+time for its open episodes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ajet_mcp.servers import TOKEN
 PORT = 8000
 FOLDER = "/environment"
 DRAIN_S = 600
-"""What open episodes have when their pod is to end."""
+"""Seconds for open episodes when their pod terminates."""
 WORKER_SIZE = (2.0, 4096.0)
-"""Cores and MiB where the file says nothing: AWorld's for a worker."""
+"""Cores and MiB for a server without `resources`: AWorld's recommendation for a worker."""
 OWN_SIZE = (0.5, 512.0)
-"""Of the environment itself, where the file says what its servers take."""
+"""Cores and MiB of the environment itself, if its servers have `resources`."""
 _HEAD = """\
 # {name}: written by `ajet env render kubernetes`. Start it with:
 #   kubectl create secret generic {name} --from-literal={token}=$(openssl rand -hex 24){variables}
@@ -40,7 +40,10 @@ _SEVERAL = """\
 
 
 def render_kubernetes(description: EnvironmentDescription, *, image: str, count: int = 1) -> str:
-    """The manifests' text. `image` holds ajet and what the servers need; `count`: pods. Raises UserError."""
+    """Return the manifests' text. Raises UserError.
+
+    `image` holds ajet and the servers' programs; `count`: pods.
+    """
     assert description.file is not None
     boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
     if boxed:
@@ -67,7 +70,7 @@ def render_kubernetes(description: EnvironmentDescription, *, image: str, count:
 
 
 def compute_sizes(description: EnvironmentDescription) -> tuple[dict[str, str], dict[str, str]]:
-    """What a pod asks for, one process of each server, and what it may take, as many as there may be."""
+    """Return a pod's requests, for one process of each server, and its limits, for the largest number of processes."""
     parts = [part for part in description.parts if not part.off]
 
     def of(many: bool, place: int, amount_of: Callable[[EnvironmentPart], float]) -> float:
@@ -86,12 +89,12 @@ def compute_sizes(description: EnvironmentDescription) -> tuple[dict[str, str], 
 
 
 def _count_processes(part: EnvironmentPart, description: EnvironmentDescription) -> int:
-    """Processes at once."""
+    """Return the largest number of processes at once."""
     return 1 if part.per == "shared" else min(part.limit, description.capacity + part.spare)
 
 
 def find_faults(manifests: Sequence[Mapping[str, Any]], secrets: Iterable[str] = ()) -> list[str]:
-    """The faults of manifests beyond their schema; `secrets`: those that are there already."""
+    """List the faults of manifests beyond their schema; `secrets`: names of existing secrets."""
     found: list[str] = []
     labels = {
         _read_name(each): _read_template(each)["metadata"]["labels"] for each in _select_kind(manifests, "Deployment")
@@ -187,8 +190,7 @@ def _build_service(name: str, app: str, **more: str) -> dict[str, Any]:
 
 
 def _read_files(file: Path) -> dict[str, str]:
-    """The description, without an env file, whose variables come from the secret there, and the programs beside it that
-    it names."""
+    """Return the description without its env file (the secret has those variables), and its programs."""
     text = file.read_text(encoding="utf-8")
     tree = read_yaml(file)
     if tree.get("env_file"):
@@ -201,7 +203,7 @@ def _read_files(file: Path) -> dict[str, str]:
 
 
 def _list_variables(description: EnvironmentDescription) -> list[str]:
-    """The variables that switch a server on, and those that the file cannot do without."""
+    """List the variables that switch a server on, and those without a default in the file."""
     named = [name for name, needed in description.named.items() if needed]
     named += [name for part in description.parts for name in part.requires]
     return [name for name in dict.fromkeys(named) if name != TOKEN]

@@ -1,7 +1,7 @@
-"""`ajet env up|list|logs|down`: environments that stand by themselves on this machine.
+"""`ajet env up|list|logs|down`: environments in processes of their own on this machine.
 
-Invariant: `up` answers when the environment is ready or says why it is not, and leaves it running; it is ended by
-`down` alone, by its recorded process, with everything that it started; it listens on loopback unless told otherwise.
+Invariant: `up` returns when the environment is ready, or explains why not, and leaves it running. Only `down` ends it,
+by its recorded process, with all child processes. It listens on loopback by default.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ajet_environments.deployment.description import (
 from ajet_mcp.images import require_images
 from ajet_mcp.running_environments import RunningEnvironment, all_running, running, state_file, state_folder
 from ajet_mcp.servers import TOKEN
-from ajet_sandbox.engine import engine_of
+from ajet_sandbox.engine import find_engine
 
 READY_S = 300.0
-"""How long all servers together may take to start."""
+"""Seconds for all servers to start."""
 DOWN_S = 30.0
 
 
@@ -50,8 +50,10 @@ def start_environment(
     image: str | None = None,
     network: str = "",
 ) -> RunningEnvironment:
-    """Start the environment and print how it is reached. `image`: it runs in one container of it, with the engine's
-    `network`. Raises UserError."""
+    """Start the environment and wait until it is ready. Raises UserError.
+
+    `image`: run it in one container of the image, with the engine's `network`.
+    """
     require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
     file = find_environment_file(named)
     description = read_description(file)
@@ -84,7 +86,7 @@ def start_environment(
 
 
 def _refuse_second(name: str) -> None:
-    """Raises UserError."""
+    """Raise UserError if the environment runs already."""
     if (already := running(name)) is not None:
         raise UserError(
             f"{name} is running already, at {already.url}.", do=f"`{format_command('env', 'down', name)}` ends it"
@@ -111,8 +113,11 @@ def run_in_foreground(
     drain: float = 0.0,
     one_of_several: bool = False,
 ) -> int:
-    """Run the environment in this process, until it is interrupted: for containers. `drain`: seconds that open episodes
-    then still have; `one_of_several`: its address is told with each episode. Raises UserError."""
+    """Run the environment in this process until interrupted, as containers need. Raises UserError.
+
+    `drain`: seconds for open episodes after the interrupt; `one_of_several`: episodes get the direct address of this
+    process.
+    """
     from ajet_environments.hosting.program import run_environment
 
     require_key_or_loopback(host, keyed=token, name="environment", do="leave --no-token out")
@@ -123,7 +128,7 @@ def run_in_foreground(
 
 
 def _require_container(image: str, description: EnvironmentDescription, token: bool) -> None:
-    """Raises UserError."""
+    """Raise UserError if the environment cannot run in a container."""
     boxed = [part.name for part in description.parts if part.server is not None and part.server.image]
     if boxed:
         raise UserError(
@@ -132,7 +137,7 @@ def _require_container(image: str, description: EnvironmentDescription, token: b
     if not token:
         raise UserError("An environment in a container has a token.", where="--no-token --docker")
     try:
-        engine_of(image)
+        find_engine(image)
     except SandboxFailure as problem:
         raise UserError(
             f"The environment cannot run in a container: {problem}",
@@ -142,7 +147,7 @@ def _require_container(image: str, description: EnvironmentDescription, token: b
 
 
 def _prepare_servers(description: EnvironmentDescription) -> None:
-    """Install what its servers need and is not there, and say what could not be."""
+    """Install missing packages and images, and print each failure."""
     servers = [part.server for part in description.parts if part.server is not None]
     require_images(servers)
     for server in servers:
@@ -155,7 +160,7 @@ def _prepare_servers(description: EnvironmentDescription) -> None:
 
 
 def print_address(found: RunningEnvironment) -> None:
-    """The lines that one pastes on the machine that trains."""
+    """Print the lines to paste on the training machine."""
     shown = _choose_address(found.host)
     url = f"http://{shown}:{found.port}/mcp"
     print(json.dumps({"ip": shown, "port": found.port, "token": found.token}))
@@ -166,7 +171,7 @@ def print_address(found: RunningEnvironment) -> None:
 
 
 def stop_environment(name: str) -> None:
-    """End it: what runs is waited for. Raises UserError."""
+    """End the environment after its running calls. Raises UserError."""
     from ajet.environment.family import end_family
 
     found = running(name)
@@ -190,7 +195,7 @@ def stop_environment(name: str) -> None:
 
 
 def build_table() -> Group:
-    """A table of the environments that run, and below it what of each is off."""
+    """Build a table of running environments, followed by the servers that are off."""
     import httpx
 
     table = Table("name", "address", "servers", "episodes", box=None)
@@ -210,7 +215,7 @@ def build_table() -> Group:
 
 
 def read_log_lines(name: str) -> Iterator[str]:
-    """The lines of its log, of the last time it was started. Raises UserError."""
+    """Yield the log lines since the last start. Raises UserError."""
     log = state_file(name).with_suffix(".log")
     if not log.is_file():
         raise UserError(f"There is no log of an environment {name}.", where=str(log))
@@ -235,5 +240,5 @@ def _read_last_lines(log: Path) -> str:
 
 
 def _choose_address(host: str) -> str:
-    """The address under which another machine finds this one, where it listens for others."""
+    """Return the address for other machines, if the environment listens for them."""
     return find_own_address() if host in ("0.0.0.0", "::") else host

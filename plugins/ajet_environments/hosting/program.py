@@ -1,8 +1,8 @@
-"""The process of an environment: its servers, and the front before them. One argument: JSON of file, host, port, token
-(whether there is one; MCP_SERVER_TOKEN says which, else it is drawn).
+"""The process of an environment: its servers behind the front.
 
-Invariant: its state is written when every server has answered, and forgotten when it ends; SIGTERM drains it; whatever
-its servers started ends with it.
+The single argument is JSON of file, host, port, token (whether there is one; MCP_SERVER_TOKEN sets it, else it is
+random). Invariant: the state is written when every server has answered and removed at the end; SIGTERM drains; all
+child processes end with this one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ajet_environments.front.servers import InstancePool
 from ajet_mcp.servers import TOKEN
 
 DEFAULT_PORT = 8000
-"""Taken if it is free: what AWorld's and AgentRL's pages print."""
+"""Used if free, as on AWorld's and AgentRL's pages."""
 
 
 def main() -> int:
@@ -49,8 +49,11 @@ def main() -> int:
 def run_environment(
     *, file: str, host: str, port: int | None, token: bool, drain: float = 0.0, address: str = ""
 ) -> int:
-    """Until a signal asks for the end; answers the exit code. `drain`: seconds that open episodes then still have;
-    `address`: under which clients find this one of several, without its port."""
+    """Run until a signal ends it; return the exit code.
+
+    `drain`: seconds for open episodes after the signal; `address`: the host name under which clients reach exactly this
+    process, without its port.
+    """
     adopt_orphans()
     end_on_hangup()
     signal.signal(signal.SIGTERM, _raise_exit)  # the listener puts its own in its place while it serves
@@ -70,14 +73,16 @@ def run_environment(
 
 
 def can_use_uvloop(description: EnvironmentDescription) -> bool:
-    """Whether it is served on uvloop, where a call costs less: it must be installed, and starts no process as another
-    user, as those behind walls are."""
+    """True if uvloop is installed and no server starts as another user, as servers behind walls do.
+
+    A call costs less on uvloop.
+    """
     is_walled = any(part.start is not None or (part.server and part.server.confined) for part in description.parts)
     return not is_walled and find_spec("uvloop") is not None
 
 
 def _raise_exit(*_: object) -> None:
-    """Before there is anything to drain, and once all is drained."""
+    """Exit on SIGTERM before there is anything to drain, and after draining."""
     raise SystemExit
 
 
@@ -90,7 +95,7 @@ async def serve_environment(
     drain: float = 0.0,
     address: str = "",
 ) -> None:
-    """Until a signal asks for the end. Raises UserError; BoundaryError for a server that does not start."""
+    """Serve until a signal. Raises UserError; BoundaryError for a server that does not start."""
     listening = open_listener(host, port)
     taken = int(listening.getsockname()[1])
     key = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if token else ""
@@ -122,15 +127,13 @@ async def serve_environment(
 
 
 class DrainingListener(Listener):
-    """A listener whom the first SIGTERM tells to take no new episode; it ends when the open ones are over, or `seconds`
-    later."""
+    """A listener: the first SIGTERM stops new episodes; it ends with the last open one, or after `seconds`."""
 
     def __init__(self, app: ASGIApp, episodes: FrontEpisodes, seconds: float) -> None:
         super().__init__(app)
         self._episodes, self._seconds, self._until = episodes, seconds, 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See uvicorn."""
         if sig == signal.SIGTERM and self._seconds and not self._until:
             self._episodes.is_draining = True
             self._until = time.monotonic() + self._seconds
@@ -138,14 +141,13 @@ class DrainingListener(Listener):
             super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """See uvicorn."""
         if self._until and (not len(self._episodes) or time.monotonic() > self._until):
             self.should_exit = True
         return await super().on_tick(counter)
 
 
 def build_pool(part: EnvironmentPart, workdirs: Workdirs) -> InstancePool:
-    """A part, as the front has it."""
+    """Build the front's pool of a server."""
     return InstancePool(
         part.name,
         make_starter(part, workdirs),
@@ -160,7 +162,7 @@ def build_pool(part: EnvironmentPart, workdirs: Workdirs) -> InstancePool:
 
 
 def open_listener(host: str, port: int | None) -> socket.socket:
-    """A socket there; without a port at the one that pages print, or else at a free one. Raises UserError."""
+    """Open a socket; without a port, at the default port or else at a free one. Raises UserError."""
     if port is not None:
         return listen(host, port, name="environment", where="--host, --port")
     try:

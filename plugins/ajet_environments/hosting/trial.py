@@ -1,7 +1,7 @@
-"""`ajet env try` and `ajet env plan`: an environment's tools called by hand, and what they cost on this machine.
+"""`ajet env try` and `ajet env plan`: call tools by hand and measure their cost on this machine.
 
-Invariant: what is said of cores and memory is measured here and now, with the servers that are described; what their
-`resources` say and the rule of thumb are printed beside it, never in its place.
+Invariant: cores and memory are measured with the described servers; `resources` and the rule of thumb are printed next
+to the measurement, never instead.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ajet_environments.deployment import (
 from ajet_environments.deployment.instances import McpInstance, make_starter
 from ajet_environments.deployment.workdirs import Workdirs
 from ajet_mcp.images import require_images
-from ajet_sandbox.engine import engine_of, processes_of_containers
+from ajet_sandbox.engine import find_engine, list_container_pids
 
 RULE = (2, 4.0)
-"""Cores and GiB for each worker: what AWorld's pages recommend."""
+"""Cores and GiB per worker, as AWorld's pages recommend."""
 LEAST = (4, 8.0)
-"""Cores and GiB of the machine: theirs, too."""
+"""Cores and GiB of the machine, as AWorld's pages recommend."""
 ON_A_MAC = (
     f"Docker on Apple Silicon: its virtual machine is what counts, so give that {LEAST[0]} cores and "
     f"{LEAST[1]:.0f} GiB at least (Settings, Resources); "
@@ -47,8 +47,8 @@ ON_A_MAC = (
 
 @dataclass(frozen=True, slots=True)
 class UsageCost:
-    """The cost of one piece of work: wall seconds, processor seconds of the server's processes, their memory in MiB
-    after it."""
+    """The cost of one operation: wall seconds, CPU seconds of the server's processes, and their memory in MiB
+    afterwards."""
 
     seconds: float
     cpu: float
@@ -57,22 +57,22 @@ class UsageCost:
 
 @dataclass(frozen=True, slots=True)
 class ServerMeasurement:
-    """The processes, memory and time that one server took."""
+    """The measured start of one server."""
 
     part: EnvironmentPart
     start: UsageCost | None
-    """None where it is off."""
+    """None if the server is off."""
 
 
 class UsageMeter:
-    """What the servers' processes have used: children of this process, and what runs in containers of its."""
+    """Measures the servers' processes: children of this process, and processes in its containers."""
 
     def __init__(self, description: EnvironmentDescription) -> None:
         images = [part.server.image for part in description.parts if part.server is not None and part.server.image]
-        self._programs = {engine_of(image) for image in images}
+        self._programs = {find_engine(image) for image in images}
 
     def read_cpu_seconds(self) -> float:
-        """Seconds so far, those of children that have ended, too."""
+        """Return CPU seconds so far, including ended children."""
         ended = os.times()
         total = ended.children_user + ended.children_system
         for process in self._list_processes():
@@ -82,7 +82,7 @@ class UsageMeter:
         return total
 
     def read_memory(self) -> float:
-        """MiB, what they share counted once."""
+        """Return MiB; shared memory counts once."""
         total = 0.0
         for process in self._list_processes():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -93,14 +93,14 @@ class UsageMeter:
 
     def _list_processes(self) -> list[psutil.Process]:
         found = psutil.Process().children(recursive=True)
-        for first in (each for program in self._programs for each in processes_of_containers(program)):
+        for first in (each for program in self._programs for each in list_container_pids(program)):
             with suppress(psutil.NoSuchProcess):
                 found += [psutil.Process(first), *psutil.Process(first).children(recursive=True)]
         return found
 
 
 def call_by_hand(named: str, tool: str | None, arguments: str) -> None:
-    """List the tools, or call one, and print what it cost. Raises UserError."""
+    """List the tools, or call one, and print the cost. Raises UserError."""
     parsed = _parse_arguments(arguments)
     workdirs = Workdirs()
     try:
@@ -110,7 +110,7 @@ def call_by_hand(named: str, tool: str | None, arguments: str) -> None:
 
 
 def plan_episodes(named: str, episodes: int) -> Table:
-    """A table of what so many episodes at once take. Raises UserError."""
+    """Return a table of the cost of `episodes` at once. Raises UserError."""
     description = _find_description(named)
     workdirs = Workdirs()
     try:
@@ -121,7 +121,7 @@ def plan_episodes(named: str, episodes: int) -> Table:
 
 
 def measure_machine() -> tuple[int, float]:
-    """Cores and GiB of this one."""
+    """Return cores and GiB of this machine."""
     return usable_cpus() or 1, psutil.virtual_memory().total / (1 << 30)
 
 
@@ -201,7 +201,7 @@ async def _start_server(part: EnvironmentPart, workdirs: Workdirs, meter: UsageM
 
 
 def _make_meter(description: EnvironmentDescription) -> UsageMeter:
-    """Raises UserError where an image is not here."""
+    """Make a meter. Raises UserError if an image is missing."""
     require_images([part.server for part in description.parts if part.server is not None])
     return UsageMeter(description)
 
@@ -245,7 +245,7 @@ def _build_plan(description: EnvironmentDescription, measured: list[ServerMeasur
 
 
 def _describe_excess(each: ServerMeasurement) -> str:
-    """A word where the server took more than its resources before it was called."""
+    """Return a note if the started server uses more memory than its resources."""
     most = each.part.resources.memory
     return f", more than its {most}" if each.start is not None and 0 < most < each.start.memory else ""
 

@@ -1,7 +1,7 @@
-"""`ajet env check URI`: one episode by hand, and what is missing.
+"""`ajet env check URI`: play one episode and list missing or failing requests.
 
-Invariant: it uses what a rollout uses (`EnvService`, `GymEnv`), so that what works here works there. It says of every
-request of the protocol whether it works; those that an episode cannot do without decide the exit code.
+Invariant: the check uses the rollout's own client (`EnvService`, `GymEnv`), so a passing check means a working rollout.
+Each request of the protocol is reported; requests needed by an episode decide the exit code.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ajet_environments.services.sources import TASKS, open_world
 
 T = TypeVar("T")
 MAX_CHARACTERS = 300
-"""Characters of a text."""
+"""Characters of a printed text."""
 BOX = re.compile(r"an action from (-?\d+) to (-?\d+)")
 
 
 def run_check(
     uri: str, *, env_type: str, split: str, actions: Sequence[str], steps: int, data: Path | None = None
 ) -> int:
-    """0 where an episode was played, 1 where not. Raises UserError for a URI that names nothing."""
+    """Return 0 if an episode was played, else 1. Raises UserError for an unknown URI."""
     with ExitStack() as stack:
         if is_service_url(uri):
             service = service_at(uri.rstrip("/"), "URI", env_type)
@@ -51,7 +51,7 @@ class ServiceCheck:
         self._is_broken = False
 
     def run(self) -> int:
-        """Play, and say so line by line."""
+        """Play an episode and print a line per request."""
         ids = self._try_request("get_env_profile", lambda: self._service.task_ids(self._split), needed=False) or []
         if ids:
             _print_row("get_env_profile", f"{len(ids)} tasks in {self._split!r}, the first is {ids[0]!r}")
@@ -110,8 +110,7 @@ class ServiceCheck:
 
 
 def make_action(state: Sequence[Any], info: Any, number: int) -> str | dict[str, Any]:
-    """Something that fits what the environment says an action is, the `number`th of its kind: a call of each of its
-    tools, where it has some; else a word."""
+    """Return an action for the environment: a value of its schema, a call of its `number`th tool, or a word."""
     schema, tools = (info.get("action"), info.get("tools")) if isinstance(info, dict) else (None, None)
     if isinstance(schema, dict):
         return json.dumps(make_value(schema, number, schema))
@@ -128,7 +127,7 @@ def make_action(state: Sequence[Any], info: Any, number: int) -> str | dict[str,
 
 
 def make_value(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any:
-    """A value that fits a JSON schema, as far as types, enumerations and bounds go."""
+    """Return a value for a JSON schema, as far as types, enumerations and bounds define one."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         return make_value(root.get("$defs", {}).get(name, {}), number, root)
@@ -153,7 +152,7 @@ def make_value(schema: dict[str, Any], number: int, root: dict[str, Any]) -> Any
 
 
 def _describe_action(action: str | dict[str, Any]) -> str:
-    """The text of an action, or the call that it is."""
+    """Return the text of an action, or its tool call."""
     if isinstance(action, str):
         return action
     (call,) = action["tool_calls"]

@@ -1,7 +1,7 @@
-"""Environments of gymnasium, textarena and skyrl-gym as worlds, told apart by what they can do.
+"""Adapters for gymnasium, textarena and skyrl-gym as worlds, chosen by their methods.
 
-Invariant: none of these packages is imported unless a person names one of its environments; an object with the methods
-is enough. A reply that is no action is answered with what an action is, and the world stays as it is.
+Invariant: none of the packages is imported unless an environment is named; any object with the methods works. An
+invalid action gets a reply that explains actions, and the world stays unchanged.
 """
 
 from __future__ import annotations
@@ -27,27 +27,23 @@ _NUMBER = re.compile(r"-?\d+")
 _MARKED = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m", re.S)
 _ESCAPE = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 _LONGEST_DOC = 1500
-"""Characters of a section of an environment's description that are told to the agent."""
+"""Characters of a section of an environment's description shown to the agent."""
 
 
 class GymnasiumWorld:
-    """`reset(seed=)` and `step(action)`; tasks are seeds. Its rendering as text, if it has one, is what is seen."""
+    """`reset(seed=)` and `step(action)`; tasks are seeds. The text rendering, if any, is the observation."""
 
     def __init__(self, make: Callable[[], Any], name: str, count: int) -> None:
         self._make, self.name, self._count = make, name, count
 
     def tasks(self, split: str) -> Sequence[str]:
-        """See World."""
         return list_seeds(self._count, split)
 
     def instance(self) -> GymnasiumInstance:
-        """See World."""
         return GymnasiumInstance(self._make())
 
 
 class GymnasiumInstance:
-    """See GymnasiumWorld."""
-
     def __init__(self, env: Any) -> None:
         self._env = env
         self._space = env.action_space
@@ -55,7 +51,6 @@ class GymnasiumInstance:
         self._is_over = False
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        """See Instance."""
         seen, _ = self._env.reset(seed=parse_seed(task_id) % 2**31)
         rules = "\n\n".join(
             part
@@ -69,7 +64,6 @@ class GymnasiumInstance:
         return InitialState([{"role": "system", "content": rules}, *to_messages(self._render_observation(seen))], {})
 
     def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """See Instance."""
         if self._is_over:
             return StepResult(to_messages("The episode is over."), 0.0, True, {})
         chosen = self._parse_action(read_text(action))
@@ -84,15 +78,13 @@ class GymnasiumInstance:
         return StepResult(to_messages(self._render_observation(seen)), number, self._is_over, {"truncated": bool(cut)})
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """See Instance: the sum of its rewards."""
+        """Return the sum of the rewards."""
         return self._total
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """See Instance."""
         return {"action_space": str(self._space), "observation_space": str(self._env.observation_space)}
 
     def release(self) -> None:
-        """See Instance."""
         self._env.close()
 
     def _render_observation(self, seen: Any) -> str:
@@ -101,7 +93,7 @@ class GymnasiumInstance:
         return seen if isinstance(seen, str) else str(seen.tolist() if hasattr(seen, "tolist") else seen)
 
     def _read_doc_section(self, section: str) -> str:
-        """A section of what its documentation says."""
+        """Return a section of the environment's documentation."""
         text = getattr(self._env.unwrapped if hasattr(self._env, "unwrapped") else self._env, "__doc__", "") or ""
         found = re.search(rf"^\s*## {section}\s*\n(.*?)(?=^\s*## |\Z)", text, re.S | re.M)
         lines = [line.strip() for line in found[1].strip().splitlines()] if found else []
@@ -116,7 +108,7 @@ class GymnasiumInstance:
         return "End your answer with \\boxed{…}, your action."
 
     def _parse_action(self, text: str) -> Any:
-        """The action of the last box, or of the last number outside one; None where there is none that is legal."""
+        """Return the action in the last box, or the last number outside a box; None if it is not legal."""
         boxes = [first or second for first, second in _BOXED.findall(text)]
         answer = boxes[-1] if boxes else text.strip()
         if hasattr(self._space, "n"):
@@ -145,29 +137,24 @@ class TextArenaWorld:
         self._make, self.name, self._count = make, name, count
 
     def tasks(self, split: str) -> Sequence[str]:
-        """See World."""
         return list_seeds(self._count, split)
 
     def instance(self) -> TextArenaInstance:
-        """See World."""
         return TextArenaInstance(self._make())
 
 
 class TextArenaInstance:
-    """See TextArenaWorld."""
-
     def __init__(self, env: Any) -> None:
         self._env = env
         self._score = 0.0
         self._is_over = False
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        """See Instance."""
         self._env.reset(num_players=1, seed=parse_seed(task_id))
         return InitialState(to_messages(self._env.get_observation()[1]), {})
 
     def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """See Instance: the reward comes at the end."""
+        """Play one move; the reward comes with the end of the game."""
         if self._is_over:
             return StepResult(to_messages("The game is over."), 0.0, True, {})
         ended, info = self._env.step(read_text(action))
@@ -181,22 +168,19 @@ class TextArenaInstance:
         )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """See Instance."""
         return self._score
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """See Instance."""
         return {}
 
     def release(self) -> None:
-        """See Instance."""
         if not self._is_over and hasattr(self._env, "close"):
             self._env.close()
 
 
 class SkyRLWorld:
-    """`init(prompt)` and `step(text)`; tasks are rows `{prompt, …}` of a data set, whose other columns it is made
-    with."""
+    """`init(prompt)` and `step(text)`; tasks are rows `{prompt, …}` of a data set, whose other columns configure the
+    environment."""
 
     def __init__(
         self, make: Callable[[Mapping[str, Any]], Any], name: str, rows: Mapping[str, Mapping[str, Any]]
@@ -204,24 +188,20 @@ class SkyRLWorld:
         self._make, self.name, self._rows = make, name, rows
 
     def tasks(self, split: str) -> Sequence[str]:
-        """See World: rows whose `split` is another are left out."""
+        """Return the rows of the split; rows without `split` belong to every split."""
         return [name for name, row in self._rows.items() if row.get("split", split) == split]
 
     def instance(self) -> SkyRLInstance:
-        """See World."""
         return SkyRLInstance(self._make, self._rows)
 
 
 class SkyRLInstance:
-    """See SkyRLWorld."""
-
     def __init__(self, make: Callable[[Mapping[str, Any]], Any], rows: Mapping[str, Mapping[str, Any]]) -> None:
         self._make, self._rows = make, rows
         self._env: Any = None
         self._total = 0.0
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        """See Instance."""
         row = self._rows.get(task_id)
         if row is None:
             raise ValueError(f"there is no task {task_id!r}")
@@ -230,7 +210,6 @@ class SkyRLInstance:
         return InitialState(to_messages(state), dict(info or {}))
 
     def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """See Instance."""
         outcome = self._env.step(read_text(action))
         number = parse_reward(outcome["reward"], "the reward")
         self._total += number
@@ -239,14 +218,12 @@ class SkyRLInstance:
         )
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """See Instance: the sum of its rewards."""
+        """Return the sum of the rewards."""
         return self._total
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """See Instance."""
         return {}
 
     def release(self) -> None:
-        """See Instance."""
         if self._env is not None:
             self._env.close()

@@ -1,7 +1,7 @@
-"""What the server hosts: a kind of world, and the instances that are made of it, one an attempt.
+"""Worlds for the server and their instances, one per attempt.
 
-Invariant: behind the server every world is a `World`, whoever wrote it. An instance is opened once, stepped, scored and
-released; what a model wrote that is no action there is answered in words and changes nothing.
+Invariant: behind the server every environment is a `World`. An instance is created once, stepped, scored and released;
+an invalid action of the model gets a text reply and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from zlib import crc32
 
 Message = dict[str, Any]
 FIRST_VALIDATION_SEED = 1_000_000
-"""Where worlds are made from a seed: the first one of any split but "train"."""
+"""For worlds made from a seed: the first seed of any split except "train"."""
 
 
 class InitialState(NamedTuple):
-    """The beginning of an instance: its first messages and tools."""
+    """The start of an instance: first messages, and info such as tools."""
 
     state: list[Message]
     info: dict[str, Any]
@@ -34,56 +34,56 @@ class StepResult(NamedTuple):
 
 
 class WorldInstance(Protocol):
-    """The world of one attempt. Methods may be asynchronous; the others are called in threads, never two at a time."""
+    """The world of one attempt. Methods may be async; other methods run in threads, never two at a time."""
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
-        """An `Opened`. Raises ValueError for a task that there is not."""
+        """Return an `InitialState`. Raises ValueError for an unknown task."""
         ...
 
     def step(self, action: Message, params: Mapping[str, Any]) -> Any:
-        """A `Stepped`."""
+        """Return the `StepResult` of an action."""
         ...
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """The score of what was done so far, a number."""
+        """Return the score of the attempt so far, a number."""
         ...
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """The instance's word on itself, as JSON."""
+        """Return a description of the instance as JSON."""
         ...
 
     def release(self) -> Any:
-        """Give back what it holds."""
+        """Release the instance's resources."""
         ...
 
 
 class World(Protocol):
-    """A kind of environment."""
+    """One kind of environment and its tasks."""
 
     name: str
 
     def tasks(self, split: str) -> Sequence[str]:
-        """The tasks of a split. Raises ValueError for a split that there is not."""
+        """Return the tasks of a split. Raises ValueError for an unknown split."""
         ...
 
     def instance(self) -> WorldInstance:
-        """A new one."""
+        """Make a new instance of the world."""
         ...
 
 
 def list_seeds(count: int, split: str) -> list[str]:
-    """Tasks of a world that is made from a seed: those of training never occur in any other split."""
+    """List the seeds of a split as tasks; training seeds never occur in another split."""
     first = 0 if split == "train" else FIRST_VALIDATION_SEED
     return [str(first + number) for number in range(count if split == "train" else max(1, count // 10))]
 
 
 def parse_seed(task_id: str) -> int:
-    """The seed that a task of `seeds` is; of any other name, one that is always the same."""
+    """Return the seed of a task of `list_seeds`, or a stable one for any other name."""
     return int(task_id) if task_id.isdecimal() else crc32(task_id.encode())
 
 
 def to_messages(observation: Any) -> list[Message]:
-    """Messages of what a world says: a text, one message, or several; anything else in its own words."""
+    """Convert an observation to messages: a text, one message, or several; other values by `str`."""
     if isinstance(observation, Mapping) and "content" in observation:
         return [{"role": "user", **observation}]
     if (
@@ -105,7 +105,7 @@ def to_messages(observation: Any) -> list[Message]:
 
 
 def parse_reward(value: Any, what: str) -> float:
-    """Raises TypeError for what is no finite number."""
+    """Return the reward as a float. Raises TypeError unless it is a finite number."""
     try:
         number = 0.0 if value is None else float(value)
     except (TypeError, ValueError):
@@ -116,21 +116,20 @@ def parse_reward(value: Any, what: str) -> float:
 
 
 def read_text(action: Message) -> str:
-    """The text of the agent's message."""
+    """Return the text of the agent's message."""
     content = action.get("content", "")
     return content if isinstance(content, str) else str(content)
 
 
 class OwnWorld:
-    """A person's class: `create(task_id)` and `step(action)`, and if it has them `evaluate()`, `release()`,
-    `get_info()` and `tasks` (a list, or a function of the split). `params` are handed to what takes them."""
+    """A user's class: `create(task_id)` and `step(action)`, optionally `evaluate()`, `release()`, `get_info()` and
+    `tasks` (a list, or a function of the split). `params` are passed to methods that accept them."""
 
     def __init__(self, factory: Callable[[], Any], name: str, count: int) -> None:
-        """`count`: training tasks where it names none."""
+        """`count`: training tasks if the class names none."""
         self._factory, self.name, self._count = factory, name, count
 
     def tasks(self, split: str) -> Sequence[str]:
-        """See World."""
         found = getattr(self._factory, "tasks", None)
         if callable(found):
             plain = isinstance(inspect.getattr_static(self._factory, "tasks"), (staticmethod, classmethod))
@@ -142,26 +141,21 @@ class OwnWorld:
         return list_seeds(self._count, split) if found is None else [str(each) for each in found]
 
     def instance(self) -> OwnInstance:
-        """See World."""
         return OwnInstance(self._factory())
 
 
 class OwnInstance:
-    """See OwnWorld."""
-
     def __init__(self, own: Any) -> None:
         self._own = own
         self._total = 0.0
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        """See Instance."""
         opening = await call_world(self._own.create, task_id, params)
         if isinstance(opening, tuple) and len(opening) == 2 and isinstance(opening[1], Mapping):
             return InitialState(to_messages(opening[0]), dict(opening[1]))
         return InitialState(to_messages(opening), {})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """See Instance."""
         outcome = await call_world(self._own.step, read_text(action), params)
         if not isinstance(outcome, (tuple, Mapping)) and not hasattr(self._own, "evaluate"):
             raise TypeError(
@@ -173,17 +167,15 @@ class OwnInstance:
         return StepResult(to_messages(seen), number, ended, info)
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """See Instance; the sum of its rewards where the class does not say."""
+        """Return the class's score, or the sum of the rewards."""
         if not hasattr(self._own, "evaluate"):
             return self._total
         return parse_reward(await call_world(self._own.evaluate, params), "the score of evaluate()")
 
     async def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """See Instance."""
         return await call_world(self._own.get_info, params) if hasattr(self._own, "get_info") else {}
 
     async def release(self) -> None:
-        """See Instance."""
         for name in ("release", "close"):
             if hasattr(self._own, name):
                 await call_world(getattr(self._own, name))
@@ -191,7 +183,7 @@ class OwnInstance:
 
 
 def _parse_step(outcome: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
-    """(what is seen, reward, whether it is over, info) of what a person's step() answered."""
+    """Return (observation, reward, is over, info) of a user's step()."""
     if isinstance(outcome, Mapping) and "content" not in outcome:
         seen = outcome.get("observation", outcome.get("state", ""))
         return (
@@ -210,36 +202,30 @@ def _parse_step(outcome: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
 
 
 class AgentJetWorld:
-    """A class written for AgentJet's own service: `get_init_state`, `step`, `evaluate`, `close`, and a static
+    """A class for AgentJet's own service: `get_init_state`, `step`, `evaluate`, `close`, and a static
     `get_query_list(split)`."""
 
     def __init__(self, kind: Any, name: str) -> None:
         self._kind, self.name = kind, name
 
     def tasks(self, split: str) -> Sequence[str]:
-        """See World."""
         return [str(each) for each in self._kind.get_query_list(split)]
 
     def instance(self) -> AgentJetInstance:
-        """See World."""
         return AgentJetInstance(self._kind)
 
 
 class AgentJetInstance:
-    """See AgentJetWorld."""
-
     def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._env: Any = None
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        """See Instance."""
         self._env = await call_world(self._kind, task_id, f"{self._kind.__name__}-{id(self)}", dict(params))
         opening = await call_world(self._env.get_init_state, dict(params))
         return InitialState(to_messages(opening["state"]), dict(opening.get("info") or {}))
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """See Instance."""
         outcome = await call_world(self._env.step, action, dict(params))
         reward = parse_reward(outcome.get("reward"), "the reward of step()")
         return StepResult(
@@ -247,22 +233,21 @@ class AgentJetInstance:
         )
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """See Instance."""
         return parse_reward(await call_world(self._env.evaluate, messages, dict(params)), "the score of evaluate()")
 
     async def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """See Instance."""
         return await call_world(self._env.get_info, messages, dict(params))
 
     async def release(self) -> None:
-        """See Instance."""
         if self._env is not None and hasattr(self._env, "close"):
             await call_world(self._env.close)
 
 
 async def call_world(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What it answers to as many of the arguments as it takes: awaited if it is asynchronous, else computed in a thread
-    of its own, so that one that hangs holds up nobody else."""
+    """Call a world's function with as many of the arguments as it accepts.
+
+    Async functions are awaited; others run in a thread of their own, so a hanging call blocks no other instance.
+    """
     from ajet.environment.loop import in_thread
 
     taken = arguments[: _count_arguments(function, len(arguments))]

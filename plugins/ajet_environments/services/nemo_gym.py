@@ -1,8 +1,8 @@
-"""NeMo Gym's resource servers as a world, by HTTP: a cookie an instance, without their package.
+"""NeMo Gym's resource servers as a world, by HTTP: one cookie per instance, without the NeMo Gym package.
 
-Invariants: a row of their data is a task; its tools are what the agent is given, and a call is held against their names
-and schemas before it is sent, once. What does not fit, or is answered as a bad request, is told in words. A server that
-fails, or says that its reward measures nothing (`mask_sample`), fails the instance: that is no reward of 0.
+Invariants: a row of the data is a task. The agent gets the row's tools; a call is checked against their names and
+schemas before it is sent, once. An invalid call, or one answered as a bad request, gets a text reply. A failing server,
+or a reward marked as no measurement (`mask_sample`), fails the instance instead of giving reward 0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ajet_environments.services.hosted import InitialState, Message, StepResult,
 from ajet_environments.services.openenv import ANSWER_S, MAX_ANSWER_BYTES, WorldServerError
 
 ROW = "responses_create_params"
-"""What every row of theirs has: the request that opens the dialogue, in the form of OpenAI's Responses."""
+"""A field of every row: the opening request, in the form of OpenAI's Responses."""
 READABLE_STATUSES = frozenset({200, 201, 202, 400, 409, 422})
-"""Statuses of a tool whose answer is the agent's to read; its own bad request among them."""
+"""Statuses of a tool with an answer for the agent, including its own bad requests."""
 OVER = "The episode is over."
 
 
 class NemoGymWorld:
-    """`url`: http://HOST:PORT of a resource server. `rows`: tasks by name; without them a task brings its row as its
+    """`url`: http://HOST:PORT of a resource server. `rows`: tasks by name; without rows a task carries its row as
     metadata."""
 
     def __init__(self, url: str, rows: Mapping[str, Mapping[str, Any]] | None) -> None:
@@ -37,19 +37,16 @@ class NemoGymWorld:
         self.name = f"NeMo Gym at {url}"
 
     def tasks(self, split: str) -> Sequence[str]:
-        """See World: rows whose `split` is another are left out."""
+        """Return the rows of the split; rows without `split` belong to every split."""
         if self._rows is None:
             raise ValueError("the server lists no tasks: name the file with its rows (--data rows.jsonl)")
         return [name for name, row in self._rows.items() if row.get("split", split) == split]
 
     def instance(self) -> NemoGymInstance:
-        """See World."""
         return NemoGymInstance(self.url, self._rows)
 
 
 class NemoGymInstance:
-    """See NemoGymWorld."""
-
     def __init__(self, url: str, rows: Mapping[str, Mapping[str, Any]] | None) -> None:
         self._url, self._rows = url, rows
         self._session: aiohttp.ClientSession | None = None
@@ -57,11 +54,10 @@ class NemoGymInstance:
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._output: list[dict[str, Any]] = []
         self._verified: Mapping[str, Any] | None = None
-        """The answer to /verify for what was done so far."""
+        """The reply of /verify for the attempt so far."""
         self._is_over = False
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        """See Instance."""
         given = self._rows.get(task_id) if self._rows is not None else params.get("metadata")
         if not isinstance(given, Mapping) or not isinstance(given.get(ROW), Mapping):
             raise ValueError(f"task {task_id!r} has no row with `{ROW}`")
@@ -75,8 +71,10 @@ class NemoGymInstance:
         return InitialState(_build_state(given[ROW]), {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """See Instance. The tool calls of a message are made, in their order, and their results are what is seen
-        (`info["messages"]` has them apart); a message without any is the answer, which ends the episode."""
+        """Run the message's tool calls in order and return their results (separately in `info["messages"]`).
+
+        A message without tool calls is the final answer and ends the episode.
+        """
         if self._is_over:
             return StepResult(to_messages(OVER), 0.0, True, {})
         self._verified = None
@@ -96,20 +94,18 @@ class NemoGymInstance:
         return StepResult(results, 0.0, False, {"messages": results, **({"invalid_action": True} if wrong else {})})
 
     async def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """See Instance: what the server says of what was done so far."""
+        """Return the server's score of the attempt so far."""
         return _read_reward(await self._verify_response())
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """See Instance."""
         return {"tools": self._list_tools()}
 
     async def release(self) -> None:
-        """See Instance."""
         if self._session is not None:
             await self._session.close()
 
     async def _call_tool(self, call: Mapping[str, Any]) -> tuple[str, bool]:
-        """(what the agent reads, whether it was a call that fits)."""
+        """Return (text for the agent, True if the call was valid)."""
         function = call.get("function") or {}
         name, raw_arguments = str(function.get("name")), function.get("arguments")
         call_id = str(call.get("id") or f"call_{secrets.token_hex(8)}")
@@ -154,7 +150,7 @@ class NemoGymInstance:
         return self._verified
 
     def _build_response(self) -> dict[str, Any]:
-        """The attempt as the Responses object that a NeMo Gym agent hands over."""
+        """Return the attempt as a Responses object, as NeMo Gym's agents send it."""
         request = self._row[ROW]
         return {
             "id": f"resp_{secrets.token_hex(8)}",
@@ -168,7 +164,7 @@ class NemoGymInstance:
         }
 
     def _select_info(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's answer without the reward and what it was sent."""
+        """Return the server's reply without the reward and the sent fields."""
         return {name: value for name, value in answer.items() if name not in self._row and name != "response"}
 
     def _list_tools(self) -> list[dict[str, Any]]:
@@ -201,7 +197,7 @@ def _list_functions(request: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _build_state(request: Mapping[str, Any]) -> list[Message]:
-    """The messages that open the dialogue."""
+    """Return the opening messages of the dialogue."""
     given = request.get("input") or ""
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     if request.get("instructions"):

@@ -1,8 +1,8 @@
-"""OpenEnv's servers as a world, by their WebSocket: one connection an instance, without their package.
+"""OpenEnv's servers as a world, by WebSocket: one connection per instance, without the OpenEnv package.
 
-Invariants: the schema that a server publishes for its actions is what the agent is told, and what an action is held
-against before it is sent; what does not fit is answered in words and nothing is sent. A server that goes away or breaks
-the protocol fails its instance. The reward is the sum of its steps'.
+Invariants: the agent sees the server's schema for actions, and an action is validated against the schema before it is
+sent; an invalid action gets a text reply. A lost connection or a protocol error fails the instance. The score is the
+sum of the rewards.
 """
 
 from __future__ import annotations
@@ -32,37 +32,33 @@ from ajet_environments.services.hosted import (
 )
 
 ANSWER_S = 100.0
-"""Seconds that an answer may take: fewer than who asked for it waits."""
+"""Seconds for an answer, fewer than the requesting client waits."""
 MAX_ANSWER_BYTES = 16 << 20
-"""Bytes of an answer."""
+"""Largest answer, in bytes."""
 TOOL = "act"
-"""The name of the tool that an action is, for agents that are given tools."""
+"""Name of the tool for actions, for agents that use tools."""
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.S)
 
 
 class WorldServerError(AjetError):
-    """The server broke the protocol, or is gone."""
+    """The server violated the protocol, or is gone."""
 
 
 class OpenEnvWorld:
-    """`url`: ws://HOST:PORT, or http; with /ws or without it. Tasks are seeds."""
+    """`url`: ws://HOST:PORT, or http; with /ws or without. Tasks are seeds."""
 
     def __init__(self, url: str, count: int) -> None:
         self.url, self._count = url, count
         self.name = f"OpenEnv at {url}"
 
     def tasks(self, split: str) -> Sequence[str]:
-        """See World."""
         return list_seeds(self._count, split)
 
     def instance(self) -> OpenEnvInstance:
-        """See World."""
         return OpenEnvInstance(self.url)
 
 
 class OpenEnvInstance:
-    """See OpenEnvWorld."""
-
     def __init__(self, url: str) -> None:
         self._url = url
         self._session: aiohttp.ClientSession | None = None
@@ -72,7 +68,7 @@ class OpenEnvInstance:
         self._is_over = False
 
     async def create(self, task_id: str, params: Mapping[str, Any]) -> InitialState:
-        """See Instance. `params["reset"]` goes to the environment's reset beside the seed."""
+        """Reset the environment with the task's seed; `params["reset"]` is passed to the reset."""
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
         self._schema = await self._fetch_action_schema()
         try:
@@ -90,8 +86,7 @@ class OpenEnvInstance:
         return InitialState(state, {"tools": self._list_tools()})
 
     async def step(self, action: Message, params: Mapping[str, Any]) -> StepResult:
-        """See Instance. The action is that of a tool call, of the last JSON object that was said, or the text itself
-        where the schema wants a single text."""
+        """Send the action of a tool call, of the last JSON object, or the text for a single text field."""
         if self._is_over:
             return StepResult(to_messages("The episode is over."), 0.0, True, {})
         chosen = parse_action(action, self._schema)
@@ -112,15 +107,13 @@ class OpenEnvInstance:
         return StepResult(to_messages(seen), reward, self._is_over, {})
 
     def evaluate(self, messages: Any, params: Mapping[str, Any]) -> float:
-        """See Instance."""
         return self._total
 
     def get_info(self, messages: Any, params: Mapping[str, Any]) -> Any:
-        """See Instance: the action as a tool."""
+        """Return the action as a tool, and its schema."""
         return {"tools": self._list_tools(), "action": self._schema}
 
     async def release(self) -> None:
-        """See Instance."""
         if self._socket is not None:
             await self._socket.close()
         if self._session is not None:
@@ -175,7 +168,7 @@ class OpenEnvInstance:
 
 
 def parse_action(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The action that a message means; None where it holds none."""
+    """Return the action of a message; None if the message has none."""
     calls = action.get("tool_calls")
     if isinstance(calls, (list, tuple)) and calls and isinstance(calls[0], Mapping):
         arguments = (calls[0].get("function") or {}).get("arguments")
@@ -204,7 +197,7 @@ def parse_action(action: Message, schema: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def _find_object(text: str) -> dict[str, Any] | None:
-    """The last JSON object in a text."""
+    """Return the last JSON object in a text."""
     for start in reversed([match.start() for match in re.finditer(r"\{", text)][-64:]):
         try:
             found, _ = json.JSONDecoder().raw_decode(text[start:])
@@ -228,13 +221,13 @@ def _is_nested(text: str, start: int) -> bool:
 
 
 def _hide_metadata(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without what agents have no use for: the protocol's own `metadata`."""
+    """Return the schema without `metadata`, a field of the protocol without use for agents."""
     properties = {name: about for name, about in (schema.get("properties") or {}).items() if name != "metadata"}
     return {**schema, "properties": properties} if "properties" in schema else dict(schema)
 
 
 def _parse_observation(answer: Mapping[str, Any]) -> tuple[str, float, bool]:
-    """(what is seen as text, reward, whether it is over)."""
+    """Return (observation as text, reward, is over)."""
     data = answer["data"]
     seen = data.get("observation", {})
     if isinstance(seen, Mapping):
@@ -246,7 +239,7 @@ def _parse_observation(answer: Mapping[str, Any]) -> tuple[str, float, bool]:
 
 
 def build_url(url: str, scheme: str, path: str) -> str:
-    """The address of a path of the same server, over ws or http."""
+    """Return the address of a path on the same server, over ws or http."""
     parts = urlsplit(url)
     secure = "s" if parts.scheme in ("wss", "https") else ""
     base = parts.path.rstrip("/").removesuffix("/ws")
@@ -254,7 +247,7 @@ def build_url(url: str, scheme: str, path: str) -> str:
 
 
 def find_health_problem(url: str, seconds: float) -> str:
-    """An empty string where a server is there, else what is wrong."""
+    """Return why the server is not healthy, or an empty string."""
     import httpx
 
     try:

@@ -1,4 +1,4 @@
-"""Whether the worlds of other machines are there, for the list of what a run stands on."""
+"""Checks for worlds on other machines, for the list of a run's services."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 WIRES = {"openenv": "OpenEnv", "nemo_gym": "NeMo Gym"}
-"""Ecosystems that are reached at an address, and their names."""
+"""Ecosystems reached at an address, and their names."""
 
 
 def advise_start() -> str:
-    """Advice for a service that is not there."""
+    """Return advice for a missing service."""
     serve = format_command("env", "serve", "FILE.py->MyEnv", "--port", "N")
     return f"start it before the run (`{serve}`, or `ajet.services` in the YAML)"
 
 
 def list_services(experiment: Experiment) -> Iterator[RequiredService]:
-    """For the list of what a run stands on."""
+    """Yield the services used by the experiment."""
     service, used = env_service_of(experiment), experiment.ajet.environment.use or ""
     do = advise_start()
     if service is not None:

@@ -1,12 +1,11 @@
 """The server of an environment service: one world, many instances.
 
-Invariants: an instance answers one request at a time, and one that failed is not used again; there are at most as many
-as are allowed, those that are being released among them (one whose release hangs no longer counts after 2 CLOSE_S), and
-those that nobody uses are released; every answer is JSON, an error too, and says in a sentence what is wrong. A request
-passes Host (where it listens on loopback: a page elsewhere may have a name of its own for this machine), Origin and
-token, which is compared in constant time, before it is read. Creating an instance a second time under one name answers
-as the first time did. What is being made belongs to who makes it: a release that comes meanwhile is heard when it is
-made, so that nothing is made and left, whoever went away.
+Invariants: an instance handles one request at a time, and none after a failure. At most `instances` exist, those being
+released included (a hanging release stops counting after 2 CLOSE_S); idle instances are released. Every reply is JSON;
+an error has a sentence with the reason. A request passes Host (on loopback, against DNS rebinding), Origin and token
+(compared in constant time) before its body is read. Creating an instance again under the same name returns the first
+reply. An instance being made belongs to its creating task: a release waits for the task, so no instance leaks when
+clients disconnect.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ from ajet_environments.services.hosted import InitialState, StepResult, World, W
 REQUESTS = ("get_env_profile", "create", "step", "evaluate", "get_info", "release")
 """The requests of the protocol, each a path."""
 MAX_REQUEST_BYTES = 16 << 20
-"""Bytes of a request."""
+"""Largest request, in bytes."""
 INSTANCES, IDLE_S = 256, 900.0
 REAP_INTERVAL_S = 5.0
-"""How long between two looks for instances that nobody uses."""
+"""Seconds between two searches for idle instances."""
 CLOSE_S = 5.0
-"""How long releasing one may take before its slot is given away; and what it does now, before that."""
+"""Seconds for a release before its slot is freed, and for the running request before the release."""
 SLOT_S = 2 * CLOSE_S + 2.0
-"""How long a new one waits for the slot of one that is being released."""
+"""Seconds that a new instance waits for the slot of one being released."""
 _HANDLERS_S = 1.0
-"""How long requests that are being answered get, when the server ends."""
+"""Seconds for running requests when the server ends."""
 END_S = _HANDLERS_S + 2 * CLOSE_S + 2.0
-"""How long `close` takes, at most, where nothing holds up its loop."""
+"""Longest time of `close`, unless the event loop is blocked."""
 
 
 class RequestRefusedError(AjetError):
-    """A request that cannot be answered as asked."""
+    """A request refused with a status and a reason."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -55,7 +54,7 @@ class RequestRefusedError(AjetError):
 
 @dataclass(eq=False)
 class _HostedInstance:
-    """An instance and what is known of it."""
+    """An instance and its state."""
 
     name: str
     task_id: str
@@ -66,16 +65,16 @@ class _HostedInstance:
     last_used: float = field(default_factory=time.monotonic)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     making: asyncio.Task[None] | None = None
-    """Ends when it is made, or could not be."""
+    """Ends when the instance is made, or failed."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is being made, or answers a request."""
+        """True while the instance is being made or handles a request."""
         return self.lock.locked() or self.making is None or not self.making.done()
 
 
 class WorldServer:
-    """Serves one world. Lives on one event loop, but for what is called in threads."""
+    """Serves one world on one event loop; blocking calls run in threads."""
 
     def __init__(
         self, world: World, *, instances: int = INSTANCES, idle_s: float = IDLE_S, token: str | None = None
@@ -83,12 +82,12 @@ class WorldServer:
         self.world = world
         self._capacity, self._idle_s, self._token = instances, idle_s, token
         self._held: dict[str, _HostedInstance] = {}
-        """By name: those that can be asked for."""
+        """Instances by name, open for requests."""
         self._living: set[_HostedInstance] = set()
-        """Those that have a slot: from before they are made until they are released."""
+        """Instances with a slot: from before their making until after their release."""
         self._slots = asyncio.Semaphore(instances)
         self._hosts: frozenset[str] | None = None
-        """What a request's Host may be; None: any."""
+        """Accepted Host headers; None: any."""
         self._making: set[asyncio.Task[None]] = set()
         self._leaving: set[asyncio.Task[None]] = set()
         self._reaper: asyncio.Task[None] | None = None
@@ -96,11 +95,11 @@ class WorldServer:
 
     @property
     def instances(self) -> int:
-        """The number of instances now, those being made and being released among them."""
+        """The number of instances, those being made or released included."""
         return len(self._living)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; answers the port. Raises OSError."""
+        """Listen and return the port. Raises OSError."""
         self._runner = web.AppRunner(self._build_app(), access_log=None)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port, shutdown_timeout=_HANDLERS_S)
@@ -111,7 +110,7 @@ class WorldServer:
         return bound
 
     async def close(self) -> None:
-        """Release all and stop. Idempotent."""
+        """Release all instances and stop. Idempotent."""
         if self._reaper is not None:
             self._reaper.cancel()
         if self._runner is not None:
@@ -215,7 +214,7 @@ class WorldServer:
         return {"success": True, "data": data}
 
     async def _make_instance(self, held: _HostedInstance, params: dict[str, Any]) -> None:
-        """Raises what the world raises, and Unanswerable for one that was released meanwhile, or that gets no slot."""
+        """Make the instance. Raises the world's errors, and RequestRefusedError without a slot or after a release."""
         try:
             await self._acquire_slot(held)
             held.instance = await call_world(self.world.instance)
@@ -230,7 +229,7 @@ class WorldServer:
             raise
 
     async def _acquire_slot(self, held: _HostedInstance) -> None:
-        """Raises Unanswerable."""
+        """Acquire a slot. Raises RequestRefusedError if none is free in time."""
         try:
             await asyncio.wait_for(self._slots.acquire(), SLOT_S)
         except asyncio.TimeoutError:
@@ -288,7 +287,7 @@ class WorldServer:
             await asyncio.shield(ending)  # whoever asked for it may be gone before it is
 
     async def _end_instance(self, held: _HostedInstance) -> None:
-        """Release it, and give its slot away."""
+        """Release the instance and free its slot."""
         try:
             if held.instance is not None:
                 with suppress(asyncio.TimeoutError):  # what it is doing now may hang
@@ -345,7 +344,7 @@ def _build_refusal(status: int, message: str, where: str = "") -> web.Response:
 
 
 def _find_raising_line(problem: BaseException) -> str:
-    """The line of the world's code that raised: file:line."""
+    """Return the line of the world's code that raised, as file:line."""
     frames = traceback.extract_tb(problem.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 

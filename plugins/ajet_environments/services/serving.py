@@ -1,6 +1,7 @@
-"""`ajet env serve`: a world served until a signal ends it; and one served beside a run, in a thread of this process.
+"""`ajet env serve`: serves a world until a signal; and a local service in a thread of the run's process.
 
-Invariant: it listens on loopback unless told otherwise, and says its address once it answers; it ends releasing all.
+Invariant: the service listens on loopback by default, prints its address once it answers, and releases all instances at
+its end.
 """
 
 from __future__ import annotations
@@ -57,8 +58,7 @@ async def _serve_until_signal(server: WorldServer, host: str, port: int) -> None
 
 
 class LocalWorldService:
-    """A world served on a thread and loop of its own, for this process alone: loopback, with a token that nobody else
-    has. `close` ends it."""
+    """Serves a world in a thread with its own loop, for this process alone: on loopback, with a random token."""
 
     def __init__(self, world: World, *, instances: int = 1 << 16, idle_s: float = IDLE_S) -> None:
         token = secrets.token_hex(16)
@@ -68,10 +68,10 @@ class LocalWorldService:
         self._thread.start()
         port = asyncio.run_coroutine_threadsafe(self._server.start("127.0.0.1", 0), self._loop).result()
         self.service = EnvService(f"http://127.0.0.1:{port}", world.name, token=token)
-        """How it is asked."""
+        """The client of the service."""
 
     def close(self) -> None:
-        """Release all; what a world's own code holds up ends with this process. Idempotent."""
+        """Release all instances; hanging world code ends with this process. Idempotent."""
         if not self._thread.is_alive():
             return
         closing = asyncio.run_coroutine_threadsafe(self._server.close(), self._loop)
@@ -86,6 +86,6 @@ class LocalWorldService:
 
 
 def serve_locally(used: str, base: Path) -> ChosenEnvironment:
-    """Serve the world that `environment.use` names for this process alone. Raises UserError."""
+    """Serve the world named by `environment.use` for this process alone. Raises UserError."""
     local = LocalWorldService(open_world(used, base=base))
     return ChosenEnvironment(local.service, leave=local.close)

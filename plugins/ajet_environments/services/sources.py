@@ -1,8 +1,8 @@
-"""Which world a name means: `file.py->MyEnv`, `gymnasium:ID`, `textarena:ID`, `skyrl:ID`, `openenv:ws://HOST:PORT`,
+"""Worlds by name: `file.py->MyEnv`, `gymnasium:ID`, `textarena:ID`, `skyrl:ID`, `openenv:ws://HOST:PORT`,
 `nemo_gym:http://HOST:PORT`.
 
-Invariant: what cannot be served is one UserError before anything listens; the name of an ecosystem's environment may
-carry settings for it, `gymnasium:FrozenLake-v1?is_slippery=false`.
+Invariant: an unusable source is one UserError before anything listens. The name of an ecosystem's environment may carry
+settings: `gymnasium:FrozenLake-v1?is_slippery=false`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from ajet_environments.services.ecosystems import GymnasiumWorld, SkyRLWorld, Te
 from ajet_environments.services.hosted import AgentJetWorld, OwnWorld, World
 
 PACKAGES = {"gymnasium": "gymnasium", "textarena": "textarena", "skyrl": "skyrl_gym"}
-"""How an ecosystem is named, and its package, whose `make(ID)` makes an environment."""
+"""Ecosystems and their packages, whose `make(ID)` makes an environment."""
 GYMNASIUM = ("reset", "step", "action_space", "observation_space", "close")
 TASKS = 1000
 """Training tasks of a world that names none."""
 
 
 def open_world(source: str, *, base: Path, tasks: int = TASKS, data: Path | None = None) -> World:
-    """`tasks`: how many there are of a world that names none. `data`: rows of tasks, for skyrl-gym and NeMo Gym. Raises
-    UserError."""
+    """Open the world of a source. Raises UserError.
+
+    `tasks`: their number, if the world names none. `data`: rows of tasks, for skyrl-gym and NeMo Gym.
+    """
     kind, _, rest = source.partition(":")
     if kind == "openenv":
         from ajet_environments.services.openenv import OpenEnvWorld
@@ -88,7 +90,7 @@ def _open_package_world(kind: str, rest: str, tasks: int, data: Path | None) -> 
 
 
 def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, tasks: int, data: Path | None) -> World:
-    """The world of a class, by what it can do. `like`: the class, or an instance."""
+    """Choose the adapter of a class by its methods. `like`: the class, or an instance."""
 
     def has(*names: str) -> bool:
         return all(callable(getattr(like, each, None)) for each in names)
@@ -115,7 +117,7 @@ def _choose_world(make: Callable[..., Any], like: Any, name: str, source: str, t
 
 
 def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: str) -> None:
-    """Raise ConfigError for a class with gymnasium's `reset` and `step` whose objects lack the rest of it."""
+    """Raise ConfigError for a class with gymnasium's `reset` and `step` that lacks the other attributes."""
     lacks = [each for each in GYMNASIUM if not hasattr(like, each)]
     made = _try_making(make, name) if lacks and isinstance(like, type) else like
     if lacks := [each for each in lacks if not hasattr(made, each)]:
@@ -131,7 +133,7 @@ def _require_gymnasium(make: Callable[..., Any], like: Any, name: str, source: s
 
 
 def _try_making(make: Callable[[], Any], name: str) -> Any:
-    """Make one instance, so that a wrong name or setting is said before anything listens."""
+    """Make one instance, to report a wrong name or setting before anything listens."""
     try:
         return _close_trial(make())
     except Exception as problem:

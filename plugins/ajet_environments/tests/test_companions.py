@@ -30,7 +30,7 @@ from ajet_environments.companions import RunningCompanion, find_connection_probl
 from ajet_environments.config import Companion, choose_services
 from ajet_environments.confined import ServiceCell
 from ajet_environments.restarts import WatchedProcess
-from ajet_sandbox.choose import Trial, chosen_mechanism, tried
+from ajet_sandbox.choose import Trial, choose_mechanism, try_mechanism
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -181,7 +181,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_f
 def test_one_that_is_confined_answers_at_its_port_and_sees_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not tried("bubblewrap").works:
+    if not try_mechanism("bubblewrap").works:
         pytest.skip("no bubblewrap here")
     made: list[str] = []
     make = tempfile.mkdtemp
@@ -235,7 +235,7 @@ def test_one_that_is_confined_is_not_taken_for_another_that_got_its_port(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As two runs at once would: a port that nobody listens at may be bound twice."""
-    if not tried("bubblewrap").works:
+    if not try_mechanism("bubblewrap").works:
         pytest.skip("no bubblewrap here")
     port, others, begun = free_port(), [], ServiceCell.start_forwarding
 
@@ -254,7 +254,7 @@ def test_one_that_is_confined_is_not_taken_for_another_that_got_its_port(
 
 
 def test_one_whose_log_cannot_be_written_leaves_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not tried("bubblewrap").works:
+    if not try_mechanism("bubblewrap").works:
         pytest.skip("no bubblewrap here")
     monkeypatch.setattr(tempfile, "tempdir", str(temporary := Path(tempfile.mkdtemp())))
     (tmp_path / "services" / "lake.log").mkdir(parents=True)
@@ -279,12 +279,12 @@ def test_one_whose_log_cannot_be_written_leaves_no_sandbox(tmp_path: Path, monke
 def test_one_that_cannot_be_confined_is_refused_by_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lake: dict[str, Any], said: str
 ) -> None:
-    monkeypatch.setattr("ajet_sandbox.choose.tried", lambda *_: Trial("bubblewrap", "off"))
-    chosen_mechanism.cache_clear()
+    monkeypatch.setattr("ajet_sandbox.choose.try_mechanism", lambda *_: Trial("bubblewrap", "off"))
+    choose_mechanism.cache_clear()
     told = experiment(tmp_path, lake={"command": "sleep 9", "confined": True, **lake})
     with pytest.raises(ConfigError) as caught, run_companions(told, tmp_path):
         raise AssertionError("the run began")
-    chosen_mechanism.cache_clear()
+    choose_mechanism.cache_clear()
     assert said in caught.value.what and "services.lake" in caught.value.where
 
 

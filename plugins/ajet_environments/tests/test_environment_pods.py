@@ -27,7 +27,7 @@ from ajet_environments.hosting.lifetime import start_environment, stop_environme
 from ajet_environments.tests.test_environment_images import containers, episode
 from ajet_mcp import CallFailedError, Limits
 from ajet_mcp.servers import Server
-from ajet_sandbox.engine import swept
+from ajet_sandbox.engine import remove_dead_containers
 from tests.container_fixtures import AJET_IMAGE, NETWORK, NOTES, remove_network
 from tests.mcp_fixtures import attempt
 from tests.sandbox_fixtures import require
@@ -186,7 +186,7 @@ def test_a_whole_environment_in_a_container(tmp_path: Path, monkeypatch: pytest.
     os.kill(first.process.pid, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(first.process.pid)], timeout=60)
     assert containers() == [left]
-    swept.cache_clear()  # this process has looked before
+    remove_dead_containers.cache_clear()  # this process has looked before
     found = start_environment(str(file), port=0, **boxed)
     try:
         assert left not in containers() and episode(found)("notes") == ""

@@ -159,7 +159,7 @@ def test_only_the_tools_that_are_named_are_shown_and_each_is_one_of_a_servers():
         return Two()
 
     async def play(*shown: str) -> list[str]:
-        episodes = FrontEpisodes([InstancePool("s", start)], capacity=1, idle=1, list_tools=shown)
+        episodes = FrontEpisodes([InstancePool("s", start)], capacity=1, idle=1, tools=shown)
         await episodes.open()
         episode = episodes.create()
         found = [tool["name"] for tool in episodes.list_tools(episode)]

@@ -15,7 +15,7 @@ from ajet_environments.deployment.workdirs import Workdirs
 from ajet_environments.front import FrontEpisodes
 from ajet_environments.hosting.program import build_pool
 from ajet_gaia.catalogue import SEED_NAMES
-from ajet_sandbox.choose import tried
+from ajet_sandbox.choose import try_mechanism
 from tests.gaia_packages import packages
 
 __all__ = ["packages"]
@@ -40,7 +40,7 @@ def test_it_is_there_by_the_names_that_people_know(packages, tmp_path):
 
 @pytest.mark.parametrize("confined", [True, pytest.param(False, marks=pytest.mark.extra_slow)])
 def test_servers_of_an_episode_share_a_folder_that_goes_with_it(packages, tmp_path, monkeypatch, confined):
-    if confined and not tried("bubblewrap").works:
+    if confined and not try_mechanism("bubblewrap").works:
         pytest.skip("no bubblewrap here")
     file = tmp_path / "some.yaml"
     file.write_text(

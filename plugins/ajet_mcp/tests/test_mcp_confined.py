@@ -20,7 +20,7 @@ from ajet_environments.hosting.program import build_pool
 from ajet_mcp import CallFailedError, require_sandbox, servers_of
 from ajet_mcp import processes as mcp_processes
 from ajet_sandbox import choose
-from ajet_sandbox.choose import tried
+from ajet_sandbox.choose import try_mechanism
 from tests.mcp_fixtures import attempt
 from tests.waiting import until
 
@@ -46,7 +46,7 @@ for line in sys.stdin:
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two servers that share a sandbox's folder; one of them sees a folder more."""
-    if not tried("bubblewrap").works:
+    if not try_mechanism("bubblewrap").works:
         pytest.skip("no bubblewrap here")
     monkeypatch.setenv("SOME_SECRET", "of mine")
     home = tmp_path / "project"
@@ -149,7 +149,7 @@ def test_where_there_is_no_sandbox_it_is_refused_and_never_started(
         raise ConfigError(f"No sandbox here: {wanted}: user namespaces are forbidden.")
 
     for module in (choose, mcp_processes, sys.modules[require_sandbox.__module__]):
-        monkeypatch.setattr(module, "chosen_mechanism", nothing)
+        monkeypatch.setattr(module, "choose_mechanism", nothing)
     entry = {"command": "{python}", "args": ["-c", f"open({str(tmp_path / 'ran')!r}, 'w')"], "confined": True}
     (tmp_path / "x.json").write_text(json.dumps({"mcpServers": {"x": entry}}))
     servers = servers_of("x.json", tmp_path)

@@ -23,7 +23,7 @@ from ajet_mcp.results import shown
 from ajet_mcp.thin import server as http_server
 from ajet_mcp.thin import stdio
 from ajet_mcp.thin.messages import EventStream, header_value, mirrored
-from ajet_sandbox.bubblewrap import programs_shown
+from ajet_sandbox.bubblewrap import list_program_args
 
 AWORLD = {
     "mcpServers": {
@@ -188,7 +188,7 @@ def test_what_no_attempt_changes_is_found_out_once(tmp_path):
     file = tmp_path / "servers.yaml"
     file.write_text("mcpServers: {}")
     first = read_yaml(file)
-    assert read_yaml(file) is first and programs_shown() is programs_shown()
+    assert read_yaml(file) is first and list_program_args() is list_program_args()
     file.write_text("mcpServers: {one: {}}")
     assert read_yaml(file) == {"mcpServers": {"one": {}}}
 

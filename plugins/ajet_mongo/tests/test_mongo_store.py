@@ -30,7 +30,7 @@ from ajet.train.session import TrainingSession
 from ajet.train.sink import RunSink
 from ajet.train.step import StepGroups, StepUpdate
 from ajet_mongo import changes, connection, documents, leftovers, positions, records, schema
-from ajet_mongo.documents import documents_of, kept_of
+from ajet_mongo.documents import build_documents, parse_documents
 from ajet_mongo.mongo_store import MongoStore
 from tests.mongod import Mongod
 from tests.record_fixtures import assert_equal, episode, failed
@@ -48,7 +48,7 @@ class Killed(BaseException):
 def ending(at: int, *, done: bool) -> Iterator[list[int]]:
     """The process is killed at the operation with this number, before it was done or after. Yields how many there
     were."""
-    asked, count = connection.Connection._asked, [0]
+    asked, count = connection.MongoConnection._run_operation, [0]
 
     def counted(self: Any, operation: Any, base: Any) -> Any:
         def one(base: Any) -> Any:
@@ -62,7 +62,7 @@ def ending(at: int, *, done: bool) -> Iterator[list[int]]:
         return asked(self, one, base)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection.Connection, "_asked", counted)
+        patch.setattr(connection.MongoConnection, "_run_operation", counted)
         yield count
 
 
@@ -128,9 +128,9 @@ def kill_at(mongod: Mongod, at: int, *, done: bool) -> bool:
 
 def test_a_kill_between_any_two_operations_loses_nothing(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an episode is written that no position names yet, and where a step has used what no commit has."""
-    found: dict[str, list[int]] = {"put": [], "commit": []}
+    found: dict[str, list[int]] = {"build_put": [], "commit": []}
     with ending(1 << 30, done=False) as count, pytest.MonkeyPatch.context() as patch:
-        for name, thing in (("put", changes), ("commit", MongoStore)):
+        for name, thing in (("build_put", changes), ("commit", MongoStore)):
             real = getattr(thing, name)
 
             def noted(*given: Any, name: str = name, real: Any = real) -> Any:
@@ -139,7 +139,7 @@ def test_a_kill_between_any_two_operations_loses_nothing(mongod: Mongod, monkeyp
 
             patch.setattr(thing, name, noted)
         two_steps(Played(mongod.empty()))
-    assert kill_at(mongod, found["put"][1], done=False) and kill_at(mongod, found["commit"][1], done=True)
+    assert kill_at(mongod, found["build_put"][1], done=False) and kill_at(mongod, found["commit"][1], done=True)
 
 
 @pytest.mark.extra_slow
@@ -170,7 +170,9 @@ def cut_once(asked: Any) -> Any:
 
 def test_an_answer_that_is_lost_is_asked_for_again(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(connection.Connection, "_asked", cut_once(connection.Connection._asked))
+    monkeypatch.setattr(
+        connection.MongoConnection, "_run_operation", cut_once(connection.MongoConnection._run_operation)
+    )
     played = Played(mongod.empty())
     store = played.open()
     played.step(store, 1, 2)
@@ -200,7 +202,7 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
     trainer = open_shared(address, rolls=True, run="run")
     late, other = open_shared(address), open_shared(address)
     (lease,) = late.lease(1)
-    inserted, insert = list[str](), records.Records._insert
+    inserted, insert = list[str](), records.EpisodeRecords._insert_documents
 
     def stood_still(self: Any, name: str, written: Any, **more: bool) -> None:
         insert(self, name, written, **more)
@@ -208,15 +210,15 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
             return
         inserted.append(name)
         if len(inserted) == at + 1:
-            changes_of = late._link.ask
-            changes_of(lambda base: base[schema.TASK].update_one({"_id": 0}, [{"$set": changes.until(-1)}]))
-            other._positions.looked = float("-inf")
+            changes_of = late._link.run_durable
+            changes_of(lambda base: base[schema.TASK].update_one({"_id": 0}, [{"$set": changes.build_deadline(-1)}]))
+            other._positions.expired_at = float("-inf")
             (again,) = other.lease(1)
             assert (again.order, again.fence) == (0, lease.fence + 1)
             other.put(again, Kept(as_played("e", again.fence)))
             other.close(again)
 
-    monkeypatch.setattr(records.Records, "_insert", stood_still)
+    monkeypatch.setattr(records.EpisodeRecords, "_insert_documents", stood_still)
     with pytest.raises(LeaseLostError):
         late.put(lease, Kept(as_played("e", lease.fence)))
     ((kept,),) = (each.kept for each in trainer.closed())
@@ -233,7 +235,7 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
 ) -> None:
     """Its client comes back to the next server, which has what its journal has."""
     store = MongoStore(mongod.uri, mongod.empty().rpartition("/")[2])
-    inserted, insert = list[str](), records.Records._insert
+    inserted, insert = list[str](), records.EpisodeRecords._insert_documents
 
     def killed(self: Any, name: str, written: Any, **more: bool) -> None:
         insert(self, name, written, **more)
@@ -242,7 +244,7 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
             mongod.kill()
             mongod.start()
 
-    monkeypatch.setattr(records.Records, "_insert", killed)
+    monkeypatch.setattr(records.EpisodeRecords, "_insert_documents", killed)
     (lease,) = store.lease(1)
     store.put(lease, Kept(episode("whole")))
     store.close(lease)
@@ -260,9 +262,9 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
 
     def written(lease: Lease, name: str) -> tuple[Any, changes.Update, str]:
         kept = [Kept(episode(name))]
-        ends = store._records.ends(kept)
-        there = store._records.written(lease, kept, ends, heard=True)
-        return there, changes.put(lease, ends, {}, 60.0), ends[0]["record"]
+        ends = store._records.build_ends(kept)
+        there = store._records.write_episodes(lease, kept, ends, is_acknowledged=True)
+        return there, changes.build_put(lease, ends, {}, 60.0), ends[0]["record"]
 
     def without_record(name: str, *instead: Any) -> None:
         def lose(base: Any) -> None:
@@ -270,7 +272,7 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
             if instead:
                 base[schema.RECORD].insert_one({"_id": name})
 
-        store._link.ask(lose)
+        store._link.run_durable(lose)
 
     written(lost, "a")
     store.fail(lost, "its player was killed")
@@ -282,10 +284,10 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
     assert find_store_leftovers(tmp_path, remove=True) == found and find_store_leftovers(tmp_path) == StoreLeftovers()
     for name in (schema.CALL, schema.DATA):
         assert {each["record"] for each in store._link.find(name, {})} == {record}
-    assert [end["uuid"] for end in store._positions.name(held, there, change)["ends"]] == ["c"]
+    assert [end["uuid"] for end in store._positions.name_records(held, there, change)["ends"]] == ["c"]
     there, change, record = written(held, "d")
     without_record(record, "while gc removes what hangs on it")
-    assert len(store._positions.name(held, there, change)["ends"]) == 1, "that one is named by nobody"
+    assert len(store._positions.name_records(held, there, change)["ends"]) == 1, "that one is named by nobody"
     assert find_store_leftovers(tmp_path, remove=True).count == 1
     store.put(held, Kept(episode("d")))
     store.close(held)
@@ -304,9 +306,9 @@ def test_gc_asked_again_removes_no_record_that_a_put_made_meanwhile(
     from pymongo.errors import AutoReconnect
 
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
-    base_of, ask, asked = mongod.empty().rpartition("/")[2], connection.Connection.ask, list[int]()
+    base_of, ask, asked = mongod.empty().rpartition("/")[2], connection.MongoConnection.run_durable, list[int]()
     MongoStore(mongod.uri, base_of).disconnect()
-    there = leftovers.Leftovers(mongod.uri, base_of, None)
+    there = leftovers.MongoLeftovers(mongod.uri, base_of, None)
 
     def insert(base: Any) -> None:
         base[schema.CALL].insert_many([{"_id": "a/0", "record": "a"}, {"_id": "theirs"}])
@@ -322,10 +324,10 @@ def test_gc_asked_again_removes_no_record_that_a_put_made_meanwhile(
 
         return ask(self, once)
 
-    there._link.ask(insert)
-    assert there.found() == ([], ["a"])
+    there._link.run_durable(insert)
+    assert there.find_leftovers() == ([], ["a"])
     with monkeypatch.context() as patch:
-        patch.setattr(connection.Connection, "ask", lost_once)
+        patch.setattr(connection.MongoConnection, "run_durable", lost_once)
         there.remove([], ["a"])
     assert len(asked) == 3 and [each["fence"] for each in there._link.find(schema.RECORD, {})] == [3]
     assert [each["_id"] for each in there._link.find(schema.CALL, {})] == ["theirs"]
@@ -341,7 +343,7 @@ def test_positions_that_a_killed_process_made_are_given_out_and_none_that_was_fo
     trainer = open_shared(address, rolls=True, run="run")
     late, sampler = open_shared(address), open_shared(address)
     assert isinstance(late, MongoStore) and isinstance(sampler, MongoStore)
-    late._positions._insert(range(3))
+    late._positions._insert_positions(range(3))
     assert [lease.order for lease in sampler.lease(2)] == [0, 1] and trainer.depths().next == 2
     leases = [*(Lease(order, 1) for order in (0, 1)), *sampler.lease(2)]
     assert [lease.order for lease in leases] == [0, 1, 2, 3]
@@ -351,7 +353,7 @@ def test_positions_that_a_killed_process_made_are_given_out_and_none_that_was_fo
     trainer.commit()
     trainer.forget(1)
     assert trainer._link.find(schema.TASK, {"status": changes.OVER}) == []  # type: ignore[attr-defined]
-    late._positions._insert(range(1, 4))
+    late._positions._insert_positions(range(1, 4))
     assert [lease.order for lease in sampler.lease(3)] == [4, 5, 6]
     assert [lease.order for lease in late.lease(1, below=7)] == [] and trainer.begun() == [4, 5, 6]
     assert {each["_id"] for each in late._link.find(schema.TASK, {})} >= {4, 5, 6}
@@ -364,7 +366,7 @@ def test_a_floor_does_not_rise_above_what_is_leased_while_it_is_looked_for(
     """All that was made is over and forgotten, and a sampler makes more between two looks of the trainer."""
     address = mongod.empty()
     trainer, sampler = open_shared(address, rolls=True, run="run"), open_shared(address)
-    leases, find = sampler.lease(2, below=2), connection.Connection.find
+    leases, find = sampler.lease(2, below=2), connection.MongoConnection.find
     for lease in leases:
         sampler.close(lease)
     trainer.use(range(2), 1)
@@ -377,7 +379,7 @@ def test_a_floor_does_not_rise_above_what_is_leased_while_it_is_looked_for(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(connection.Connection, "find", meanwhile)
+        patch.setattr(connection.MongoConnection, "find", meanwhile)
         trainer.forget(1)
     assert [lease.order for lease in leases] == [0, 1, 2]
     sampler.put(leases[2], Kept(episode("a")))
@@ -391,9 +393,11 @@ def test_a_claim_and_a_hand_over_are_one_command_and_a_put_waits_for_two(
     monkeypatch.setattr(positions, "EXPIRES_EVERY", float("inf"))
     store = MongoStore(mongod.uri, mongod.empty().rpartition("/")[2])
     store.close(store.lease(1)[0])
-    told, tell = list[int](), connection.Connection.tell
+    told, tell = list[int](), connection.MongoConnection.send_unacknowledged
     with ending(1 << 30, done=False) as count:
-        monkeypatch.setattr(connection.Connection, "tell", lambda *given: told.append(count[0]) or tell(*given))
+        monkeypatch.setattr(
+            connection.MongoConnection, "send_unacknowledged", lambda *given: told.append(count[0]) or tell(*given)
+        )
         (lease,) = store.lease(1)
         assert count == [1]
         store.put(lease, Kept(episode("a")))
@@ -403,7 +407,7 @@ def test_a_claim_and_a_hand_over_are_one_command_and_a_put_waits_for_two(
 
 
 def test_an_address_that_asks_for_no_answers_has_them_all_the_same() -> None:
-    link = connection.Connection("mongodb://127.0.0.1:1/?w=0", "none", None, patience=60.0)
+    link = connection.MongoConnection("mongodb://127.0.0.1:1/?w=0", "none", None, patience=60.0)
     try:
         assert link._quick.write_concern.acknowledged and link._durable.write_concern.acknowledged
     finally:
@@ -413,7 +417,7 @@ def test_an_address_that_asks_for_no_answers_has_them_all_the_same() -> None:
 def test_documents_of_which_a_server_does_not_say_that_they_are_in_its_journal_are_written_again() -> None:
     from pymongo.errors import BulkWriteError
 
-    link, asked = connection.Connection("mongodb://127.0.0.1:1", "none", None, patience=60.0), list[str]()
+    link, asked = connection.MongoConnection("mongodb://127.0.0.1:1", "none", None, patience=60.0), list[str]()
 
     def insert(written: Any, ordered: bool) -> None:
         asked.extend(written)
@@ -424,7 +428,7 @@ def test_documents_of_which_a_server_does_not_say_that_they_are_in_its_journal_a
     link._quick = {"Blob": SimpleNamespace(insert_many=insert)}  # type: ignore[assignment]
     written: Any = ["a part"]
     try:
-        records.Records(link, Redactor({}))._insert("Blob", written, heard=True)
+        records.EpisodeRecords(link, Redactor({}))._insert_documents("Blob", written, is_acknowledged=True)
         assert asked == written * 2
     finally:
         link.close()
@@ -435,7 +439,7 @@ def test_a_server_that_goes_down_while_it_waits_for_its_journal_is_asked_again(m
     from pymongo.errors import WriteConcernError
 
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
-    link = connection.Connection("mongodb://127.0.0.1:1", "none", None, patience=60.0)
+    link = connection.MongoConnection("mongodb://127.0.0.1:1", "none", None, patience=60.0)
     codes = iter([11600, 189, 0, 79])
 
     def write(base: Any) -> str:
@@ -444,9 +448,9 @@ def test_a_server_that_goes_down_while_it_waits_for_its_journal_is_asked_again(m
         return "done"
 
     try:
-        assert link.ask(write) == "done"
+        assert link.run_durable(write) == "done"
         with pytest.raises(UserError, match="cannot write"):
-            link.ask(write)
+            link.run_durable(write)
     finally:
         link.close()
 
@@ -457,7 +461,9 @@ def test_the_last_failure_and_a_revival_whose_answers_are_lost_are_known(
     monkeypatch.setattr(outage, "FIRST_PAUSE", 0.0)
     store = open_shared(mongod.empty(), rolls=True, max_attempts=1)
     (mine,) = store.lease(1)
-    monkeypatch.setattr(connection.Connection, "_asked", cut_once(connection.Connection._asked))
+    monkeypatch.setattr(
+        connection.MongoConnection, "_run_operation", cut_once(connection.MongoConnection._run_operation)
+    )
     store.fail(mine, "no")
     assert [each.reasons for each in store.dead()] == [("no",)]
     store.revive(0)
@@ -492,18 +498,18 @@ def test_what_no_document_can_hold_is_kept_in_several(mongod: Mongod, monkeypatc
     monkeypatch.setattr(documents, "LARGEST", 2000)
     calls = [replace(episode().calls[0], suffix_ids=np.arange(3000, dtype=np.int32) * 7919)]
     long = replace(episode("long"), calls=calls, timelines=[])
-    parts = documents_of(Kept(long), "long", Lease(0, 1), Redactor({}))
+    parts = build_documents(Kept(long), "long", Lease(0, 1), Redactor({}))
     assert len(parts.calls) == 1 and len(parts.blobs) > 1
-    assert_equal(kept_of(parts.record, parts.calls, [], parts.blobs, 0).episode, long)
+    assert_equal(parse_documents(parts.record, parts.calls, [], parts.blobs, 0).episode, long)
     whole = episode("many", messages=[{"role": "user", "content": "x" * 5000}, {}, {}, {}])
-    parts = documents_of(Kept(whole), "many", Lease(0, 1), Redactor({}))
+    parts = build_documents(Kept(whole), "many", Lease(0, 1), Redactor({}))
     assert len(parts.blobs) > 1 and parts.calls == []
     store = open_shared(mongod.empty(), rolls=True)
     (lease,) = store.lease(1)
     store.put(lease, Kept(whole))
     store.close(lease)
     assert_equal(store.closed()[0].kept[0].episode, whole)
-    assert_equal(kept_of(parts.record, [], [], parts.blobs, 0).episode, whole)
+    assert_equal(parse_documents(parts.record, [], [], parts.blobs, 0).episode, whole)
 
 
 def test_any_client_reads_the_chain(mongod: Mongod) -> None:
@@ -678,7 +684,7 @@ def test_a_server_that_is_not_there_is_a_sentence() -> None:
 
 
 def test_a_server_that_is_not_there_as_a_command_begins_is_no_run_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    defaults = connection.Connection.__init__.__kwdefaults__
+    defaults = connection.MongoConnection.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "patience", 0.1)
     for ask in (open_shared, lambda address: require_store(Address.of(address))):
         with pytest.raises(UserError, match="does not answer") as refused:
@@ -749,7 +755,11 @@ def test_a_server_that_does_not_answer_is_waited_for_aloud(monkeypatch: pytest.M
 
     for name in ("FIRST_PAUSE", "LOGGED_AFTER"):
         monkeypatch.setattr(outage, name, 0.0)
-    link, failures, said = connection.Connection("mongodb://127.0.0.1:1", "none", None), iter(range(3)), list[str]()
+    link, failures, said = (
+        connection.MongoConnection("mongodb://127.0.0.1:1", "none", None),
+        iter(range(3)),
+        list[str](),
+    )
     sink = logger.add(lambda line: said.append(str(line)), format="{message}")
 
     def read(base: Any) -> str:
@@ -758,7 +768,7 @@ def test_a_server_that_does_not_answer_is_waited_for_aloud(monkeypatch: pytest.M
         return "read"
 
     try:
-        assert link.ask(read) == "read"
+        assert link.run_durable(read) == "read"
         assert len(said) == 2 and all("mongodb://127.0.0.1:1/none" in line for line in said), "away, and back"
     finally:
         logger.remove(sink)

@@ -1,5 +1,5 @@
-"""What runs within a sandbox: programs of the standard library alone, on whatever Python is bound there.
+"""Programs that run inside a sandbox, with the standard library of its Python alone.
 
-They are handed over as text or compiled code (`ajet_sandbox.bundle`) and import nothing of ours but each other and
-`ajet.schema.frames`. Invariant: none of them trusts what user code did to the sandbox; the host trusts none of them.
+They are passed as text or bytecode (`ajet_sandbox.bundle`) and import only each other and `ajet.schema.frames`.
+Invariant: no program trusts the sandbox after user code ran; the host trusts none of the programs.
 """

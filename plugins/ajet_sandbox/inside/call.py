@@ -1,7 +1,7 @@
-"""What a fork of the resident becomes: the code or the command of one call.
+"""A fork of the resident for one call: code or a command.
 
-Invariants: it holds no descriptor but its own three; its limits are set and its confinement is loaded before a line of
-user code runs; it never comes back to the resident's code.
+Invariants: the fork holds only its three descriptors; limits and confinement are set before any user code runs; it
+never returns to the resident's code.
 """
 
 # ruff: noqa: SIM115
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
     from typing import Any
 
 _IGNORED = (_signal.SIGINT, _signal.SIGPIPE, _signal.SIGXFSZ)
-"""By Python itself, or by the resident."""
+"""Signals ignored by Python itself, or by the resident."""
 
 
-def become(
+def run_call(
     order: Mapping[str, Any], settings: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]
 ) -> None:
-    """The call `order`, with standard input, output and error at `ends`. Never returns."""
+    """Run the call `order` with standard input, output and error at `ends`. Never returns."""
     code = 126
     try:
-        take(ends)
-        prepare(order, settings)
+        take_descriptors(ends)
+        prepare_process(order, settings)
         environment = {**settings["environment"], **order["environment"]}
         if order["argv"]:
-            _execute(order["argv"], environment)
+            _execute_command(order["argv"], environment)
         os.environ.clear()
         os.environ.update(environment)
-        code = run(blobs[1], {"__name__": "__main__", "__builtins__": __builtins__})
+        code = run_code(blobs[1], {"__name__": "__main__", "__builtins__": __builtins__})
     except BaseException as error:  # noqa: BLE001 - the end of a process
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     os._exit(code)
 
 
-def take(ends: tuple[int, int, int]) -> None:
-    """Make them 0, 1 and 2, and close all others."""
+def take_descriptors(ends: tuple[int, int, int]) -> None:
+    """Move the descriptors to 0, 1 and 2, and close all others."""
     safe = [os.dup(each) for each in ends]
     for number, each in enumerate(safe):
         os.dup2(each, number)
     os.closerange(3, 1 << 16)
 
 
-def prepare(order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Limits, signals, folder, confinement."""
+def prepare_process(order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Set limits, signals, working folder and confinement."""
     os.setsid()
     for number in _IGNORED:
         _signal.signal(number, _signal.SIG_DFL)
@@ -65,28 +65,28 @@ def prepare(order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         pass  # only a preference: of the tree, the call goes first
     os.chdir(settings["folder"])
     os.umask(0o022)
-    _limit(resource.RLIMIT_AS, order["memory"])
-    _limit(resource.RLIMIT_FSIZE, order["file_size"])
-    _limit(resource.RLIMIT_NPROC, order["processes"])
-    _limit(resource.RLIMIT_NOFILE, order["files"])
-    _limit(resource.RLIMIT_CORE, 0)
+    _set_limit(resource.RLIMIT_AS, order["memory"])
+    _set_limit(resource.RLIMIT_FSIZE, order["file_size"])
+    _set_limit(resource.RLIMIT_NPROC, order["processes"])
+    _set_limit(resource.RLIMIT_NOFILE, order["files"])
+    _set_limit(resource.RLIMIT_CORE, 0)
     if not order["keep"]:
-        _limit(resource.RLIMIT_CPU, order["cpu"], later=1)
+        _set_limit(resource.RLIMIT_CPU, order["cpu"], later=1)
     confinement = settings["landlock"]
     if confinement:
-        kernel.landlock(*confinement)
+        kernel.apply_landlock(*confinement)
     if settings["filter"]:
         kernel.load_filter(settings["filter"])
 
 
-def _limit(name: int, most: int, later: int = 0) -> None:
-    """`later`: by how much the hard limit, which kills, is above the one that signals."""
+def _set_limit(name: int, most: int, later: int = 0) -> None:
+    """Set a limit. `later`: the distance of the hard limit, which kills, above the soft one, which signals."""
     present = resource.getrlimit(name)[1]
     hard = most + later if present == resource.RLIM_INFINITY else min(most + later, present)
     resource.setrlimit(name, (min(most, hard), hard))
 
 
-def _execute(argv: list[str], environment: dict[str, str]) -> None:
+def _execute_command(argv: list[str], environment: dict[str, str]) -> None:
     try:
         os.execvpe(argv[0], argv, environment)
     except OSError as error:
@@ -94,8 +94,8 @@ def _execute(argv: list[str], environment: dict[str, str]) -> None:
         os._exit(127)
 
 
-def run(source: bytes, names: dict[str, Any], *, kept: bool = False) -> int:
-    """Python code, as a program's `__main__`. Its exit code. `kept`: its threads may outlive it."""
+def run_code(source: bytes, names: dict[str, Any], *, keeps_threads: bool = False) -> int:
+    """Run Python code as `__main__` and return the exit code. `keeps_threads`: its threads may continue afterwards."""
     gc.enable()
     sys.argv = ["-"]
     sys.stdin = open(0, closefd=False)
@@ -105,14 +105,14 @@ def run(source: bytes, names: dict[str, Any], *, kept: bool = False) -> int:
     try:
         exec(compile(source, "<code>", "exec"), names)
     except SystemExit as ending:
-        code = _status(ending)
+        code = _read_exit_code(ending)
     except BaseException as error:  # noqa: BLE001 - the border of user code
         trace = error.__traceback__
         shown = error.with_traceback(trace.tb_next if trace is not None else None)
         sys.excepthook(type(error), shown, shown.__traceback__)
         code = 1
     try:
-        if "threading" in sys.modules and not kept:
+        if "threading" in sys.modules and not keeps_threads:
             sys.modules["threading"]._shutdown()
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -120,7 +120,7 @@ def run(source: bytes, names: dict[str, Any], *, kept: bool = False) -> int:
     return code
 
 
-def _status(ending: SystemExit) -> int:
+def _read_exit_code(ending: SystemExit) -> int:
     if ending.code is None or isinstance(ending.code, int):
         return (ending.code or 0) & 0xFF
     sys.stderr.write(f"{ending.code}\n")

@@ -1,11 +1,9 @@
-"""A sandbox's door: a Unix socket, the only thing inside that leads through its walls, and connections over it that go
-one way: out, to the gateway and nothing else; or in, to the one port of a service.
+"""A sandbox's door: a Unix socket as the only way through its walls, with connections in one direction only.
 
-Invariant: neither way opens the other. Out: inside, a forwarder that cannot be told from a server listens on loopback,
-so that any client finds the gateway by an ordinary URL. In: a forwarder accepts at a socket that was made outside, once
-the program answers at its port. Run by its path, this file is the first program inside (no package of ours is needed),
-or the second: it takes on its user and limits where it is told some, forks the forwarder, and becomes the command that
-it was given.
+Out: to the gateway; or in: to the single port of a service. Invariant: neither direction opens the other. Out: a
+forwarder inside listens on loopback, so any client reaches the gateway by an ordinary URL. In: a forwarder accepts at a
+socket made outside, once the program answers at its port. Run by its path, this file is the first program inside (it
+needs no package of ajet) or the second: it sets user and limits if given, forks the forwarder, and becomes the command.
 """
 
 from __future__ import annotations
@@ -27,23 +25,23 @@ if TYPE_CHECKING:
     Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 PORT = 47_080
-"""Where clients inside find the gateway, on 127.0.0.1."""
+"""The gateway's port for clients inside, on 127.0.0.1."""
 PIECE = 1 << 16
-LOOK_S = 0.1
-"""Between two looks whether a service answers."""
+POLL_S = 0.1
+"""Seconds between two probes of a service."""
 DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG."""
+"""The option PR_SET_PDEATHSIG of prctl."""
 
 
-def forwarding(
+def make_forwarder(
     connect: Callable[[], Coroutine[Any, Any, Streams]],
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
-    """For `asyncio.start_server`: each connection goes on over one that `connect` makes."""
+    """Return a handler for `asyncio.start_server` that forwards each connection to one made by `connect`."""
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there, back = await connect()
-            await asyncio.gather(_carry(reader, back), _carry(there, writer))
+            await asyncio.gather(_copy_stream(reader, back), _copy_stream(there, writer))
         except OSError:
             writer.close()
         except asyncio.CancelledError:  # the door is shut: before Python 3.12 a server calls that an unhandled error
@@ -52,7 +50,7 @@ def forwarding(
     return forward
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while piece := await reader.read(PIECE):
             writer.write(piece)
@@ -64,58 +62,60 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 def main() -> None:
-    """Its argument is JSON."""
-    told = json.loads(sys.argv[1])
-    if told.get("uid") is not None:
+    """Read the settings from the JSON argument and become the command."""
+    settings = json.loads(sys.argv[1])
+    if settings.get("uid") is not None:
         os.setgroups([])
-        os.setresgid(told["uid"], told["uid"], told["uid"])
-        os.setresuid(told["uid"], told["uid"], told["uid"])
-    limits = {"CORE": 0, "NOFILE": told.get("files"), "NPROC": told.get("processes") or None}
+        os.setresgid(settings["uid"], settings["uid"], settings["uid"])
+        os.setresuid(settings["uid"], settings["uid"], settings["uid"])
+    limits = {"CORE": 0, "NOFILE": settings.get("files"), "NPROC": settings.get("processes") or None}
     for name, most in limits.items():
         if most is not None:
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    leads_in = "port" in told
+    leads_in = "port" in settings
     if leads_in:
-        listening = socket.socket(fileno=told["listening"])
+        listening = socket.socket(fileno=settings["listening"])
     else:
         listening = socket.create_server(("127.0.0.1", PORT), backlog=128)
     if os.fork() == 0:
-        _forward_for_ever(listening, told)
+        _forward_forever(listening, settings)
     listening.close()
     if leads_in:
-        os.close(told["ready_fd"])
-    os.chdir(told["folder"])
-    if told.get("projects"):
+        os.close(settings["ready_fd"])
+    os.chdir(settings["folder"])
+    if settings.get("projects"):
         from ajet_sandbox.inside.open_rule import restrict_opening
 
-        restrict_opening(told["projects"])
-    os.execvp(told["command"][0], told["command"])
+        restrict_opening(settings["projects"])
+    os.execvp(settings["command"][0], settings["command"])
 
 
-def _forward_for_ever(listening: socket.socket, told: Mapping[str, Any]) -> None:
-    """Forward for ever: it holds none of the descriptors that the command was given, and ends with it."""
+def _forward_forever(listening: socket.socket, settings: Mapping[str, Any]) -> None:
+    """Forward until the command ends: without any of the command's descriptors."""
     try:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
-        kept = [listening.detach(), *([told["ready_fd"]] if "ready_fd" in told else [])]
-        kept = [os.dup(each) for each in kept]  # ascending, so that none is written over before it is read
-        for place, number in enumerate(kept, 3):
+        descriptors = [listening.detach(), *([settings["ready_fd"]] if "ready_fd" in settings else [])]
+        descriptors = [
+            os.dup(each) for each in descriptors
+        ]  # ascending, so that none is written over before it is read
+        for place, number in enumerate(descriptors, 3):
             os.dup2(number, place)
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
-        os.closerange(3 + len(kept), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        asyncio.run(_serve_in(told["port"]) if "port" in told else _serve_out(told["door"]))
+        os.closerange(3 + len(descriptors), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        asyncio.run(_serve_program(settings["port"]) if "port" in settings else _serve_gateway(settings["door"]))
     finally:
         os._exit(0)
 
 
-async def _serve_out(door: str) -> None:
-    forward = forwarding(lambda: asyncio.open_unix_connection(door))
+async def _serve_gateway(door: str) -> None:
+    forward = make_forwarder(lambda: asyncio.open_unix_connection(door))
     server = await asyncio.start_server(forward, sock=socket.socket(fileno=3))
     await server.serve_forever()
 
 
-async def _serve_in(port: int) -> None:
+async def _serve_program(port: int) -> None:
     def connect() -> Coroutine[Any, Any, Streams]:
         return asyncio.open_connection("127.0.0.1", port)
 
@@ -123,13 +123,13 @@ async def _serve_in(port: int) -> None:
         try:
             _, writer = await connect()
         except OSError:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         else:
             writer.close()
             break
     os.write(4, b"!")
     os.close(4)
-    server = await asyncio.start_unix_server(forwarding(connect), sock=socket.socket(fileno=3))
+    server = await asyncio.start_unix_server(make_forwarder(connect), sock=socket.socket(fileno=3))
     await server.serve_forever()
 
 

@@ -1,7 +1,7 @@
-"""Which files of a folder that is shown behind walls can be opened inside: those of the project, and no keys or locks.
+"""The rule for openable files of a folder shown behind walls: files of the project, but no keys and no locks.
 
-Invariant: the rule is one of names, so the host and the program inside decide the same. Locks count as keys do, since
-`flock` and `fcntl` take one through a file that can only be read.
+Invariant: the rule depends on names alone, so the host and the program inside decide equally. Locks count like keys,
+since `flock` and `fcntl` lock through a read-only file.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 RECORDS = "launcher_record"
-"""The folder that holds runs where no other one is named."""
+"""The default folder of runs."""
 _RUN_FILES = frozenset({"run.json", "status.json", "resolved.yaml", "lock.json", "chain.jsonl"})
-"""Files that a run's folder has beside its lock. A folder with a lock alone is no record: uv puts one into `.venv`."""
+"""Files of a run's folder besides its lock. A folder with only a lock is no record: uv puts one into `.venv`."""
 _FOREIGN_FOLDERS = frozenset({".git", "node_modules", "__pycache__"})
 _ENVIRONMENT_MARKS = frozenset({"pyvenv.cfg", "conda-meta"})
 ENVIRONMENT_FOLDERS = frozenset({"bin", "conda-meta", "include", "lib", "lib64", "share"})
-"""Folders of an environment of Python, which one of the marks lies beside."""
+"""Folders of a Python environment, next to one of the marks."""
 
 
 def is_secret(name: str) -> bool:
@@ -39,14 +39,14 @@ def is_record(name: str, names: Collection[str]) -> bool:
     return name == RECORDS or (".lock" in names and not _RUN_FILES.isdisjoint(names))
 
 
-class Listing:
-    """A folder of the project: its files and links, and the folders in it that are not searched."""
+class ProjectListing:
+    """A folder of the project: its files and links, and its skipped folders."""
 
-    __slots__ = ("files", "foreign", "path", "record")
+    __slots__ = ("files", "foreign", "is_hidden", "path")
 
-    def __init__(self, path: str, entries: list[os.DirEntry[str]], *, record: bool) -> None:
-        """`record`: True if the folder is hidden, so that `entries` is empty."""
-        self.path, self.record = path, record
+    def __init__(self, path: str, entries: list[os.DirEntry[str]], *, is_hidden: bool) -> None:
+        """`is_hidden`: True for a hidden folder, with empty `entries`."""
+        self.path, self.is_hidden = path, is_hidden
         self.files: list[os.DirEntry[str]] = []
         self.foreign: list[os.DirEntry[str]] = []
         marked = any(entry.name in _ENVIRONMENT_MARKS for entry in entries)
@@ -58,8 +58,8 @@ class Listing:
                 self.foreign.append(entry)
 
 
-def walk_project(top: str) -> Iterator[Listing]:
-    """Yield each folder of the project below `top`. Records, packages, and what git and Python made are not entered."""
+def walk_project(top: str) -> Iterator[ProjectListing]:
+    """Yield each folder of the project below `top`, except records, packages, and folders of git and Python."""
     todo = [top]
     while todo:
         here = todo.pop()
@@ -69,9 +69,9 @@ def walk_project(top: str) -> Iterator[Listing]:
         except OSError:
             continue  # nobody inside can list it either
         if here != top and is_record(os.path.basename(here), {entry.name for entry in entries}):
-            yield Listing(here, [], record=True)
+            yield ProjectListing(here, [], is_hidden=True)
             continue
-        listing = Listing(here, entries, record=False)
+        listing = ProjectListing(here, entries, is_hidden=False)
         yield listing
         left = {entry.name for entry in (*listing.files, *listing.foreign)}
         todo += [entry.path for entry in entries if entry.name not in left]

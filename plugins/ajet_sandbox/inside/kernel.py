@@ -1,4 +1,4 @@
-"""Calls of Linux that Python has no name for: prctl, seccomp's filter and Landlock. Raises OSError."""
+"""Linux system calls missing in Python: prctl, seccomp filters and Landlock. Raises OSError."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import struct
 
 SET_DUMPABLE, NO_NEW_PRIVS, SET_SECCOMP, SUBREAPER = 4, 38, 22, 36
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
-"""Landlock's system calls, of the same numbers on every architecture."""
+"""Landlock's system calls, with equal numbers on every architecture."""
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REFER = 1, 2, 4, 8, 1 << 13
 _FILES_OF_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""All rights to files that an ABI knows; later ones add none."""
+"""All file rights of an ABI; later ABIs add none."""
 _OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
-"""Those that a rule about a single file may give."""
+"""Rights allowed in a rule for a single file."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -21,7 +21,7 @@ class _Filter(ctypes.Structure):
     _fields_ = [("count", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
 
-def _done(value: int) -> int:
+def _check_result(value: int) -> int:
     if value < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -29,26 +29,29 @@ def _done(value: int) -> int:
 
 
 def prctl(option: int, value: int) -> None:
-    """See `man prctl`."""
-    _done(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
+    """Call prctl with one value."""
+    _check_result(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0))
 
 
 def load_filter(code: bytes) -> None:
-    """Hold this process and its children to a seccomp filter."""
+    """Apply a seccomp filter to this process and its children."""
     prctl(NO_NEW_PRIVS, 1)
-    _done(_libc.prctl(SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(_Filter(len(code) // 8, code)), 0, 0))
+    _check_result(_libc.prctl(SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(_Filter(len(code) // 8, code)), 0, 0))
 
 
-def landlock_version() -> int:
-    """Landlock's ABI; 0 without it."""
+def read_landlock_version() -> int:
+    """Return Landlock's ABI; 0 without Landlock."""
     found: int = _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint(1))
     return max(found, 0)
 
 
-def landlock(readable: list[str], writable: list[str], devices: list[str]) -> None:
-    """Hold this process and its children to these paths: to read and execute; to do everything; to read and write as
-    files that exist. No TCP (ABI 4) and no signal or abstract socket outside (ABI 6)."""
-    version = landlock_version()
+def apply_landlock(readable: list[str], writable: list[str], devices: list[str]) -> None:
+    """Restrict this process and its children to the paths.
+
+    `readable`: read and execute; `writable`: everything; `devices`: read and write as existing files. TCP (ABI 4), and
+    signals or abstract sockets to the outside (ABI 6), are denied.
+    """
+    version = read_landlock_version()
     files = _FILES_OF_ABI.get(version, _FILES_OF_ABI[5])
     ruleset = create_ruleset(files, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     try:
@@ -58,32 +61,32 @@ def landlock(readable: list[str], writable: list[str], devices: list[str]) -> No
             (devices, READ_FILE | WRITE_FILE),
         ):
             for path in paths:
-                _allow(ruleset, path, rights & files)
+                _allow_path(ruleset, path, rights & files)
         enforce_ruleset(ruleset)
     finally:
         os.close(ruleset)
 
 
 def create_ruleset(files: int, network: int = 0, scopes: int = 0) -> int:
-    """Return the descriptor of a new ruleset that forbids these rights where no rule gives them."""
+    """Return the descriptor of a new ruleset that denies the rights unless a rule grants them."""
     attributes = struct.pack("QQQ", files, network, scopes)
     size = 24 if scopes else 16 if network else 8
-    return _done(_libc.syscall(ctypes.c_long(_CREATE), attributes, ctypes.c_size_t(size), ctypes.c_uint(0)))
+    return _check_result(_libc.syscall(ctypes.c_long(_CREATE), attributes, ctypes.c_size_t(size), ctypes.c_uint(0)))
 
 
 def add_rule(ruleset: int, place: int, rights: int) -> None:
-    """Give these rights to the file of a descriptor, or to all below it where it is a folder."""
+    """Grant rights to the file of a descriptor, or to everything below a folder."""
     rule = struct.pack("=Qi", rights, place)
-    _done(_libc.syscall(ctypes.c_long(_ADD), ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint(0)))
+    _check_result(_libc.syscall(ctypes.c_long(_ADD), ctypes.c_int(ruleset), ctypes.c_int(1), rule, ctypes.c_uint(0)))
 
 
 def enforce_ruleset(ruleset: int) -> None:
-    """Hold this process and its children to the ruleset."""
+    """Apply the ruleset to this process and its children."""
     prctl(NO_NEW_PRIVS, 1)
-    _done(_libc.syscall(ctypes.c_long(_RESTRICT), ctypes.c_int(ruleset), ctypes.c_uint(0)))
+    _check_result(_libc.syscall(ctypes.c_long(_RESTRICT), ctypes.c_int(ruleset), ctypes.c_uint(0)))
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
-"""Landlock's part of the file rule: files that come after the start, or lie behind a rule, cannot be opened inside.
+"""Landlock's part of the file rule: files created after the start, or without a rule, cannot be opened inside.
 
-A mount that covers a file goes when the file is replaced outside, and a file that is made later has none. So each file
-of the project that may be opened gets a rule of its own, and what has no rule cannot be opened, however it came to be.
-Invariant: rules are about the files themselves, not about their names, and no link is followed to one.
+A mount over a file disappears when the file is replaced outside, and later files have no mount. So each openable file
+of the project gets its own rule; a file without a rule cannot be opened. Invariant: rules refer to files, not to names,
+and links are never followed.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 LEAST_ABI = 2
-"""Before it (Linux 5.19) Landlock forbids every renaming from folder to folder."""
+"""Before it (Linux 5.19) Landlock denies every rename between folders."""
 
 
 def restrict_opening(projects: Collection[str]) -> None:
-    """Hold this process and its children to the files that are here now. Nothing happens without Landlock.
+    """Restrict this process and its children to the existing files. Does nothing without Landlock.
 
     Args:
-        projects: Folders whose files are named one by one, and single files. All else can be opened.
+        projects: Folders with a rule per file, and single files. Everything else can be opened.
     """
-    if not projects or kernel.landlock_version() < LEAST_ABI:
+    if not projects or kernel.read_landlock_version() < LEAST_ABI:
         return
     ruleset = kernel.create_ruleset(kernel.READ_FILE | kernel.REFER)
     try:
         for path in _open_folders("/", projects):
-            _allow(ruleset, path, kernel.READ_FILE | (kernel.REFER if os.path.isdir(path) else 0))
+            _allow_path(ruleset, path, kernel.READ_FILE | (kernel.REFER if os.path.isdir(path) else 0))
         for top in projects:
             if os.path.isdir(top):
                 _allow_files(ruleset, top)
             else:
-                _allow(ruleset, top, kernel.READ_FILE)
+                _allow_path(ruleset, top, kernel.READ_FILE)
         kernel.enforce_ruleset(ruleset)
     finally:
         os.close(ruleset)
 
 
 def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
-    """Yield what lies beside the projects and the folders above them."""
+    """Yield the entries next to the projects and next to their parent folders."""
     for name in os.listdir(here):
         path = os.path.join(here, name)
         if path in projects or os.path.islink(path):
@@ -55,12 +55,12 @@ def _open_folders(here: str, projects: Collection[str]) -> Iterator[str]:
 
 
 def _allow_files(ruleset: int, top: str) -> None:
-    """Allow the files of a project, but for secrets and locks under any of their names."""
+    """Allow the files of a project, except secrets and locks under any of their names."""
     files: list[tuple[int, os.DirEntry[str]]] = []
     secrets: set[tuple[int, int]] = set()
     for listing in walk_project(top):
         for entry in listing.foreign:
-            _allow(ruleset, entry.path, kernel.READ_FILE)
+            _allow_path(ruleset, entry.path, kernel.READ_FILE)
         device = os.stat(listing.path).st_dev
         for entry in listing.files:
             if not (is_secret(entry.name) or is_lock(entry.name)):
@@ -69,14 +69,15 @@ def _allow_files(ruleset: int, top: str) -> None:
                 secrets.add((device, entry.inode()))
     for device, entry in files:
         if not secrets or (device, entry.inode()) not in secrets:
-            _allow(ruleset, entry.path, kernel.READ_FILE)
+            _allow_path(ruleset, entry.path, kernel.READ_FILE)
 
 
 def _allow_cover(ruleset: int, path: str, device: int) -> bool:
-    """Allow the empty file that covers a secret, and return True; False if the file is the project's own.
+    """Allow the empty file that covers a secret, and return True; False for the project's own file.
 
     Args:
-        device: That of the folder, which a cover does not lie on."""
+        device: The folder's device; a cover lies on another device.
+    """
     try:
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -91,8 +92,8 @@ def _allow_cover(ruleset: int, path: str, device: int) -> bool:
         os.close(place)
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Allow a file, or all below a folder. Of a link the link itself is allowed, which opens nothing."""
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
+    """Allow a file, or everything below a folder. For a link only the link itself is allowed, which opens nothing."""
     try:
         place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,6 +1,6 @@
-"""The resident where its line is standard input and output: in a container, whose engine passes bytes and nothing else.
+"""The resident with standard input and output as its line: in a container, where the engine passes only bytes.
 
-Invariant: no call has these two; what they were is moved away and `/dev/null` put in their place.
+Invariant: no call inherits the two descriptors; they are duplicated and replaced by `/dev/null`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 from ajet.schema.frames import send_all
-from ajet_sandbox.inside.files import Folder, LeadsOut
+from ajet_sandbox.inside.files import PathEscapeError, SandboxFolder
 
 TYPE_CHECKING = False  # what `typing` would bring takes longer than a call
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Piped:
-    """The line: of a socket's members those that the resident uses."""
+class PipedLine:
+    """The line, with the methods of a socket used by the resident."""
 
     def __init__(self) -> None:
         self._in, self._out = os.dup(0), os.dup(1)
@@ -27,27 +27,27 @@ class Piped:
         os.close(nothing)
 
     def fileno(self) -> int:
-        """To wait at."""
+        """Return the descriptor for polling."""
         return self._in
 
     def recv(self, most: int) -> bytes:
-        """b"" where the host is gone."""
+        """Read bytes; b"" once the host is gone."""
         return os.read(self._in, most)
 
     def sendall(self, frame: bytes) -> None:
-        """To the host."""
+        """Send a frame to the host."""
         send_all(self._out, frame)
 
 
-def file(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:
-    """Read or write a file of the working folder: what to answer."""
-    folder = Folder(os.open(".", os.O_RDONLY | os.O_DIRECTORY), None)
+def handle_file_order(order: Mapping[str, Any], blobs: list[bytes]) -> tuple[Any, ...]:
+    """Read or write a file of the working folder and return the answer."""
+    folder = SandboxFolder(os.open(".", os.O_RDONLY | os.O_DIRECTORY), None)
     try:
         if order["do"] == "read":
             return {}, folder.read(order["path"], order["longest"])
         folder.put(order["path"], blobs[0])
         return ({},)
-    except LeadsOut as error:
+    except PathEscapeError as error:
         return ({"unsafe": str(error)},)
     except OSError as error:
         return ({"errno": error.errno},)

@@ -1,8 +1,8 @@
-"""The resident: a warm Python in the sandbox, which forks for each call.
+"""The resident: a warm Python in the sandbox that forks for each call.
 
-Invariants: it ends, and all that it started with it, when its line to the host closes, whatever user code does: it is
-the first process of its namespace, or the subreaper of its descendants. After a call nothing of that call lives but the
-session that keeps state. Output is read up to its limit and no further. It tells the host why a call ended.
+Invariants: the resident ends with all child processes when its line to the host closes, whatever user code does: it is
+the first process of its namespace, or the subreaper of its descendants. After a call only the stateful session
+survives. Output is read up to its limit. The host learns why a call ended.
 """
 
 # ruff: noqa: SIM105
@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from typing import Any
 
 LOOK_EVERY = 0.1
-"""Seconds between two looks at what the tree of a call uses."""
+"""Seconds between two measurements of a call's processes."""
 PIECE = 1 << 16
 
 
 def main(settings: Mapping[str, Any]) -> None:
-    """Take on the sandbox's identity, say so, send a descriptor of the folder, serve. Where the line is not a socket
-    but its standard input and output, no descriptor passes: it then reads and writes files itself."""
+    """Set the sandbox's user, report readiness, send a descriptor of the folder, and serve calls.
+
+    With standard input and output as the line no descriptor passes: the resident then reads and writes files itself.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if settings["uid"] is not None:
         os.setgroups([])
@@ -36,11 +38,11 @@ def main(settings: Mapping[str, Any]) -> None:
     sys.path += settings["packages"]
     settings["environment"].setdefault("PATH", os.environ.get("PATH", os.defpath))
     if settings["line"] is None:
-        from ajet_sandbox.inside.piped import Piped
-        from ajet_sandbox.inside.usage import limit
+        from ajet_sandbox.inside.piped import PipedLine
+        from ajet_sandbox.inside.usage import read_memory_limit
 
-        piped = Piped()
-        piped.sendall(b"!g" if 0 < limit() <= settings["memory"] else b"!.")
+        piped = PipedLine()
+        piped.sendall(b"!g" if 0 < read_memory_limit() <= settings["memory"] else b"!.")
         Resident(piped, settings).serve()
     os.write(settings["line"], b"!")
     import _socket  # from here on while the host thinks of its first call
@@ -53,7 +55,7 @@ def main(settings: Mapping[str, Any]) -> None:
 
 
 class Resident:
-    """See the module."""
+    """Serves the host's calls."""
 
     def __init__(self, line: Any, settings: Mapping[str, Any]) -> None:
         from ajet.schema.frames import FrameReader
@@ -62,13 +64,13 @@ class Resident:
         self._line, self._settings = line, settings
         self._frames = FrameReader(settings["longest"])
         self._session: Any = None
-        self.whole_namespace = os.getpid() == 1
+        self.is_namespace_init = os.getpid() == 1
         kernel.prctl(kernel.SET_DUMPABLE, 0)
-        if not self.whole_namespace:
+        if not self.is_namespace_init:
             kernel.prctl(kernel.SUBREAPER, 1)
 
     def serve(self) -> None:
-        """Calls until the line closes."""
+        """Serve calls until the line closes."""
         import gc
 
         from ajet.schema.frames import pack_frame
@@ -78,29 +80,29 @@ class Resident:
         gc.freeze()  # else a collection in each fork copies all pages
         while True:
             while (frame := self._frames.take_frame()) is None:
-                if not self._listen():
-                    self.leave()
+                if not self._receive_bytes():
+                    self.end_all()
             head, blobs = frame
             if head["do"] == "call":
-                self._line.sendall(pack_frame(*self.call(head, blobs)))
+                self._line.sendall(pack_frame(*self.run_call(head, blobs)))
             elif head["do"] in ("put", "read"):
                 from ajet_sandbox.inside import piped
 
-                self._line.sendall(pack_frame(*piped.file(head, blobs)))
+                self._line.sendall(pack_frame(*piped.handle_file_order(head, blobs)))
 
-    def _listen(self) -> bool:
+    def _receive_bytes(self) -> bool:
         more = self._line.recv(PIECE)
         self._frames.feed(more)
         return bool(more)
 
-    def leave(self) -> None:
-        """End everything."""
+    def end_all(self) -> None:
+        """End all processes, this one included."""
         self._session = None
-        self.clear()
+        self.end_calls()
         os._exit(0)
 
-    def call(self, order: Mapping[str, Any], blobs: list[bytes]) -> Any:
-        """One call: what to answer."""
+    def run_call(self, order: Mapping[str, Any], blobs: list[bytes]) -> Any:
+        """Run one call and return its answer."""
         stdin = os.memfd_create("stdin")
         _write_all(stdin, blobs[0])
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -109,110 +111,110 @@ class Resident:
         ends = (stdin, its_out, its_err)
         began = time.monotonic()
         try:
-            fresh = self._begin(order, ends, blobs)
+            fresh = self._start_call(order, ends, blobs)
         except OSError as error:
             ended: tuple[str, int] = ("exit", 126)
             text = [b"", f"no process could be started: {error.strerror}\n".encode()]
-            _close(*ends, out, err)
+            _close_all(*ends, out, err)
         else:
-            _close(*ends)
-            watched = Watched(self, fresh, order, (out, err), began)
-            ended, text = watched.until_over()
-            _close(out, err)
+            _close_all(*ends)
+            watched = RunningCall(self, fresh, order, (out, err), began)
+            ended, text = watched.wait_until_over()
+            _close_all(out, err)
         if order["keep"] and ended[0] != "exit":
             self._session = None
-        kept = self._session is not None
-        self.clear()
-        head = {"ended": ended[0], "code": ended[1], "kept": kept, "seconds": time.monotonic() - began}
+        has_session = self._session is not None
+        self.end_calls()
+        head = {"ended": ended[0], "code": ended[1], "kept": has_session, "seconds": time.monotonic() - began}
         if self._settings["line"] is None:
             from ajet_sandbox.inside import usage
 
-            head["killed"] = usage.killed()
+            head["killed"] = usage.count_killed()
         return head, text[0], text[1]
 
-    def _begin(self, order: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]) -> int:
-        """Start it; the process to wait for, 0 where it is the session."""
+    def _start_call(self, order: Mapping[str, Any], ends: tuple[int, int, int], blobs: list[bytes]) -> int:
+        """Start the call; return its process, or 0 for the session."""
         from ajet_sandbox.inside import call, session
 
         if order["keep"]:
             if self._session is None:
-                self._session = session.Session(order, self._settings)
+                self._session = session.SessionProcess(order, self._settings)
             self._session.begin(order, ends, blobs[1])
             return 0
         pid = os.fork()
         if pid == 0:
-            call.become(order, self._settings, ends, blobs)
+            call.run_call(order, self._settings, ends, blobs)
         return pid
 
     @property
     def session(self) -> Any:
-        """Who keeps the state, if anybody does."""
+        """The stateful session, or None."""
         return self._session
 
-    def session_is_gone(self) -> int:
-        """Its process, which is still to be waited for."""
+    def take_session_pid(self) -> int:
+        """Forget the session and return its process, still to be reaped."""
         gone: int = self._session.pid
         self._session = None
         return gone
 
     @property
     def line(self) -> Any:
-        """To the host."""
+        """The line to the host."""
         return self._line
 
-    def frame(self) -> dict | None:
-        """What the host says during a call; raises EOFError where it is gone."""
-        if not self._listen():
+    def read_frame(self) -> dict | None:
+        """Return the host's next message during a call, or None; raises EOFError if the host is gone."""
+        if not self._receive_bytes():
             raise EOFError
-        return self.held()
+        return self.take_frame()
 
-    def held(self) -> dict | None:
-        """What the host had said already when the last bytes were read."""
+    def take_frame(self) -> dict | None:
+        """Return a message received earlier, or None."""
         found = self._frames.take_frame()
         return found[0] if found is not None else None
 
-    def tree(self) -> list[int]:
-        """The processes of calls that live, parents first, the session's own among them."""
-        if self.whole_namespace:
+    def list_processes(self) -> list[int]:
+        """List the live processes of calls, parents first, the session included."""
+        if self.is_namespace_init:
             return [int(name) for name in os.listdir("/proc") if name.isdecimal() and name != "1"]
         found, todo = [], [os.getpid()]
         while todo:
-            below = _children(todo.pop())
+            below = _list_children(todo.pop())
             found += below
             todo += below
         return found
 
-    def clear(self) -> None:
-        """End all but the session, and take in what ended."""
+    def end_calls(self) -> None:
+        """Kill and reap all processes except the session."""
         keeper = self._session.pid if self._session is not None else 0
         while True:
-            if keeper == 0 and self.whole_namespace:
+            if keeper == 0 and self.is_namespace_init:
                 try:
                     os.kill(-1, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
             else:
-                for pid in self.tree():
+                for pid in self.list_processes():
                     if pid != keeper:
-                        _kill(pid)
-            if not self._reap(keeper):
+                        _kill_process(pid)
+            if not self._reap_processes(keeper):
                 return
 
-    def _reap(self, keeper: int) -> bool:
-        """Take in what ended; whether anything is left that must end."""
+    def _reap_processes(self, keeper: int) -> bool:
+        """Reap ended processes; return True if others must still end."""
         while True:
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
-                left = [each for each in self.tree() if each != keeper]
+                left = [each for each in self.list_processes() if each != keeper]
                 if left:
                     time.sleep(0.0005)
                 return bool(left)
 
 
-class Watched:
+class RunningCall:
     """One call while it runs."""
 
     def __init__(
@@ -222,19 +224,19 @@ class Watched:
         self._text = {end: bytearray() for end in ends}
         self._until = began + order["wall"]
 
-    def until_over(self) -> tuple[tuple[str, int], list[bytes]]:
-        """Why and how it ended, and its output."""
-        ended = self._wait()
+    def wait_until_over(self) -> tuple[tuple[str, int], list[bytes]]:
+        """Return (reason, exit code) and the output."""
+        ended = self._wait_for_end()
         return ended, [bytes(self._text[end]) for end in self._ends]
 
-    def _wait(self) -> tuple[str, int]:
+    def _wait_for_end(self) -> tuple[str, int]:
         poll, line = select.poll(), self._resident.line.fileno()
         process = os.pidfd_open(self._pid) if self._pid else self._resident.session.line.fileno()
         for number in (*self._ends, line, process):
             poll.register(number, select.POLLIN)
         looks = self._order["watch_memory"] or self._order["watch_disk"]
         try:
-            if _stops(self._resident.held()):
+            if _is_stop(self._resident.take_frame()):
                 return "stopped", -signal.SIGKILL
             while True:
                 left = self._until - time.monotonic()
@@ -242,80 +244,83 @@ class Watched:
                     return "time", -signal.SIGKILL
                 ready = [number for number, _ in poll.poll(1000 * (min(left, LOOK_EVERY) if looks else left))]
                 for end in self._ends:
-                    if end in ready and not self._read(end):
+                    if end in ready and not self._read_output(end):
                         poll.unregister(end)
                 if sum(map(len, self._text.values())) > self._order["output"]:
-                    self._cut()
+                    self._cut_output()
                     return "output", -signal.SIGKILL
-                if line in ready and self._told():
+                if line in ready and self._is_stopped():
                     return "stopped", -signal.SIGKILL
                 if process in ready:
-                    self._drain()
-                    return self._how()
-                if looks and (over := self._over()):
+                    self._drain_pipes()
+                    return self._read_exit()
+                if looks and (over := self._find_exceeded()):
                     return over, -signal.SIGKILL
         finally:
             if self._pid:
                 os.close(process)
 
-    def _read(self, end: int) -> bool:
+    def _read_output(self, end: int) -> bool:
         more = os.read(end, PIECE)
         self._text[end] += more
         return bool(more)
 
-    def _drain(self) -> None:
-        """What is in the pipes now; what a left process would write later is nobody's."""
+    def _drain_pipes(self) -> None:
+        """Read the pipes' present content; later output of leftover processes is ignored."""
         for end in self._ends:
             os.set_blocking(end, False)
             try:
-                while sum(map(len, self._text.values())) <= self._order["output"] and self._read(end):
+                while sum(map(len, self._text.values())) <= self._order["output"] and self._read_output(end):
                     pass
             except BlockingIOError:
                 pass
-        self._cut()
+        self._cut_output()
 
-    def _cut(self) -> None:
+    def _cut_output(self) -> None:
         room = self._order["output"]
         for end in self._ends:
             del self._text[end][room:]
             room -= len(self._text[end])
 
-    def _told(self) -> bool:
+    def _is_stopped(self) -> bool:
         try:
-            said = self._resident.frame()
+            frame = self._resident.read_frame()
         except EOFError:
-            self._resident.leave()
-        return _stops(said)
+            self._resident.end_all()
+        return _is_stop(frame)
 
-    def _how(self) -> tuple[str, int]:
+    def _read_exit(self) -> tuple[str, int]:
         pid = self._pid
         if not pid:
             if (code := self._resident.session.ended()) is not None:
                 return "exit", code
-            pid = self._resident.session_is_gone()
+            pid = self._resident.take_session_pid()
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         if code >= 0:
             return "exit", code
         return ("time" if code == -signal.SIGXCPU else "signal"), code
 
-    def _over(self) -> str:
+    def _find_exceeded(self) -> str:
         from ajet_sandbox.inside import usage
 
-        tree = self._resident.tree()
-        apart = self._resident.whole_namespace
-        if self._order["watch_memory"] and usage.memory(tree, apart=apart) > self._order["memory"]:
+        tree = self._resident.list_processes()
+        has_own_network = self._resident.is_namespace_init
+        if (
+            self._order["watch_memory"]
+            and usage.measure_memory(tree, has_own_network=has_own_network) > self._order["memory"]
+        ):
             return "memory"
-        if self._order["watch_disk"] and usage.disk(".", self._order["disk"]) > self._order["disk"]:
+        if self._order["watch_disk"] and usage.measure_disk(".", self._order["disk"]) > self._order["disk"]:
             return "disk"
         return ""
 
 
-def _stops(said: dict | None) -> bool:
-    return said is not None and said.get("do") == "stop"
+def _is_stop(frame: dict | None) -> bool:
+    return frame is not None and frame.get("do") == "stop"
 
 
-def _children(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -326,14 +331,14 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _kill(pid: int) -> None:
+def _kill_process(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError:
         pass  # it has ended
 
 
-def _close(*numbers: int) -> None:
+def _close_all(*numbers: int) -> None:
     for number in numbers:
         os.close(number)
 

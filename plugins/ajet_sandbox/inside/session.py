@@ -1,7 +1,7 @@
-"""The process that keeps the state of calls that ask for it: one after the other in one namespace.
+"""The process for stateful calls: they run one after the other in one namespace.
 
-Invariant: it is user code like any other call, under the same limits; the resident believes nothing of it but a byte.
-Its memory, files and processes are limited as those of the first call; its processor seconds anew for each.
+Invariant: the session is untrusted like any call, under the same limits; the resident trusts only its exit byte.
+Memory, files and processes are limited by the first call's limits; CPU seconds anew for each call.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LINE = 20
-"""The descriptor on which a session hears."""
+"""The session's descriptor of its line."""
 
 
-class Session:
-    """The resident's side."""
+class SessionProcess:
+    """The resident's handle of the session."""
 
     def __init__(self, order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -31,38 +31,38 @@ class Session:
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
-            _serve(theirs, order, settings)
+            _serve_calls(theirs, order, settings)
         theirs.close()
 
     def begin(self, order: Mapping[str, Any], ends: tuple[int, int, int], code: bytes) -> None:
-        """Hand it a call."""
+        """Send a call to the session."""
         rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(end.to_bytes(4, "little") for end in ends))]
         self.line.sendmsg([b"!"], rights)
         self.line.sendall(pack_frame({"cpu": order["cpu"], "environment": order["environment"]}, code))
 
     def ended(self) -> int | None:
-        """The exit code of the call at hand; None where the process is gone."""
+        """Return the exit code of the current call; None if the process is gone."""
         try:
-            said = self.line.recv(1)
+            reply = self.line.recv(1)
         except OSError:
             return None
-        return said[0] if said else None
+        return reply[0] if reply else None
 
 
-def _serve(line: Any, order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _serve_calls(line: Any, order: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     try:
-        kept = os.dup2(line.detach(), _LINE, inheritable=False)
-        line = _socket.socket(fileno=kept)
+        line_fd = os.dup2(line.detach(), _LINE, inheritable=False)
+        line = _socket.socket(fileno=line_fd)
         nothing = os.dup2(os.open(os.devnull, os.O_RDWR), _LINE + 1, inheritable=False)
         for number in (0, 1, 2):
             os.dup2(nothing, number)
         os.closerange(3, _LINE)
         os.closerange(_LINE + 2, 1 << 16)
-        call.prepare(order, settings)
+        call.prepare_process(order, settings)
         while True:
-            said, rights, _, _ = line.recvmsg(1, _socket.CMSG_SPACE(12))
-            if not said:
+            word, rights, _, _ = line.recvmsg(1, _socket.CMSG_SPACE(12))
+            if not word:
                 os._exit(0)
             data = rights[0][2]
             for number in range(3):
@@ -78,7 +78,7 @@ def _serve(line: Any, order: Mapping[str, Any], settings: Mapping[str, Any]) -> 
             resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
             os.environ.clear()
             os.environ.update({**settings["environment"], **head["environment"]})
-            code = call.run(blobs[0], names, kept=True)
+            code = call.run_code(blobs[0], names, keeps_threads=True)
             for number in (0, 1, 2):
                 os.dup2(nothing, number)
             line.send(bytes([code]))

@@ -1,37 +1,37 @@
-"""What a tree of processes, and a folder, use. What has ended uses nothing."""
+"""Memory and disk usage of a process tree and a folder. Ended processes use nothing."""
 
 from __future__ import annotations
 
 import os
 
 _PIPE = 1 << 16
-"""Bytes that a pipe holds where nobody may enlarge it."""
+"""Capacity of a pipe that cannot be enlarged, in bytes."""
 _QUEUES = ("/proc/net/tcp", "/proc/net/tcp6", "/proc/net/udp", "/proc/net/udp6")
 
 
-def memory(tree: list[int], *, apart: bool) -> int:
-    """Return the bytes of memory of these processes; what they share is counted once (PSS).
+def measure_memory(tree: list[int], *, has_own_network: bool) -> int:
+    """Return the bytes of memory of the processes; shared memory counts once (PSS).
 
-    What no process maps counts, too: a memfd with its size, a pipe and a socket with the most that they can hold, and
-    what waits in connections. A process that hides this counts with all it holds and a socket for each open file.
+    Unmapped memory counts, too: a memfd with its size, a pipe and a socket with their largest capacity, and queued data
+    of connections. A process that hides its files counts with its mapped memory and a socket for each possible file.
 
     Args:
-        apart: True if the processes have a network namespace of their own, so that all its connections are theirs.
+        has_own_network: True if the processes have a network namespace, so all its connections are theirs.
     """
     total = mapped_shared = 0
     files: dict[str, int] = {}
     for pid in tree:
-        held, shared = _mapped(pid)
+        held, shared = _measure_mapped(pid)
         total += held
         mapped_shared += shared
-        files.update(_open_memory(pid))
+        files.update(_measure_open_files(pid))
     memfds = sum(size for name, size in files.items() if name.startswith("memfd"))
     others = sum(size for name, size in files.items() if not name.startswith("memfd"))
-    return total + max(0, memfds - mapped_shared) + others + (_queued() if apart else 0)
+    return total + max(0, memfds - mapped_shared) + others + (_measure_queues() if has_own_network else 0)
 
 
-def _mapped(pid: int) -> tuple[int, int]:
-    """Return what a process maps, and how much of it is shared memory."""
+def _measure_mapped(pid: int) -> tuple[int, int]:
+    """Return a process's mapped bytes, and the shared part."""
     held = shared = 0
     try:
         with open(f"/proc/{pid}/smaps_rollup") as rollup:
@@ -51,8 +51,8 @@ def _mapped(pid: int) -> tuple[int, int]:
         return 0, 0
 
 
-def _open_memory(pid: int) -> dict[str, int]:
-    """Return the memory behind the files that the threads of a process have open, by a name that is the file's own."""
+def _measure_open_files(pid: int) -> dict[str, int]:
+    """Return the memory of open files of a process's threads, by the file's own name."""
     found: dict[str, int] = {}
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -61,7 +61,7 @@ def _open_memory(pid: int) -> dict[str, int]:
                 try:
                     link = os.readlink(f"{folder}/{number}")
                     if link.startswith("socket:"):
-                        found[link] = _of_socket()
+                        found[link] = _read_socket_size()
                     elif link.startswith("pipe:"):
                         found[link] = _PIPE
                     elif link.startswith("/memfd:"):
@@ -72,20 +72,20 @@ def _open_memory(pid: int) -> dict[str, int]:
     except FileNotFoundError:
         pass  # it has ended
     except PermissionError:
-        found[f"hidden {pid}"] = _limit_of_files(pid) * _of_socket()
+        found[f"hidden {pid}"] = _read_file_limit(pid) * _read_socket_size()
     return found
 
 
-def _of_socket() -> int:
-    """Return the bytes that a socket holds where nobody may enlarge its buffers."""
+def _read_socket_size() -> int:
+    """Return the capacity of a socket whose buffers cannot be enlarged."""
     try:
-        with open("/proc/sys/net/core/wmem_default") as told:
-            return int(told.read())
+        with open("/proc/sys/net/core/wmem_default") as file:
+            return int(file.read())
     except OSError:
         return 212_992
 
 
-def _limit_of_files(pid: int) -> int:
+def _read_file_limit(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/limits") as limits:
             return next(int(row.split()[3]) for row in limits if row.startswith("Max open files"))
@@ -93,8 +93,8 @@ def _limit_of_files(pid: int) -> int:
         return 0
 
 
-def _queued() -> int:
-    """Return the bytes that wait in connections of this network namespace."""
+def _measure_queues() -> int:
+    """Return the queued bytes of connections in this network namespace."""
     total = 0
     for path in _QUEUES:
         try:
@@ -108,10 +108,11 @@ def _queued() -> int:
     return total
 
 
-def disk(folder: str, enough: int) -> int:
-    """Return the bytes of all files below `folder`, counted until they are more than `enough`; no link is followed.
+def measure_disk(folder: str, enough: int) -> int:
+    """Return the bytes of all files below `folder`, up to `enough`; links are not followed.
 
-    A folder that cannot be looked at, since it is closed or deeper than a path can be long, counts as too much."""
+    An unreadable folder (closed, or deeper than the longest path) counts as too much.
+    """
     total, todo = 0, [folder]
     while todo and total <= enough:
         try:
@@ -128,27 +129,27 @@ def disk(folder: str, enough: int) -> int:
 
 
 _GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/memory")
-"""Of a container, as it sees them: version 2 and version 1."""
+"""Control groups of a container, seen from inside: version 2 and version 1."""
 
 
-def limit() -> int:
-    """Bytes of memory that the control group of a container gives it; 0 where it sets none or cannot be seen."""
+def read_memory_limit() -> int:
+    """Return the container's memory limit in bytes; 0 if there is none or it cannot be read."""
     for path in (f"{_GROUPS[0]}/memory.max", f"{_GROUPS[1]}/memory.limit_in_bytes"):
         try:
-            with open(path) as told:
-                text = told.read().strip()
+            with open(path) as file:
+                text = file.read().strip()
         except OSError:
             continue
         return int(text) if text.isdigit() else 0
     return 0
 
 
-def killed() -> int:
-    """How many processes the kernel ended in a container for want of memory."""
+def count_killed() -> int:
+    """Return the number of processes killed in the container for lack of memory."""
     for path in (f"{_GROUPS[0]}/memory.events", f"{_GROUPS[1]}/memory.oom_control"):
         try:
-            with open(path) as told:
-                for row in told:
+            with open(path) as file:
+                for row in file:
                     if row.startswith("oom_kill "):
                         return int(row.split()[1])
         except OSError:

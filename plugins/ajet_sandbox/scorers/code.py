@@ -1,10 +1,10 @@
-"""The scorer `code`: the row's unit tests on the program that the model wrote, in a sandbox of its own.
+"""The scorer `code`: the row's unit tests on the model's program, in a sandbox.
 
-Invariant: nothing of the answer runs outside of the sandbox that `environment.sandbox` names, and one that cannot be
-made or is lost is the sandbox's failure, never a 0. A test passes only if it was run to its end: it says so with a word
-that is made anew and read after the answer's code has run, so that an answer which merely ends the program passes
-nothing. Outputs, results of calls and what statements compare with constants are compared outside of the answer's
-interpreter. Other statements run in it: a program that is written to read that word can pass them.
+Invariants: no part of the answer runs outside the sandbox of `environment.sandbox`; a missing or lost sandbox is a
+sandbox failure, never a 0. A test passes only if it ran to its end: it prints a random word, read after the answer's
+code ran, so an answer that merely exits passes nothing. Outputs, results of calls and comparisons with constants are
+evaluated outside the answer's interpreter. Other statements run inside: a program written to read the word can pass
+them.
 """
 
 from __future__ import annotations
@@ -91,22 +91,23 @@ _LEETCODE_IMPORTS = "".join(
     [f"from {module} import *\n" for module in _LEETCODE_MODULES if module not in ("random", "sys")]
     + [f"import {module}\n" for module in _LEETCODE_MODULES]
 )
-"""What LeetCode's solutions may use without an import, as LiveCodeBench's runner has it."""
+"""Names available to LeetCode's solutions without an import, as in LiveCodeBench's runner."""
 _DECIMAL = re.compile(r"[+-]?\d{0,400}\.\d{1,400}")
 _NUMBER = re.compile(r"[+-]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][+-]?\d{1,4})?")
 SECONDS = 10.0
-"""For a test, by the clock, unless told otherwise."""
+"""Default wall time of a test."""
 
 
 class CodeScorer:
-    """1 where all tests pass, else 0; `partial`: the share that passes. timeout: seconds of each test."""
+    """1 if all tests pass, else 0; `partial`: the share of passing tests. timeout: seconds per test."""
 
     def __init__(self, config: Any, partial: bool = False, timeout: float = SECONDS) -> None:
         self._maker = find_sandbox_maker(config)
         self._partial, self._timeout = partial, timeout
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
-        """No score for a row without tests. Raises JudgeFailure for tests in no known shape, SandboxFailure."""
+        """Score a reply; no score for a row without tests. Raises JudgeFailure for tests of unknown shape,
+        SandboxFailure."""
         tests = read_tests(metadata)
         if not tests:
             return Verdict(None, None, "no score: the row has no tests")
@@ -114,18 +115,20 @@ class CodeScorer:
         limits = replace(self._maker.limits, wall=self._timeout)
         sandbox = self._maker.open()
         try:
-            failed = self._failed(sandbox, tests, program, limits)
+            failed = self._find_failed_tests(sandbox, tests, program, limits)
         finally:
             sandbox.close()
         passed = len(tests) - len(failed)
-        said = f"{passed} of {len(tests)} tests passed" if self._partial or not failed else "a test failed"
-        said += f": {failed[0]}" if failed else ""
+        explanation = f"{passed} of {len(tests)} tests passed" if self._partial or not failed else "a test failed"
+        explanation += f": {failed[0]}" if failed else ""
         if self._maker.mechanism == "none":
-            said += " (run without a sandbox)"
-        return Verdict(passed / len(tests) if self._partial else float(not failed), not failed, said)
+            explanation += " (run without a sandbox)"
+        return Verdict(passed / len(tests) if self._partial else float(not failed), not failed, explanation)
 
-    def _failed(self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits) -> list[str]:
-        """Why each of those that failed did; without partial credit of the first alone."""
+    def _find_failed_tests(
+        self, sandbox: Sandbox, tests: Sequence[CodeTest], program: str, limits: Limits
+    ) -> list[str]:
+        """Return the reasons of failed tests; without partial credit only the first."""
         failed: list[str] = []
         for each in tests:
             if why := run_test(each, sandbox, program, limits):
@@ -147,25 +150,25 @@ def run_test(test: CodeTest, sandbox: Sandbox, program: str, limits: Limits) -> 
     word = secrets.token_hex(16)
     before = _LEETCODE_IMPORTS if isinstance(test, CallTest) or "Solution()" in test.code else ""
     code, assertions = split_assertions(test.code) if isinstance(test, StatementTest) else ("", [])
-    told: list[Any] = [code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
+    call: list[Any] = [code, word] if isinstance(test, StatementTest) else [test.function, test.arguments, word]
     ready = secrets.token_hex(16)
     imports = read_imports(test.code) if isinstance(test, StatementTest) else ""
-    lines = [[imports, ready], [before, program], told]
+    lines = [[imports, ready], [before, program], call]
     given = "".join(f"{json.dumps(line, default=_write_integer)}\n" for line in lines)
     driver = _STATEMENTS if isinstance(test, StatementTest) else _CALL
-    done = _run(sandbox, driver, given, limits)
+    done = _run_code(sandbox, driver, given, limits)
     if ready.encode() not in done.stdout:
         raise JudgeFailure(
-            f"the imports of the row's tests fail in the sandbox: {_why(done) or done.ended}. A Python that has the "
-            "packages is named by environment.sandbox_python"
+            f"the imports of the row's tests fail in the sandbox: {_explain_failure(done) or done.ended}. "
+            "A Python that has the packages is named by environment.sandbox_python"
         )
-    said = [line[len(word) :] for line in done.stdout.splitlines() if line.startswith(word.encode())]
-    if not done.good or not said:
-        return _why(done) or "the program ended before its test did"
-    if isinstance(test, StatementTest) and said.pop():
+    reports = [line[len(word) :] for line in done.stdout.splitlines() if line.startswith(word.encode())]
+    if not done.good or not reports:
+        return _explain_failure(done) or "the program ended before its test did"
+    if isinstance(test, StatementTest) and reports.pop():
         return "the program ended before its test did"
     try:
-        results = [load_json(each.decode()) for each in said]
+        results = [load_json(each.decode()) for each in reports]
     except ValueError:
         return "it returns something that is no JSON"
     if isinstance(test, StatementTest):
@@ -191,11 +194,11 @@ def is_same_value(given: Any, wanted: Any) -> bool:
 
 
 def _run_program(test: InputOutputTest, sandbox: Sandbox, program: str, limits: Limits) -> str:
-    """Run a whole program."""
+    """Run a complete program and compare its output."""
     code = f"{_ANY_LENGTH}del sys\nexec(compile({program!r}, 'answer.py', 'exec'), globals())\n"
-    done = _run(sandbox, code, test.given, limits)
+    done = _run_code(sandbox, code, test.given, limits)
     if not done.good:
-        return _why(done) or "it failed"
+        return _explain_failure(done) or "it failed"
     return "" if is_same_output(done.stdout.decode(errors="replace"), test.wanted) else "it prints something else"
 
 
@@ -204,7 +207,7 @@ def is_same_output(given: str, wanted: str) -> bool:
 
     White space at the ends of lines does not count. Decimal fractions may differ by a millionth of their size.
     """
-    pairs = [_lines(given), _lines(wanted)]
+    pairs = [_split_lines(given), _split_lines(wanted)]
     if pairs[0] == pairs[1]:
         return True
     one, other = ([line.split() for line in lines] for lines in pairs)
@@ -222,7 +225,7 @@ def _is_same_decimal(given: str, wanted: str) -> bool:
     return math.isfinite(one) and math.isfinite(other) and math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
 
 
-def _run(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
+def _run_code(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
     done = sandbox.python(code, stdin=given.encode(errors="replace"), limits=limits)
     if done.ended == "killed" or sandbox.lost:
         raise SandboxFailure(f"the sandbox was lost in a test: {sandbox.lost or done.ended}")
@@ -230,18 +233,18 @@ def _run(sandbox: Sandbox, code: str, given: str, limits: Limits) -> Result:
 
 
 def _write_integer(value: Any) -> dict[str, str]:
-    """An integer that JSON's writer refuses for its length."""
+    """Encode an integer that JSON's writer refuses for its length."""
     if isinstance(value, Decimal):
         return {"\0int": str(value)}
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
-def _why(done: Result) -> str:
+def _explain_failure(done: Result) -> str:
     if done.ended not in ("exit", "signal"):
         return f"a test used up its {done.ended}"
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[-1][:200] if lines else ""
 
 
-def _lines(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -94,7 +94,7 @@ class _AssertionSplitter(ast.NodeTransformer):
         self._always: set[int] = set()
 
     def visit_Module(self, node: ast.Module) -> ast.AST:
-        self._mark(node.body)
+        self._mark_always_run(node.body)
         return self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -102,7 +102,7 @@ class _AssertionSplitter(ast.NodeTransformer):
             return node  # it may be skipped, or expected to fail
         may_end_early = any(isinstance(each, ast.Return) for each in ast.walk(node)) or "skip" in ast.unparse(node)
         if (node.name == "check" or node.name.startswith("test")) and not may_end_early:
-            self._mark(node.body)
+            self._mark_always_run(node.body)
         return self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -119,19 +119,21 @@ class _AssertionSplitter(ast.NodeTransformer):
         test = node.test
         if not isinstance(test, ast.Compare) or len(test.ops) != 1 or type(test.ops[0]) not in _OPERATORS:
             return node
-        return self._replace(node, _OPERATORS[type(test.ops[0])], test.left, test.comparators[0])
+        return self._replace_assertion(node, _OPERATORS[type(test.ops[0])], test.left, test.comparators[0])
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST:
         call = node.value
         is_equal = isinstance(call, ast.Call) and ast.unparse(call.func) == "self.assertEqual"
         if not isinstance(call, ast.Call) or not is_equal or len(call.args) < 2:
             return node
-        return self._replace(node, operator.eq, call.args[0], call.args[1])
+        return self._replace_assertion(node, operator.eq, call.args[0], call.args[1])
 
-    def _mark(self, body: list[ast.stmt]) -> None:
+    def _mark_always_run(self, body: list[ast.stmt]) -> None:
         self._always |= {id(each) for each in body}
 
-    def _replace(self, node: ast.stmt, compare: Callable[[Any, Any], bool], one: ast.expr, other: ast.expr) -> ast.stmt:
+    def _replace_assertion(
+        self, node: ast.stmt, compare: Callable[[Any, Any], bool], one: ast.expr, other: ast.expr
+    ) -> ast.stmt:
         stated, constants = one, _read_constant(other)
         if not constants:
             stated, constants = other, _read_constant(one)

@@ -116,26 +116,26 @@ class _FieldReader:
 
     def __init__(self, row: Mapping[str, Any], field: str) -> None:
         self._row, self._field = row, field
-        setup = [*self._texts("test_imports"), *self._texts("test_setup_code")]
+        setup = [*self._read_texts("test_imports"), *self._read_texts("test_setup_code")]
         self._setup = "".join(f"{each}\n" for each in setup)
 
     def read(self, value: Any) -> Iterator[CodeTest]:
         if isinstance(value, str):
-            if (decoded := self._decode(value)) is not None:
+            if (decoded := self._decode_text(value)) is not None:
                 yield from self.read(decoded)
             elif value.strip() not in ("", "null", "None"):
-                yield StatementTest(self._setup + self._checked(value))
+                yield StatementTest(self._setup + self._add_calls(value))
         elif isinstance(value, Mapping):
             yield from self._read_mapping(value)
         elif isinstance(value, (list, tuple)):
             for each in value:
                 if not isinstance(each, (str, Mapping)) or not each:
-                    self._refuse(f"one of them is {each!r:.80}")
+                    self._raise_failure(f"one of them is {each!r:.80}")
                 yield from self.read(each)
         elif value is not None:
-            self._refuse(f"they are {value!r:.80}")
+            self._raise_failure(f"they are {value!r:.80}")
 
-    def _decode(self, text: str) -> Any:
+    def _decode_text(self, text: str) -> Any:
         """JSON text, Python text of a list, or LiveCodeBench's compressed form; None for statements."""
         start = text.lstrip()[:1]
         if start in "[{" and start:
@@ -146,15 +146,15 @@ class _FieldReader:
             try:
                 return ast.literal_eval(text.strip())
             except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-                self._refuse("they begin as JSON or a Python list and are neither")
+                self._raise_failure("they begin as JSON or a Python list and are neither")
         if start == '"':
             try:
                 return load_json(text)
             except ValueError:
                 return None
-        return self._decompress(text) if re.fullmatch(r"\s*eJ[A-Za-z0-9+/\s]{16,}=*\s*", text) else None
+        return self._decompress_text(text) if re.fullmatch(r"\s*eJ[A-Za-z0-9+/\s]{16,}=*\s*", text) else None
 
-    def _decompress(self, text: str) -> Any:
+    def _decompress_text(self, text: str) -> Any:
         """base64 of zlib of a pickled JSON text. Nothing but a text is unpickled."""
         try:
             opened = zlib.decompressobj()
@@ -170,14 +170,14 @@ class _FieldReader:
             IndexError,
             KeyError,
         ) as error:
-            self._refuse(f"they are compressed, and cannot be read: {error}")
+            self._raise_failure(f"they are compressed, and cannot be read: {error}")
 
     def _read_mapping(self, value: Mapping[str, Any]) -> Iterator[CodeTest]:
         if not value:
             return
         language = str(value.get("language") or "python").lower()
         if not language.startswith(("python", "py")):
-            self._refuse(f"they are in {language}")
+            self._raise_failure(f"they are in {language}")
         if "assert_case" in value:
             yield from self.read(value["assert_case"])
             return
@@ -190,29 +190,29 @@ class _FieldReader:
                 given, wanted = value[one], value[other]
                 break
         else:
-            self._refuse(f"a case has {', '.join(map(str, value))}")
+            self._raise_failure(f"a case has {', '.join(map(str, value))}")
         function = self._function_of(value)
         several = one == "inputs" or (not function and isinstance(given, (list, tuple)) and len(value) == 2)
         if not several:
-            yield self._case(given, wanted, function)
+            yield self._build_case(given, wanted, function)
             return
         if not isinstance(given, (list, tuple)) or not isinstance(wanted, (list, tuple)) or len(given) != len(wanted):
-            self._refuse("they need as many outputs as inputs")
+            self._raise_failure("they need as many outputs as inputs")
         for pair in zip(given, wanted, strict=True):
-            yield self._case(*pair, function)
+            yield self._build_case(*pair, function)
 
-    def _case(self, given: Any, wanted: Any, function: str) -> CodeTest:
+    def _build_case(self, given: Any, wanted: Any, function: str) -> CodeTest:
         if not function:
-            return InputOutputTest(self._lines(given), self._lines(wanted))
+            return InputOutputTest(self._join_lines(given), self._join_lines(wanted))
         if isinstance(given, (list, tuple)):
             return CallTest(function, list(given), wanted, is_wrapped=True)
         if not isinstance(given, str) or not isinstance(wanted, str):
-            self._refuse(f"the arguments of {function} are {given!r:.80}")
+            self._raise_failure(f"the arguments of {function} are {given!r:.80}")
         try:
             arguments = [load_json(line) for line in given.split("\n") if line.strip()]
             return CallTest(function, arguments, load_json(wanted), is_wrapped=False)
         except ValueError as error:
-            self._refuse(f"arguments or result of {function} are not JSON: {error}")
+            self._raise_failure(f"arguments or result of {function} are not JSON: {error}")
 
     def _function_of(self, value: Mapping[str, Any]) -> str:
         """Name of the function that cases call; "" for standard input."""
@@ -230,31 +230,31 @@ class _FieldReader:
                 name = name or about.get("func_name") or ""
         name = str(name or self._row.get("fn_name") or "")
         if not name.isidentifier():
-            self._refuse(f"they call a function whose name is {name!r:.80}")
+            self._raise_failure(f"they call a function whose name is {name!r:.80}")
         return name
 
-    def _lines(self, value: Any) -> str:
+    def _join_lines(self, value: Any) -> str:
         """Standard input or output; a list is its lines."""
         if isinstance(value, (list, tuple)):
-            return "\n".join(self._lines(each) for each in value)
+            return "\n".join(self._join_lines(each) for each in value)
         if isinstance(value, (str, int, float, Decimal)) and not isinstance(value, bool):
             return str(value)
-        self._refuse(f"an input or output is {value!r:.80}")
+        self._raise_failure(f"an input or output is {value!r:.80}")
 
-    def _texts(self, field: str) -> Sequence[str]:
+    def _read_texts(self, field: str) -> Sequence[str]:
         value = self._row.get(field)
         if isinstance(value, str) and value.lstrip().startswith("["):
-            value = self._decode(value)
+            value = self._decode_text(value)
         found = [value] if isinstance(value, str) else list(value or ())
         if not all(isinstance(each, str) for each in found):
-            self._refuse(f"{field} is {value!r:.80}")
+            self._raise_failure(f"{field} is {value!r:.80}")
         return found
 
-    def _checked(self, code: str) -> str:
+    def _add_calls(self, code: str) -> str:
         """The statements, with the calls that run their checks. Refuses those that cannot fail."""
         tree = parse_python(code)
         if tree is None:
-            self._refuse(f"they are no Python: {code.strip()[:80]!r}")
+            self._raise_failure(f"they are no Python: {code.strip()[:80]!r}")
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         run = [node for node in tree.body if not isinstance(node, _DEFINITIONS) and not _is_main_guard(node)]
         called = {each.func.id for node in run for each in ast.walk(node)
@@ -268,7 +268,7 @@ class _FieldReader:
             calls += self._calls_of(node, called)
         can_fail = [name in called and _has_check(function) for name, function in functions.items()]
         if not (any(map(_has_check, run)) or any(can_fail) or any(not each.startswith("check(") for each in calls)):
-            self._refuse(f"they check nothing that runs: {code.strip()[:80]!r}")
+            self._raise_failure(f"they check nothing that runs: {code.strip()[:80]!r}")
         return "\n".join([code, *calls])
 
     def _calls_of(self, node: ast.stmt, called: set[str]) -> list[str]:
@@ -292,7 +292,7 @@ class _FieldReader:
                 return []
             return [_RUN_UNITTEST.format(name=node.name)]
         if any(each.name.startswith(("setup", "teardown")) for each in methods):
-            self._refuse(f"{node.name} needs pytest's setup")
+            self._raise_failure(f"{node.name} needs pytest's setup")
         for method in tests:
             self._require_plain(method, 1)
         return [f"{node.name}().{method.name}()" for method in tests]
@@ -300,11 +300,11 @@ class _FieldReader:
     def _require_plain(self, node: ast.FunctionDef | ast.AsyncFunctionDef, own: int) -> None:
         wanted = node.args.posonlyargs + node.args.args
         if len(wanted) - len(node.args.defaults) > own or isinstance(node, ast.AsyncFunctionDef):
-            self._refuse(f"{node.name} needs pytest (fixtures, parameters or async)")
+            self._raise_failure(f"{node.name} needs pytest (fixtures, parameters or async)")
         if not _has_check(node):
-            self._refuse(f"{node.name} checks nothing")
+            self._raise_failure(f"{node.name} checks nothing")
 
-    def _refuse(self, why: str) -> NoReturn:
+    def _raise_failure(self, why: str) -> NoReturn:
         raise JudgeFailure(
             f"the row's {self._field}: {why}. Expected statements that raise, cases with input and output, or "
             "inputs and outputs (docs/scorers.md lists the data sets)"
@@ -344,12 +344,12 @@ def _has_check(node: ast.AST) -> bool:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if _CHECK_NAME.search(name):
             return True
-    if isinstance(node, ast.Try) and _swallows(node):
+    if isinstance(node, ast.Try) and _catches_failure(node):
         return any(map(_has_check, [*node.orelse, *node.finalbody]))
     return any(map(_has_check, ast.iter_child_nodes(node)))
 
 
-def _swallows(node: ast.Try) -> bool:
+def _catches_failure(node: ast.Try) -> bool:
     """True if a failed assertion in its body is caught and not raised again."""
     for handler in node.handlers:
         caught = ast.unparse(handler.type) if handler.type is not None else "BaseException"

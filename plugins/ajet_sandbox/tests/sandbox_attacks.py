@@ -20,7 +20,7 @@ from ajet.schema.errors import SandboxFailure
 from ajet.schema.sandbox import Limits, Result, UnsafePathError
 from ajet_sandbox.choose import open_sandbox
 from ajet_sandbox.tests.attack_targets import SECRET, Targets, targets
-from ajet_sandbox.warm import Warm
+from ajet_sandbox.warm import WarmSandbox
 
 MIB = 1 << 20
 LIMITS = Limits(wall=4, cpu=1, memory=96 * MIB, processes=24, files=64, disk=16 * MIB, output=64 * 1024)
@@ -43,7 +43,7 @@ class Verdict:
         return self.outcome != "got through"
 
 
-Attack = Callable[[Warm, Targets], Verdict]
+Attack = Callable[[WarmSandbox, Targets], Verdict]
 ATTACKS: dict[str, Attack] = {}
 REACHES: dict[str, Callable[[Targets], str]] = {}
 """Those of them that reach for what is outside, as programs: each prints what it got hold of (`reached`)."""
@@ -60,7 +60,7 @@ def attack(name: str) -> Callable[[Attack], Attack]:
     return keep
 
 
-def run_attacks(box: Warm, targets: Targets, names: list[str] | None = None) -> list[Verdict]:
+def run_attacks(box: WarmSandbox, targets: Targets, names: list[str] | None = None) -> list[Verdict]:
     """Run all attacks, one after the other, on one sandbox that was opened with LIMITS."""
     return [ATTACKS[name](box, targets) for name in names or ATTACKS]
 
@@ -80,7 +80,7 @@ def _reaches(name: str, code: Callable[[Targets], str]) -> None:
     REACHES[name] = program
 
     @attack(name)
-    def tries(box: Warm, targets: Targets) -> Verdict:
+    def tries(box: WarmSandbox, targets: Targets) -> Verdict:
         done = box.python(program(targets))
         text = done.stdout.decode(errors="replace").strip()
         through = reached(text)
@@ -326,7 +326,7 @@ while True: pass
 
 
 @attack("a link that is read from outside")
-def _link(box: Warm, targets: Targets) -> Verdict:
+def _link(box: WarmSandbox, targets: Targets) -> Verdict:
     name = "a link that is read from outside"
     box.python(f"import os\nos.symlink({targets.file!r}, 'result')\nos.symlink({targets.folder!r}, 'results')")
     for path in ("result", f"results/{targets.file.rpartition('/')[2]}"):
@@ -339,7 +339,7 @@ def _link(box: Warm, targets: Targets) -> Verdict:
 
 
 @attack("a daemon that stays")
-def _daemon(box: Warm, targets: Targets) -> Verdict:
+def _daemon(box: WarmSandbox, targets: Targets) -> Verdict:
     name = "a daemon that stays"
     box.python(_DAEMON)
     before = _size(box, "beat")
@@ -349,59 +349,59 @@ def _daemon(box: Warm, targets: Targets) -> Verdict:
 
 
 @attack("a fork bomb")
-def _forks(box: Warm, targets: Targets) -> Verdict:
+def _forks(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.python(_FORKS)
     return _within("a fork bomb", _number(done), LIMITS.processes, LIMITS.processes, "processes", done)
 
 
 @attack("memory in one process")
-def _memory(box: Warm, targets: Targets) -> Verdict:
+def _memory(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.python(_MEMORY)
     used = max(map(int, done.stdout.split()), default=0) * 8 * MIB
     return _within("memory in one process", used, LIMITS.memory, LIMITS.memory + SLACK, "", done)
 
 
 @attack("memory in four processes")
-def _memories(box: Warm, targets: Targets) -> Verdict:
+def _memories(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.python(_MEMORIES)
     return _added_up("memory in four processes", box, len(done.stdout.split()) * 8 * MIB, done)
 
 
-def _added_up(name: str, box: Warm, used: int, done: Result) -> Verdict:
+def _added_up(name: str, box: WarmSandbox, used: int, done: Result) -> Verdict:
     """The verdict about memory that only a sum over the processes shows."""
     shown = f"{used >> 20} MB used of {LIMITS.memory >> 20}"
     if done.ended == "memory":  # a look may come late: more can have been used than was said
-        return Verdict(name, "held") if box.memory_held else Verdict(name, "held within", shown)
+        return Verdict(name, "held") if box.is_memory_held else Verdict(name, "held within", shown)
     return Verdict(name, "held") if used <= LIMITS.memory else Verdict(name, "got through", shown)
 
 
 @attack("memory in memfds")
-def _memfds(box: Warm, targets: Targets) -> Verdict:
+def _memfds(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.python(_MEMFDS)
     return _added_up("memory in memfds", box, len(done.stdout.split()) * 8 * MIB, done)
 
 
 @attack("memory in socket buffers")
-def _buffers(box: Warm, targets: Targets) -> Verdict:
+def _buffers(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.python(_BUFFERS)
     return _added_up("memory in socket buffers", box, sum(map(int, done.stdout.split())), done)
 
 
 @attack("memory in pipes")
-def _pipes(box: Warm, targets: Targets) -> Verdict:
+def _pipes(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.python(_PIPES)
     return _added_up("memory in pipes", box, sum(map(int, done.stdout.split())), done)
 
 
 @attack("one big file")
-def _file(box: Warm, targets: Targets) -> Verdict:
+def _file(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.python(_FILE)
     box.run(["sh", "-c", "rm -f big"])  # what was ended for its disk has not done so
     return _within("one big file", _number(done), LIMITS.disk, LIMITS.disk, "", done)
 
 
 @attack("many files")
-def _files(box: Warm, targets: Targets) -> Verdict:
+def _files(box: WarmSandbox, targets: Targets) -> Verdict:
     name = "many files"
     done = box.python(_FILES)
     used = max(map(int, done.stdout.split()), default=0)
@@ -414,21 +414,21 @@ def _files(box: Warm, targets: Targets) -> Verdict:
 
 
 @attack("an endless loop")
-def _loop(box: Warm, targets: Targets) -> Verdict:
+def _loop(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.python(_LOOP, limits=replace(LIMITS, wall=0.6))
     held = done.ended in ("time", "signal") and done.seconds < LIMITS.wall
     return Verdict("an endless loop", "held" if held else "got through", "" if held else done.ended)
 
 
 @attack("a flood of output")
-def _flood(box: Warm, targets: Targets) -> Verdict:
+def _flood(box: WarmSandbox, targets: Targets) -> Verdict:
     done = box.run(["sh", "-c", "yes"])
     size = len(done.stdout) + len(done.stderr)
     return _within("a flood of output", size, LIMITS.output, LIMITS.output, "bytes", done)
 
 
 @attack("the end of what keeps the sandbox")
-def _kill(box: Warm, targets: Targets) -> Verdict:
+def _kill(box: WarmSandbox, targets: Targets) -> Verdict:
     name = "the end of what keeps the sandbox"
     try:
         # looked up once: after the first signal its parent may be whoever adopts orphans on this machine
@@ -455,7 +455,7 @@ def _number(done: Result) -> int:
     return 0 if done.ended in ("memory", "signal", "time", "disk") else -1
 
 
-def _size(box: Warm, path: str) -> int:
+def _size(box: WarmSandbox, path: str) -> int:
     try:
         return len(box.read(path, MIB))
     except FileNotFoundError:

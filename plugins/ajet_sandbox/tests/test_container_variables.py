@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 
-from ajet_sandbox.engine import given
+from ajet_sandbox.engine import pass_variables
 
 
 def test_values_stand_in_the_file_as_they_are_and_those_that_it_cannot_hold_beside_it() -> None:
     held = {"EMPTY": "", "QUOTED": "'it' = \"x\" #1 ", "LONG": "x" * 29_000, "SIGNS": "字" * 9_000}
     beside = {"LINES": "one\ntwo", "RETURN": "one\r", "WIDE": "字" * 22_000}
-    found = given({**held, **beside})
+    found = pass_variables({**held, **beside})
     try:
         with open(found.descriptor, encoding="utf-8", closefd=False) as file:
             lines = file.read().splitlines()

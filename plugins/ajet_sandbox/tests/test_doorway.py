@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_sandbox.doorway import sweep
+from ajet_sandbox.doorway import remove_dead_doors
 
 
 def _fill_backlog(path: Path) -> list[socket.socket]:
@@ -39,7 +39,7 @@ def test_sweep_passes_sockets_with_full_backlog(monkeypatch: pytest.MonkeyPatch,
             dead.bind(str(left / "gateway"))
         os.chown(folder, owner, -1)
         begun = time.monotonic()
-        sweep("door-", "gateway")
+        remove_dead_doors("door-", "gateway")
         assert time.monotonic() - begun < 5
         assert folder.exists() and not left.exists()
         for each in sockets:

@@ -11,7 +11,7 @@ import pytest
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.cgroup import ControlGroup
 from ajet_sandbox.choose import open_sandbox
-from ajet_sandbox.warm import Warm
+from ajet_sandbox.warm import WarmSandbox
 from tests.sandbox_fixtures import require
 
 MIB = 1 << 20
@@ -56,7 +56,7 @@ time.sleep(1)
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
-def watched(request: pytest.FixtureRequest) -> Iterator[Warm]:
+def watched(request: pytest.FixtureRequest) -> Iterator[WarmSandbox]:
     """A sandbox without a control group."""
     require(request.param)
     box = open_sandbox(request.param, LIMITS, cgroups=False)
@@ -64,22 +64,22 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Warm]:
     box.close()
 
 
-def test_process_cannot_hide_from_watch(watched: Warm) -> None:
+def test_process_cannot_hide_from_watch(watched: WarmSandbox) -> None:
     assert watched.python(HIDES).stdout == b"-1\n"
 
 
-def test_socket_buffers_do_not_grow_where_counted(watched: Warm) -> None:
+def test_socket_buffers_do_not_grow_where_counted(watched: WarmSandbox) -> None:
     done = watched.python(GROWS)
     assert done.stdout == b"True\n1\n", done.stderr
 
 
-def test_full_connections_count_as_memory(watched: Warm) -> None:
+def test_full_connections_count_as_memory(watched: WarmSandbox) -> None:
     if watched.mechanism == "landlock":
         pytest.skip("it has no connections")
     assert watched.python(CONNECTIONS).ended == "memory"
 
 
-def test_usual_programs_run_where_counted(watched: Warm) -> None:
+def test_usual_programs_run_where_counted(watched: WarmSandbox) -> None:
     loop = "import asyncio, subprocess\nasyncio.run(asyncio.sleep(0))\nprint(subprocess.check_output(['echo', 'x']))"
     many = "from multiprocessing import Pool\nwith Pool(4) as pool: print(sum(pool.map(abs, range(-9, 1))))"
     assert watched.python(loop).good
@@ -95,10 +95,10 @@ def test_control_group_that_takes_nobody_is_replaced(monkeypatch: pytest.MonkeyP
     def refuses(self: ControlGroup, pid: int) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(ControlGroup, "take", refuses)
+    monkeypatch.setattr(ControlGroup, "add_process", refuses)
     box = open_sandbox("landlock", LIMITS)
     try:
-        assert not box.memory_held
+        assert not box.is_memory_held
         assert box.python(MEMFDS).ended == "exit" and b"not implemented" in box.python(MEMFDS).stderr
     finally:
         box.close()
@@ -108,7 +108,7 @@ def test_smaller_limit_of_one_call_counts_memfds() -> None:
     require("bubblewrap")
     box = open_sandbox("bubblewrap", LIMITS)
     try:
-        if not box.memory_held:
+        if not box.is_memory_held:
             pytest.skip("no control group here")
         small = Limits(wall=20, cpu=10, memory=24 * MIB, processes=24, files=64, disk=16 * MIB)
         assert box.python(MEMFDS, limits=small).ended == "memory"

@@ -16,10 +16,10 @@ from ajet.record.held_folder import make_workdir
 from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.sandbox import Limits
-from ajet_sandbox.choose import ENGINES, tried
-from ajet_sandbox.identity import fresh_uid
-from ajet_sandbox.isolation import Box, Door
-from ajet_sandbox.program import Walls, walled_program
+from ajet_sandbox.choose import ENGINES, try_mechanism
+from ajet_sandbox.identity import choose_uid
+from ajet_sandbox.isolation import GatewayDoor, WorkerSandbox
+from ajet_sandbox.program import Walls, wall_program
 from ajet_sandbox.tests.attack_targets import targets
 from ajet_sandbox.tests.sandbox_attacks import ATTACKS, REACHES, reached, verdicts
 from tests.container_fixtures import IMAGE
@@ -52,7 +52,7 @@ def held(found: dict[str, tuple[str, str]], *, watched: bool) -> None:
 def test_as_this_user(mechanism: str) -> None:
     require(mechanism)
     image = IMAGE if mechanism in ENGINES else None
-    trial = tried(mechanism, image)
+    trial = try_mechanism(mechanism, image)
     assert trial.works, trial.why
     held(verdicts(mechanism, image=image), watched=trial.memory_held_by == "a watcher")
 
@@ -94,8 +94,8 @@ print(json.dumps(said))
 
 def of_a_tool_server(command: list[str], shown: Path, work: Path) -> str:
     """What a command says as a confined tool server, or a confined service, is started."""
-    uid = fresh_uid()
-    wall = walled_program(command, Walls(make_workdir(work, "work", uid), (shown,), uid), {})
+    uid = choose_uid()
+    wall = wall_program(command, Walls(make_workdir(work, "work", uid), (shown,), uid), {})
     try:
         done = subprocess.run(
             wall.argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, env={}, cwd="/",
@@ -110,12 +110,14 @@ def of_a_tool_server(command: list[str], shown: Path, work: Path) -> str:
 
 def of_a_workflow(command: list[str], shown: Path, work: Path) -> str:
     """What a command says in a sandbox of `rollout.isolation: sandbox`."""
-    door = Door("http://127.0.0.1:9/v1")
+    door = GatewayDoor("http://127.0.0.1:9/v1")
     said, says = os.pipe()
     try:
         ambient = Endpoint("http://127.0.0.1:9/v1", "key")
-        box = Box(WorkerSetup("flow.py->Never", shown, (), ambient), door.path, "http://127.0.0.1:9", LIMITS_OF_ITS_OWN)
-        started = box._started(command, says, ())
+        box = WorkerSandbox(
+            WorkerSetup("flow.py->Never", shown, (), ambient), door.path, "http://127.0.0.1:9", LIMITS_OF_ITS_OWN
+        )
+        started = box._start_process(command, says, ())
         os.close(says)
         with open(said, closefd=False) as words:
             text = words.read()

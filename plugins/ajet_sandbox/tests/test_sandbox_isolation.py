@@ -27,7 +27,7 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.sandbox import Limits
 from ajet_sandbox import isolation as sandbox
 from ajet_sandbox import walls
-from ajet_sandbox.identity import fresh_uid
+from ajet_sandbox.identity import choose_uid
 from tests.sandbox_fixtures import require
 from tests.support.rollouts import stage, time_is_up
 from tests.waiting import until
@@ -192,7 +192,7 @@ def test_a_workflow_imports_code_of_plugins(project: Path) -> None:
 def test_every_package_of_ajet_is_shown(tmp_path: Path) -> None:
     """Its folders alone, where no folder on the path holds them."""
     address = Endpoint("http://127.0.0.1:9/v1", "")
-    box = sandbox.Box(WorkerSetup("flow.py->W", tmp_path, (), address), "", "", Limits())
+    box = sandbox.WorkerSandbox(WorkerSetup("flow.py->W", tmp_path, (), address), "", "", Limits())
     shown = [Path(each) for each in box.find_shown().folders]
     names = {each.name for each in list_package_roots()}
     assert {"ajet", "ajet_sandbox", "ajet_verl"} <= names
@@ -245,7 +245,7 @@ def test_a_killed_run_leaves_no_sandbox(project: Path, short: Path, monkeypatch:
     assert its and until(lambda: not any(one.is_running() for one in its) and not _running("654.321"))
     (left,) = short.glob("ajet-door-*")
     monkeypatch.setattr(tempfile, "tempdir", str(short))
-    other = sandbox.Door("http://127.0.0.1:9/v1")
+    other = sandbox.GatewayDoor("http://127.0.0.1:9/v1")
     assert not left.exists()
     other.close()
 
@@ -282,17 +282,17 @@ def test_what_the_machine_or_the_experiment_lacks_is_said_at_launch(
     with monkeypatch.context() as patch, pytest.raises(ConfigError, match="holds a person's whole home"):
         patch.setenv("HOME", str(tmp_path / "me"))
         opened(tmp_path, {})()
-    monkeypatch.setattr(walls, "bubblewrap_program", lambda: None)
+    monkeypatch.setattr(walls, "find_bubblewrap", lambda: None)
     with pytest.raises(ConfigError, match="No sandbox for workflows here: bubblewrap is not installed"):
         opened(tmp_path, {})()
 
 
 def test_memory_limit_that_cannot_be_held_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "control_group", lambda limits: None)
+    monkeypatch.setattr(sandbox, "make_control_group", lambda limits: None)
     with pytest.raises(ConfigError, match="no control group") as refused:
         opened(tmp_path, {"environment": {"sandbox_limits": {"memory": 300}}})()
     assert "experiment.yaml:" in refused.value.where and "sandbox_limits.memory" in (refused.value.expected or "")
-    monkeypatch.setattr(walls, "bubblewrap_program", lambda: None)
+    monkeypatch.setattr(walls, "find_bubblewrap", lambda: None)
     for own in ({}, {"environment": {"sandbox_limits": {"processes": 20}}}):
         with pytest.raises(ConfigError, match="bubblewrap is not installed"):
             opened(tmp_path, own)()
@@ -300,7 +300,7 @@ def test_memory_limit_that_cannot_be_held_is_refused(tmp_path: Path, monkeypatch
 
 def test_a_project_folder_that_its_user_cannot_read_is_said_at_launch(tmp_path: Path) -> None:
     require("bubblewrap")
-    if fresh_uid() is None:
+    if choose_uid() is None:
         pytest.skip("sandboxes have no user of their own here")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -313,7 +313,7 @@ def test_a_folder_for_sockets_with_too_long_a_name_is_said(tmp_path: Path, monke
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with pytest.raises(ConfigError, match="door to the gateway cannot be made") as refused:
-        sandbox.Door("http://127.0.0.1:1/v1")
+        sandbox.GatewayDoor("http://127.0.0.1:1/v1")
     assert "TMPDIR" in refused.value.do and list(long.iterdir()) == []
 
 
@@ -322,18 +322,18 @@ def test_a_door_that_is_being_made_is_not_swept_away_by_another_run(monkeypatch:
 
     def listens(one: socket.socket, backlog: int) -> None:
         if one.family == socket.AF_UNIX:
-            sandbox.sweep(sandbox._FOLDERS, "gateway")  # as another process that begins now
+            sandbox.remove_dead_doors(sandbox._FOLDERS, "gateway")  # as another process that begins now
         listen(one, backlog)
 
     monkeypatch.setattr(socket.socket, "listen", listens)
-    door = sandbox.Door("http://127.0.0.1:1/v1")
+    door = sandbox.GatewayDoor("http://127.0.0.1:1/v1")
     assert Path(door.path).exists()
     door.close()
 
 
 def test_a_door_that_is_shut_before_somebody_in_it_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gateway, socket.socket(socket.AF_UNIX) as guest:
-        door = sandbox.Door(f"http://127.0.0.1:{gateway.getsockname()[1]}/v1")
+        door = sandbox.GatewayDoor(f"http://127.0.0.1:{gateway.getsockname()[1]}/v1")
         guest.connect(door.path)
         there, _ = gateway.accept()
         guest.sendall(b"?")
@@ -348,7 +348,7 @@ def test_a_door_may_be_closed_before_anybody_stands_behind_it(monkeypatch: pytes
     raised: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     for _ in range(30):
-        door = sandbox.Door("http://127.0.0.1:1/v1")
+        door = sandbox.GatewayDoor("http://127.0.0.1:1/v1")
         door.close()
         assert not Path(door.path).parent.exists()
     assert not raised

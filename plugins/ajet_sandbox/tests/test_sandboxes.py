@@ -24,12 +24,12 @@ from ajet.schema.errors import ConfigError, SandboxFailure
 from ajet.schema.frames import FrameError, FrameReader, pack_frame
 from ajet.schema.sandbox import Limits, UnsafePathError
 from ajet_sandbox import engine as engine_room
-from ajet_sandbox.bubblewrap import Bubblewrap
-from ajet_sandbox.cgroup import control_group
-from ajet_sandbox.choose import ENGINES, Maker, open_sandbox, tried
-from ajet_sandbox.engine import LABEL, swept
-from ajet_sandbox.landlock import Landlock, Unconfined
-from ajet_sandbox.warm import Warm
+from ajet_sandbox.bubblewrap import BubblewrapSandbox
+from ajet_sandbox.cgroup import make_control_group
+from ajet_sandbox.choose import ENGINES, ExperimentSandboxMaker, open_sandbox, try_mechanism
+from ajet_sandbox.engine import LABEL, remove_dead_containers
+from ajet_sandbox.landlock import LandlockSandbox, UnconfinedSandbox
+from ajet_sandbox.warm import WarmSandbox
 from tests.container_fixtures import IMAGE, PACKAGE
 from tests.sandbox_fixtures import require
 
@@ -44,14 +44,16 @@ DOCKER = pytest.param("docker", marks=pytest.mark.extra_slow)
 
 
 @pytest.fixture(scope="module", params=["bubblewrap", "landlock", "podman", DOCKER, "none"])
-def box(request: pytest.FixtureRequest) -> Iterator[Warm]:
+def box(request: pytest.FixtureRequest) -> Iterator[WarmSandbox]:
     require(request.param)
     sandbox = open_sandbox(request.param, LIMITS, image=IMAGE if request.param in ENGINES else None)
     yield sandbox
     sandbox.close()
 
 
-def test_code_has_its_input_its_environment_and_nothing_of_ours(box: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_has_its_input_its_environment_and_nothing_of_ours(
+    box: WarmSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AJET_SECRET", "open sesame")
     code = "import os, sys; print(sorted(os.environ), os.environ['ASKED'], sys.stdin.read(), os.getcwd())"
     done = box.python(code, stdin=b"hi", environment={"ASKED": "yes"})
@@ -62,7 +64,7 @@ def test_code_has_its_input_its_environment_and_nothing_of_ours(box: Warm, monke
     assert set(eval(names + "]")) <= {"PATH", "HOME", "TMPDIR", "LANG", "USER", "ASKED"}
 
 
-def test_commands_and_exit_codes(box: Warm) -> None:
+def test_commands_and_exit_codes(box: WarmSandbox) -> None:
     done = box.run(["sh", "-c", "cat; echo err >&2; exit 3"], stdin=b"in")
     assert (done.stdout, done.stderr, done.code, done.ended) == (b"in", b"err\n", 3, "exit")
     assert box.run(["no-such-program"]).code == 127
@@ -71,7 +73,7 @@ def test_commands_and_exit_codes(box: Warm) -> None:
     assert broken.code == 1 and broken.stderr.startswith(b'Traceback (most recent call last):\n  File "<code>", line 3')
 
 
-def test_why_a_call_ended(box: Warm) -> None:
+def test_why_a_call_ended(box: WarmSandbox) -> None:
     few = Limits(wall=0.3, cpu=5, output=20_000, disk=LIMITS.disk)
     assert box.python("import time; time.sleep(60)", limits=few).ended == "time"
     loud = box.python("while True: print('x' * 1000)")
@@ -80,14 +82,14 @@ def test_why_a_call_ended(box: Warm) -> None:
     assert box.python("print(1)").good
 
 
-def test_processor_seconds(box: Warm) -> None:
+def test_processor_seconds(box: WarmSandbox) -> None:
     if box.mechanism != "landlock":
         pytest.skip("one will do: the limit is set by the same line")
     done = box.python("while True: pass", limits=Limits(wall=600, cpu=1))
     assert done.ended == "time" and 0.9 < done.seconds < 600
 
 
-def test_state_is_kept_only_for_those_who_ask(box: Warm) -> None:
+def test_state_is_kept_only_for_those_who_ask(box: WarmSandbox) -> None:
     assert box.python("x = 1", keep=True).kept
     assert box.python("print(x)").code == 1
     assert box.python("x += 1; print(x)", keep=True).stdout == b"2\n"
@@ -97,7 +99,7 @@ def test_state_is_kept_only_for_those_who_ask(box: Warm) -> None:
 
 
 @pytest.mark.parametrize("calls", [3, pytest.param(1000, marks=pytest.mark.extra_slow)])
-def test_nothing_of_a_call_outlives_it(box: Warm, calls: int) -> None:
+def test_nothing_of_a_call_outlives_it(box: WarmSandbox, calls: int) -> None:
     daemon = "import os, time\nfor _ in range(2):\n    if os.fork(): os._exit(0)\n    os.setsid()\ntime.sleep(3600)"
     before = set(psutil.Process().children(recursive=True))
     for _ in range(calls):
@@ -110,7 +112,7 @@ def test_nothing_of_a_call_outlives_it(box: Warm, calls: int) -> None:
     assert len(left) <= 1  # the session
 
 
-def test_files_go_in_and_out_and_never_over_links(box: Warm) -> None:
+def test_files_go_in_and_out_and_never_over_links(box: WarmSandbox) -> None:
     box.put("a/b.txt", b"hello")
     assert box.run(["sh", "-c", "cat a/b.txt; echo more >> a/b.txt"]).stdout == b"hello"
     assert box.read("a/b.txt", 100) == b"hellomore\n" and box.read("a/b.txt", 3) == b"hel"
@@ -125,8 +127,8 @@ def test_files_go_in_and_out_and_never_over_links(box: Warm) -> None:
         box.read("none", 10)
 
 
-def test_a_call_can_be_stopped_from_another_thread(box: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    send, sent = box._send, threading.Event()
+def test_a_call_can_be_stopped_from_another_thread(box: WarmSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, sent = box._send_frame, threading.Event()
 
     def sending(frame: bytes) -> None:
         send(frame)
@@ -137,15 +139,15 @@ def test_a_call_can_be_stopped_from_another_thread(box: Warm, monkeypatch: pytes
         time.sleep(0.3)  # well into it
         box.stop()
 
-    monkeypatch.setattr(box, "_send", sending)
+    monkeypatch.setattr(box, "_send_frame", sending)
     threading.Thread(target=stop).start()
     assert box.python("import time; time.sleep(60)").ended == "stopped"
     assert box.python("print(1)").good
 
 
-def test_a_stop_that_comes_with_its_call_is_heard(box: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = box._send
-    monkeypatch.setattr(box, "_send", lambda frame: send(frame + pack_frame({"do": "stop"})))
+def test_a_stop_that_comes_with_its_call_is_heard(box: WarmSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = box._send_frame
+    monkeypatch.setattr(box, "_send_frame", lambda frame: send(frame + pack_frame({"do": "stop"})))
     assert box.python("import time; time.sleep(60)", limits=Limits(wall=60)).ended == "stopped"
     monkeypatch.undo()
     assert box.python("print(1)").good
@@ -154,18 +156,22 @@ def test_a_stop_that_comes_with_its_call_is_heard(box: Warm, monkeypatch: pytest
 def test_a_root_that_is_not_there_is_said_before_anything_is_opened(tmp_path: Path) -> None:
     config: Any = SimpleNamespace(sandbox="auto", sandbox_python=None, sandbox_root="no such image", sandbox_image=None)
     with pytest.raises(ConfigError, match="there is no folder"):
-        Maker.of(config, tmp_path)
+        ExperimentSandboxMaker.of(config, tmp_path)
 
 
-@pytest.mark.parametrize("kind", [Bubblewrap, Landlock, Unconfined], ids=lambda kind: kind.mechanism)
-def test_closing_ends_all_and_removes_all(kind: type[Warm]) -> None:
+@pytest.mark.parametrize(
+    "kind", [BubblewrapSandbox, LandlockSandbox, UnconfinedSandbox], ids=lambda kind: kind.mechanism
+)
+def test_closing_ends_all_and_removes_all(kind: type[WarmSandbox]) -> None:
     require(kind.mechanism)
     box = kind(LIMITS)
     folders = list(box._group._folders) if box._group is not None else []
     running = threading.Thread(target=lambda: results.append(box.run(["sleep", "60"])))
     results: list = []
     running.start()
-    while len(tree := psutil.Process(box._process.pid).children(recursive=True)) < (2 if kind is Bubblewrap else 1):
+    while len(tree := psutil.Process(box._process.pid).children(recursive=True)) < (
+        2 if kind is BubblewrapSandbox else 1
+    ):
         assert running.is_alive(), "the call is over"
         time.sleep(0.01)
     box.close()
@@ -174,7 +180,7 @@ def test_closing_ends_all_and_removes_all(kind: type[Warm]) -> None:
     assert results[0].ended == "killed"
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in tree)
     assert not any(each.exists() for each in folders)
-    assert kind is Bubblewrap or not os.path.exists(box.folder)
+    assert kind is BubblewrapSandbox or not os.path.exists(box.folder)
     with pytest.raises(SandboxFailure, match="closed"):
         box.python("1")
 
@@ -233,9 +239,9 @@ def test_control_groups_of_every_layout(layout: str, tmp_path: Path) -> None:
         (tmp_path / "cgroup.controllers").write_text("")
     left = tmp_path / next(iter(expected)) / "ajet-sandbox-999999999-0"
     left.mkdir()
-    made = control_group(LIMITS, tmp_path, tmp_path / "cgroup")
+    made = make_control_group(LIMITS, tmp_path, tmp_path / "cgroup")
     assert made is not None and not left.exists()
-    made.take(7)
+    made.add_process(7)
     for folder, values in expected.items():
         (group,) = (tmp_path / folder).glob("ajet-sandbox-*")
         assert {each.name: each.read_text() for each in group.iterdir()} == {**values, "cgroup.procs": "7"}
@@ -246,8 +252,8 @@ def test_no_control_group_where_none_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "cgroup.controllers").write_text("memory pids")
     (tmp_path / "x" / "cgroup.subtree_control").write_text("cpu")
-    assert control_group(LIMITS, tmp_path, tmp_path / "cgroup") is None
-    assert control_group(LIMITS, tmp_path, tmp_path / "nothing") is None
+    assert make_control_group(LIMITS, tmp_path, tmp_path / "cgroup") is None
+    assert make_control_group(LIMITS, tmp_path, tmp_path / "nothing") is None
 
 
 @pytest.mark.parametrize(
@@ -283,7 +289,7 @@ def test_a_container_has_its_images_packages_and_nothing_is_left_of_it(engine: s
     finally:
         box.close()
     assert containers() == before
-    why = tried(engine, "localhost/no-such-image").why
+    why = try_mechanism(engine, "localhost/no-such-image").why
     assert f"localhost/no-such-image is not here (`{engine} pull" in why
     with pytest.raises(ConfigError, match="sandbox_python is not for"):
         open_sandbox(engine, LIMITS, python=sys.executable)
@@ -301,8 +307,8 @@ def test_an_engine_that_hangs_is_said_and_hides_no_other_error(tmp_path: Path, m
     (tmp_path / "docker").write_text(_HANGS)
     (tmp_path / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(engine_room, "SECONDS", 0.3)
-    assert "timed out" in tried("docker").why
+    monkeypatch.setattr(engine_room, "COMMAND_TIMEOUT_S", 0.3)
+    assert "timed out" in try_mechanism("docker").why
     with pytest.raises(SandboxFailure, match="docker does not start: no space left"):
         open_sandbox("docker", LIMITS)
 
@@ -334,8 +340,8 @@ def test_a_run_that_is_killed_leaves_no_container() -> None:
         subprocess.run(
             ["podman", "create", "--label", f"{LABEL}={label}", IMAGE, "sh"], check=True, capture_output=True
         )
-    swept.cache_clear()
-    assert swept(shutil.which("podman") or "") == 1
+    remove_dead_containers.cache_clear()
+    assert remove_dead_containers(shutil.which("podman") or "") == 1
     (left,) = set(containers()) - set(before)
     subprocess.run(["podman", "rm", left], check=True, capture_output=True)
 

@@ -15,12 +15,12 @@ from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.sandbox import Limits
 from ajet_sandbox.choose import open_sandbox
-from ajet_sandbox.inside.kernel import landlock_version
+from ajet_sandbox.inside.kernel import read_landlock_version
 from ajet_sandbox.inside.open_rule import LEAST_ABI
-from ajet_sandbox.interpreter import systems_interpreter
-from ajet_sandbox.isolation import Box
+from ajet_sandbox.interpreter import find_system_interpreter
+from ajet_sandbox.isolation import WorkerSandbox
 from ajet_sandbox.tests.wall_attacks import ATTACKS
-from ajet_sandbox.walls import Shown
+from ajet_sandbox.walls import ShownFolders
 from tests.sandbox_fixtures import require, run_as_nobody
 
 
@@ -55,7 +55,7 @@ def test_locks_of_records_cannot_be_taken(top: Path, user: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(landlock_version() < LEAST_ABI, reason="no Landlock")
+@pytest.mark.skipif(read_landlock_version() < LEAST_ABI, reason="no Landlock")
 @pytest.mark.parametrize("user", ["this", "another"])
 def test_keys_changed_after_start_are_not_read(top: Path, user: str) -> None:
     found = attack("late keys", top, user)
@@ -84,7 +84,7 @@ def with_files(folder: Path, *names: str) -> list[str]:
 
 
 def secrets_of(*folders: Path) -> list[str]:
-    return list(Shown.of(folders).secrets)
+    return list(ShownFolders.of(folders).secrets)
 
 
 def test_keys_are_empty_however_deep_they_lie(project: Path) -> None:
@@ -121,7 +121,7 @@ def test_keys_of_other_folders_that_a_workflow_imports_from_are_empty_too(projec
     setup = WorkerSetup(
         "flow.py->Flow", project, (str(project.parent / "library"),), Endpoint("http://127.0.0.1:9/v1", "key")
     )
-    shown = Box(setup, "/nowhere", "http://127.0.0.1:9", Limits()).find_shown()
+    shown = WorkerSandbox(setup, "/nowhere", "http://127.0.0.1:9", Limits()).find_shown()
     assert sorted(shown.secrets) == sorted(keys) and str(project.parent / "library") in shown.folders
 
 
@@ -130,7 +130,7 @@ def test_project_that_is_running_python_is_not_shown(project: Path, monkeypatch:
     with_files(project, ".env", "pyvenv.cfg", "bin/python", "lib/module.py", "servers/code.py")
     monkeypatch.setattr(sys, "prefix", str(project))
     monkeypatch.setattr(sys, "executable", str(project / "bin" / "python"))
-    shown = [Path(each) for each in Shown.of([project / "servers"]).folders]
+    shown = [Path(each) for each in ShownFolders.of([project / "servers"]).folders]
     assert {project / name for name in ("pyvenv.cfg", "bin", "lib", "servers")} <= set(shown)
     assert not any((project / ".env").is_relative_to(each) for each in shown)
 
@@ -139,7 +139,7 @@ def test_project_that_is_running_python_is_not_shown(project: Path, monkeypatch:
 def test_project_that_is_sandboxs_python_is_not_shown(top: Path, mechanism: str) -> None:
     """As `conda create -p .` makes one."""
     require(mechanism)
-    system = systems_interpreter()
+    system = find_system_interpreter()
     if system is None:
         pytest.skip("no Python of the system's")
     for name in ("bin", "lib"):

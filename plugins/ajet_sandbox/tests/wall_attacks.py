@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ajet.record.held_folder import HeldFolder, make_workdir
-from ajet_sandbox.identity import fresh_uid
-from ajet_sandbox.program import Walls, walled_program
+from ajet_sandbox.identity import choose_uid
+from ajet_sandbox.program import Walls, wall_program
 
 LOCKS = """
 import fcntl, json, os, sys
@@ -41,9 +41,9 @@ def run_inside(code: str, folders: Sequence[Path], change: Callable[[], None] | 
         change: Called when the code has printed `ready`; the code then reads a line and goes on.
     """
     work = HeldFolder("walls-", mode=0o711)
-    uid = fresh_uid()
+    uid = choose_uid()
     command = [sys.executable, "-I", "-S", "-c", code, *map(str, folders)]
-    wall = walled_program(command, Walls(make_workdir(work.path, "work", uid), tuple(folders), uid), {})
+    wall = wall_program(command, Walls(make_workdir(work.path, "work", uid), tuple(folders), uid), {})
     try:
         with subprocess.Popen(
             wall.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={},
