@@ -49,7 +49,7 @@ class Algorithm:
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""
     """The folder that the reference is relative to; likewise."""
-    factory: Callable[[str, str, Settings], Algorithm]
+    made_by: Callable[[str, str, Settings], Algorithm]
     """What makes it anew of name, base and settings; likewise."""
 
     def __init__(self, settings: Settings) -> None:
@@ -58,7 +58,7 @@ class Algorithm:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Pickle the algorithm as its name, so that a class in a user's file reaches processes that have not loaded the
         file."""
-        return self.factory, (self.name, self.base, self.settings)
+        return self.made_by, (self.name, self.base, self.settings)
 
     def require_fit(self, config: AjetConfig) -> None:
         """Raises UserError where other settings of the experiment do not go with it: asked before a run begins."""

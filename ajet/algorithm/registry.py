@@ -139,7 +139,7 @@ def make_algorithm(name: str, base: str, settings: Settings) -> Algorithm:
             where=KEY,
             expected="a class that can be called with the settings of `trainer_common.algorithm` alone",
         ) from problem
-    algorithm.name, algorithm.base, algorithm.factory = name, base, make_algorithm
+    algorithm.name, algorithm.base, algorithm.made_by = name, base, make_algorithm
     if settings.policy_loss is not None and kind.policy_loss is not Algorithm.policy_loss:
         raise ConfigError(
             f"{name} has a policy_loss of its own, and {settings.policy_loss} is chosen, too.",
@@ -207,7 +207,7 @@ def make_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
         else resolve_reference(name, base=Path(base), expect=PolicyLoss, what=LOSS_KEY)
     )
     loss = kind(settings)
-    loss.name, loss.base, loss.factory = name, base, make_loss
+    loss.name, loss.base, loss.made_by = name, base, make_loss
     return loss
 
 
