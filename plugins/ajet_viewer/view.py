@@ -227,7 +227,7 @@ def spell_for(folder: Path) -> Spell | None:
     """What spells the tokens of a run: its checkpoint's tokenizer, or its model's where that lies on this machine. None
     when neither does, or can be loaded: looking at a record fetches, converts and starts nothing."""
     from ajet.config import recorded_tree
-    from ajet.engine.model_source import ModelSource, at_hand
+    from ajet.engine.model_source import ModelSource, find_local_model
     from ajet.engine.models import load_tokenizer
     from ajet_viewer.token_text import spell
 
@@ -238,7 +238,7 @@ def spell_for(folder: Path) -> Spell | None:
         told = recorded_tree(folder / "resolved.yaml").get("ajet")
         path = (told.get("model") or {}).get("path") if isinstance(told, dict) else None
         if isinstance(path, str):
-            places += [found for found in (at_hand(path, base=folder, weights=False),) if found is not None]
+            places += [found for found in (find_local_model(path, base=folder, weights=False),) if found is not None]
     except (UserError, OSError, AttributeError):
         pass  # a damaged file: the checkpoint's is left
     for place in places:

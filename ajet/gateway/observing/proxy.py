@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import httpx
 from loguru import logger
 
-from ajet.engine.asked_server import patience
+from ajet.engine.asked_server import build_timeout
 from ajet.gateway.asgi import Receive, Scope, Send, break_off, end_by_shutdown, send_json, send_refusal
 from ajet.gateway.dialects import anthropic, chat
 from ajet.gateway.exchange import read_body
@@ -82,7 +82,7 @@ class Proxy:
         self._salt = secrets.token_bytes(16)
         nobodys = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
         limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(timeout=patience(timeout), limits=limits, cookies=nobodys)
+        self._client = httpx.AsyncClient(timeout=build_timeout(timeout), limits=limits, cookies=nobodys)
         self._running: set[asyncio.Task[Any]] = set()
         self._writing: set[asyncio.Task[Any]] = set()
         self._closing = False

@@ -196,9 +196,9 @@ def _model(run: Path, experiment: Experiment, named: str, *, weights: bool, fetc
     """The folder of the run's model; where no weights are needed and it is not here, a checkpoint's, whose tokenizer is
     the same."""
     from ajet.commands.recorded_run import find_recorded_model
-    from ajet.engine.model_source import at_hand
+    from ajet.engine.model_source import find_local_model
 
-    lacking = not weights and at_hand(named, base=experiment.base, weights=False) is None
+    lacking = not weights and find_local_model(named, base=experiment.base, weights=False) is None
     if lacking and (saved := tokenizer_in(_checkpoints(run, experiment))) is not None:
         return saved
     otherwise = "--ids-only needs no weights" if weights else ""
@@ -215,15 +215,15 @@ def tokenizer_in(checkpoints: Checkpoints) -> Path | None:
 
 def words_of(experiment: Experiment) -> tuple[Any, Any]:
     """The tokenizer and the renderer of a recorded run, whose model is on this machine."""
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
+    from ajet.engine.model_source import locate_model
+    from ajet.engine.models import load_image_tokens, load_tokenizer, prepare_folder
     from ajet.rollout.components import renderer_of
 
     settings = experiment.ajet
     assert settings.model.path is not None
-    source = locate(settings.model.path)
+    source = locate_model(settings.model.path)
     tokenizer = load_tokenizer(source)
-    return tokenizer, renderer_of(settings, tokenizer, load_image_tokens(folder_of(source, weights=False)))
+    return tokenizer, renderer_of(settings, tokenizer, load_image_tokens(prepare_folder(source, weights=False)))
 
 
 def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest: int | None = None) -> Proof:

@@ -255,10 +255,10 @@ class _Proving:
 
     def _model(self, *, weights: bool, fetch: bool) -> Path:
         from ajet.commands.recorded_run import find_recorded_model
-        from ajet.engine.model_source import at_hand
+        from ajet.engine.model_source import find_local_model
 
         base = self._experiment.base
-        lacking = not weights and at_hand(self._named, base=base, weights=False) is None
+        lacking = not weights and find_local_model(self._named, base=base, weights=False) is None
         if lacking and self._checkpoints is not None and (saved := tokenizer_in(self._checkpoints)) is not None:
             return saved
         otherwise = "--ids-only needs no weights" if weights else ""
@@ -283,17 +283,17 @@ def _require_same_model(
     policy: Policy | None, experiment: Experiment, tokenizer: Any, address: Address, *, weights: bool
 ) -> None:
     """Raises UserError where the model here is not the one that the trainer told its samplers of."""
-    from ajet.engine.models import tokenizer_fingerprint, weights_fingerprint
+    from ajet.engine.models import fingerprint_tokenizer, fingerprint_weights
 
     if policy is None:
         return
     settings = experiment.ajet
     differing = []
-    if policy.tokenizer and policy.tokenizer != tokenizer_fingerprint(tokenizer):
+    if policy.tokenizer and policy.tokenizer != fingerprint_tokenizer(tokenizer):
         differing.append("tokenizer")
     if policy.template and policy.template != fingerprint_template(settings, tokenizer):
         differing.append("chat template")
-    if weights and policy.lineage and policy.lineage != weights_fingerprint(settings):
+    if weights and policy.lineage and policy.lineage != fingerprint_weights(settings):
         differing.append("weights")
     if differing:
         raise UserError(
