@@ -145,11 +145,11 @@ def estimate_checkpoint(size: ModelSize, settings: AjetConfig, *, wide: bool) ->
 def count_checkpoints(settings: AjetConfig, *, validates: bool, steps: int | None) -> int:
     """Return how many checkpoints lie on the disk at the same time, at most; `steps` None is a run without end."""
     trainer = settings.trainer_common
-    kept = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1  # written before an older one goes
+    stored = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1  # written before an older one goes
     if steps is None:
-        return kept
+        return stored
     every = 1 if trainer.mode == "async" else trainer.save_freq  # samplers get each step
-    return min(kept, max(math.ceil(steps / every) if every > 0 else 1, 1))
+    return min(stored, max(math.ceil(steps / every) if every > 0 else 1, 1))
 
 
 class Disk(NamedTuple):
