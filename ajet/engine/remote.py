@@ -236,10 +236,10 @@ class RemoteEngine:
         limit = min(PROBE_TOKENS, self.max_model_len - len(prompt))
         request = TokenRequest(prompt, Sampling(limit, temperature=PROBE_TEMPERATURE), DrawKey(0, 0, 0, 0))
         body = {**self._wire.body(request, limit, self._make_cache_salt(0)), "stream": False}
-        tokens, said = self._wire.drawn(self._post_json(client, body))
+        tokens, reported = self._wire.drawn(self._post_json(client, body))
         body = self._wire.score_body([*prompt.tolist(), *tokens], len(prompt), self._make_cache_salt(0))
         unit = self._wire.scored(self._post_json(client, body), tokens)
-        return bool(np.abs(np.subtract(said, unit)).mean() > SAME_LOGPROB_NATS)
+        return bool(np.abs(np.subtract(reported, unit)).mean() > SAME_LOGPROB_NATS)
 
     def _post_json(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         response = client.post(self._wire.route, json=body)

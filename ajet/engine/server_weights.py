@@ -74,10 +74,10 @@ class ServerWeights(ABC):
         except httpx.HTTPError as error:
             raise self._build_refusal(f"{type(error).__name__}: {error}", route) from error
 
-    def _parse_answer(self, answer: httpx.Response, asked: str = "") -> dict[str, Any]:
+    def _parse_answer(self, answer: httpx.Response, request: str = "") -> dict[str, Any]:
         if answer.status_code >= 400:
             why = f"status {answer.status_code}: {answer.text[:300]}"
-            raise self._build_refusal(why, asked or answer.request.url.path)
+            raise self._build_refusal(why, request or answer.request.url.path)
         try:
             found = load_json(answer.content) if answer.content else {}
         except ValueError as error:
