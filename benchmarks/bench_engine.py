@@ -25,7 +25,7 @@ import torch
 from ratios import kept
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model
 from ajet.engine.transformers import TransformersEngine
 
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = load_model(locate(args.model), dtype=getattr(torch, args.dtype), device=args.device)
+    model = load_model(locate_model(args.model), dtype=getattr(torch, args.dtype), device=args.device)
     engine = TransformersEngine(model, max_num_seqs=64)
     rng = np.random.default_rng(0)
     vocabulary = model.config.vocab_size

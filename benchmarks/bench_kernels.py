@@ -33,9 +33,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ajet.backbone.local.flat_weights import FlatWeights, add_sliced
 from ajet.backbone.local.optimizer import FlatAdamW, gradient_norm
-from ajet.engine.rms_norm import cheapen_norms
+from ajet.engine.rms_norm import replace_norms
 from ajet.engine.transformers import linear_layers
-from ajet.engine.transformers.attention import fused_rows
+from ajet.engine.transformers.attention import attend_fused_rows
 from ajet.engine.transformers.sampling import Sampler
 
 NEARER = "attention of 64 rows"
@@ -53,11 +53,11 @@ def normal(*shape: int) -> Tensor:
 def products() -> tuple[Work, Work]:
     """As torch lays them out each time, and laid out once."""
     weights = [normal(INNER, HIDDEN) for _ in range(APART // (INNER * HIDDEN * 2))]
-    packed = [linear_layers._pack(each) for each in weights]
+    packed = [linear_layers._pack_weight(each) for each in weights]
     given = normal(64, HIDDEN)
     return (
         lambda: [F.linear(given, each) for each in weights],
-        lambda: [linear_layers._multiply(given, each, None) for each in packed],
+        lambda: [linear_layers._multiply_packed(given, each, None) for each in packed],
     )
 
 
@@ -73,7 +73,7 @@ def norms() -> tuple[Work, Work]:
         return work
 
     own, ours = (LlamaRMSNorm(HIDDEN, 1e-5).to(torch.bfloat16) for _ in range(2))
-    cheapen_norms(ours)
+    replace_norms(ours)
     return of(own), of(ours)
 
 
@@ -117,7 +117,9 @@ def rows() -> tuple[Work, Work]:
 
     def fused() -> list[Tensor]:
         return [
-            fused_rows(q[:, :, 0], keys[:, :, :seen], values[:, :, :seen], mask[:, :seen], WIDTH**-0.5).view_as(q)
+            attend_fused_rows(q[:, :, 0], keys[:, :, :seen], values[:, :, :seen], mask[:, :seen], WIDTH**-0.5).view_as(
+                q
+            )
             for keys, values in layers
         ]
 
@@ -133,7 +135,7 @@ def probabilities() -> tuple[Work, Work]:
     logits, room, sampler = normal(64, VOCABULARY), torch.empty(64, VOCABULARY), Sampler()
     return (
         lambda: [torch.softmax(logits, -1, dtype=torch.float32, out=room)],
-        lambda: [sampler._softmax("unit", logits)],
+        lambda: [sampler._compute_softmax("unit", logits)],
     )
 
 
@@ -202,7 +204,7 @@ def main() -> int:
     within = True
     pairs = {"norm, forward and backward": norms, "prompts' attention": prompts, "probabilities": probabilities}
     pairs |= {"optimizer": steps, "gradients": sums, NEARER: rows}
-    if linear_layers.available():
+    if linear_layers.can_pack():
         pairs = {"products of 64 rows": products, **pairs}
     pairs = {name: pair for name, pair in pairs.items() if not args.only or args.only in name}
     if not pairs:

@@ -36,9 +36,9 @@ import psutil
 from ratios import kept
 
 from ajet.config import Experiment, load_experiment
-from ajet.engine.model_cache import entry
-from ajet.engine.model_source import locate
-from ajet.engine.models import folder_of
+from ajet.engine.model_cache import open_entry
+from ajet.engine.model_source import locate_model
+from ajet.engine.models import prepare_folder
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "tutorial" / "quickstart" / "quickstart.yaml"
@@ -114,7 +114,7 @@ def trl_folder() -> Path:
         python = ["--python", sys.executable] if pip[0] == "uv" else []
         subprocess.run([*pip, "install", *python, "--quiet", "--no-deps", "--target", str(into), TRL], check=True)
 
-    return entry(f"bench/{TRL.replace('==', '-')}", install)
+    return open_entry(f"bench/{TRL.replace('==', '-')}", install)
 
 
 def setting_of(experiment: Experiment, **more: Any) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def setting_of(experiment: Experiment, **more: Any) -> dict[str, Any]:
 
     assert config.model.path is not None
     return {
-        "model": str(folder_of(locate(config.model.path, base=experiment.base))),
+        "model": str(prepare_folder(locate_model(config.model.path, base=experiment.base))),
         "train": rows("train"),
         "held_out": rows("validation"),
         "tasks": config.data.train_batch_size,

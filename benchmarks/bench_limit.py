@@ -45,9 +45,9 @@ from ajet.backbone.local.backbone import open_engine
 from ajet.backbone.local.machine import bound_kernel_caches, choose_device
 from ajet.backbone.local.trainer import Trainer
 from ajet.config import load_experiment
-from ajet.engine.dimensions import Dimensions, dimensions, model_size
-from ajet.engine.model_source import locate
-from ajet.engine.models import folder_of, load_model
+from ajet.engine.dimensions import Dimensions, read_dimensions, read_model_size
+from ajet.engine.model_source import locate_model
+from ajet.engine.models import load_model, prepare_folder
 from ajet.record.console import format_bytes
 from ajet.train.footprint import estimate_footprint
 
@@ -179,9 +179,9 @@ def main() -> int:
     ]
     overrides += ["ajet.rollout.max_num_seqs=64", "ajet.trainer_common.optim.lr=1e-7"]
     config = load_experiment(QUICKSTART, backbone="local", overrides=overrides).ajet
-    source = locate(args.model)
-    folder = folder_of(source)
-    of, size = dimensions(folder), model_size(folder)
+    source = locate_model(args.model)
+    folder = prepare_folder(source)
+    of, size = read_dimensions(folder), read_model_size(folder)
     assert of is not None and size is not None, "no dense decoder, or one whose files do not say its dimensions"
     dtype = getattr(torch, args.dtype)
     trainer = Trainer(load_model(source, dtype=dtype, device=device), config)

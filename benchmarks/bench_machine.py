@@ -24,10 +24,10 @@ from ceiling import attention_pace, matmul_pace, sampling_alone, triad_pace, upd
 
 from ajet.backbone.local.machine import choose_device, choose_dtype, choose_threads
 from ajet.config import AjetConfig, Experiment
-from ajet.engine.dimensions import Dimensions, dimensions
-from ajet.engine.machine import free_memory
-from ajet.engine.model_source import locate
-from ajet.engine.models import folder_of
+from ajet.engine.dimensions import Dimensions, read_dimensions
+from ajet.engine.machine import measure_free_memory
+from ajet.engine.model_source import locate_model
+from ajet.engine.models import prepare_folder
 from ajet.record.console import format_bytes
 from ajet.schema.errors import Finding, UserError
 from ajet.train.footprint import Footprint, describe_memory, estimate_footprint
@@ -123,7 +123,7 @@ def find_dimensions(model: str | None) -> tuple[str, Dimensions]:
     """Return the name and dimensions of a model; of the usual one for None."""
     if model is None:
         return USUAL, PUBLISHED[USUAL]
-    of = dimensions(folder_of(locate(model, weights=False), weights=False))
+    of = read_dimensions(prepare_folder(locate_model(model, weights=False), weights=False))
     if of is None:
         raise UserError(
             f"What {model} takes cannot be told from its config.json.",
@@ -162,7 +162,7 @@ def _footprint(of: Dimensions, settings: AjetConfig, *, wide: bool) -> Footprint
 
 
 def _memory(name: str, of: Dimensions, settings: AjetConfig, *, wide: bool, device: str) -> Finding:
-    told, free = _footprint(of, settings, wide=wide), free_memory(device)
+    told, free = _footprint(of, settings, wide=wide), measure_free_memory(device)
     text = f"{of.size().parameters / 1e6:,.0f} million weights take {describe_memory(told, free)}"
     if free is not None and told.peak > free:
         return Finding(f"{name}: memory", "warning", text, "docs/sizes.md says what helps")

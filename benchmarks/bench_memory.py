@@ -74,7 +74,7 @@ def measure(experiment: Experiment, steps: int) -> float:
 
     from ajet.backbone.local.machine import bound_kernel_caches, choose_device, choose_dtype, choose_threads
     from ajet.backbone.local.trainer import Trainer
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_model
 
     config = experiment.ajet
@@ -84,7 +84,9 @@ def measure(experiment: Experiment, steps: int) -> float:
     assert config.model.path is not None
     empty = psutil.Process().memory_info().rss
     model = load_model(
-        locate(config.model.path, base=experiment.base), dtype=choose_dtype(config.model.dtype, device), device=device
+        locate_model(config.model.path, base=experiment.base),
+        dtype=choose_dtype(config.model.dtype, device),
+        device=device,
     )
     vocabulary = model.config.get_text_config().vocab_size
     trainer = Trainer(model, config)

@@ -76,14 +76,14 @@ def main() -> None:
     import torch
 
     from ajet.backbone.local.trainer import Trainer
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_model
 
     torch.set_num_threads(1)
     experiment = load_experiment(QUICKSTART, overrides=["trainer_common.optim.lr=0"])  # the weights stay as they are
     config = experiment.ajet
     assert config.model.path is not None
-    where = locate(config.model.path, base=experiment.base)
+    where = locate_model(config.model.path, base=experiment.base)
     model = load_model(where, dtype=torch.bfloat16, device=torch.device("cpu"))
     vocabulary, trainer = model.config.get_text_config().vocab_size, Trainer(model, config)
     trainer.update(batch(2, 2, given.shared, vocabulary))  # takes the memory that all share

@@ -54,11 +54,11 @@ def write_model(folder: Path, width: int) -> int:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
 
     torch.manual_seed(0)
-    tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
+    tokenizer = load_tokenizer(locate_model("embedded:tiny-tools"))
     shape = dict(hidden_size=width, intermediate_size=3 * width, num_hidden_layers=6, num_attention_heads=width // 64)
     config = LlamaConfig(
         vocab_size=len(tokenizer), max_position_embeddings=4 * LONGEST, tie_word_embeddings=True,

@@ -96,10 +96,10 @@ def first_token(folder: Path, command: list[str]) -> tuple[float, float, float]:
 
 def from_command_to_token(runs: int) -> bool:
     """Measure, print, and judge."""
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of
+    from ajet.engine.model_source import locate_model
+    from ajet.engine.models import prepare_folder
 
-    model = str(folder_of(locate("embedded:smollm2-135m")))
+    model = str(prepare_folder(locate_model("embedded:smollm2-135m")))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, text in (("loads.py", LOADS), ("workflow.py", AGENT), ("x.yaml", YAML)):

@@ -168,10 +168,10 @@ def fused() -> Iterator[list[int]]:
 def update(engine: Any, rows: list[Row], packed: bool, budget: int, attention: str = "sdpa") -> tuple[float, float]:
     """Processor seconds of the gradients of a batch, by trees or by verl's rows, which attend by `attention`; its
     loss."""
-    from ajet.engine.same_model import attend_by
+    from ajet.engine.same_model import set_attention
 
     engine.packed, engine.theirs = packed, attention
-    attend_by(engine.module, engine.attention)
+    set_attention(engine.module, engine.attention)
     with engine.train_mode(), fused() as calls:
         engine.optimizer_zero_grad()
         began = time.process_time()

@@ -28,8 +28,8 @@ import torch
 from bench_engine import PROMPT, by_engine
 from ratios import kept
 
-from ajet.engine.model_source import locate
-from ajet.engine.models import folder_of, load_model
+from ajet.engine.model_source import locate_model
+from ajet.engine.models import load_model, prepare_folder
 from ajet.engine.transformers import TransformersEngine
 from ajet.engine.vllm import VllmEngine
 
@@ -59,13 +59,13 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=32)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    source, dtype = locate(args.model), getattr(torch, args.dtype)
+    source, dtype = locate_model(args.model), getattr(torch, args.dtype)
     model = load_model(source, dtype=dtype, device=args.device)
     most, length = max(args.batches), PROMPT + args.new_tokens
     ours = TransformersEngine(model, max_num_seqs=most, max_model_len=length)
     began, used = time.perf_counter(), spent()
     theirs = VllmEngine(
-        folder_of(source), dtype=dtype, device=args.device, max_num_seqs=most, max_model_len=length,
+        prepare_folder(source), dtype=dtype, device=args.device, max_num_seqs=most, max_model_len=length,
         threads=args.threads,
     )  # fmt: skip
     started = time.perf_counter() - began, spent() - used

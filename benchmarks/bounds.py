@@ -39,8 +39,10 @@ def pass_seconds(of: Dimensions, pace: Pace, *, tokens: int, wanted: int, keys: 
     """The least time of a forward pass over `tokens`, with the logits of `wanted` of them. `keys`: keys that are read
     in all, each row's once; all tokens of a pass that has one a row see `keys / tokens` each."""
     seen = keys / tokens
-    operations = 2.0 * (of.multiplied * tokens + of.head * wanted) + 4.0 * of.layers * of.asked * seen * tokens
-    moved = bytes_each * (of.multiplied + of.head + 2.0 * of.layers * of.kept * keys)
+    operations = (
+        2.0 * (of.matrix_weights * tokens + of.head * wanted) + 4.0 * of.layers * of.query_width * seen * tokens
+    )
+    moved = bytes_each * (of.matrix_weights + of.head + 2.0 * of.layers * of.kv_width * keys)
     return pace.seconds(operations, moved)
 
 
@@ -58,13 +60,13 @@ def sampling_seconds(of: Dimensions, pace: Pace, *, rows: int, prompt: int, new:
 def update_seconds(of: Dimensions, pace: Pace, *, tokens: int, wanted: int, longest: int, bytes_each: int) -> float:
     """The least time of forward and backward over samples of up to `longest` tokens and of the optimizer's step:
     gradients read, two float32 moments and the weights with their masters read and written."""
-    products = 6.0 * (of.multiplied * tokens + of.head * wanted)
-    attention = 12.0 * of.layers * of.asked * tokens * longest / 2
+    products = 6.0 * (of.matrix_weights * tokens + of.head * wanted)
+    attention = 12.0 * of.layers * of.query_width * tokens * longest / 2
     moved = of.size().parameters * (bytes_each + 16 + 8)
     return (products + attention) / pace.flops + moved / pace.bandwidth
 
 
 def scoring_seconds(of: Dimensions, pace: Pace, *, tokens: int, wanted: int, longest: int) -> float:
     """The least time of the logprobs of `wanted` of `tokens`."""
-    attention = 4.0 * of.layers * of.asked * tokens * longest / 2
-    return (2.0 * (of.multiplied * tokens + of.head * wanted) + attention) / pace.flops
+    attention = 4.0 * of.layers * of.query_width * tokens * longest / 2
+    return (2.0 * (of.matrix_weights * tokens + of.head * wanted) + attention) / pace.flops

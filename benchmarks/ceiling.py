@@ -68,7 +68,7 @@ def attention_pace(of: Dimensions, dtype: torch.dtype, device: torch.device, *, 
     q, k, v = (torch.randn(1, of.heads, length, of.width, device=device).to(dtype) for _ in range(3))
     with torch.inference_mode():
         seconds = best_seconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), device, budget=budget)
-    return 2.0 * of.asked * length * length / seconds
+    return 2.0 * of.query_width * length * length / seconds
 
 
 def layer_seconds(of: Dimensions, dtype: torch.dtype, device: torch.device, *, tokens: int, budget: float) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 
 from ajet.context_tracker import timelines
 from ajet.engine.contract import Sampling
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_tokenizer
 from ajet.engine.scripted import ScriptedEngine, ScriptedReply, scripted_logprob
 from ajet.gateway import Capture, Gateway, Session
@@ -183,7 +183,7 @@ class RawTalk:
 @cache
 def tiny_tools() -> Any:
     """The tokenizer of embedded:tiny-tools, a real one."""
-    return load_tokenizer(locate("embedded:tiny-tools"))
+    return load_tokenizer(locate_model("embedded:tiny-tools"))
 
 
 class _Wire:

@@ -229,7 +229,7 @@ class ServedWorld:
                 for each in result.episodes if isinstance(result, Group) else [result]:
                     self._require_as_the_engine_says(each)
                 batch.add(result, self.step, MAX_STALENESS)
-        if not batch.whole(self.experiment.ajet):
+        if not batch.is_complete(self.experiment.ajet):
             return
         for wanted, these in ((False, batch.groups), (True, batch.stale)):
             ages = [self.step - min(self._sampled_by(each), default=self.step) for each in these]

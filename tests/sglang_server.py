@@ -95,15 +95,15 @@ class SglangApp:
     def __init__(self, *, held: bool = False) -> None:
         import torch
 
-        from ajet.engine.model_source import locate
+        from ajet.engine.model_source import locate_model
         from ajet.engine.models import load_model, load_tokenizer
         from ajet.engine.transformers import TransformersEngine
 
-        self._model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
-        self._scorer = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+        self._model = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
+        self._scorer = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
         self.engine = TransformersEngine(self._model, max_num_seqs=16)
         self.name, self._draws, self._aborts = "default", 0, 0
-        self._begun = load_tokenizer(locate("embedded:tiny-tools")).encode(BEGUN) if held else []
+        self._begun = load_tokenizer(locate_model("embedded:tiny-tools")).encode(BEGUN) if held else []
 
     def routes(self) -> Any:
         """The ASGI app."""
@@ -148,10 +148,10 @@ class SglangApp:
     def _loaded(self, folder: Path) -> None:
         import torch
 
-        from ajet.engine.followed import saved_tensors
+        from ajet.engine.followed import open_saved_tensors
 
         parameters = [dict(model.named_parameters()) for model in (self._model, self._scorer)]
-        with saved_tensors(folder, None) as tensors, self.engine.paused(), torch.no_grad():
+        with open_saved_tensors(folder, None) as tensors, self.engine.paused(), torch.no_grad():
             for name, tensor in tensors:
                 for each in parameters:
                     if name in each:

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.engine.model_source import locate
-from ajet.engine.models import folder_of
+from ajet.engine.model_source import locate_model
+from ajet.engine.models import prepare_folder
 
 VOCABULARY = 379
 """Of tiny-tools."""
@@ -26,7 +26,7 @@ VOCABULARY = 379
 
 def tiny_folder() -> Path:
     """tiny-tools in Hugging Face layout."""
-    return folder_of(locate("embedded:tiny-tools"))
+    return prepare_folder(locate_model("embedded:tiny-tools"))
 
 
 def unit_logprobs(prompt: Any, reply: list[int]) -> Any:
@@ -35,7 +35,7 @@ def unit_logprobs(prompt: Any, reply: list[int]) -> Any:
 
     from ajet.engine.models import load_model
 
-    model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    model = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.tensor([[*prompt.tolist(), *reply]])).logits[0, len(prompt) - 1 : -1]
     return logits.log_softmax(-1).gather(1, torch.tensor(reply)[:, None])[:, 0].numpy()

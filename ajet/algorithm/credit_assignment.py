@@ -212,9 +212,12 @@ def _compute_teacher_gap(item: _ScoredEpisode) -> Row:
     for index, at, where in list_sampled_runs(item.samples):
         call = item.episode.calls[index]
         start = where.start - call.prefix - call.suffix_ids.size
-        if call.teacher is None or np.isnan(told := call.teacher[start : start + where.stop - where.start]).any():
+        if (
+            call.teacher is None
+            or np.isnan(teacher_logprobs := call.teacher[start : start + where.stop - where.start]).any()
+        ):
             raise ValueError(f"episode {item.episode.uuid}: no teacher was asked about its call {index}")
-        gaps.append(item.samples[at].timeline.logprobs_unit[where].astype(np.float64) - told)
+        gaps.append(item.samples[at].timeline.logprobs_unit[where].astype(np.float64) - teacher_logprobs)
     return np.concatenate(gaps) if gaps else np.zeros(0)
 
 

@@ -207,7 +207,7 @@ def make_loss(name: str, base: str, settings: Settings) -> PolicyLoss:
         else resolve_reference(name, base=Path(base), expect=PolicyLoss, what=LOSS_KEY)
     )
     loss = kind(settings)
-    loss.name, loss.base, loss.factory = name, base, make_loss
+    loss.name, loss.base, loss.made_by = name, base, make_loss
     return loss
 
 

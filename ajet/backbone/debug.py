@@ -43,10 +43,10 @@ class DebugBackbone:
             chat = WatchedChat(EndpointEngine.from_config(experiment.ajet))
             self.engine, self.watch = chat, chat.watch
             return
-        from ajet.engine.adapters import adapters_of
+        from ajet.engine.adapters import load_adapters
         from ajet.engine.sampler import open_sampler
 
-        self.adapters = adapters_of(experiment.ajet, experiment.base)
+        self.adapters = load_adapters(experiment.ajet, experiment.base)
         engine, self.tokenizer = open_sampler(experiment.ajet, base=experiment.base)
         watched = WatchedEngine(engine, self.tokenizer)
         self.engine, self.watch = watched, watched.watch

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.debug import DebugBackbone
 from ajet.engine.adapters import Adapters
-from ajet.engine.followed import open_followed
+from ajet.engine.followed import open_follower
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
-    from ajet.engine.probe import Probe
+    from ajet.engine.probe import WeightsProbe
 
 
 class FollowingBackbone(DebugBackbone):
-    """Owns an engine; its weights are those that it was last told to `take`."""
+    """Owns an engine; its weights are those that it was last told to `load_weights`."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self._follower = open_followed(experiment.ajet, base=experiment.base)
+        self._follower = open_follower(experiment.ajet, base=experiment.base)
         self.engine = self._follower.engine
         self.tokenizer: Any = self._follower.tokenizer
         self.adapters = Adapters([])
@@ -33,14 +33,14 @@ class FollowingBackbone(DebugBackbone):
         """The version of the weights that it samples with."""
         return self._follower.version
 
-    def take(
+    def load_weights(
         self,
         folder: Path | None,
         version: int,
-        probe: Probe | None,
-        waits: Callable[[], None],
+        probe: WeightsProbe | None,
+        on_wait: Callable[[], None],
         *,
-        leads: bool = True,
+        is_leader: bool = True,
     ) -> bool:
         """See `ajet.engine.followed`."""
-        return self._follower.take(folder, version, probe, waits, leads=leads)
+        return self._follower.load_weights(folder, version, probe, on_wait, is_leader=is_leader)

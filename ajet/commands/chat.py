@@ -97,7 +97,7 @@ def chat(
     if through_agent:
         _chat_with_agent(experiment, prompt)
     else:
-        _require_adapter(Adapters.saved(model), adapter, run)
+        _require_adapter(Adapters.from_folder(model), adapter, run)
         _chat_with_model(experiment, prompt, system, adapter)
     return 0
 

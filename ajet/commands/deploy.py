@@ -26,7 +26,7 @@ from ajet.commands.export import checkpoint_of, model_folder, run_of
 from ajet.commands.http_server import read_key, serve_until_ended
 from ajet.commands.model_card import write_card
 from ajet.commands.recorded_run import find_recorded_model, load_recorded_settings
-from ajet.engine.adapters import FOLDER, Adapter, Adapters, folder_of
+from ajet.engine.adapters import FOLDER, Adapter, Adapters, adapter_folder
 from ajet.gateway.dialects.responses.kept import kept_responses
 from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
@@ -182,7 +182,7 @@ def _open_weights(
 ) -> Iterator[Path]:
     """Yield the folder of the model that is served. Raises UserError."""
     model = model_folder(folder, checkpoint)
-    if not wanted.with_base or Adapters.saved(model):
+    if not wanted.with_base or Adapters.from_folder(model):
         yield model
         return
     if wanted.name == BASE:
@@ -242,7 +242,7 @@ def join_adapter(model: Path, base: Path) -> Iterator[Path]:
         for each in base.iterdir():
             if each.name != FOLDER:
                 (folder / each.name).symlink_to(each.absolute())
-        shutil.copytree(adapter, folder_of(folder, TUNED))
+        shutil.copytree(adapter, adapter_folder(folder, TUNED))
         Adapters([Adapter(TUNED, ("*",))]).write(folder)
         yield folder
 

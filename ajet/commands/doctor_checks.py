@@ -20,7 +20,7 @@ import psutil
 
 from ajet.backbone.requirements import check_requirements, find_installed_version, has_nvidia
 from ajet.client.proxies import explain_proxies
-from ajet.engine.machine import main_memory
+from ajet.engine.machine import measure_main_memory
 from ajet.record.processors import usable_cpus
 from ajet.schema.commands import format_extra_install, format_own_install
 from ajet.schema.errors import Finding, State, UserError
@@ -57,7 +57,7 @@ def _check_cores() -> Finding:
 
 
 def _check_memory() -> Finding:
-    total, free = main_memory()
+    total, free = measure_main_memory()
     text = f"{total / _GIB:.1f} GiB, {free / _GIB:.1f} free"
     if free < FEW_GIB * _GIB:
         return Finding("memory", "warning", text, "choose a small model, or free memory")
@@ -261,19 +261,21 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
     Args:
         config: the settings of a run.
     """
-    from ajet.engine.dimensions import embedding_shapes
-    from ajet.engine.model_source import at_hand, how_it_comes, locate
-    from ajet.engine.models import folder_of, load_tokenizer
+    from ajet.engine.dimensions import read_embedding_shapes
+    from ajet.engine.model_source import describe_download, find_local_model, locate_model
+    from ajet.engine.models import load_tokenizer, prepare_folder
     from ajet.rollout.components import renderer_of
     from ajet.tokens import Renderer
     from ajet.tokens.template_doctor import examine, sizes
 
     try:
         trusted = config is not None and config.model.trust_remote_code
-        source = locate(path, base=base, weights=False, trust_remote_code=trusted)
-        if source.gguf_file is not None and at_hand(path, base=base, weights=False) is None:
-            return [Finding("model", "note", f"{how_it_comes(path, base=base)}; a run does that, this check does not")]
-        folder = folder_of(source, weights=False)
+        source = locate_model(path, base=base, weights=False, trust_remote_code=trusted)
+        if source.gguf_file is not None and find_local_model(path, base=base, weights=False) is None:
+            return [
+                Finding("model", "note", f"{describe_download(path, base=base)}; a run does that, this check does not")
+            ]
+        folder = prepare_folder(source, weights=False)
         tokenizer = load_tokenizer(source)
         renderer = renderer_of(config, tokenizer) if config is not None else Renderer(tokenizer)
     except UserError as error:
@@ -282,7 +284,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
     found = [
         Finding("model", "ok", f"{path} ({', '.join(config_json.get('architectures') or ['unknown architecture'])})")
     ]
-    found += sizes(tokenizer, config_json, embedding_shapes(folder))
+    found += sizes(tokenizer, config_json, read_embedding_shapes(folder))
     found += _check_context(config_json, config)
     found += _check_other_ends(renderer, _read_json(folder / "generation_config.json"))
     return [*found, *examine(renderer)]

@@ -27,7 +27,7 @@ from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.engine.fresh import FreshModel
+    from ajet.engine.fresh import StockModel
     from ajet.record.checkpoint import Checkpoint
     from ajet.schema.episode import Episode
 
@@ -91,13 +91,13 @@ def check_export(
     """
     from ajet.backbone import saved_dtype
     from ajet.config import load_recorded_experiment
-    from ajet.engine.fresh import FreshModel
+    from ajet.engine.fresh import StockModel
 
     checkpoint = checkpoint_of(checkpoints_of(run), step)
     source, played_in, calls = _find_recorded_calls(run, checkpoint, exported, at_most)
     settings = load_recorded_experiment(played_in / "resolved.yaml").ajet
     try:
-        fresh = FreshModel(exported)
+        fresh = StockModel(exported)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"transformers cannot load the folder: {str(error)[:400]}", where=str(exported)) from error
     if played_in != run:
@@ -178,7 +178,7 @@ def _first_calls(episodes: Sequence[Episode], version: int | None) -> Iterator[t
                 break
 
 
-def _compare_call(found: ExportCheck, fresh: FreshModel, episode: Episode, call: Call, options: dict[str, Any]) -> None:
+def _compare_call(found: ExportCheck, fresh: StockModel, episode: Episode, call: Call, options: dict[str, Any]) -> None:
     prompt, reply = prompt_ids(episode.calls, call.index), call.response_ids
     name = f"task {episode.task.task_id}"
     messages = [episode.messages[index] for index in call.messages]
@@ -204,7 +204,7 @@ def _compare_call(found: ExportCheck, fresh: FreshModel, episode: Episode, call:
             found.other_replies.append(f"{name}: {other}")
 
 
-def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, fresh: FreshModel) -> str | None:
+def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, fresh: StockModel) -> str | None:
     """Return where the model prefers another token than the reply's by more than rounding; None: nowhere."""
     for at in np.flatnonzero(greedy != reply):
         if margins[at] > tolerance:
@@ -220,7 +220,7 @@ def _first_difference(one: Ids, other: Ids) -> int:
 
 
 def _check_vllm(
-    found: ExportCheck, fresh: FreshModel, exported: Path, settings: Any, calls: Sequence[tuple[Episode, Call]]
+    found: ExportCheck, fresh: StockModel, exported: Path, settings: Any, calls: Sequence[tuple[Episode, Call]]
 ) -> None:
     """Compare each token of vLLM's greedy replies to the same prompts with transformers."""
     from ajet.engine.contract import DrawKey, Sampling, TokenRequest

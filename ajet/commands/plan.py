@@ -24,9 +24,9 @@ from ajet.config.references import check_reference
 from ajet.config.schema.base import walk_keys
 from ajet.config.schema.choices import is_reference
 from ajet.config.schema.sft import OBJECTIVE
-from ajet.engine.dimensions import parse_size, read_size
+from ajet.engine.dimensions import parse_size, read_size_and_context
 from ajet.engine.embedded import require_embedded
-from ajet.engine.model_source import HubUnreachableError, is_local, locate, refuse_hosted
+from ajet.engine.model_source import HubUnreachableError, is_local, locate_model, refuse_hosted
 from ajet.record.console import console, counted, format_bytes, format_seconds, print_line
 from ajet.rollout.components import renderer_of, require_gateway, workflow_of
 from ajet.schema.errors import ConfigError, UserError
@@ -209,7 +209,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
     """Return the rows on what is played in a step, and on the steps, of `train` tasks and `epoch` of them an epoch."""
     from ajet.algorithm.staleness import describe_importance_weights
     from ajet.commands.sampling.colocated import count_threads_per_side
-    from ajet.engine.machine import device_kind
+    from ajet.engine.machine import resolve_device_kind
     from ajet.record.processors import count_cores
 
     settings = experiment.ajet
@@ -224,7 +224,7 @@ def _describe_steps(experiment: Experiment, train: int, epoch: int) -> dict[str,
         rows["steps"] = _describe_length(settings, epoch)
     if trainer.mode == "async" and experiment.backbone.opens is not None:
         share = ", on one device"
-        if device_kind(trainer.device) == "cpu":
+        if resolve_device_kind(trainer.device) == "cpu":
             share = f"; threads of each: {count_threads_per_side(trainer)}, of {counted(count_cores(), 'core')}"
         rows["both sides"] = f"a trainer and a sampler at once, a process each{share}"
     if trainer.mode != "sync":
@@ -256,7 +256,9 @@ def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, st
     assert model.path is not None, "require_ready asks for it"
     is_planned = not is_needed and _find_size(experiment) is not None
     try:
-        source = locate(model.path, base=experiment.base, weights=False, trust_remote_code=model.trust_remote_code)
+        source = locate_model(
+            model.path, base=experiment.base, weights=False, trust_remote_code=model.trust_remote_code
+        )
     except HubUnreachableError as error:
         if is_planned:
             return None, error.what
@@ -269,7 +271,7 @@ def _open_tokenizer(experiment: Experiment, *, is_needed: bool) -> tuple[Any, st
 def _find_size(experiment: Experiment) -> ModelSize | None:
     """Return the size of the model by its files, or else by its name; None for a folder that is not there."""
     path, base = experiment.ajet.model.path, experiment.base
-    size, _ = read_size(path, base)
+    size, _ = read_size_and_context(path, base)
     if size is None and path is not None and (not is_local(path, base) or (base / path / "config.json").is_file()):
         return parse_size(path)
     return size
@@ -345,7 +347,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     if settings.rollout.engine == "endpoint":
         unchecked.append("the endpoint")
     elif model is not None and is_local(model, base):
-        locate(model, base=base, weights=False)
+        locate_model(model, base=base, weights=False)
     elif model is not None and model.startswith("embedded:"):
         require_embedded(model.removeprefix("embedded:"))
     elif model is not None:

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.engine.model_source import at_hand, how_it_comes, locate
-from ajet.engine.models import folder_of
+from ajet.engine.model_source import describe_download, find_local_model, locate_model
+from ajet.engine.models import prepare_folder
 from ajet.record.console import console, print_line
 from ajet.schema.errors import UserError
 
@@ -120,10 +120,10 @@ def find_recorded_model(
     Raises:
         UserError: the model is not here and may not be fetched.
     """
-    found = at_hand(path, base=base, weights=weights)
+    found = find_local_model(path, base=base, weights=weights)
     if found is not None:
         return found
-    how = how_it_comes(path, base=base)
+    how = describe_download(path, base=base)
     if not fetch and not _ask_to_fetch(path, how):
         raise UserError(
             f"The record names the model {path!r}, which is not on this machine: {how}.",
@@ -131,7 +131,7 @@ def find_recorded_model(
             expected="a model that is here, or your word",
             do="--fetch gets it, if you trust where the record comes from" + (f"; {otherwise}" if otherwise else ""),
         )
-    return folder_of(locate(path, base=base, weights=weights))
+    return prepare_folder(locate_model(path, base=base, weights=weights))
 
 
 def _ask_to_fetch(path: str, how: str) -> bool:

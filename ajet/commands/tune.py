@@ -92,13 +92,13 @@ def _fitting_defaults(
 ) -> dict[str, Any]:
     """Return the settings that fit the model and this machine, without those in `given`."""
     from ajet.commands.tune_defaults import choose_defaults
-    from ajet.engine.dimensions import read_size
-    from ajet.engine.machine import device_kind
+    from ajet.engine.dimensions import read_size_and_context
+    from ajet.engine.machine import resolve_device_kind
 
-    size, context = read_size(experiment.ajet.model.path, experiment.base)
+    size, context = read_size_and_context(experiment.ajet.model.path, experiment.base)
     device = experiment.ajet.trainer_common.device
     return choose_defaults(
-        given, size=size, context=context, is_cpu=device_kind(device) == "cpu",
+        given, size=size, context=context, is_cpu=resolve_device_kind(device) == "cpu",
         tasks=tasks, steps=steps, has_validation=has_validation,
     )  # fmt: skip
 

@@ -79,7 +79,7 @@ def require_ready(
     backbone = find_backbone(config.backbone)
     if serving and config.sft.objective is not None:
         raise ConfigError(
-            "ReplyStatistics are given to learn from, and agents are to be served.",
+            "Replies are given to learn from, and agents are to be served.",
             where=layers.locate(("ajet", *OBJECTIVE.split(".")), value=True),
             do=f"add ajet.{OBJECTIVE}=null",
         )

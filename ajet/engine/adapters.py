@@ -57,7 +57,7 @@ class Adapters(Sequence[Adapter]):
         """The adapters' names, in order."""
         return tuple(each.name for each in self._all)
 
-    def of(self, agent: str, target: str) -> str | None:
+    def find_adapter(self, agent: str, target: str) -> str | None:
         """The name of the adapter that this agent has; None: it has none."""
         for each in self._all:
             if any(fnmatchcase(target, pattern) or fnmatchcase(agent, pattern) for pattern in each.agents):
@@ -65,55 +65,55 @@ class Adapters(Sequence[Adapter]):
         return None
 
     @classmethod
-    def configured(cls, lora: LoraConfig) -> Adapters:
+    def from_config(cls, lora: LoraConfig) -> Adapters:
         """The adapters that `trainer_common.lora.adapters` names; empty where it names none."""
         return cls([Adapter(name, tuple(each.agents or [name])) for name, each in lora.adapters.items()])
 
     @classmethod
-    def saved(cls, folder: Path) -> Adapters:
+    def from_folder(cls, folder: Path) -> Adapters:
         """The adapters beside the model in `folder`; empty where there are none. Raises UserError for a table that is
         none, or an adapter that is not there."""
         place = folder / FOLDER / TABLE
         if not place.is_file():
             return cls([])
         try:
-            told = read_json(place)
-            if told["format"] != FORMAT:
-                raise ValueError(f"its format is {told['format']!r}")
-            found = cls([Adapter(str(each["name"]), tuple(map(str, each["agents"]))) for each in told["adapters"]])
+            table = read_json(place)
+            if table["format"] != FORMAT:
+                raise ValueError(f"its format is {table['format']!r}")
+            found = cls([Adapter(str(each["name"]), tuple(map(str, each["agents"]))) for each in table["adapters"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{place} cannot be read: {error}", where=str(place), expected="the table that ajet wrote with it"
             ) from error
         for name in found.names:
-            if name != Path(name).name or not (folder_of(folder, name) / "adapter_config.json").is_file():
+            if name != Path(name).name or not (adapter_folder(folder, name) / "adapter_config.json").is_file():
                 raise UserError(
                     f"The adapter {name} is not there.",
-                    where=str(folder_of(folder, name)),
+                    where=str(adapter_folder(folder, name)),
                     expected="adapter_config.json and adapter_model.safetensors, as its checkpoint had them",
                 )
         return found
 
     def write(self, folder: Path) -> None:
         """The table, beside the adapters in `folder`."""
-        told = {"format": FORMAT, "adapters": [asdict(each) for each in self._all]}
-        (folder / FOLDER / TABLE).write_text(json.dumps(told, indent=1))
+        table = {"format": FORMAT, "adapters": [asdict(each) for each in self._all]}
+        (folder / FOLDER / TABLE).write_text(json.dumps(table, indent=1))
 
 
-def folder_of(model: Path, name: str) -> Path:
+def adapter_folder(model: Path, name: str) -> Path:
     """The folder of the adapter `name` inside a model's folder."""
     return model / FOLDER / name
 
 
-def adapters_of(config: AjetConfig, base: Path | None = None) -> Adapters:
+def load_adapters(config: AjetConfig, base: Path | None = None) -> Adapters:
     """The adapters beside the model that `model.path` names, where it is a folder at hand. Raises UserError."""
-    from ajet.engine.model_source import at_hand
+    from ajet.engine.model_source import find_local_model
 
-    folder = at_hand(config.model.path, base=base) if config.model.path is not None else None
-    return Adapters([]) if folder is None else Adapters.saved(folder)
+    folder = find_local_model(config.model.path, base=base) if config.model.path is not None else None
+    return Adapters([]) if folder is None else Adapters.from_folder(folder)
 
 
-def with_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
+def attach_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
     """`model`, which becomes a peft model's, with the adapters of these names in `folder`; it computes with them where
     it is told to. Raises UserError."""
     try:
@@ -123,11 +123,11 @@ def with_adapters(model: Any, folder: Path, names: tuple[str, ...]) -> Any:
     first, *others = names
     settings: dict[str, Any] = {"autocast_adapter_dtype": False, "is_trainable": False}
     try:
-        adapted = PeftModel.from_pretrained(model, folder_of(folder, first), adapter_name=first, **settings)
+        adapted = PeftModel.from_pretrained(model, adapter_folder(folder, first), adapter_name=first, **settings)
         for name in others:
-            adapted.load_adapter(folder_of(folder, name), adapter_name=name, **settings)
+            adapted.load_adapter(adapter_folder(folder, name), adapter_name=name, **settings)
     except (ValueError, RuntimeError, OSError, KeyError) as error:
-        raise _unreadable(folder, error) from error
+        raise _build_adapter_error(folder, error) from error
     return model
 
 
@@ -140,28 +140,28 @@ def choose_adapter(model: Any, name: str | None) -> None:
             module.set_adapter([] if name is None else [name])
 
 
-def take_weights(model: Any, folder: Path, name: str) -> None:
+def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
     """Fill the adapter `name` of a peft model with the one of that name in `folder`. Raises UserError where it is
     another one."""
     from peft import set_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    place = folder_of(folder, name)
+    place = adapter_folder(folder, name)
     try:
         tensors = load_file(place / "adapter_model.safetensors")
-        told: Any = set_peft_model_state_dict(model, tensors, adapter_name=name)
+        result: Any = set_peft_model_state_dict(model, tensors, adapter_name=name)
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise _unreadable(place, error) from error
+        raise _build_adapter_error(place, error) from error
     own = sum(f".lora_A.{name}." in each or f".lora_B.{name}." in each for each, _ in model.named_parameters())
-    if told.unexpected_keys or len(tensors) != own:
-        raise _unreadable(place, ValueError(f"it has {len(tensors)} matrices, and this model's {own}"))
+    if result.unexpected_keys or len(tensors) != own:
+        raise _build_adapter_error(place, ValueError(f"it has {len(tensors)} matrices, and this model's {own}"))
     was, now = read_json(place / "adapter_config.json").get("lora_alpha"), model.peft_config[name].lora_alpha
     if was != now:
-        raise _unreadable(place, ValueError(f"its alpha is {was}, and here it would be {now}"))
+        raise _build_adapter_error(place, ValueError(f"its alpha is {was}, and here it would be {now}"))
 
 
-def _unreadable(place: Path, error: Exception) -> UserError:
+def _build_adapter_error(place: Path, error: Exception) -> UserError:
     return UserError(
         f"The adapters in {place} cannot be taken: {str(error)[:400]}",
         where=str(place),

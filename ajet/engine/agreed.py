@@ -20,13 +20,13 @@ from typing import Any
 from loguru import logger
 
 from ajet.config.locations import find_cache_root
-from ajet.engine.models import processor_flags
+from ajet.engine.models import read_processor_flags
 
-_SPEAK_TO_LIBRARIES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "ONEDNN_", "PYTORCH_", "TORCH_")
+_LIBRARY_VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "MKL_", "NVIDIA_", "ONEDNN_", "PYTORCH_", "TORCH_")
 """How the names of environment variables begin that choose kernels."""
 
 
-class Agreed:
+class VerdictCache:
     """The verdicts in one folder, a file each; None: in ajet's cache. A folder that cannot be read or written costs
     time: models are then tried at each start."""
 
@@ -48,28 +48,31 @@ class Agreed:
             logger.info("{}: each start holds the model against its eager pass again", error)
 
 
-def key_of(model: Any, *, code: Sequence[Path]) -> str:
+def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:
     """Under what a verdict on `model` is kept; "" where some of its code lies in no file. `code`: folders of ours whose
     modules compute it."""
     import torch
     import transformers
 
-    own = {_file_of(type(module)) for module in model.modules()}
+    own = {_find_source_file(type(module)) for module in model.modules()}
     if None in own:
         return ""
     device = model.get_input_embeddings().weight.device
     if device.type == "cuda":
         processor = repr((torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)))
     else:
-        processor = repr((platform.machine(), processor_flags(), torch.backends.cpu.get_cpu_capability()))
+        processor = repr((platform.machine(), read_processor_flags(), torch.backends.cpu.get_cpu_capability()))
     facts = [
         repr(model),
         model.training,
-        [(type(module).__qualname__, module.config.to_json_string(use_diff=False)) for module in _configured(model)],
+        [
+            (type(module).__qualname__, module.config.to_json_string(use_diff=False))
+            for module in _list_configured_modules(model)
+        ],
         [(name, str(tensor.dtype)) for name, tensor in [*model.named_parameters(), *model.named_buffers()]],
         [device.type, processor],
         [torch.__version__, torch.__config__.show(), torch.get_float32_matmul_precision(), transformers.__version__],
-        sorted((name, value) for name, value in os.environ.items() if name.startswith(_SPEAK_TO_LIBRARIES)),
+        sorted((name, value) for name, value in os.environ.items() if name.startswith(_LIBRARY_VARIABLES)),
     ]
     digest = hashlib.sha256(repr(facts).encode())
     folders = {*code, Path(__file__).parent, *(Path(file).parent for file in own if file)}
@@ -78,7 +81,7 @@ def key_of(model: Any, *, code: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _file_of(kind: type) -> str | None:
+def _find_source_file(kind: type) -> str | None:
     try:
         file = inspect.getsourcefile(kind)
     except (TypeError, OSError):  # made in a notebook, or compiled
@@ -86,7 +89,7 @@ def _file_of(kind: type) -> str | None:
     return file if file and os.path.isfile(file) else None
 
 
-def _configured(model: Any) -> list[Any]:
+def _list_configured_modules(model: Any) -> list[Any]:
     """One module for each distinct configuration; layers share theirs."""
     found = {id(module.config): module for module in model.modules() if hasattr(module, "config")}
     return [module for module in found.values() if hasattr(module.config, "to_json_string")]

@@ -134,7 +134,7 @@ class ChatEngine(Protocol):
         ...
 
 
-def reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary: int) -> int:
+def compute_reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary: int) -> int:
     """Tokens the reply may have: its own bound, or what the context leaves. Raises EngineFailure."""
     ids = request.prompt_ids
     room = max_model_len - len(ids)
@@ -153,7 +153,7 @@ def reply_limit(request: TokenRequest, *, max_model_len: int, vocabulary: int) -
     return min(request.sampling.max_tokens, room)
 
 
-class Around:
+class EngineWrapper:
     """The part that engines around another one share."""
 
     def __init__(self, engine: TokenEngine) -> None:

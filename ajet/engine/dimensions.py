@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ajet.engine.model_source import at_hand
+from ajet.engine.model_source import find_local_model
 from ajet.record.bounded_json import read_json
 
 
@@ -23,7 +23,7 @@ class Dimensions(NamedTuple):
     hidden: int
     layers: int
     heads: int
-    kept_heads: int
+    kv_heads: int
     """Heads of keys, and of values."""
     width: int
     """Of a head."""
@@ -36,24 +36,24 @@ class Dimensions(NamedTuple):
     """Whether queries and keys are normed."""
 
     @property
-    def asked(self) -> int:
+    def query_width(self) -> int:
         """Width of a layer's queries."""
         return self.heads * self.width
 
     @property
-    def kept(self) -> int:
+    def kv_width(self) -> int:
         """Width of a layer's keys, which is that of its values."""
-        return self.kept_heads * self.width
+        return self.kv_heads * self.width
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
         """(rows, columns) of a layer's: queries, keys, values, output, gate, up, down."""
         wide = (self.inner, self.hidden)
-        keys = (self.kept, self.hidden)
-        return [(self.asked, self.hidden), keys, keys, (self.hidden, self.asked), wide, wide, wide[::-1]]
+        keys = (self.kv_width, self.hidden)
+        return [(self.query_width, self.hidden), keys, keys, (self.hidden, self.query_width), wide, wide, wide[::-1]]
 
     @property
-    def multiplied(self) -> int:
+    def matrix_weights(self) -> int:
         """Weights of all layers' matrices."""
         return self.layers * sum(rows * columns for rows, columns in self.matrices)
 
@@ -63,45 +63,45 @@ class Dimensions(NamedTuple):
         return self.vocabulary * self.hidden
 
     def size(self) -> ModelSize:
-        """The numbers that memory follows from, as `weight_shapes.model_size` reads them from the files."""
+        """The numbers that memory follows from, as `read_model_size` reads them from the files."""
         norms = self.layers * (2 * self.hidden + 2 * self.width * self.normed) + self.hidden
-        parameters = self.multiplied + norms + self.head * (1 if self.tied else 2)
+        parameters = self.matrix_weights + norms + self.head * (1 if self.tied else 2)
         adapted = self.layers * sum(rows + columns for rows, columns in self.matrices)
-        return ModelSize(parameters, adapted, self.layers, self.hidden, self.inner, self.kept, self.vocabulary)
+        return ModelSize(parameters, adapted, self.layers, self.hidden, self.inner, self.kv_width, self.vocabulary)
 
 
-def dimensions(folder: Path) -> Dimensions | None:
+def read_dimensions(folder: Path) -> Dimensions | None:
     """The dimensions of a model in Hugging Face layout; None for one that is no dense decoder, or whose config.json
     does not say."""
     try:
-        whole = read_json(folder / "config.json")
-        told = whole.get("text_config") or whole
-        if any(told.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")):
+        top_config = read_json(folder / "config.json")
+        config = top_config.get("text_config") or top_config
+        if any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank")):
             return None
-        hidden, heads = int(told["hidden_size"]), int(told["num_attention_heads"])
-        kind = str(told.get("model_type", ""))
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        kind = str(config.get("model_type", ""))
         return Dimensions(
             hidden,
-            int(told["num_hidden_layers"]),
+            int(config["num_hidden_layers"]),
             heads,
-            int(told.get("num_key_value_heads") or heads),
-            int(told.get("head_dim") or hidden // heads),
-            int(told["intermediate_size"]),
-            int(told["vocab_size"]),
-            bool(told.get("tie_word_embeddings", whole.get("tie_word_embeddings", kind.startswith("gemma")))),
+            int(config.get("num_key_value_heads") or heads),
+            int(config.get("head_dim") or hidden // heads),
+            int(config["intermediate_size"]),
+            int(config["vocab_size"]),
+            bool(config.get("tie_word_embeddings", top_config.get("tie_word_embeddings", kind.startswith("gemma")))),
             kind.startswith("qwen3"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
         return None
 
 
-def read_size(model: str | None, base: Path) -> tuple[ModelSize | None, int | None]:
+def read_size_and_context(model: str | None, base: Path) -> tuple[ModelSize | None, int | None]:
     """Return size and longest context in tokens of a model; None for what files on this machine do not say."""
-    folder = at_hand(model, base=base, weights=False) if model is not None else None
+    folder = find_local_model(model, base=base, weights=False) if model is not None else None
     if folder is None:
         return None, None
-    size = model_size(folder)
-    if size is None and (shape := dimensions(folder)) is not None:
+    size = read_model_size(folder)
+    if size is None and (shape := read_dimensions(folder)) is not None:
         size = shape.size()
     try:
         config = read_json(folder / "config.json")
@@ -136,26 +136,26 @@ class ModelSize:
     hidden: int
     inner: int
     """Width of a layer's feed-forward part; of a mixture of experts, of those that a token goes through."""
-    kept: int
+    kv_width: int
     """Width of a layer's keys, which is that of its values."""
     vocabulary: int
 
 
-def model_size(folder: Path) -> ModelSize | None:
+def read_model_size(folder: Path) -> ModelSize | None:
     """The size of a model in Hugging Face layout; None where its files do not say it."""
     try:
-        told = read_json(folder / "config.json")
-        told = told.get("text_config") or told
-        hidden, heads = int(told["hidden_size"]), int(told["num_attention_heads"])
-        experts = int(told.get("num_experts_per_tok") or 0)
-        inner = int(told["moe_intermediate_size"]) * experts if experts and "moe_intermediate_size" in told else 0
-        kept = int(told.get("num_key_value_heads") or heads) * int(told.get("head_dim") or hidden // heads)
-        layers, vocabulary = int(told["num_hidden_layers"]), int(told["vocab_size"])
-        inner = inner or int(told.get("intermediate_size") or 4 * hidden)
+        config = read_json(folder / "config.json")
+        config = config.get("text_config") or config
+        hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+        experts = int(config.get("num_experts_per_tok") or 0)
+        inner = int(config["moe_intermediate_size"]) * experts if experts and "moe_intermediate_size" in config else 0
+        kv_width = int(config.get("num_key_value_heads") or heads) * int(config.get("head_dim") or hidden // heads)
+        layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])
+        inner = inner or int(config.get("intermediate_size") or 4 * hidden)
         shapes = [
             (name, [int(side) for side in about["shape"]])
             for path in sorted(folder.glob("*.safetensors"))
-            for name, about in _head(path).items()
+            for name, about in _read_header(path).items()
             if name != "__metadata__"
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
@@ -165,21 +165,21 @@ def model_size(folder: Path) -> ModelSize | None:
     adapted = sum(
         sum(shape) for name, shape in shapes if len(shape) == 2 and not name.endswith((*_EMBEDDINGS, *_HEADS))
     )
-    return ModelSize(sum(math.prod(shape) for _, shape in shapes), adapted, layers, hidden, inner, kept, vocabulary)
+    return ModelSize(sum(math.prod(shape) for _, shape in shapes), adapted, layers, hidden, inner, kv_width, vocabulary)
 
 
-def embedding_shapes(folder: Path) -> dict[str, list[int]]:
+def read_embedding_shapes(folder: Path) -> dict[str, list[int]]:
     """`embedding` and, where it has weights of its own, `head`: [rows, width]. Empty for what is not safetensors."""
     shapes: dict[str, list[int]] = {}
-    for path in _files(folder):
-        for name, told in _head(path).items():
+    for path in _list_weight_files(folder):
+        for name, about in _read_header(path).items():
             for kind, ends in (("embedding", _EMBEDDINGS), ("head", _HEADS)):
-                if name.endswith(ends) and isinstance(told, dict) and isinstance(told.get("shape"), list):
-                    shapes[kind] = told["shape"]
+                if name.endswith(ends) and isinstance(about, dict) and isinstance(about.get("shape"), list):
+                    shapes[kind] = about["shape"]
     return shapes
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_weight_files(folder: Path) -> list[Path]:
     """The model's weight files; of many, only those that hold embeddings or heads."""
     try:
         listed = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
@@ -188,12 +188,12 @@ def _files(folder: Path) -> list[Path]:
     return sorted({folder / file for name, file in listed.items() if name.endswith((*_EMBEDDINGS, *_HEADS))})
 
 
-def _head(path: Path) -> dict[str, Any]:
+def _read_header(path: Path) -> dict[str, Any]:
     """The header of a safetensors file: 8 bytes of length, then JSON."""
     try:
         with path.open("rb") as file:
             (size,) = struct.unpack("<Q", file.read(8))
-            told = json.loads(file.read(size)) if size <= _LONGEST_HEAD else {}
+            header = json.loads(file.read(size)) if size <= _LONGEST_HEAD else {}
     except (OSError, ValueError, struct.error):
         return {}
-    return told if isinstance(told, dict) else {}
+    return header if isinstance(header, dict) else {}

@@ -15,15 +15,15 @@ _WEYL = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def stream_of(key: DrawKey) -> int:
+def hash_draw_key(key: DrawKey) -> int:
     """The 64-bit start of a call's sequence."""
     state = 0
     for part in key:
-        state = _mix((state ^ (part & _MASK)) + _WEYL & _MASK)
+        state = _mix_bits((state ^ (part & _MASK)) + _WEYL & _MASK)
     return state
 
 
-def uniforms(streams_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+def draw_uniforms(streams_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """[B] numbers in [0, 1), 53 bits each: number `position` of each stream."""
     z = streams_B + (positions_B + np.uint64(1)) * np.uint64(_WEYL)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -32,7 +32,7 @@ def uniforms(streams_B: npt.NDArray[np.uint64], positions_B: npt.NDArray[np.uint
     return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def _mix(z: int) -> int:
+def _mix_bits(z: int) -> int:
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
     return z ^ (z >> 31)

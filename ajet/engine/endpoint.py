@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.config.other_models import read_api_key, read_outside_variable
 from ajet.config.services import RequiredService, find_model_problem
-from ajet.engine.asked_server import MOST_VALUES, SILENCE, AskedServer, within_episode
+from ajet.engine.asked_server import MOST_VALUES, SILENCE, RemoteServer, limit_silence
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, EngineFailure
 
@@ -31,7 +31,7 @@ URL_VARIABLE = "OPENAI_BASE_URL"
 OPENAI = "https://api.openai.com/v1"
 ENDPOINT_KEY = "ajet.rollout.endpoint"
 TIMEOUT_KEY = "rollout.endpoint.timeout"
-_OF_A_STREAM = (":", "event:", "id:", "retry:")
+_EVENT_PREFIXES = (":", "event:", "id:", "retry:")
 """How lines of a stream of events begin that are no data."""
 
 
@@ -41,18 +41,18 @@ class EndpointEngine:
     def __init__(
         self, base_url: str, model: str, *, api_key: str | None = None, silence: float = SILENCE, named: str = ""
     ) -> None:
-        """`silence`, `named`: see AskedServer."""
+        """`silence`, `named`: see RemoteServer."""
         self.base_url, self.model = base_url.rstrip("/"), model
-        self._server = AskedServer(self.base_url, api_key, silence=silence, named=named)
+        self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
         if base_url:
             logger.info("{} at {} answers without token ids: for debug and evaluation only.", model, self.base_url)
 
     @classmethod
     def from_config(cls, settings: AjetConfig) -> EndpointEngine:
         """The server of `rollout.endpoint`. Raises ConfigError when it names none."""
-        base_url, model, key = _named(settings)
+        base_url, model, key = _read_endpoint(settings)
         limit, episode = settings.rollout.endpoint.timeout, settings.rollout.episode_timeout
-        silence, named = within_episode(limit, TIMEOUT_KEY, episode)
+        silence, named = limit_silence(limit, TIMEOUT_KEY, episode)
         return cls(base_url, model, api_key=key, silence=silence, named=named)
 
     @classmethod
@@ -60,44 +60,44 @@ class EndpointEngine:
         """A debug model by its name, at the server that OPENAI_BASE_URL names (OpenAI's own without it), with the key
         in OPENAI_API_KEY; the same engine for the same name. When neither is set, its calls raise EngineFailure."""
         base_url, key = read_outside_variable(URL_VARIABLE), read_api_key(KEY_VARIABLE)
-        return _shared(base_url or (OPENAI if key else ""), name, key or None)
+        return _open_shared_engine(base_url or (OPENAI if key else ""), name, key or None)
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """Ask the endpoint for one reply, whole. Raises EngineFailure."""
         body = {**request, "model": self.model, "stream": False}
         body.pop("stream_options", None)
         try:
-            response = await self._client().post("/chat/completions", json=body)
+            response = await self._open_client().post("/chat/completions", json=body)
         except httpx.HTTPError as problem:
             raise self._server.unreachable(problem) from problem
         if response.status_code >= 400:
-            raise self._refused(response)
+            raise self._build_refusal(response)
         try:
             reply = load_json(response.content, most=MOST_VALUES)
         except ValueError as problem:
             what = f"what is no JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "nothing"
             raise EngineFailure(f"{self.base_url} answered {what} (status {response.status_code})") from problem
         if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
-            said = self._server.clean(str(reply))[:200]
-            raise EngineFailure(f"{self.base_url} answered what is no chat completion: {said}")
+            excerpt = self._server.clean(str(reply))[:200]
+            raise EngineFailure(f"{self.base_url} answered what is no chat completion: {excerpt}")
         return reply
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Ask the endpoint for one reply in chunks. Raises EngineFailure, also where the server breaks off."""
         body = {**request, "model": self.model, "stream": True}
         ended = begun = False
-        heard = time.monotonic()
+        last_chunk_at = time.monotonic()
         other = ""
         try:
-            async with self._client().stream("POST", "/chat/completions", json=body) as response:
+            async with self._open_client().stream("POST", "/chat/completions", json=body) as response:
                 status = response.status_code
                 if status >= 400:
                     await response.aread()
-                    raise self._refused(response)
+                    raise self._build_refusal(response)
                 async for line in response.aiter_lines():
                     if not line.startswith("data:"):  # a sign of life of the connection is none of the model's
-                        other = other or ("" if line.startswith(_OF_A_STREAM) else line)
-                        if time.monotonic() - heard > self._server.silence:
+                        other = other or ("" if line.startswith(_EVENT_PREFIXES) else line)
+                        if time.monotonic() - last_chunk_at > self._server.silence:
                             raise self._server.hangs(begun=begun)
                         continue
                     data = line[5:].strip()
@@ -105,7 +105,7 @@ class EndpointEngine:
                         ended = True
                         break
                     chunk = self._server.parsed(data)
-                    heard, begun = time.monotonic(), True
+                    last_chunk_at, begun = time.monotonic(), True
                     ended = ended or any(choice.get("finish_reason") for choice in chunk.get("choices") or ())
                     yield chunk
         except httpx.HTTPError as problem:
@@ -120,29 +120,29 @@ class EndpointEngine:
         """Release connections. Idempotent."""
         self._server.close()
 
-    def _client(self) -> httpx.AsyncClient:
+    def _open_client(self) -> httpx.AsyncClient:
         if not self.base_url:
             raise EngineFailure(
                 f"the debug model {self.model} has no server: set {URL_VARIABLE} or {KEY_VARIABLE} in the environment "
                 "or in .env",
                 retryable=False,
             )
-        return self._server.client(verify=_tls())
+        return self._server.client(verify=_make_tls_context())
 
-    def _refused(self, response: httpx.Response) -> EngineFailure:
+    def _build_refusal(self, response: httpx.Response) -> EngineFailure:
         try:
-            said = load_json(response.content)["error"]["message"]
+            message = load_json(response.content)["error"]["message"]
         except (ValueError, KeyError, TypeError):
-            said = response.text
-        return self._server.refused(response.status_code, str(said))
+            message = response.text
+        return self._server.refused(response.status_code, str(message))
 
 
 @cache
-def _shared(base_url: str, model: str, key: str | None) -> EndpointEngine:
+def _open_shared_engine(base_url: str, model: str, key: str | None) -> EndpointEngine:
     return EndpointEngine(base_url, model, api_key=key)
 
 
-def _named(settings: AjetConfig) -> tuple[str, str, str | None]:
+def _read_endpoint(settings: AjetConfig) -> tuple[str, str, str | None]:
     """Address, model and key of `rollout.endpoint`. Raises ConfigError."""
     chosen = settings.rollout.endpoint
     base_url = chosen.base_url or read_outside_variable(URL_VARIABLE)
@@ -159,7 +159,7 @@ def _named(settings: AjetConfig) -> tuple[str, str, str | None]:
 def services_of(experiment: Experiment) -> Iterator[RequiredService]:
     """For the list of what a run stands on: the server that answers, where none of ours does."""
     if experiment.ajet.rollout.engine == "endpoint":
-        base_url, model, key = _named(experiment.ajet)
+        base_url, model, key = _read_endpoint(experiment.ajet)
         yield RequiredService(
             "model server",
             base_url,
@@ -171,5 +171,5 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def _make_tls_context() -> ssl.SSLContext:
     return ssl.create_default_context()

@@ -12,17 +12,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ajet.engine.sampler import machine_of, open_sampler, transformers_engine
+from ajet.engine.sampler import choose_machine, make_transformers_engine, open_sampler
 from ajet.record.checkpoint import STATE, digest_file, inspect_checkpoint, step_of
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.contract import TokenEngine
-    from ajet.engine.probe import Probe
+    from ajet.engine.probe import WeightsProbe
 
 
-class Followed(Protocol):
+class EngineFollower(Protocol):
     """An engine, and how it gets other weights."""
 
     tokenizer: Any
@@ -35,76 +35,76 @@ class Followed(Protocol):
         """The version of the weights that it samples with; negative: nobody knows yet."""
         ...
 
-    def take(
+    def load_weights(
         self,
         folder: Path | None,
         version: int,
-        probe: Probe | None,
-        waits: Callable[[], None],
+        probe: WeightsProbe | None,
+        on_wait: Callable[[], None],
         *,
-        leads: bool = True,
+        is_leader: bool = True,
     ) -> bool:
         """Sample with the weights in `folder` (None: those of model.path), which are policy `version`, from here on.
-        `probe`: by which weights elsewhere are known; `waits`: called about once a second while replies under way are
-        waited for; `leads`: whether a server elsewhere is given them by this process. Answers False where it cannot be
-        given others: `version` says which it goes on with. Raises FileNotFoundError where they are gone by now or not
-        there yet, ValueError for a version older than the present one, UserError for another model's."""
+        `probe`: by which weights elsewhere are known; `on_wait`: called about once a second while replies under way are
+        waited for; `is_leader`: whether a server elsewhere is given them by this process. Answers False where it cannot
+        be given others: `version` says which it goes on with. Raises FileNotFoundError where they are gone by now or
+        not there yet, ValueError for a version older than the present one, UserError for another model's."""
         ...
 
 
-def server_of(config: AjetConfig) -> str:
+def read_server_address(config: AjetConfig) -> str:
     """The address of the server elsewhere that is sampled from, the same for all who name it so; "": there is none."""
     chosen = config.rollout.vllm.base_url if config.rollout.engine == "vllm" else None
     return (chosen or "").rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def open_followed(config: AjetConfig, *, base: Path | None = None) -> Followed:
+def open_follower(config: AjetConfig, *, base: Path | None = None) -> EngineFollower:
     """The engine that `rollout.engine` names, with the weights of `model.path` as version 0. Raises UserError."""
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is not None:
-        from ajet.engine.followed_server import FollowedServer
-        from ajet.engine.model_source import locate
-        from ajet.engine.models import folder_of, load_tokenizer
+        from ajet.engine.followed_server import ServerFollower
+        from ajet.engine.model_source import locate_model
+        from ajet.engine.models import load_tokenizer, prepare_folder
 
         assert config.model.path is not None, "require_ready asks for it"
-        source = locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
-        return FollowedServer(config, load_tokenizer(source), folder_of(source))
+        source = locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
+        return ServerFollower(config, load_tokenizer(source), prepare_folder(source))
     if config.rollout.engine == "vllm":
-        return _Vllm(config, base)
-    return _Transformers(config, base)
+        return _VllmFollower(config, base)
+    return _TransformersFollower(config, base)
 
 
-class _Transformers:
+class _TransformersFollower:
     def __init__(self, config: AjetConfig, base: Path | None) -> None:
-        from ajet.engine.model_source import locate
+        from ajet.engine.model_source import locate_model
         from ajet.engine.models import load_model, load_tokenizer
 
         assert config.model.path is not None, "require_ready asks for it"
-        source = locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
+        source = locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
         self.tokenizer: Any = load_tokenizer(source)
-        device, dtype = machine_of(config)
+        device, dtype = choose_machine(config)
         self._model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        self.engine = transformers_engine(config, self._model)
+        self.engine = make_transformers_engine(config, self._model)
 
     @property
     def version(self) -> int:
-        """See `Followed`."""
+        """See `EngineFollower`."""
         return self.engine.version
 
-    def take(
+    def load_weights(
         self,
         folder: Path | None,
         version: int,
-        probe: Probe | None,
-        waits: Callable[[], None],
+        probe: WeightsProbe | None,
+        on_wait: Callable[[], None],
         *,
-        leads: bool = True,
+        is_leader: bool = True,
     ) -> bool:
-        """See `Followed`."""
+        """See `EngineFollower`."""
         import torch
 
         assert folder is not None, "it began with those of model.path"
         parameters = dict(self._model.named_parameters())
-        with saved_tensors(folder, {name: tuple(each.shape) for name, each in parameters.items()}) as tensors:
+        with open_saved_tensors(folder, {name: tuple(each.shape) for name, each in parameters.items()}) as tensors:
             if version < self.version:
                 raise ValueError(f"policy version {version} is older than {self.version}")
             with self.engine.paused(), torch.no_grad():
@@ -114,42 +114,44 @@ class _Transformers:
         return True
 
 
-class _Vllm:
+class _VllmFollower:
     def __init__(self, config: AjetConfig, base: Path | None) -> None:
         self._folder: Path | None = None
-        self.engine, self.tokenizer = open_sampler(config, base=base, weights=self._tensors)
+        self.engine, self.tokenizer = open_sampler(config, base=base, weights=self._read_tensors)
 
     @property
     def version(self) -> int:
-        """See `Followed`."""
+        """See `EngineFollower`."""
         return self.engine.version
 
-    def take(
+    def load_weights(
         self,
         folder: Path | None,
         version: int,
-        probe: Probe | None,
-        waits: Callable[[], None],
+        probe: WeightsProbe | None,
+        on_wait: Callable[[], None],
         *,
-        leads: bool = True,
+        is_leader: bool = True,
     ) -> bool:
-        """See `Followed`."""
+        """See `EngineFollower`."""
         assert folder is not None, "it began with those of model.path"
         if version < self.version:
             raise ValueError(f"policy version {version} is older than {self.version}")
-        with saved_tensors(folder, {}):  # there, and readable
+        with open_saved_tensors(folder, {}):  # there, and readable
             self._folder = folder
             self.engine.weights_changed(version)
         return True
 
-    def _tensors(self) -> Iterator[tuple[str, Any]]:
-        assert self._folder is not None, "`take` names it first"
-        with saved_tensors(self._folder, None) as tensors:
+    def _read_tensors(self) -> Iterator[tuple[str, Any]]:
+        assert self._folder is not None, "`load_weights` names it first"
+        with open_saved_tensors(self._folder, None) as tensors:
             yield from tensors
 
 
 @contextmanager
-def saved_tensors(folder: Path, wanted: Mapping[str, tuple[int, ...]] | None) -> Iterator[Iterator[tuple[str, Any]]]:
+def open_saved_tensors(
+    folder: Path, wanted: Mapping[str, tuple[int, ...]] | None
+) -> Iterator[Iterator[tuple[str, Any]]]:
     """Within the block the tensors of a model in Hugging Face layout, one at a time, though the folder be removed.
     `wanted`: by name, of this shape; None: all. Raises FileNotFoundError, also where not all of it is there yet;
     UserError where one is missing or another, or is not what was written."""

@@ -4,8 +4,9 @@ known by what it says of the announced probe.
 Invariant: a token bears a version only while the server is known to have its weights. They are known by the name that
 the server has for them and by its log-probabilities of the probe, both; a server without a name for them, which cannot
 be given others, is taken for the oldest announced version that fits. What another process changes there under way is
-noticed by the name before and after each reply (`RemoteEngine.has`): that reply fails. Of several processes that
-sample from one server one `leads` and gives it weights; the others wait until it has them, and look for themselves.
+noticed by the name before and after each reply (`RemoteEngine.confirm_weights`): that reply fails. Of several processes
+that sample from one server one `is_leader` and gives it weights; the others wait until it has them, and look for
+themselves.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.engine.asked_server import ServerAway
+from ajet.engine.asked_server import ServerAwayError
 from ajet.engine.served import open_remote
-from ajet.engine.server_weights import Crossed
+from ajet.engine.server_weights import ConcurrentLoadError
 from ajet.record.checkpoint import Checkpoint, inspect_checkpoint
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig
-    from ajet.engine.probe import Probe
+    from ajet.engine.probe import WeightsProbe
 
 AWAY = 600.0
 """Seconds for which a server may be away before who samples from it ends."""
@@ -33,8 +34,8 @@ UNKNOWN = -1
 """Version of a server whose weights nobody has looked at yet, or that were changed by somebody else."""
 
 
-class FollowedServer:
-    """See `ajet.engine.followed.Followed`."""
+class ServerFollower:
+    """See `ajet.engine.followed.EngineFollower`."""
 
     def __init__(self, config: AjetConfig, tokenizer: Any, first: Path) -> None:
         """`first`: the folder of model.path, for a server that was given other weights before."""
@@ -50,23 +51,23 @@ class FollowedServer:
     @property
     def version(self) -> int:
         """The version of the server's weights; UNKNOWN before the first look, and after somebody else changed them."""
-        return self.engine.version if self._known and not self.engine.surprised else UNKNOWN
+        return self.engine.version if self._known and not self.engine.has_unknown_weights else UNKNOWN
 
-    def take(
+    def load_weights(
         self,
         folder: Path | None,
         version: int,
-        probe: Probe | None,
-        waits: Callable[[], None],
+        probe: WeightsProbe | None,
+        on_wait: Callable[[], None],
         *,
-        leads: bool = True,
+        is_leader: bool = True,
     ) -> bool:
-        """See `Followed`. False: it cannot be given these; `version` says what it has. Raises UserError, also for a
-        server that has none of the announced weights, and for one that is away for long: for a while it is one whose
+        """See `EngineFollower`. False: it cannot be given these; `version` says what it has. Raises UserError, also for
+        a server that has none of the announced weights, and for one that is away for long: for a while it is one whose
         weights are not there, since it may be being started again."""
         try:
-            taken = self._take(folder, version, probe, waits, leads=leads)
-        except ServerAway as away:
+            taken = self._load_version(folder, version, probe, on_wait, is_leader=is_leader)
+        except ServerAwayError as away:
             now = time.monotonic()
             self._away = self._away or now
             if now - self._away > AWAY:
@@ -79,27 +80,33 @@ class FollowedServer:
         self._away = 0.0
         return taken
 
-    def _take(
-        self, folder: Path | None, version: int, probe: Probe | None, waits: Callable[[], None], *, leads: bool
+    def _load_version(
+        self,
+        folder: Path | None,
+        version: int,
+        probe: WeightsProbe | None,
+        on_wait: Callable[[], None],
+        *,
+        is_leader: bool,
     ) -> bool:
         assert probe is not None, "a sampler at a server waits until the trainer has announced one"
         name = self._weights.name()
         if name is None:
-            return self._fixed(version, probe)
-        wanted = name_of(folder, version)
-        if name != wanted and not leads:
+            return self._match_fixed_weights(version, probe)
+        wanted = name_weights(folder, version)
+        if name != wanted and not is_leader:
             raise FileNotFoundError(f"{self.engine.base_url} has {name}, and another sampler gives it {wanted}")
         if name != wanted or self.version != version:
-            with self.engine.quiet(waits):
+            with self.engine.drain_calls(on_wait):
                 if (now := self._weights.name()) not in (name, wanted):
                     raise FileNotFoundError(f"{name}: meanwhile the server has got {now}")  # ours may be old by now
                 try:
-                    self._give(now, wanted, folder, version, probe)
-                except Crossed as crossed:
+                    self._send_weights(now, wanted, folder, version, probe)
+                except ConcurrentLoadError as crossed:
                     raise FileNotFoundError(f"{crossed}: they are given again") from crossed
         return True
 
-    def _give(self, name: str, wanted: str, folder: Path | None, version: int, probe: Probe) -> None:
+    def _send_weights(self, name: str, wanted: str, folder: Path | None, version: int, probe: WeightsProbe) -> None:
         if name != wanted:
             self._known = False
             if folder is not None:
@@ -112,28 +119,28 @@ class FollowedServer:
         if not probe.matches(version, found):
             self._known = False
             if (now := self._weights.name()) != wanted:
-                raise Crossed(f"the server has got {now} since it was given {wanted}")
-            gap = probe.gap(version, found)
-            raise self._refusal(
+                raise ConcurrentLoadError(f"the server has got {now} since it was given {wanted}")
+            gap = probe.measure_gap(version, found)
+            raise self._build_refusal(
                 f"its log-probabilities are {gap:.3g} nats a token from those of policy {version}",
                 f"at most {probe.tolerance:g} (ajet.trainer_common.canary). A server on a CPU packs its weights at the "
                 "start and loads only a part of later ones: let ajet sample start vLLM itself there",
             )
-        self.engine.has(version, wanted)
+        self.engine.confirm_weights(version, wanted)
         self._known = True
 
-    def _fixed(self, version: int, probe: Probe) -> bool:
+    def _match_fixed_weights(self, version: int, probe: WeightsProbe) -> bool:
         if self._looked == version:
             return self.version == version
         found = self.engine.score(probe.ids)
-        has = probe.oldest(found)
+        has = probe.find_oldest(found)
         if has is None or (self._known and not probe.matches(self.engine.version, found)):
-            raise self._refusal(
+            raise self._build_refusal(
                 "they are none of those that the trainer announced, by its log-probabilities of the probe",
                 f"the weights of model.path. To be given others it must be started with {self._weights.cannot}",
             )
         if not self._known:
-            self.engine.has(has, None)
+            self.engine.confirm_weights(has, None)
             self._known = True
         self._looked = version
         if self.version != version:
@@ -142,7 +149,7 @@ class FollowedServer:
             )
         return self.version == version
 
-    def _refusal(self, why: str, expected: str) -> UserError:
+    def _build_refusal(self, why: str, expected: str) -> UserError:
         return UserError(
             f"The weights of the {self.engine.kind} server are not the trainer's: {why}.",
             where=f"ajet.rollout.vllm.base_url: {self.engine.base_url}",
@@ -150,7 +157,7 @@ class FollowedServer:
         )
 
 
-def name_of(folder: Path | None, version: int) -> str:
+def name_weights(folder: Path | None, version: int) -> str:
     """What a server calls the weights in `folder`: two checkpoints of one number have two names. Raises
     FileNotFoundError where it is not there, or not all of it."""
     if folder is None:

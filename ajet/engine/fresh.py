@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ajet.engine.adapters import Adapters, choose_adapter, with_adapters
+from ajet.engine.adapters import Adapters, attach_adapters, choose_adapter
 from ajet.engine.model_cache import quiet_transformers
 from ajet.schema.call import Floats, Ids
 
 
-class Reading(NamedTuple):
+class ReplyLogprobs(NamedTuple):
     """A model's log-probabilities at each of R tokens."""
 
     logprobs: Floats
@@ -29,7 +29,7 @@ class Reading(NamedTuple):
     """[R] by how many nats that one is likelier."""
 
 
-class FreshModel:
+class StockModel:
     """A model out of a folder in Hugging Face layout, in evaluation mode."""
 
     def __init__(self, folder: Path) -> None:
@@ -39,9 +39,9 @@ class FreshModel:
         with quiet_transformers():
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
             self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
-            self.adapters = Adapters.saved(folder).names
+            self.adapters = Adapters.from_folder(folder).names
             if self.adapters:
-                self.model = with_adapters(self.model, folder, self.adapters).eval()
+                self.model = attach_adapters(self.model, folder, self.adapters).eval()
         if torch.cuda.is_available():
             self.model.cuda()
 
@@ -53,8 +53,8 @@ class FreshModel:
     @property
     def ends(self) -> frozenset[int]:
         """Tokens after which whoever generates with its own settings stops."""
-        told = self.model.generation_config.eos_token_id
-        return frozenset(told if isinstance(told, list) else [] if told is None else [told])
+        end_ids = self.model.generation_config.eos_token_id
+        return frozenset(end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids])
 
     def prompt(self, messages: list[dict[str, Any]], tools: Any, options: dict[str, Any], day: date) -> Ids:
         """[P] the ids of a conversation on that day, by the folder's template."""
@@ -69,7 +69,7 @@ class FreshModel:
         return np.asarray(ids, np.int32)
 
     @torch.no_grad()
-    def read(self, prompt: Ids, reply: Ids, adapter: str | None = None) -> Reading:
+    def read(self, prompt: Ids, reply: Ids, adapter: str | None = None) -> ReplyLogprobs:
         """One forward pass over a prompt [P] and a reply [R], by this one of several adapters."""
         if self.adapters:
             choose_adapter(self.model, adapter)
@@ -78,4 +78,4 @@ class FreshModel:
         logprobs = torch.log_softmax(logits, -1)
         own = logprobs.gather(1, ids[len(prompt) :, None]).squeeze(1)
         best, greedy = logprobs.max(-1)
-        return Reading(own.cpu().numpy(), greedy.int().cpu().numpy(), (best - own).cpu().numpy())
+        return ReplyLogprobs(own.cpu().numpy(), greedy.int().cpu().numpy(), (best - own).cpu().numpy())

@@ -15,7 +15,7 @@ from ajet.engine.model_cache import Progress, quiet_transformers
 from ajet.record.files import apply_umask
 from ajet.schema.errors import MissingExtraError, UserError
 
-_ALONE = {"trust_remote_code": False, "local_files_only": True}
+_LOCAL_ONLY = {"trust_remote_code": False, "local_files_only": True}
 """What lies beside the file has no part in it."""
 
 
@@ -33,29 +33,29 @@ def convert_gguf(gguf: Path, target: Path, progress: Progress) -> None:
     with quiet_transformers(), redirect_stderr(io.StringIO()):  # the reader draws a bar whatever is asked of it
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **_ALONE
+                gguf.parent, gguf_file=gguf.name, dtype=torch.float32, **_LOCAL_ONLY
             )
         except (ValueError, KeyError, OSError) as error:
             raise UserError(f"{gguf} cannot be read as a model: {error}", where="model.path") from error
-        tokenizer = _tokenizer(gguf, model.config)
+        tokenizer = _load_tokenizer(gguf, model.config)
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
     apply_umask(target)
 
 
-def _tokenizer(gguf: Path, config: Any) -> Any:
+def _load_tokenizer(gguf: Path, config: Any) -> Any:
     """The file's tokenizer with what the reader loses put right: the ids for begin, end and padding, the digits'
     own tokens, and a decoder that only joins bytes (the generic one also turns the letter U+2581 into a blank)."""
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **_ALONE)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, **_LOCAL_ONLY)
     tokenizer.clean_up_tokenization_spaces = False
     for role in ("bos", "eos", "pad"):
         token_id = getattr(config, f"{role}_token_id", None)
         if isinstance(token_id, int):
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(token_id))
-    fields = _fields(gguf)
+    fields = _read_fields(gguf)
     if fields.get("tokenizer.ggml.model") == "gpt2":
         backend = tokenizer.backend_tokenizer
         backend.decoder = decoders.ByteLevel()
@@ -65,7 +65,7 @@ def _tokenizer(gguf: Path, config: Any) -> Any:
     return tokenizer
 
 
-def _fields(gguf: Path) -> dict[str, str]:
+def _read_fields(gguf: Path) -> dict[str, str]:
     from gguf import GGUFReader
 
     reader = GGUFReader(gguf)

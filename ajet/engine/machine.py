@@ -6,26 +6,26 @@ from pathlib import Path
 
 import psutil
 
-from ajet.engine.models import fast_dtype
+from ajet.engine.models import choose_fast_dtype
 
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def free_memory(device: str) -> int | None:
+def measure_free_memory(device: str) -> int | None:
     """Bytes that this process may have on `trainer_common.device`: what is free and what it has already; None for a
     device that does not tell."""
     import torch
 
-    kind = device_kind(device)
+    kind = resolve_device_kind(device)
     if kind == "cuda":
         device = "cuda" if device == "auto" else device
         if not torch.cuda.is_available():
             return None
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    return main_memory()[1] + psutil.Process().memory_info().rss if kind == "cpu" else None
+    return measure_main_memory()[1] + psutil.Process().memory_info().rss if kind == "cpu" else None
 
 
-def main_memory() -> tuple[int, int]:
+def measure_main_memory() -> tuple[int, int]:
     """Bytes in all and free, within the control group's limit."""
     total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
     try:
@@ -38,7 +38,7 @@ def main_memory() -> tuple[int, int]:
     return total, free
 
 
-def device_kind(device: str) -> str:
+def resolve_device_kind(device: str) -> str:
     """cuda, mps or cpu: what `trainer_common.device` is here."""
     import torch
 
@@ -47,9 +47,9 @@ def device_kind(device: str) -> str:
     return device.split(":")[0]
 
 
-def float32_is_usual(device: str) -> bool:
+def is_float32_default(device: str) -> bool:
     """Whether `model.dtype: auto` is float32 on this device."""
     import torch
 
-    kind = device_kind(device)
-    return fast_dtype("cpu" if kind == "cuda" and not torch.cuda.is_available() else kind) is torch.float32
+    kind = resolve_device_kind(device)
+    return choose_fast_dtype("cpu" if kind == "cuda" and not torch.cuda.is_available() else kind) is torch.float32

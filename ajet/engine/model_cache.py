@@ -25,13 +25,13 @@ Progress = Callable[[str, int, int], None]
 """Called with (what is being done, units done, units in all); in all = 0 where it is unknown."""
 
 
-def kept_entry(name: str) -> Path | None:
+def find_entry(name: str) -> Path | None:
     """The folder `name` of the cache, if there is one."""
     target = find_cache_root() / name
     return target if target.is_dir() else None
 
 
-def entry(name: str, make: Callable[[Path], None]) -> Path:
+def open_entry(name: str, make: Callable[[Path], None]) -> Path:
     """The folder `name` of the cache; `make(folder)` fills an empty one if there is none yet. Raises UserError where
     the cache cannot be written to."""
     target = find_cache_root() / name
@@ -44,10 +44,10 @@ def entry(name: str, make: Callable[[Path], None]) -> Path:
         room="the model, twice while it is made",
         other_folder=", or name another folder in the variable AJET_CACHE",
     ):
-        return _made(target, make)
+        return _fill_entry(target, make)
 
 
-def _made(target: Path, make: Callable[[Path], None]) -> Path:
+def _fill_entry(target: Path, make: Callable[[Path], None]) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with alone(target.with_name(target.name + ".lock"), f"makes {target}", do="set AJET_CACHE to another one"):
         if target.is_dir():
@@ -78,7 +78,7 @@ class ProgressLines:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if self._stream.isatty() and total and console.is_terminal:
-            self._draw(what, done, total)
+            self._draw_bar(what, done, total)
             return
         if self._bar is not None:
             self._bar.progress.close()
@@ -90,7 +90,7 @@ class ProgressLines:
         share = f" {done / total:.0%}" if total and done else ""
         print(f"{what}{share}", file=self._stream, flush=True)
 
-    def _draw(self, what: str, done: int, total: int) -> None:
+    def _draw_bar(self, what: str, done: int, total: int) -> None:
         """Draw the bar, in megabytes; it goes when the work is done."""
         if self._bar is None or what != self._what:
             self._what = what

@@ -36,15 +36,15 @@ def read_limits(folder: Path) -> ModelLimits:
     """Read a folder in Hugging Face layout. Raises UserError for a config.json that is no JSON object."""
     path = folder / "config.json"
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"The model's config.json can't be read: {error}", where=str(path)) from None
-    if not isinstance(whole, dict):
+    if not isinstance(config, dict):
         raise UserError("The model's config.json holds no JSON object.", where=str(path))
-    text = whole["text_config"] if isinstance(whole.get("text_config"), dict) else {}
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
 
     def number(*names: str) -> int | None:
-        found = [part[name] for part in (whole, text) for name in names if isinstance(part.get(name), int)]
+        found = [part[name] for part in (config, text) for name in names if isinstance(part.get(name), int)]
         return found[0] if found else None
 
     return ModelLimits(
@@ -52,10 +52,12 @@ def read_limits(folder: Path) -> ModelLimits:
         heads=number("num_attention_heads"),
         kv_heads=number("num_key_value_heads"),
         experts=number("num_experts", "num_local_experts", "n_routed_experts"),
-        parameters=_parameters(folder, str(whole.get("dtype") or whole.get("torch_dtype") or text.get("dtype"))),
-        images=isinstance(whole.get("vision_config"), dict),
-        cached_numbers=_cached_numbers({**whole, **text}),
-        rotary_border=_rotary_border({**whole, **text}),
+        parameters=_count_parameters(
+            folder, str(config.get("dtype") or config.get("torch_dtype") or text.get("dtype"))
+        ),
+        images=isinstance(config.get("vision_config"), dict),
+        cached_numbers=_count_cached_numbers({**config, **text}),
+        rotary_border=_find_rotary_border({**config, **text}),
     )
 
 
@@ -64,12 +66,12 @@ _PARTIAL = ("sliding_window", "layer_types", "kv_lora_rank", "layers_block_type"
 """Where one of these is set, some layers keep less than the keys and values of every token."""
 
 
-def _parameters(folder: Path, dtype: str) -> int | None:
+def _count_parameters(folder: Path, dtype: str) -> int | None:
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return stored // _BYTES[dtype] if stored and dtype in _BYTES else None
 
 
-def _cached_numbers(config: dict[str, Any]) -> int | None:
+def _count_cached_numbers(config: dict[str, Any]) -> int | None:
     if any(config.get(name) for name in _PARTIAL):
         return None
     heads = config.get("num_attention_heads")
@@ -80,7 +82,7 @@ def _cached_numbers(config: dict[str, Any]) -> int | None:
     return 2 * layers * kv_heads * size or None
 
 
-def _rotary_border(config: dict[str, Any]) -> int | None:
+def _find_rotary_border(config: dict[str, Any]) -> int | None:
     rope = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(rope, dict):
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ajet.config.locations import find_cache_root
 from ajet.config.other_models import OPENAI, read_api_key
-from ajet.engine.model_cache import Progress, ProgressLines, kept_entry
+from ajet.engine.model_cache import Progress, ProgressLines, find_entry
 from ajet.schema.advice import advise_on_path
 from ajet.schema.commands import find_python, format_command, format_list_command
 from ajet.schema.errors import UserError
@@ -46,7 +46,7 @@ class ModelSource:
     """Whether Python code in `folder` may be run: only as `model.trust_remote_code` of a YAML says."""
 
 
-def locate(
+def locate_model(
     path: str,
     *,
     base: Path | None = None,
@@ -56,34 +56,34 @@ def locate(
 ) -> ModelSource:
     """Find the model `path` names; fetch it if it must be fetched, without its `weights` if those are not needed.
     Relative paths are tried from `base`, then from the working directory. Raises UserError."""
-    found = _found(path, base, progress or ProgressLines(), weights)
+    found = _find_model(path, base, progress or ProgressLines(), weights)
     return replace(found, trust_remote_code=trust_remote_code)
 
 
-def at_hand(path: str, *, base: Path | None = None, weights: bool = True) -> Path | None:
+def find_local_model(path: str, *, base: Path | None = None, weights: bool = True) -> Path | None:
     """The folder, in Hugging Face layout, of the model `path` if it lies on this machine ready to be loaded; else None.
     Starts no process, reaches no network, converts nothing: for who looks at a record."""
     if path.startswith("embedded:"):
-        from ajet.engine.embedded import kept_folder
+        from ajet.engine.embedded import find_cached_folder
 
-        return kept_folder(path.removeprefix("embedded:"))
-    place = _place(path, base)
+        return find_cached_folder(path.removeprefix("embedded:"))
+    place = _find_path(path, base)
     if place is not None:
         try:
-            source = _local(path, place)
+            source = _open_local(path, place)
         except (UserError, OSError):
             return None
-        return source.folder or kept_entry(gguf_entry(source.gguf_file))
-    return None if _looks_local(path) else _cached(path, weights)
+        return source.folder or find_entry(name_gguf_entry(source.gguf_file))
+    return None if _looks_local(path) else _find_in_hub_cache(path, weights)
 
 
-def how_it_comes(path: str, *, base: Path | None = None) -> str:
-    """A sentence on what `locate` and loading would do for a model that is not at hand."""
+def describe_download(path: str, *, base: Path | None = None) -> str:
+    """A sentence on what `locate_model` and loading would do for a model that is not at hand."""
     if path.startswith("embedded:"):
-        from ajet.engine.embedded import how_it_comes as of_package
+        from ajet.engine.embedded import describe_download as of_package
 
         return of_package(path.removeprefix("embedded:"))
-    place = _place(path, base)
+    place = _find_path(path, base)
     if place is not None:
         return f"the file {place} would be converted, with all its weights, into {find_cache_root()}"
     from huggingface_hub import constants, get_token
@@ -92,7 +92,7 @@ def how_it_comes(path: str, *, base: Path | None = None) -> str:
     return f"{path!r} would be downloaded from {constants.ENDPOINT}{token}"
 
 
-def gguf_entry(gguf: Path | None) -> str:
+def name_gguf_entry(gguf: Path | None) -> str:
     """The cache's name of what a .gguf file is converted to."""
     assert gguf is not None, "a source is a folder or a file"
     about = gguf.stat()
@@ -100,7 +100,7 @@ def gguf_entry(gguf: Path | None) -> str:
     return f"models/{gguf.stem}-{identity}"
 
 
-def _place(path: str, base: Path | None) -> Path | None:
+def _find_path(path: str, base: Path | None) -> Path | None:
     try:
         named = Path(path).expanduser()
         return next((place.resolve() for root in (base, Path.cwd()) if root and (place := root / named).exists()), None)
@@ -108,14 +108,14 @@ def _place(path: str, base: Path | None) -> Path | None:
         return None
 
 
-def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> ModelSource:
+def _find_model(path: str, base: Path | None, progress: Progress, weights: bool) -> ModelSource:
     if path.startswith("embedded:"):
         from ajet.engine.embedded import embedded_folder
 
         return ModelSource(path, folder=embedded_folder(path.removeprefix("embedded:"), progress))
-    place = _place(path, base)
+    place = _find_path(path, base)
     if place is not None:
-        return _local(path, place)
+        return _open_local(path, place)
     if _OLLAMA_NAME.fullmatch(path) and not path.endswith(".gguf"):
         raise UserError(
             f"{path} looks like a name of Ollama's, and models are not taken from Ollama.",
@@ -130,15 +130,18 @@ def _found(path: str, base: Path | None, progress: Progress, weights: bool) -> M
             where="model.path",
             expected=_EXPECTED,
             do=advise_on_path(path)
-            or _who_makes(path, base)
+            or _advise_on_maker(path, base)
             or "Correct the path, or use embedded:smollm2-135m, which needs no other files.",
         )
     refuse_hosted(path, _EXPECTED)
-    do = _who_makes(path, base) or "Check the name and the network, or use a local folder or embedded:smollm2-135m."
-    return ModelSource(path, folder=_from_hub(path, progress, weights, do))
+    do = (
+        _advise_on_maker(path, base)
+        or "Check the name and the network, or use a local folder or embedded:smollm2-135m."
+    )
+    return ModelSource(path, folder=_download_from_hub(path, progress, weights, do))
 
 
-def _who_makes(path: str, base: Path | None) -> str:
+def _advise_on_maker(path: str, base: Path | None) -> str:
     """What to do first where something makes the model that is not there: a `make_model.py` beside the YAML, or a run
     that the path names; "" where nothing is known to."""
     if (of_run := re.search(r"(.*/)?([^/]+)/(?:checkpoints|exports)/step-\d+/?$", path)) is not None:
@@ -160,14 +163,14 @@ _EXPECTED = "a folder with config.json and weights, a .gguf file, a Hugging Face
 
 def is_local(path: str, base: Path | None = None) -> bool:
     """Whether `path` can only be a folder or a file of this machine, or is one."""
-    return not path.startswith("embedded:") and (_looks_local(path) or _place(path, base) is not None)
+    return not path.startswith("embedded:") and (_looks_local(path) or _find_path(path, base) is not None)
 
 
 def _looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.endswith(".gguf") or not _HUB_NAME.fullmatch(path)
 
 
-def _local(path: str, place: Path) -> ModelSource:
+def _open_local(path: str, place: Path) -> ModelSource:
     if place.is_file():
         with place.open("rb") as handle:
             magic = handle.read(4)
@@ -180,11 +183,11 @@ def _local(path: str, place: Path) -> ModelSource:
     if len(found) == 1:
         return ModelSource(path, gguf_file=found[0])
     what = f"holds {len(found)} .gguf files" if found else "has no config.json"
-    do = "Name one of them: " + ", ".join(f.name for f in found[:5]) if found else _model_below(place)
+    do = "Name one of them: " + ", ".join(f.name for f in found[:5]) if found else _suggest_model_below(place)
     raise UserError(f"The folder {place} {what}.", where="model.path", expected=_EXPECTED, do=do)
 
 
-def _model_below(folder: Path) -> str:
+def _suggest_model_below(folder: Path) -> str:
     """Return which model below a folder is probably meant, the newest checkpoint of a run first; "" for none."""
     for pattern in ("checkpoints/step-*", "step-*", "exports/step-*", "snapshots/*", "*"):
         models = [each for each in folder.glob(pattern) if (each / "config.json").is_file()]
@@ -200,29 +203,29 @@ def _step_and_time(model: Path) -> tuple[int, float]:
     return int(step[1]) if step else -1, model.stat().st_mtime
 
 
-def _wanted(weights: bool) -> list[str]:
+def _list_patterns(weights: bool) -> list[str]:
     return [pattern for pattern in _HUB_FILES if weights or pattern != _HUB_WEIGHTS]
 
 
-def _cached(name: str, weights: bool) -> Path | None:
+def _find_in_hub_cache(name: str, weights: bool) -> Path | None:
     """The model in the hub's cache, if all that is needed is there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=_wanted(weights)))
+        cached = Path(snapshot_download(name, local_files_only=True, allow_patterns=_list_patterns(weights)))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    whole = (cached / "config.json").is_file() and (not weights or any(cached.glob(_HUB_WEIGHTS)))
-    return cached if whole else None
+    is_complete = (cached / "config.json").is_file() and (not weights or any(cached.glob(_HUB_WEIGHTS)))
+    return cached if is_complete else None
 
 
-def _from_hub(name: str, progress: Progress, weights: bool, do: str) -> Path:
+def _download_from_hub(name: str, progress: Progress, weights: bool, do: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-    wanted = _wanted(weights)
-    cached = _cached(name, weights)
+    wanted = _list_patterns(weights)
+    cached = _find_in_hub_cache(name, weights)
     if cached is not None:
         return cached
     where = "model.path"

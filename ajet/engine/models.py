@@ -15,9 +15,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.engine.model_cache import Progress, ProgressLines, entry, quiet_transformers
+from ajet.engine.model_cache import Progress, ProgressLines, open_entry, quiet_transformers
 from ajet.engine.model_limits import read_limits
-from ajet.engine.model_source import ModelSource, gguf_entry
+from ajet.engine.model_source import ModelSource, name_gguf_entry
 from ajet.record.bounded_json import read_json
 from ajet.record.checkpoint import digest_file, require_sound
 from ajet.schema.errors import UserError
@@ -40,7 +40,7 @@ TOKENIZER_FILES = (
 """What a folder with a tokenizer has one of, at least."""
 
 
-def folder_of(source: ModelSource, *, weights: bool = True, progress: Progress | None = None) -> Path:
+def prepare_folder(source: ModelSource, *, weights: bool = True, progress: Progress | None = None) -> Path:
     """The source as a folder in Hugging Face layout; converts a .gguf if this is its first use. `weights`: whether
     they will be loaded from it. Raises UserError, also for a damaged checkpoint."""
     if source.folder is not None:
@@ -50,10 +50,10 @@ def folder_of(source: ModelSource, *, weights: bool = True, progress: Progress |
 
     gguf = source.gguf_file
     assert gguf is not None, "a source is a folder or a file"
-    return entry(gguf_entry(gguf), lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
+    return open_entry(name_gguf_entry(gguf), lambda into: convert_gguf(gguf, into, progress or ProgressLines()))
 
 
-def vocabulary_of(folder: Path) -> int | None:
+def read_vocabulary_size(folder: Path) -> int | None:
     """The number of token ids that the model in `folder` has; None if its config.json does not say."""
     config = read_json(folder / "config.json")
     size = (config.get("text_config") or config).get("vocab_size")
@@ -64,14 +64,14 @@ def load_tokenizer(source: ModelSource) -> Any:
     """The transformers tokenizer. Raises UserError where there is none, or it has no chat template."""
     from transformers import AutoTokenizer
 
-    folder = folder_of(source, weights=False)
+    folder = prepare_folder(source, weights=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **reading(source.trust_remote_code))
+        tokenizer = AutoTokenizer.from_pretrained(folder, **build_loader_options(source.trust_remote_code))
     except Exception as error:  # tokenizers raises bare Exceptions for a file that is damaged
-        lacking = not any((folder / name).is_file() for name in TOKENIZER_FILES)
-        raise own_code(error, folder) or UserError(
+        is_missing = not any((folder / name).is_file() for name in TOKENIZER_FILES)
+        raise build_code_refusal(error, folder) or UserError(
             f"The model {source.path} has no tokenizer."
-            if lacking
+            if is_missing
             else f"The tokenizer of {source.path} cannot be loaded: {str(error)[:500]}",
             where=str(folder),
             expected=f"{TOKENIZER_FILES[0]} and tokenizer_config.json beside config.json",
@@ -87,12 +87,12 @@ def load_tokenizer(source: ModelSource) -> Any:
     return tokenizer
 
 
-def reading(trust_remote_code: bool) -> dict[str, bool]:
+def build_loader_options(trust_remote_code: bool) -> dict[str, bool]:
     """How transformers is to read a folder: it asks on standard input about code where it is not told."""
     return {"trust_remote_code": trust_remote_code, "local_files_only": not trust_remote_code}
 
 
-def own_code(error: Exception, folder: Path) -> UserError | None:
+def build_code_refusal(error: Exception, folder: Path) -> UserError | None:
     """The refusal of a model that brings code of its own, where that is what transformers refused."""
     if "trust_remote_code" not in str(error):
         return None
@@ -114,9 +114,9 @@ def load_image_tokens(folder: Path, *, trust_remote_code: bool = False) -> Image
     from ajet.tokens.image_tokens import ImageTokens
 
     try:
-        processor = AutoProcessor.from_pretrained(folder, **reading(trust_remote_code))
+        processor = AutoProcessor.from_pretrained(folder, **build_loader_options(trust_remote_code))
     except (OSError, ValueError, KeyError, ImportError) as error:
-        if (refused := own_code(error, folder)) is not None:
+        if (refused := build_code_refusal(error, folder)) is not None:
             raise refused from error
         why, _, _ = str(error).strip().partition("\n")
         raise UserError(
@@ -136,13 +136,15 @@ def load_model(
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    folder = folder_of(source)
+    folder = prepare_folder(source)
     try:
         with quiet_transformers():
-            model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **reading(source.trust_remote_code))
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, **build_loader_options(source.trust_remote_code)
+            )
         model = model.to(device)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        if (refused := own_code(error, folder)) is not None:
+        if (refused := build_code_refusal(error, folder)) is not None:
             raise refused from error
         if "Unrecognized configuration class" in str(error) and read_limits(folder).images:
             raise UserError(
@@ -155,25 +157,25 @@ def load_model(
         raise UserError(
             f"The model {source.path} does not fit on {device}.", where="model.path", do="Choose a smaller model."
         ) from error
-    longest = context_length(model)
+    longest = read_context_length(model)
     freeze_rope(model, longest if max_model_len is None else min(max_model_len, longest))
     return model.eval()
 
 
-def context_length(model: Any) -> int:
+def read_context_length(model: Any) -> int:
     """The longest sequence, in tokens, that the model was made for."""
     config = model.config.get_text_config()
     return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
 
 
-def processor_flags() -> dict[str, Any]:
+def read_processor_flags() -> dict[str, Any]:
     """What this processor can do, by torch's names; empty where this torch does not tell."""
     import torch
 
     return dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
 
 
-def fast_dtype(device: torch.device | str) -> torch.dtype:
+def choose_fast_dtype(device: torch.device | str) -> torch.dtype:
     """bfloat16 where the device multiplies it faster than float32, else float32. On a CPU that takes AVX512-BF16 or
     AMX (or ARM's bf16); emulated bfloat16 is several times slower than float32."""
     import torch
@@ -184,7 +186,7 @@ def fast_dtype(device: torch.device | str) -> torch.dtype:
     if kind == "cpu":
         from torch.backends import mkldnn
 
-        flags = processor_flags()
+        flags = read_processor_flags()
         fast = any(flags.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
         return torch.bfloat16 if fast and mkldnn.is_available() else torch.float32
     return torch.float32
@@ -205,20 +207,22 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, str) and hasattr(module, "inv_freq"):
-            module.rope_type = _freeze(module, kind, None, max_model_len)
+            module.rope_type = _freeze_module(module, kind, None, max_model_len)
         elif isinstance(kind, dict):
-            module.rope_type = {layer: _freeze(module, name, layer, max_model_len) for layer, name in kind.items()}
+            module.rope_type = {
+                layer: _freeze_module(module, name, layer, max_model_len) for layer, name in kind.items()
+            }
 
 
-def _freeze(module: Any, kind: str, layer: str | None, longest: int) -> str:
+def _freeze_module(module: Any, kind: str, layer: str | None, longest: int) -> str:
     """Fix those of one kind of layer; answers the kind that the module is to take itself for."""
     if kind != "longrope" and "dynamic" not in kind:
         return kind
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    said = module.config.rope_parameters
-    said = said if layer is None else said[layer]
-    border = said["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
+    parameters = module.config.rope_parameters
+    parameters = parameters if layer is None else parameters[layer]
+    border = parameters["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
     if longest > border:
         prefix = "" if layer is None else f"{layer}_"
         known = getattr(module, f"{prefix}inv_freq")
@@ -229,27 +233,29 @@ def _freeze(module: Any, kind: str, layer: str | None, longest: int) -> str:
     return FROZEN
 
 
-def weights_fingerprint(config: AjetConfig, *, base: Path | None = None) -> str:
+def fingerprint_weights(config: AjetConfig, *, base: Path | None = None) -> str:
     """A fingerprint of the weights that `model.path` names, which are read once for it. Raises UserError."""
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
 
     assert config.model.path is not None, "require_ready asks for it"
-    folder = folder_of(locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code))
+    folder = prepare_folder(
+        locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
+    )
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    return _digest(*(digest_file(file) for file in files))
+    return _hash_parts(*(digest_file(file) for file in files))
 
 
-def tokenizer_fingerprint(tokenizer: Any) -> str:
+def fingerprint_tokenizer(tokenizer: Any) -> str:
     """A fingerprint of how the tokenizer turns text into ids."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = backend.to_str() if backend is not None else json.dumps(sorted(tokenizer.get_vocab().items()))
-    return _digest(text)
+    return _hash_parts(text)
 
 
-def template_fingerprint(tokenizer: Any, options: dict[str, Any]) -> str:
+def fingerprint_chat_template(tokenizer: Any, options: dict[str, Any]) -> str:
     """A fingerprint of how the tokenizer turns messages into text, with the arguments `options`."""
-    return _digest(json.dumps([tokenizer.chat_template, options], sort_keys=True))
+    return _hash_parts(json.dumps([tokenizer.chat_template, options], sort_keys=True))
 
 
-def _digest(*parts: str) -> str:
+def _hash_parts(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=12).hexdigest()

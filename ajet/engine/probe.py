@@ -18,57 +18,59 @@ TEXT = "A policy is known by what it says of this text: one, two, three, four, a
 """Whose tokens are scored, all but the first."""
 
 
-def tokens_of(tokenizer: Any) -> tuple[int, ...]:
+def encode_probe_text(tokenizer: Any) -> tuple[int, ...]:
     """The ids that a probe by this tokenizer asks about."""
     return tuple(int(token) for token in tokenizer.encode(TEXT, add_special_tokens=False))
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class WeightsProbe:
     """The log-probabilities of a fixed prompt by each announced version, by which a server's weights are known."""
 
     ids: tuple[int, ...]
     tolerance: float
     """Nats a token, on average."""
-    said: Mapping[int, tuple[float, ...]]
+    logprobs: Mapping[int, tuple[float, ...]]
     """By version: the log-probabilities of `ids[1:]` at temperature 1."""
 
-    def gap(self, version: int, found: Sequence[float]) -> float:
+    def measure_gap(self, version: int, found: Sequence[float]) -> float:
         """Nats a token between what a version says and `found`; infinite for a version that is not known."""
-        if version not in self.said or len(found) != len(self.said[version]):
+        if version not in self.logprobs or len(found) != len(self.logprobs[version]):
             return float("inf")
-        return float(np.abs(np.asarray(found, np.float64) - np.asarray(self.said[version], np.float64)).mean())
+        return float(np.abs(np.asarray(found, np.float64) - np.asarray(self.logprobs[version], np.float64)).mean())
 
     def matches(self, version: int, found: Sequence[float]) -> bool:
         """Whether `found` can be that version's; a number that is none matches nothing."""
-        return self.gap(version, found) <= self.tolerance
+        return self.measure_gap(version, found) <= self.tolerance
 
-    def oldest(self, found: Sequence[float]) -> int | None:
+    def find_oldest(self, found: Sequence[float]) -> int | None:
         """The oldest version that can have said it."""
-        return next((version for version in sorted(self.said) if self.matches(version, found)), None)
+        return next((version for version in sorted(self.logprobs) if self.matches(version, found)), None)
 
-    def grown(self, version: int, said: Sequence[float], *, keep: int) -> Probe:
+    def add_version(self, version: int, logprobs: Sequence[float], *, keep: int) -> WeightsProbe:
         """This probe with one version more: of those before, the first one and the newest `keep` stay."""
-        known = {**{one: told for one, told in self.said.items() if one < version}, version: tuple(said)}
+        known = {**{one: row for one, row in self.logprobs.items() if one < version}, version: tuple(logprobs)}
         staying = {*sorted(known)[:1], *sorted(known)[-keep - 1 :]}
-        return replace(self, said={one: known[one] for one in sorted(staying)})
+        return replace(self, logprobs={one: known[one] for one in sorted(staying)})
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The probe as JSON values."""
-        said = {str(version): [round(value, 5) for value in values] for version, values in self.said.items()}
-        return {"ids": list(self.ids), "tolerance": self.tolerance, "said": said}
+        rows = {str(version): [round(value, 5) for value in values] for version, values in self.logprobs.items()}
+        return {"ids": list(self.ids), "tolerance": self.tolerance, "said": rows}
 
     @classmethod
-    def going_on(cls, earlier: Probe | None, ids: tuple[int, ...], tolerance: float, *, version: int) -> Probe:
+    def resume_from(
+        cls, earlier: WeightsProbe | None, ids: tuple[int, ...], tolerance: float, *, version: int
+    ) -> WeightsProbe:
         """The probe of a trainer that goes on from `version`, of which it says nothing yet: what an `earlier` one said
         of versions before stays, where it asked the same."""
-        kept = earlier.said if earlier is not None and earlier.ids == ids else {}
-        return cls(ids, tolerance, {one: said for one, said in kept.items() if one < version})
+        earlier_logprobs = earlier.logprobs if earlier is not None and earlier.ids == ids else {}
+        return cls(ids, tolerance, {one: row for one, row in earlier_logprobs.items() if one < version})
 
     @classmethod
-    def of(cls, told: Mapping[str, Any] | None) -> Probe | None:
-        """The probe that `told` came of; None for None."""
-        if told is None:
+    def from_json(cls, state: Mapping[str, Any] | None) -> WeightsProbe | None:
+        """The probe that `state` came of; None for None."""
+        if state is None:
             return None
-        said = {int(version): tuple(values) for version, values in told["said"].items()}
-        return cls(tuple(told["ids"]), float(told["tolerance"]), said)
+        rows = {int(version): tuple(values) for version, values in state["said"].items()}
+        return cls(tuple(state["ids"]), float(state["tolerance"]), rows)

@@ -6,9 +6,9 @@ request. What does not follow from what it says is refused (`ajet.engine.wire`, 
 
 Invariant: nothing in here changes the server's weights. `version` is what whoever changes them says it is; a token
 drawn before that is never stamped with it, since `weights_changed` waits for the calls under way. Where the server has
-a name for its weights (`has`), a reply after which it is another fails, and none begins while it is another: it waits
-until somebody says what the server has now. Cached prefixes are salted with the version and a secret of ours, so that
-neither another version nor another client answers from ours.
+a name for its weights (`confirm_weights`), a reply after which it is another fails, and none begins while it is
+another: it waits until somebody says what the server has now. Cached prefixes are salted with the version and a secret
+of ours, so that neither another version nor another client answers from ours.
 """
 
 from __future__ import annotations
@@ -23,29 +23,36 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from ajet.engine.asked_server import MOST_VALUES, SILENCE, AskedServer, ServerAway, patience, unanswered
-from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, reply_limit
-from ajet.engine.streams import Stream
-from ajet.engine.wire import StreamedReply, Wire, alike, cuts, unsaid
+from ajet.engine.asked_server import (
+    MOST_VALUES,
+    SILENCE,
+    RemoteServer,
+    ServerAwayError,
+    build_timeout,
+    choose_error_type,
+)
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, compute_reply_limit
+from ajet.engine.streams import TokenStream
+from ajet.engine.wire import StreamedReply, Wire, explain_missing_logprobs, is_one_logprob, truncates
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure, UserError
 
 if TYPE_CHECKING:
     from ajet.engine.server_weights import ServerWeights
 
-QUIET_LOOK = 0.05
+SETTLE_POLL_S = 0.05
 """Seconds between two looks of a call that waits until the server's weights are settled."""
-PROBED = 2.0
+PROBE_TEMPERATURE = 2.0
 """A temperature at which the two kinds of logprobs differ."""
-PROBED_TOKENS = 8
-FIRST_S = 60.0
+PROBE_TOKENS = 8
+STARTUP_TIMEOUT_S = 60.0
 """Seconds for which a server may send nothing as it is asked who it is."""
-SAME = 0.05
+SAME_LOGPROB_NATS = 0.05
 """Nats, on average of the probed tokens, within which two logprobs are the same: a server in bfloat16 that scores a
 token says not quite what it said as it drew it; at another temperature tokens differ by tenths and more."""
 
 
-class NotBegun(EngineFailure):
+class CallNotStartedError(EngineFailure):
     """A call that was not made: somebody else is changing the server's weights."""
 
 
@@ -64,52 +71,53 @@ class RemoteEngine:
         silence: float = SILENCE,
         named: str = "",
     ) -> None:
-        """`silence`, `named`: see AskedServer."""
+        """`silence`, `named`: see RemoteServer."""
         self._wire = wire
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.version = 0
-        self._server = AskedServer(self.base_url, api_key, silence=silence, named=named)
+        self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
         self._vocabulary = vocabulary
         self._salt = secrets.token_urlsafe(16)
         self._idle = threading.Condition()
         self._closed = False
-        self._calls: dict[asyncio.Task[None], Stream] = {}
-        self._quiet = 0
-        """How many `quiet` blocks there are: then no call begins."""
+        self._calls: dict[asyncio.Task[None], TokenStream] = {}
+        self._drains = 0
+        """How many `drain_calls` blocks there are: then no call begins."""
         self._expected: str | None = None
         """The server's name for its weights; None: not asked for."""
-        self.surprised = False
-        """Whether a call found another name, since `has` said which: until it does so again no call begins."""
-        first = min(silence, FIRST_S)
+        self.has_unknown_weights = False
+        """Whether a call found another name, since `confirm_weights` said which: until it does so again no call
+        begins."""
+        first = min(silence, STARTUP_TIMEOUT_S)
         try:
-            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=patience(first)) as client:
-                served = self._served(client)
+            with httpx.Client(base_url=self.base_url, headers=self.headers, timeout=build_timeout(first)) as client:
+                served = self._read_served_model(client)
                 self.model = str(served["id"])
                 longest = wire.longest(client, served)
                 self.max_model_len = min(max_model_len or longest, longest)
-                self.says_sampled = self.constrains = self._probe(client)
+                self.reports_sampled = self.constrains = self._probe_logprobs(client)
         except httpx.ReadTimeout as error:
-            raise ServerAway(
+            raise ServerAwayError(
                 f"The {wire.kind} server hangs: it took a request and sent nothing for {first:g} s.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-                expected=f"an answer of {PROBED_TOKENS} tokens within that time",
+                expected=f"an answer of {PROBE_TOKENS} tokens within that time",
                 do="look at that server: it may be loading, or be stuck",
             ) from error
         except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
-            raise unanswered(error)(
+            raise choose_error_type(error)(
                 f"There is no {wire.kind} server with the route {wire.route}: "
                 f"{self._server.clean(str(error)) or type(error).__name__}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected=wire.expected,
             ) from error
 
-    def require_said(self, sampling: Sampling) -> None:
+    def require_logprobs(self, sampling: Sampling) -> None:
         """Require that the server can say the logprobs which a rollout that draws so needs. Raises UserError."""
-        if (problem := unsaid(self._wire, self.says_sampled, sampling)) is not None:
+        if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, sampling)) is not None:
             why, do = problem
             raise UserError(
                 f"The {self._wire.kind} server {why}, and the rollout samples at {sampling.temperature}"
-                f"{' with truncation' if cuts(sampling) else ''}.",
+                f"{' with truncation' if truncates(sampling) else ''}.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected="a server that says the logprobs sampled from",
                 do=do,
@@ -127,23 +135,23 @@ class RemoteEngine:
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply; closing the iterator early ends the connection, which aborts it there. Raises
         EngineFailure."""
-        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
-        needs_unit = not alike(request.sampling)
-        if (problem := unsaid(self._wire, self.says_sampled, request.sampling)) is not None:
+        limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        needs_unit = not is_one_logprob(request.sampling)
+        if (problem := explain_missing_logprobs(self._wire, self.reports_sampled, request.sampling)) is not None:
             raise EngineFailure(f"the server {problem[0]}: {problem[1]}", retryable=False)
         loop = asyncio.get_running_loop()
         finished = False
         while not finished:
-            stream = Stream(loop)
-            while (task := self._begun(loop, request, limit, stream, needs_unit)) is None:
-                await asyncio.sleep(QUIET_LOOK)
-            task.add_done_callback(self._over)
+            stream = TokenStream(loop)
+            while (task := self._start_call(loop, request, limit, stream, needs_unit)) is None:
+                await asyncio.sleep(SETTLE_POLL_S)
+            task.add_done_callback(self._forget_call)
             try:
                 while not finished:
                     chunk = await stream.next()
                     finished = chunk.finish is not None
                     yield chunk
-            except NotBegun:
+            except CallNotStartedError:
                 continue
             finally:
                 task.cancel()
@@ -157,42 +165,42 @@ class RemoteEngine:
             self._idle.wait_for(lambda: not self._calls)
             self.version = version
 
-    def has(self, version: int, name: str | None) -> None:
+    def confirm_weights(self, version: int, name: str | None) -> None:
         """The server has the weights of `version` now, and a reply counts only while it calls them `name`; None: it has
-        no name for them. For who knows what it is, within `quiet`: the version may also be an older one."""
+        no name for them. For who knows what it is, within `drain_calls`: the version may also be an older one."""
         with self._idle:
-            self.version, self._expected, self.surprised = version, name, False
+            self.version, self._expected, self.has_unknown_weights = version, name, False
             self._salt = secrets.token_urlsafe(16)
 
     @contextmanager
-    def quiet(self, waits: Callable[[], None]) -> Iterator[None]:
-        """Within the block no call is under way: those that are have ended, and others wait. `waits` is called about
+    def drain_calls(self, on_wait: Callable[[], None]) -> Iterator[None]:
+        """Within the block no call is under way: those that are have ended, and others wait. `on_wait` is called about
         once a second until then."""
         with self._idle:
-            self._quiet += 1
+            self._drains += 1
         try:
             while True:
                 with self._idle:
                     if self._idle.wait_for(lambda: not self._calls, timeout=1.0):
                         break
-                waits()
+                on_wait()
             yield
         finally:
             with self._idle:
-                self._quiet -= 1
+                self._drains -= 1
 
     def score(self, ids: Sequence[int]) -> list[float]:
         """The server's log-probabilities of `ids[1:]` at temperature 1. Raises UserError."""
         known = [int(token) for token in ids]
         try:
             with httpx.Client(
-                base_url=self.base_url, headers=self.headers, timeout=patience(self._server.silence)
+                base_url=self.base_url, headers=self.headers, timeout=build_timeout(self._server.silence)
             ) as client:
                 body = self._wire.score_body(known, 1, secrets.token_urlsafe(16))
-                return self._wire.scored(self._ask(client, body), known[1:])
+                return self._wire.scored(self._post_json(client, body), known[1:])
         except (httpx.HTTPError, EngineFailure, ValueError) as error:
             why = self._server.clean(str(error)) or type(error).__name__
-            raise unanswered(error)(
+            raise choose_error_type(error)(
                 f"The {self._wire.kind} server cannot score a text: {why}",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
             ) from error
@@ -212,59 +220,59 @@ class RemoteEngine:
         """The headers of a request to the server: its key, if it has one."""
         return self._server.headers
 
-    def _salted(self, version: int) -> str:
+    def _make_cache_salt(self, version: int) -> str:
         return f"{self._salt}-{version}"
 
-    def _served(self, client: httpx.Client) -> dict[str, Any]:
+    def _read_served_model(self, client: httpx.Client) -> dict[str, Any]:
         response = client.get("/v1/models", timeout=20.0)
         if response.status_code >= 400:
             raise self._server.refused(response.status_code, response.text)
         served: dict[str, Any] = load_json(response.content)["data"][0]
         return served
 
-    def _probe(self, client: httpx.Client) -> bool:
+    def _probe_logprobs(self, client: httpx.Client) -> bool:
         """Whether the server says the logprob that was sampled from."""
         prompt = np.arange(1, 3, dtype=np.int32)
-        limit = min(PROBED_TOKENS, self.max_model_len - len(prompt))
-        request = TokenRequest(prompt, Sampling(limit, temperature=PROBED), DrawKey(0, 0, 0, 0))
-        asked = {**self._wire.body(request, limit, self._salted(0)), "stream": False}
-        tokens, said = self._wire.drawn(self._ask(client, asked))
-        body = self._wire.score_body([*prompt.tolist(), *tokens], len(prompt), self._salted(0))
-        unit = self._wire.scored(self._ask(client, body), tokens)
-        return bool(np.abs(np.subtract(said, unit)).mean() > SAME)
+        limit = min(PROBE_TOKENS, self.max_model_len - len(prompt))
+        request = TokenRequest(prompt, Sampling(limit, temperature=PROBE_TEMPERATURE), DrawKey(0, 0, 0, 0))
+        body = {**self._wire.body(request, limit, self._make_cache_salt(0)), "stream": False}
+        tokens, reported = self._wire.drawn(self._post_json(client, body))
+        body = self._wire.score_body([*prompt.tolist(), *tokens], len(prompt), self._make_cache_salt(0))
+        unit = self._wire.scored(self._post_json(client, body), tokens)
+        return bool(np.abs(np.subtract(reported, unit)).mean() > SAME_LOGPROB_NATS)
 
-    def _ask(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
+    def _post_json(self, client: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
         response = client.post(self._wire.route, json=body)
         if response.status_code >= 400:
             raise self._server.refused(response.status_code, response.text)
         answer: dict[str, Any] = load_json(response.content, most=MOST_VALUES)
         return answer
 
-    async def _with_unit(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
+    async def _add_unit_logprobs(self, request: TokenRequest, held: list[TokenChunk], version: int) -> TokenChunk:
         """All chunks as one, with the log-probabilities at temperature 1 of a second request."""
-        whole = TokenChunk([], [], [], version, held[-1].finish)
+        merged = TokenChunk([], [], [], version, held[-1].finish)
         for chunk in held:
-            whole.ids += chunk.ids
-            whole.logprobs += chunk.logprobs
-            whole.top += chunk.top
-        if whole.ids:
+            merged.ids += chunk.ids
+            merged.logprobs += chunk.logprobs
+            merged.top += chunk.top
+        if merged.ids:
             prompt: list[int] = request.prompt_ids.tolist()
-            body = self._wire.score_body([*prompt, *whole.ids], len(prompt), self._salted(version))
-            response = await self._client().post(self._wire.route, json=body)
+            body = self._wire.score_body([*prompt, *merged.ids], len(prompt), self._make_cache_salt(version))
+            response = await self._open_client().post(self._wire.route, json=body)
             if response.status_code >= 400:
                 raise self._server.refused(response.status_code, response.text)
-            whole.logprobs_unit = self._wire.scored(self._server.parsed(response.text), whole.ids)
-        return whole
+            merged.logprobs_unit = self._wire.scored(self._server.parsed(response.text), merged.ids)
+        return merged
 
-    def _begun(
-        self, loop: asyncio.AbstractEventLoop, request: TokenRequest, limit: int, stream: Stream, needs_unit: bool
+    def _start_call(
+        self, loop: asyncio.AbstractEventLoop, request: TokenRequest, limit: int, stream: TokenStream, needs_unit: bool
     ) -> asyncio.Task[None] | None:
         with self._idle:
             if self._closed:
                 raise EngineFailure("the engine is closed", retryable=False)
-            if self._quiet or self.surprised:
+            if self._drains or self.has_unknown_weights:
                 return None
-            task = loop.create_task(self._serve(request, limit, self.version, stream, needs_unit))
+            task = loop.create_task(self._serve_call(request, limit, self.version, stream, needs_unit))
             self._calls[task] = stream
             return task
 
@@ -272,21 +280,25 @@ class RemoteEngine:
         """Raise `failure` unless the server's name for its weights is the expected one."""
         if self._expected is None:
             return
-        answer = await self._client().get(self._wire.name_route)
+        answer = await self._open_client().get(self._wire.name_route)
         known = answer.status_code == 200
         name = self._server.parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
         if name != self._expected:
-            self.surprised = True
+            self.has_unknown_weights = True
             raise failure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
 
-    async def _serve(self, request: TokenRequest, limit: int, version: int, stream: Stream, needs_unit: bool) -> None:
+    async def _serve_call(
+        self, request: TokenRequest, limit: int, version: int, stream: TokenStream, needs_unit: bool
+    ) -> None:
         reply = self._wire.reply(request, version)
         held: list[TokenChunk] = []
         failure = EngineFailure("the engine was closed")
         finished = False
         try:
-            await self._require_expected(NotBegun)
-            async for chunk in self._chunks(self._wire.body(request, limit, self._salted(version)), reply):
+            await self._require_expected(CallNotStartedError)
+            async for chunk in self._stream_chunks(
+                self._wire.body(request, limit, self._make_cache_salt(version)), reply
+            ):
                 if needs_unit:
                     held.append(chunk)
                     continue
@@ -295,20 +307,20 @@ class RemoteEngine:
                     finished = True
                 stream.put(chunk)
             if needs_unit:
-                whole = await self._with_unit(request, held, version)
+                merged = await self._add_unit_logprobs(request, held, version)
                 await self._require_expected()
-                stream.put(whole)
+                stream.put(merged)
                 finished = True
-        except EngineFailure as said:
-            failure = said
+        except EngineFailure as error:
+            failure = error
         except httpx.HTTPError as problem:
             failure = self._server.unreachable(problem)
         finally:
             if not finished:
                 stream.put(failure)
 
-    async def _chunks(self, body: dict[str, Any], reply: StreamedReply) -> AsyncIterator[TokenChunk]:
-        async with self._client().stream("POST", self._wire.route, json=body) as response:
+    async def _stream_chunks(self, body: dict[str, Any], reply: StreamedReply) -> AsyncIterator[TokenChunk]:
+        async with self._open_client().stream("POST", self._wire.route, json=body) as response:
             if response.status_code >= 400:
                 raise self._server.refused(response.status_code, (await response.aread()).decode("utf-8", "replace"))
             async for line in response.aiter_lines():
@@ -320,12 +332,12 @@ class RemoteEngine:
                     yield chunk
         yield reply.end()
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _forget_call(self, task: asyncio.Task[None]) -> None:
         with self._idle:
             del self._calls[task]
             self._idle.notify_all()
 
-    def _client(self) -> httpx.AsyncClient:
+    def _open_client(self) -> httpx.AsyncClient:
         with self._idle:
             if self._closed:
                 raise EngineFailure("the engine is closed", retryable=False)

@@ -26,12 +26,12 @@ ROWS = 5
 """Of the probe's input: its pieces are of two rows, so that the last one is shorter."""
 
 
-def cheapen_norms(model: Any) -> int:
+def replace_norms(model: Any) -> int:
     """Give the norms of `model` on a CPU the forward pass of this file, in place; return how many."""
     known: dict[Any, bool] = {}
     count = 0
     for module in model.modules():
-        if not _suits(module):
+        if not _is_replaceable(module):
             continue
         kind = (type(module), module.weight.dtype, module.weight.shape, module.variance_epsilon)
         if kind not in known:
@@ -42,7 +42,7 @@ def cheapen_norms(model: Any) -> int:
     return count
 
 
-def _suits(module: Any) -> bool:
+def _is_replaceable(module: Any) -> bool:
     weight = getattr(module, "weight", None)
     return (
         type(module).__name__.endswith("RMSNorm")
@@ -60,21 +60,21 @@ def _suits(module: Any) -> bool:
 
 def _forward_in_pieces(module: Any, hidden_states: Tensor) -> Tensor:
     """Return the norm of the hidden states, by the module's own forward pass where they are not as probed."""
-    if not _as_probed(hidden_states, module.weight):
+    if not _is_as_probed(hidden_states, module.weight):
         given: Tensor = type(module).forward(module, hidden_states)
         return given
     piece = PIECE * torch.get_num_threads()
     if not torch.is_grad_enabled():
-        return _normed(hidden_states, module.weight, module.variance_epsilon, piece, keep=False)[0]
+        return _compute_norm(hidden_states, module.weight, module.variance_epsilon, piece, keep=False)[0]
     result: Tensor = _RmsNorm.apply(hidden_states, module.weight, module.variance_epsilon, piece)
     return result
 
 
-def _as_probed(given: Tensor, weight: Tensor) -> bool:
+def _is_as_probed(given: Tensor, weight: Tensor) -> bool:
     return given.dtype == weight.dtype and given.device.type == weight.device.type == "cpu" and given.is_contiguous()
 
 
-def _normed(
+def _compute_norm(
     given: Tensor, weight: Tensor, epsilon: float, piece: int, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The norm, what each row [N, 1] was multiplied by, and with `keep` the rows [N, W] before their weights."""
@@ -99,7 +99,7 @@ def _normed(
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, epsilon: float, piece: int) -> Tensor:
-        out, inverse, scaled = _normed(given, weight, epsilon, piece, keep=ctx.needs_input_grad[1])
+        out, inverse, scaled = _compute_norm(given, weight, epsilon, piece, keep=ctx.needs_input_grad[1])
         ctx.save_for_backward(given, weight, inverse, scaled)
         ctx.step = max(1, piece // given.shape[-1])
         return out  # no view: a model may change it in place, as Mixtral's jitter does

@@ -3,8 +3,8 @@
 Invariant: the verdict is that of the worst token, not of an average: a leak between neighbours touches few tokens. In
 float32 nothing but the order of additions may differ. In bfloat16 a logit of 20 is rounded by a sixteenth, and a rare
 token's logprob by more; there the probabilities are compared, where such a token counts for little. A keyword that says
-how to attend is computed or raised, never dropped (`refuse_unknown`). Models pass all keywords of their forward pass
-on; those that say nothing about attention, and only those, are passed over.
+how to attend is computed or raised, never dropped (`refuse_unknown_keywords`). Models pass all keywords of their
+forward pass on; those that say nothing about attention, and only those, are passed over.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ EAGER = "eager"
 kernels cannot do (soft-capped scores, sinks)."""
 
 
-def agree(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
+def logits_match(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> bool:
     """Whether logits [N, V] of a model in `dtype` are the same at each of N tokens, up to rounding."""
-    return largest_gap(found, wanted, dtype) <= (EXACT if dtype == torch.float32 else ROUNDED)
+    return measure_largest_gap(found, wanted, dtype) <= (EXACT if dtype == torch.float32 else ROUNDED)
 
 
-def largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
+def measure_largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
     """The worst token's: in nats for float32, else as a total variation. Infinite where something is not finite; 0 of
     no tokens."""
     if not found.shape[0]:
@@ -41,7 +41,7 @@ def largest_gap(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> float:
     return worst if worst == worst else float("inf")
 
 
-def side_by_side(sequences: Sequence[Any], device: torch.device) -> Tensor:
+def pad_sequences(sequences: Sequence[Any], device: torch.device) -> Tensor:
     """[B, L] ids, each sequence followed by zeros. A causal model computes each as if it were alone: it sees nothing
     behind its own end. One pass over all takes little longer than one over a single one, where memory is the bound."""
     longest = max(len(ids) for ids in sequences)
@@ -54,7 +54,7 @@ def side_by_side(sequences: Sequence[Any], device: torch.device) -> Tensor:
 _MASKED_BY_KEYWORD = {"full_attention", "sliding_attention"}
 
 
-def unseen_masks(model: Any, windows: Mapping[int, int | None]) -> str:
+def explain_unseen_masks(model: Any, windows: Mapping[int, int | None]) -> str:
     """Why an attention that masks by keyword alone would see more than the model does, or "". `windows`: the
     `sliding_window` that each layer asked for. A probe is shorter than the windows and chunks of most models."""
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or []
@@ -67,10 +67,10 @@ def unseen_masks(model: Any, windows: Mapping[int, int | None]) -> str:
 
 
 @contextmanager
-def attending_by(model: Any, name: str) -> Iterator[None]:
+def use_attention(model: Any, name: str) -> Iterator[None]:
     """Within the block all of `model` attends by the implementation `name`. It asks for no kernel, unlike transformers'
     `set_attn_implementation`, and warns of no model whose attention is fixed when it is built."""
-    before = {id(config): (config, config._attn_implementation) for config in _configs(model)}
+    before = {id(config): (config, config._attn_implementation) for config in _list_configs(model)}
     for config, _ in before.values():
         config._attn_implementation = name
     try:
@@ -80,13 +80,13 @@ def attending_by(model: Any, name: str) -> Iterator[None]:
             config._attn_implementation = own
 
 
-def attend_by(model: Any, name: str) -> None:
+def set_attention(model: Any, name: str) -> None:
     """Set the model's attention to `name` for good."""
-    for config in _configs(model):
+    for config in _list_configs(model):
         config._attn_implementation = name
 
 
-def _configs(model: Any) -> list[Any]:
+def _list_configs(model: Any) -> list[Any]:
     found = (getattr(module, "config", None) for module in model.modules())
     return [config for config in found if hasattr(config, "_attn_implementation")]
 
@@ -107,7 +107,7 @@ _SWITCHED_OFF = {"dropout"}
 """The policy that samples has none, so neither has the one that trains."""
 
 
-def refuse_unknown(implementation: str, keywords: Mapping[str, Any]) -> None:
+def refuse_unknown_keywords(implementation: str, keywords: Mapping[str, Any]) -> None:
     """Raises TypeError for the first of `keywords` that asks for something `implementation` does not compute. None and
     False ask for nothing, but for `is_causal`, whose False asks to look ahead."""
     for name, value in keywords.items():

@@ -28,57 +28,57 @@ def open_sampler(
 ) -> tuple[TokenEngine, Any]:
     """Engine and tokenizer for `model.path`, the engine that `rollout.engine` names. Relative paths are looked up in
     `base` first. `weights`: what a vLLM that is started here gets at `weights_changed`. Raises UserError."""
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
 
     assert config.model.path is not None, "require_ready asks for it"
-    source = locate(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
+    source = locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
     tokenizer = load_tokenizer(source)
     if config.rollout.engine != "vllm":
-        return _transformers(config, source), tokenizer
+        return _open_transformers(config, source), tokenizer
     if config.rollout.vllm.base_url is None:
-        return _vllm(config, source, weights), tokenizer
+        return _open_vllm(config, source, weights), tokenizer
     from ajet.engine.served import open_remote
 
     return open_remote(config, vocabulary=len(tokenizer)), tokenizer
 
 
-def _transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
+def _open_transformers(config: AjetConfig, source: ModelSource) -> TokenEngine:
     from ajet.engine.models import load_model
 
-    device, dtype = machine_of(config)
+    device, dtype = choose_machine(config)
     model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-    names = Adapters.saved(source.folder).names if source.folder is not None else ()
+    names = Adapters.from_folder(source.folder).names if source.folder is not None else ()
     if names and source.folder is not None:
-        from ajet.engine.adapters import with_adapters
+        from ajet.engine.adapters import attach_adapters
 
-        model = with_adapters(model, source.folder, names)
-    return transformers_engine(config, model, names)
+        model = attach_adapters(model, source.folder, names)
+    return make_transformers_engine(config, model, names)
 
 
-def transformers_engine(config: AjetConfig, model: Any, adapters: Sequence[str] = ()) -> TransformersEngine:
+def make_transformers_engine(config: AjetConfig, model: Any, adapters: Sequence[str] = ()) -> TransformersEngine:
     """An engine over `model`, of which `adapters` are some, with the limits of the configuration."""
-    from ajet.engine.models import context_length
+    from ajet.engine.models import read_context_length
     from ajet.engine.transformers import TransformersEngine
 
     return TransformersEngine(
         model,
         max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=min(config.rollout.max_model_len, context_length(model)),
+        max_model_len=min(config.rollout.max_model_len, read_context_length(model)),
         adapters=adapters,
     )
 
 
-def _vllm(config: AjetConfig, source: ModelSource, weights: Weights | None) -> TokenEngine:
+def _open_vllm(config: AjetConfig, source: ModelSource, weights: Weights | None) -> TokenEngine:
     import torch
 
-    from ajet.engine.models import folder_of
+    from ajet.engine.models import prepare_folder
     from ajet.engine.vllm import VllmEngine
 
-    device, dtype = machine_of(config)
+    device, dtype = choose_machine(config)
     settings = config.rollout.vllm
     return VllmEngine(
-        folder_of(source),
+        prepare_folder(source),
         dtype=dtype,
         device=device,
         max_num_seqs=config.rollout.max_num_seqs,
@@ -89,19 +89,19 @@ def _vllm(config: AjetConfig, source: ModelSource, weights: Weights | None) -> T
         cache_bytes=int(settings.cache_gib * (1 << 30)) if settings.cache_gib else None,
         eager=settings.eager,
         trust_remote_code=source.trust_remote_code,
-        adapters=Adapters.saved(source.folder).names if source.folder is not None else (),
+        adapters=Adapters.from_folder(source.folder).names if source.folder is not None else (),
     )
 
 
-def machine_of(config: AjetConfig) -> tuple[str, torch.dtype]:
+def choose_machine(config: AjetConfig) -> tuple[str, torch.dtype]:
     """Device and number format; sets torch's threads where the configuration says how many."""
     import torch
 
-    from ajet.engine.models import fast_dtype
+    from ajet.engine.models import choose_fast_dtype
 
     device = config.trainer_common.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and config.trainer_common.threads != "auto":
         torch.set_num_threads(int(config.trainer_common.threads))
-    return device, fast_dtype(device) if config.model.dtype == "auto" else getattr(torch, config.model.dtype)
+    return device, choose_fast_dtype(device) if config.model.dtype == "auto" else getattr(torch, config.model.dtype)

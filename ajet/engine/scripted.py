@@ -77,25 +77,25 @@ class ScriptedEngine:
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """See TokenEngine."""
-        reply = self._next(request)
-        ids, finish = self._ids(reply, request)
+        reply = self._take_reply(request)
+        ids, finish = self._encode_reply(reply, request)
         with self._lock:
             self.running += 1
         done = False
         try:
             latency = self._latency if reply.latency is None else reply.latency
             if latency > 0:
-                await self._sleep(latency)
+                await self._wait_seconds(latency)
             step = reply.chunk or self._chunk or len(ids)
             stop = len(ids) if reply.fail_after is None else min(reply.fail_after, len(ids))
             chosen = [-(1 + token % 97) / 128 for token in ids]  # scripted_logprob, where a call a token would show
             unit = [2 * logprob for logprob in chosen]
-            top = _top(ids, request.sampling.top_logprobs)
+            top = _make_alternatives(ids, request.sampling.top_logprobs)
             for at in range(0, stop, max(step, 1)):
                 if self._closed:
                     raise EngineFailure("the engine is closed")
                 if self._pace > 0:
-                    await self._sleep(self._pace)
+                    await self._wait_seconds(self._pace)
                 upto = min(at + step, stop)
                 last = upto == len(ids) and reply.fail_after is None
                 some = slice(at, upto)
@@ -125,25 +125,25 @@ class ScriptedEngine:
         with self._lock:
             waiting = list(self._waiting.items())
         for future, loop in waiting:
-            loop.call_soon_threadsafe(_fail, future)
+            loop.call_soon_threadsafe(_fail_future, future)
 
-    def _next(self, request: TokenRequest) -> ScriptedReply:
+    def _take_reply(self, request: TokenRequest) -> ScriptedReply:
         if self._closed:
             raise EngineFailure("the engine is closed")
         with self._lock:
             turn = self.requests
             self.requests += 1
         if callable(self._script):
-            said = self._script(request)
+            entry = self._script(request)
         elif turn < len(self._script):
-            said = self._script[turn]
+            entry = self._script[turn]
         else:
             raise EngineFailure(f"the script has only {len(self._script)} replies")
-        if isinstance(said, ScriptedReply):
-            return said
-        return ScriptedReply(text=said) if isinstance(said, str) else ScriptedReply(ids=said, ended=False)
+        if isinstance(entry, ScriptedReply):
+            return entry
+        return ScriptedReply(text=entry) if isinstance(entry, str) else ScriptedReply(ids=entry, ended=False)
 
-    def _ids(self, reply: ScriptedReply, request: TokenRequest) -> tuple[list[int], Literal["stop", "length"]]:
+    def _encode_reply(self, reply: ScriptedReply, request: TokenRequest) -> tuple[list[int], Literal["stop", "length"]]:
         if reply.ids is not None:
             ids = [int(token) for token in reply.ids]
         elif self._encode is None:
@@ -158,10 +158,10 @@ class ScriptedEngine:
             return ids[: ends[0] + 1], "stop"
         return ids[: sampling.max_tokens], "length"
 
-    async def _sleep(self, seconds: float) -> None:
+    async def _wait_seconds(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(seconds, _wake, future)
+        timer = loop.call_later(seconds, _wake_future, future)
         with self._lock:
             self._waiting[future] = loop
         try:
@@ -172,19 +172,19 @@ class ScriptedEngine:
                 del self._waiting[future]
 
 
-def _top(ids: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
+def _make_alternatives(ids: Sequence[int], count: int) -> list[list[tuple[int, float]]]:
     """Likely tokens in place of each, `count` of them; none where none are asked for."""
     if not count:
         return []
     return [[(token + more, 2 * scripted_logprob(token) - more) for more in range(count)] for token in ids]
 
 
-def _wake(future: asyncio.Future[None]) -> None:
+def _wake_future(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
 
-def _fail(future: asyncio.Future[None]) -> None:
+def _fail_future(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_exception(EngineFailure("the engine was closed"))
 
@@ -202,7 +202,7 @@ class ScriptedChat:
 
     async def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """See ChatEngine."""
-        message = await self._answer(request)
+        message = await self._answer_request(request)
         finish = "tool_calls" if message.get("tool_calls") else "stop"
         return {
             "id": f"chatcmpl-{len(self.requests)}",
@@ -215,7 +215,7 @@ class ScriptedChat:
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """See ChatEngine."""
-        message = await self._answer(request)
+        message = await self._answer_request(request)
         head = {"id": f"chatcmpl-{len(self.requests)}", "object": "chat.completion.chunk", "created": int(time.time())}
         head["model"] = request.get("model", "scripted")
         deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
@@ -230,7 +230,7 @@ class ScriptedChat:
     def close(self) -> None:
         """See ChatEngine."""
 
-    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _answer_request(self, request: dict[str, Any]) -> dict[str, Any]:
         turn = len(self.requests)
         self.requests.append(request)
         self.running += 1
@@ -239,9 +239,9 @@ class ScriptedChat:
         finally:
             self.running -= 1
         if callable(self._script):
-            said = self._script(request)
+            entry = self._script(request)
         elif turn < len(self._script):
-            said = self._script[turn]
+            entry = self._script[turn]
         else:
             raise EngineFailure(f"the script has only {len(self._script)} replies")
-        return {"role": "assistant", "content": said} if isinstance(said, str) else said
+        return {"role": "assistant", "content": entry} if isinstance(entry, str) else entry

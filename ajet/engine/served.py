@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from ajet.config.other_models import read_api_key
-from ajet.engine.asked_server import unanswered, within_episode
+from ajet.engine.asked_server import choose_error_type, limit_silence
 from ajet.engine.contract import Sampling
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import UserError
@@ -28,13 +28,13 @@ SECONDS = 20.0
 
 
 def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
-    """The server of `rollout.vllm`. Raises UserError, also when it cannot say the logprobs the run needs; ServerAway
-    where it does not answer."""
+    """The server of `rollout.vllm`. Raises UserError, also when it cannot say the logprobs the run needs;
+    ServerAwayError where it does not answer."""
     settings, rollout = config.rollout.vllm, config.rollout
     assert settings.base_url is not None
     key = read_api_key(settings.api_key_env) or None
-    kind = _kind(settings.base_url, key, settings.api_key_env)
-    silence, named = within_episode(settings.timeout, TIMEOUT_KEY, rollout.episode_timeout)
+    kind = _detect_server(settings.base_url, key, settings.api_key_env)
+    silence, named = limit_silence(settings.timeout, TIMEOUT_KEY, rollout.episode_timeout)
     made = kind(
         settings.base_url,
         vocabulary=vocabulary,
@@ -43,11 +43,11 @@ def open_remote(config: AjetConfig, *, vocabulary: int) -> RemoteEngine:
         silence=silence,
         named=named,
     )
-    made.require_said(Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k))
+    made.require_logprobs(Sampling(1, rollout.temperature, rollout.top_p, rollout.top_k))
     return made
 
 
-def _kind(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] | type[RemoteVllm]:
+def _detect_server(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] | type[RemoteVllm]:
     from ajet.engine.sglang import RemoteSglang
     from ajet.engine.vllm.remote import RemoteVllm
 
@@ -56,10 +56,10 @@ def _kind(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] |
         with httpx.Client(base_url=root, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:
             answer = client.get("/v1/models", timeout=SECONDS)
         if answer.status_code in (401, 403):
-            raise _locked(root, answer.status_code, key_name, given=key is not None)
+            raise _build_key_error(root, answer.status_code, key_name, given=key is not None)
         owner = str(load_json(answer.content)["data"][0].get("owned_by", "")) if answer.status_code == 200 else ""
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise unanswered(error)(
+        raise choose_error_type(error)(
             f"No server answers: {type(error).__name__}: {error}",
             where=f"ajet.rollout.vllm.base_url: {root}",
             expected="the URL of `vllm serve MODEL` or of `sglang serve --model-path MODEL`",
@@ -69,7 +69,7 @@ def _kind(base_url: str, key: str | None, key_name: str) -> type[RemoteSglang] |
     return RemoteSglang if owner == "sglang" else RemoteVllm
 
 
-def _locked(url: str, status: int, key_name: str, *, given: bool) -> UserError:
+def _build_key_error(url: str, status: int, key_name: str, *, given: bool) -> UserError:
     """The error for a server that says nothing to strangers, not even what it is."""
     return UserError(
         f"The server {'does not take this key' if given else 'asks for a key'} (status {status}).",

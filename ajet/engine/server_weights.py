@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import httpx
 
-from ajet.engine.asked_server import ServerAway
+from ajet.engine.asked_server import ServerAwayError
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, UserError
 
@@ -24,7 +24,7 @@ CHANGING = "ajet-changing"
 TIMEOUT = httpx.Timeout(600.0, connect=20.0)
 
 
-class Crossed(AjetError):
+class ConcurrentLoadError(AjetError):
     """Somebody else gave the server weights while it got ours: nobody knows which it has."""
 
 
@@ -46,7 +46,7 @@ class ServerWeights(ABC):
         """The server's name for them; None: it has none, and they cannot be changed from here. Raises UserError."""
 
     @abstractmethod
-    def _load(self, folder: Path, name: str) -> str:
+    def _load_folder(self, folder: Path, name: str) -> str:
         """Let the server load the weights in `folder`. Answers what it calls its weights after it, as it is found
         there: the one from before, or `name` where a load gives it. Raises UserError."""
 
@@ -54,39 +54,39 @@ class ServerWeights(ABC):
         """Let the server load the weights in `folder`, and call them `name`. Raises UserError, Crossed."""
         changing = f"{CHANGING}-{secrets.token_hex(8)}"
         self.rename(changing)
-        found = self._load(folder, name)
+        found = self._load_folder(folder, name)
         if found == changing:
             self.rename(name)
         elif found != name:
             self.rename(f"{CHANGING}-{secrets.token_hex(8)}")
-            raise Crossed(f"somebody else gave {self._url} weights ({found}) while it was given {name}")
+            raise ConcurrentLoadError(f"somebody else gave {self._url} weights ({found}) while it was given {name}")
 
     def rename(self, name: str) -> None:
         """Give the server's weights another name. Raises UserError."""
-        self._fine(self._asked("POST", "/update_weight_version", {"new_version": name}))
+        self._parse_answer(self._send_request("POST", "/update_weight_version", {"new_version": name}))
 
-    def _asked(self, method: str, route: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    def _send_request(self, method: str, route: str, body: dict[str, Any] | None = None) -> httpx.Response:
         try:
             with httpx.Client(base_url=self._url, headers=self._headers, timeout=TIMEOUT) as client:
                 return client.request(method, route, json=body)
         except httpx.TransportError as error:
-            raise self._refusal(f"{type(error).__name__}: {error}", route, ServerAway) from error
+            raise self._build_refusal(f"{type(error).__name__}: {error}", route, ServerAwayError) from error
         except httpx.HTTPError as error:
-            raise self._refusal(f"{type(error).__name__}: {error}", route) from error
+            raise self._build_refusal(f"{type(error).__name__}: {error}", route) from error
 
-    def _fine(self, answer: httpx.Response, asked: str = "") -> dict[str, Any]:
+    def _parse_answer(self, answer: httpx.Response, request: str = "") -> dict[str, Any]:
         if answer.status_code >= 400:
             why = f"status {answer.status_code}: {answer.text[:300]}"
-            raise self._refusal(why, asked or answer.request.url.path)
+            raise self._build_refusal(why, request or answer.request.url.path)
         try:
             found = load_json(answer.content) if answer.content else {}
         except ValueError as error:
-            raise self._refusal(f"what is no JSON: {answer.text[:100]!r}", answer.request.url.path) from error
+            raise self._build_refusal(f"what is no JSON: {answer.text[:100]!r}", answer.request.url.path) from error
         return found if isinstance(found, dict) else {}
 
-    def _refusal(self, why: str, asked: str, kind: type[UserError] = UserError) -> UserError:
+    def _build_refusal(self, why: str, request: str, kind: type[UserError] = UserError) -> UserError:
         return kind(
-            f"The {self.kind} server cannot be asked {asked}: {why}",
+            f"The {self.kind} server cannot be asked {request}: {why}",
             where=f"ajet.rollout.vllm.base_url: {self._url}",
             expected=self.expected,
         )

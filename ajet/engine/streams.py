@@ -13,7 +13,7 @@ from ajet.engine.contract import TokenChunk
 from ajet.schema.errors import EngineFailure
 
 
-class Stream:
+class TokenStream:
     """One call's chunks on their way. `put` and `fail` run on the loop; `next` is awaited by the caller."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,9 +43,9 @@ class Outbox:
     """Collects a step's chunks, by loop."""
 
     def __init__(self) -> None:
-        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Stream, TokenChunk | EngineFailure]]] = {}
+        self._by_loop: dict[asyncio.AbstractEventLoop, list[tuple[TokenStream, TokenChunk | EngineFailure]]] = {}
 
-    def add(self, stream: Stream, item: TokenChunk | EngineFailure) -> None:
+    def add(self, stream: TokenStream, item: TokenChunk | EngineFailure) -> None:
         """To be sent with the next `send`."""
         self._by_loop.setdefault(stream.loop, []).append((stream, item))
 
@@ -54,12 +54,12 @@ class Outbox:
         boxes, self._by_loop = self._by_loop, {}
         for loop, items in boxes.items():
             try:
-                loop.call_soon_threadsafe(_deliver, items)
+                loop.call_soon_threadsafe(_deliver_items, items)
             except RuntimeError:
                 if not loop.is_closed():
                     raise
 
 
-def _deliver(items: list[tuple[Stream, TokenChunk | EngineFailure]]) -> None:
+def _deliver_items(items: list[tuple[TokenStream, TokenChunk | EngineFailure]]) -> None:
     for stream, item in items:
         stream.put(item)

@@ -51,20 +51,20 @@ class TeacherEndpoint:
 
     def require_same_tokenizer(self, tokenizer: Any) -> None:
         """Raises ConfigError where the server spells an id otherwise than `tokenizer`, or does not answer."""
-        ids = probe_ids(tokenizer)
+        ids = choose_probe_ids(tokenizer)
         try:
-            with httpx.Client(headers=self._headers(), timeout=self._timeout) as client:
-                response = client.post(f"{self._url}/completions", json=self._asked(ids))
-            rows = self._rows(response, ids)
+            with httpx.Client(headers=self._build_headers(), timeout=self._timeout) as client:
+                response = client.post(f"{self._url}/completions", json=self._build_body(ids))
+            rows = self._parse_rows(response, ids)
         except (httpx.HTTPError, httpx.InvalidURL, TeacherFailure) as problem:
-            why = f"it {self._silence(problem)}" if isinstance(problem, httpx.HTTPError) else str(problem)
+            why = f"it {self._describe_failure(problem)}" if isinstance(problem, httpx.HTTPError) else str(problem)
             raise ConfigError(
                 f"The teacher cannot be asked: {why}",
                 where=f"{KEY}.base_url ({self._url})",
                 expected="a server whose /completions takes ids as prompt and answers prompt_logprobs, such as vLLM",
             ) from problem
-        told = [(token, row.get("decoded_token")) for token, row in zip(ids[1:], rows, strict=True)]
-        spelt = [(token, text) for token, text in told if text is not None]
+        decoded = [(token, row.get("decoded_token")) for token, row in zip(ids[1:], rows, strict=True)]
+        spelt = [(token, text) for token, text in decoded if text is not None]
         if not spelt:
             logger.warning("The teacher's server spells no token: nobody knows that its ids are the policy's.")
         for token, there in spelt:
@@ -72,11 +72,11 @@ class TeacherEndpoint:
             if UNKNOWN in here or UNKNOWN in there:
                 continue
             if here.lstrip(" ") != there.lstrip(" "):
-                raise other_tokenizer(f"id {token} is {here!r} to the policy and {there!r} to the teacher")
+                raise build_tokenizer_error(f"id {token} is {here!r} to the policy and {there!r} to the teacher")
 
     async def logprobs(self, lines: Sequence[Timeline]) -> list[Floats]:
         """[T] per line, 0 where its mask is. Raises TeacherFailure."""
-        return list(await asyncio.gather(*(self._of(line) for line in lines)))
+        return list(await asyncio.gather(*(self._score_timeline(line) for line in lines)))
 
     async def leave(self) -> None:
         """Close the connections, on their loop."""
@@ -87,79 +87,84 @@ class TeacherEndpoint:
     def close(self) -> None:
         """No further requests; whoever asked has left."""
 
-    async def _of(self, line: Timeline) -> Floats:
+    async def _score_timeline(self, line: Timeline) -> Floats:
         ids = line.ids.tolist()
         async with self._places:
-            rows = await self._answered(ids)
+            rows = await self._request_rows(ids)
         found = np.zeros(len(ids), np.float32)
         for at in np.flatnonzero(line.mask).tolist():
             found[at] = rows[at - 1]["logprob"]
         return found
 
-    async def _answered(self, ids: list[int]) -> list[dict[str, Any]]:
+    async def _request_rows(self, ids: list[int]) -> list[dict[str, Any]]:
         for number in range(self._retries + 1):
             try:
-                return self._rows(await self._post(ids), ids)
+                return self._parse_rows(await self._post_ids(ids), ids)
             except TeacherFailure as problem:
                 if not problem.retryable or number == self._retries:
                     raise
             await asyncio.sleep(PAUSE * 2**number)
         raise AssertionError("unreachable")
 
-    async def _post(self, ids: list[int]) -> httpx.Response:
+    async def _post_ids(self, ids: list[int]) -> httpx.Response:
         if self._client is None:
-            self._client = httpx.AsyncClient(headers=self._headers(), timeout=self._timeout)
+            self._client = httpx.AsyncClient(headers=self._build_headers(), timeout=self._timeout)
         try:
-            return await self._client.post(f"{self._url}/completions", json=self._asked(ids))
+            return await self._client.post(f"{self._url}/completions", json=self._build_body(ids))
         except httpx.HTTPError as problem:
-            raise TeacherFailure(f"the teacher at {self._url} {self._silence(problem)}", own=True) from problem
+            raise TeacherFailure(f"the teacher at {self._url} {self._describe_failure(problem)}", own=True) from problem
 
-    def _silence(self, problem: httpx.HTTPError) -> str:
+    def _describe_failure(self, problem: httpx.HTTPError) -> str:
         if isinstance(problem, (httpx.ReadTimeout, httpx.WriteTimeout)):
             return f"hangs: it took the request and sent nothing for {self._timeout:g} s ({KEY}.timeout)"
         return f"did not answer: {type(problem).__name__}: {problem}"
 
-    def _asked(self, ids: list[int]) -> dict[str, Any]:
+    def _build_body(self, ids: list[int]) -> dict[str, Any]:
         return {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
 
-    def _headers(self) -> dict[str, str]:
+    def _build_headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
-    def _said(self, response: httpx.Response, most: int) -> str:
+    def _excerpt_response(self, response: httpx.Response, most: int) -> str:
         """The beginning of its answer, without the key."""
-        said = response.text.replace(self._key, "[redacted]") if self._key else response.text
-        return said[:most] or "nothing"
+        text = response.text.replace(self._key, "[redacted]") if self._key else response.text
+        return text[:most] or "nothing"
 
-    def _rows(self, response: httpx.Response, ids: list[int]) -> list[dict[str, Any]]:
+    def _parse_rows(self, response: httpx.Response, ids: list[int]) -> list[dict[str, Any]]:
         """The teacher's answer for each id but the first. Raises TeacherFailure."""
         status = response.status_code
         if status >= 400:
-            again = status >= 500 or status in RETRYABLE
+            is_retryable = status >= 500 or status in RETRYABLE
             raise TeacherFailure(
-                f"the teacher refused with status {status}: {self._said(response, 300)}", retryable=again, own=True
+                f"the teacher refused with status {status}: {self._excerpt_response(response, 300)}",
+                retryable=is_retryable,
+                own=True,
             )
         try:
-            told = load_json(response.content, most=MOST_VALUES)["choices"][0]["prompt_logprobs"]
-            rows = [row[str(token)] for token, row in zip(ids[1:], told[1:], strict=True)]
-            if len(told) == len(ids) and all(math.isfinite(row["logprob"]) and row["logprob"] <= 1e-3 for row in rows):
+            logprobs = load_json(response.content, most=MOST_VALUES)["choices"][0]["prompt_logprobs"]
+            rows = [row[str(token)] for token, row in zip(ids[1:], logprobs[1:], strict=True)]
+            if len(logprobs) == len(ids) and all(
+                math.isfinite(row["logprob"]) and row["logprob"] <= 1e-3 for row in rows
+            ):
                 return rows
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             pass
         raise TeacherFailure(
-            f"the teacher did not answer prompt_logprobs of the ids it was sent, but {self._said(response, 200)}",
+            "the teacher did not answer prompt_logprobs of the ids it was sent, but "
+            f"{self._excerpt_response(response, 200)}",
             retryable=False,
             own=True,
         )
 
 
-def probe_ids(tokenizer: Any) -> list[int]:
+def choose_probe_ids(tokenizer: Any) -> list[int]:
     """The tokenizer's ids that were added to its vocabulary, and some of the rest, evenly."""
     added = sorted(tokenizer.get_added_vocab().values())[:PROBED]
     rest = sorted({*tokenizer.get_vocab().values()} - {*added})
     return [*rest[:: max(1, len(rest) // PROBED)], *added]
 
 
-def other_tokenizer(why: str) -> ConfigError:
+def build_tokenizer_error(why: str) -> ConfigError:
     """The refusal of a teacher whose ids are other tokens."""
     return ConfigError(
         f"The teacher has another tokenizer than the policy: {why}.",

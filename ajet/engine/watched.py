@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ajet.engine.contract import Around, ChatEngine, TokenChunk, TokenEngine, TokenRequest
+from ajet.engine.contract import ChatEngine, EngineWrapper, TokenChunk, TokenEngine, TokenRequest
 
 TAIL = 48
 """Tokens of a reply that are decoded for a look."""
@@ -65,7 +65,7 @@ class Watch:
         return None
 
 
-class WatchedEngine(Around):
+class WatchedEngine(EngineWrapper):
     """A TokenEngine around another one."""
 
     def __init__(self, engine: TokenEngine, tokenizer: Any) -> None:
@@ -86,13 +86,13 @@ class WatchedEngine(Around):
 
     def paused(self) -> AbstractContextManager[object]:
         """The inner engine's, if it has one."""
-        return self._within("paused")
+        return self._enter_inner("paused")
 
     def held(self) -> AbstractContextManager[object]:
         """The inner engine's, if it has one."""
-        return self._within("held")
+        return self._enter_inner("held")
 
-    def _within(self, name: str) -> AbstractContextManager[object]:
+    def _enter_inner(self, name: str) -> AbstractContextManager[object]:
         made = getattr(self._engine, name, None)
         return nullcontext() if made is None else cast(AbstractContextManager[object], made())
 

@@ -1,7 +1,7 @@
 """Wire: what differs between servers elsewhere: their routes, the form of a request, of a stream, of a score.
 
-Invariant: a draw is asked for only where both of its logprobs follow from what the server says of it (`unsaid`): the
-one that was sampled from, and the one at temperature 1.
+Invariant: a draw is asked for only where both of its logprobs follow from what the server says of it
+(`explain_missing_logprobs`): the one that was sampled from, and the one at temperature 1.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Wire(Protocol):
     """The server's name, for people."""
     expected: str
     """The kind of server that should be at the URL, for errors."""
-    says_sampled_by: str
+    sampled_logprobs_option: str
     """The way to start such a server so that it says the logprob that was sampled from."""
-    says_cut: bool
+    reports_truncated: bool
     """Whether that logprob knows of what top_p and top_k cut off."""
     route: str
     """The route where tokens are asked for."""
@@ -64,26 +64,26 @@ class Wire(Protocol):
         ...
 
 
-def unsaid(wire: Wire, says_sampled: bool, sampling: Sampling) -> tuple[str, str] | None:
-    """Why the logprobs of such a draw cannot be had from such a server, and what to do; None: they can. `says_sampled`:
-    whether it says those that were sampled from."""
-    if alike(sampling):
+def explain_missing_logprobs(wire: Wire, reports_sampled: bool, sampling: Sampling) -> tuple[str, str] | None:
+    """Why the logprobs of such a draw cannot be had from such a server, and what to do; None: they can.
+    `reports_sampled`: whether it says those that were sampled from."""
+    if is_one_logprob(sampling):
         return None
-    if not says_sampled:
-        by = wire.says_sampled_by
+    if not reports_sampled:
+        by = wire.sampled_logprobs_option
         return "says logprobs at temperature 1 only", f"{by}, or set rollout.temperature: 1.0 and no top_p or top_k"
-    if cuts(sampling) and not wire.says_cut:
+    if truncates(sampling) and not wire.reports_truncated:
         return "says logprobs before top_p and top_k cut", "leave top_p and top_k out"
     return None
 
 
-def alike(sampling: Sampling) -> bool:
+def is_one_logprob(sampling: Sampling) -> bool:
     """Whether the logprob sampled from and the one at temperature 1 follow from the same number."""
     plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
     return sampling.json_schema is None and (plain or sampling.temperature == 0.0)
 
 
-def cuts(sampling: Sampling) -> bool:
+def truncates(sampling: Sampling) -> bool:
     """Whether the sampling leaves some tokens out altogether."""
     return sampling.temperature != 0.0 and (sampling.top_p < 1.0 or sampling.top_k > 0)
 
@@ -106,7 +106,7 @@ class StreamedReply:
     def read(self, event: dict[str, Any]) -> TokenChunk | None:
         """The tokens of one event, if it has some. Raises EngineFailure."""
         try:
-            return self._read(event)
+            return self._read_event(event)
         except (KeyError, TypeError, ValueError, IndexError) as problem:
             raise EngineFailure(f"the server sent an event that is not of this route: {str(event)[:200]}") from problem
 
@@ -116,21 +116,21 @@ class StreamedReply:
             raise EngineFailure(f"the server broke off after {self._tokens} tokens")
         return TokenChunk([], [], [], self._version, self._finish)
 
-    def _read(self, event: dict[str, Any]) -> TokenChunk | None:
+    def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
         """The tokens of one event; what it raises besides EngineFailure says that it is none."""
         raise NotImplementedError
 
-    def _ended(self, kind: Any, said: Any) -> None:
+    def _set_finish(self, kind: Any, reason: Any) -> None:
         """`said`: in the server's own words."""
         if kind not in ("stop", "length"):
-            raise EngineFailure(f"the server ended the reply after {self._tokens} tokens: {said}")
+            raise EngineFailure(f"the server ended the reply after {self._tokens} tokens: {reason}")
         self._finish = kind
 
-    def _add(self, chunk: TokenChunk, token: int, named: object, said: float) -> None:
-        """A token, and what is said to be its logprob. `named`: the token that this is said of."""
+    def _add_token(self, chunk: TokenChunk, token: int, named: object, logprob_value: float) -> None:
+        """A token, and what is logprob_value to be its logprob. `named`: the token that this is logprob_value of."""
         if named != token:
             raise EngineFailure(f"token {self._tokens} has id {token}, its logprob is of {named}")
-        logprob = min(float(said), 0.0)
+        logprob = min(float(logprob_value), 0.0)
         chunk.ids.append(int(token))
         chunk.logprobs.append(0.0 if self._greedy else logprob)
         chunk.logprobs_unit.append(logprob)

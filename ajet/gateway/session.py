@@ -300,7 +300,7 @@ class Session:
                 )
             return self.models[model]
         adapters = self._context.adapters
-        found = adapters.of(request.agent, target)
+        found = adapters.find_adapter(request.agent, target)
         if found is None and trained and adapters:
             raise Refused(
                 f"The agent {request.agent!r} (target {target!r}) is to be trained and has no adapter; there are "

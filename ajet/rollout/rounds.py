@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
-from ajet.engine.contract import Around, TokenChunk, TokenEngine, TokenRequest
+from ajet.engine.contract import EngineWrapper, TokenChunk, TokenEngine, TokenRequest
 from ajet.schema.errors import EngineFailure
 
 
@@ -38,7 +38,7 @@ class _WaitingRequest:
             self.admitted.set_exception(EngineFailure("the engine was closed", retryable=False))
 
 
-class RoundEngine(Around):
+class RoundEngine(EngineWrapper):
     """A TokenEngine around another one. The rollout reports the number of live episodes."""
 
     def __init__(self, engine: TokenEngine) -> None:

@@ -123,12 +123,12 @@ def count_longest_sample(settings: AjetConfig) -> int:
 
 def estimate_cache(size: ModelSize, *, width: int) -> int:
     """Return the bytes of a token's keys and values, whose numbers have `width` bytes."""
-    return 2 * width * size.kept * size.layers
+    return 2 * width * size.kv_width * size.layers
 
 
 def estimate_activations(size: ModelSize, settings: AjetConfig, tokens: int, *, width: int) -> int:
     """Return the bytes that a forward pass leaves for the backward pass; a number has `width` bytes."""
-    row = width * (7 * size.hidden + 2 * size.kept + 5 * size.inner) + 8 * size.hidden  # as measured
+    row = width * (7 * size.hidden + 2 * size.kv_width + 5 * size.inner) + 8 * size.hidden  # as measured
     if settings.trainer_common.gradient_checkpointing:
         return tokens * (row + width * size.hidden * size.layers)
     return tokens * row * size.layers
@@ -145,11 +145,11 @@ def estimate_checkpoint(size: ModelSize, settings: AjetConfig, *, wide: bool) ->
 def count_checkpoints(settings: AjetConfig, *, validates: bool, steps: int | None) -> int:
     """Return how many checkpoints lie on the disk at the same time, at most; `steps` None is a run without end."""
     trainer = settings.trainer_common
-    kept = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1  # written before an older one goes
+    stored = trainer.max_checkpoints_to_keep + (trainer.keep_best and validates) + 1  # written before an older one goes
     if steps is None:
-        return kept
+        return stored
     every = 1 if trainer.mode == "async" else trainer.save_freq  # samplers get each step
-    return min(kept, max(math.ceil(steps / every) if every > 0 else 1, 1))
+    return min(stored, max(math.ceil(steps / every) if every > 0 else 1, 1))
 
 
 class Disk(NamedTuple):
@@ -202,36 +202,36 @@ class RunNeeds(NamedTuple):
 
 def estimate_needs(experiment: Experiment, *, train: int, validates: bool) -> RunNeeds | None:
     """Return what a run with `train` tasks takes (0: clients bring them); None if the model's size is not known."""
-    from ajet.engine.dimensions import read_size
-    from ajet.engine.machine import device_kind, float32_is_usual, free_memory
+    from ajet.engine.dimensions import read_size_and_context
+    from ajet.engine.machine import is_float32_default, measure_free_memory, resolve_device_kind
 
     settings = experiment.ajet
-    size, context = read_size(settings.model.path, experiment.base)
+    size, context = read_size_and_context(settings.model.path, experiment.base)
     if size is None:
         return None
     device = settings.trainer_common.device
-    wide = settings.model.dtype == "float32" or (settings.model.dtype == "auto" and float32_is_usual(device))
+    wide = settings.model.dtype == "float32" or (settings.model.dtype == "auto" and is_float32_default(device))
     steps = settings.count_steps(train) if train else settings.trainer_common.total_training_steps
     is_local = experiment.backbone.opens is not None
     return RunNeeds(
         estimate_checkpoint(size, settings, wide=wide),
         count_checkpoints(settings, validates=validates, steps=steps),
         estimate_footprint(size, settings, wide=wide, context=context) if is_local else None,
-        free_memory(device) if is_local else None,
-        device_kind(device) == "cpu",
+        measure_free_memory(device) if is_local else None,
+        resolve_device_kind(device) == "cpu",
     )
 
 
 def require_tools_fit(experiment: Experiment) -> None:
     """Raise UserError if tools leave no room for a reply; before a run, on every backbone."""
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
     from ajet.task_reader import open_reader
 
     model = experiment.ajet.model
     if model.path is not None and find_tool_workflow(experiment):
         task = open_reader(experiment).tasks("train")[0]
-        folder = locate(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code)
+        folder = locate_model(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code)
         render_with_tools(experiment, task, load_tokenizer(folder))
 
 

@@ -35,8 +35,8 @@ class GamingWatch:
     def look(self, episodes: Iterable[Episode], step: int) -> None:
         """Take in a recorded step, and check the run every few steps."""
         self._steps[step] = _take_glimpses(episodes, step)
-        kept = _first_and_last(sorted(self._steps))
-        self._steps = {each: self._steps[each] for each in kept}
+        watched = _first_and_last(sorted(self._steps))
+        self._steps = {each: self._steps[each] for each in watched}
         if step % EVERY:
             return
         found = detect_gaming(self._run.metrics.rows(), [glimpse for each in self._steps.values() for glimpse in each])

@@ -77,7 +77,9 @@ class Interrupts:
             yield self
             return
         numbers = (signal.SIGINT, signal.SIGTERM, *HANGUP)
-        earlier = {number: signal.signal(number, self._handle) for number in numbers if not ignores_hangup(number)}
+        earlier = {
+            number: signal.signal(number, self._handle_signal) for number in numbers if not ignores_hangup(number)
+        }
         self._earlier_hook, sys.unraisablehook = sys.unraisablehook, self._resend_unraisable
         try:
             with interruptible(self._raise_pending):
@@ -162,11 +164,11 @@ class Interrupts:
         self._is_in_hook = True
         self._raised = lost.exc_type
         try:
-            threading.Thread(target=self._resend, daemon=True).start()
+            threading.Thread(target=self._resend_signal, daemon=True).start()
         finally:
             self._is_in_hook = False  # the last statement: no signal is handled between it and the return
 
-    def _resend(self) -> None:
+    def _resend_signal(self) -> None:
         """Send the signal again once the hook has returned: Python drops what is raised within the hook."""
         time.sleep(_RESEND_S)
         while self._is_in_hook:  # starting a thread may take long on a busy machine
@@ -175,7 +177,7 @@ class Interrupts:
             self._is_resent = True
             _send_to_main(signal.SIGTERM if self._raised is Preempted else signal.SIGINT)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         kind = KeyboardInterrupt if number == signal.SIGINT else Preempted
         if kind is KeyboardInterrupt and not self._is_resent:
             self._ctrl_c_count += 1
@@ -184,7 +186,7 @@ class Interrupts:
             leave_terminal()
             if self._preempted_at is not None:  # a shell sends it to its jobs once more
                 return
-            _warn("the terminal was closed: the run ends, and keeps what is done")
+            _log_warning("the terminal was closed: the run ends, and keeps what is done")
         if kind is Preempted and self._preempted_at is None:
             self._preempted_at = time.monotonic()
         if self._pending is None:
@@ -193,7 +195,7 @@ class Interrupts:
                 return
             if kind is Preempted and self._grace and (self._may_complete is None or self._may_complete()):
                 self._pending, self._waiting = kind, threading.Event()
-                _warn(f"asked to end: the step is kept if it ends within {self._grace:g} s")
+                _log_warning(f"asked to end: the step is kept if it ends within {self._grace:g} s")
                 args = (self._waiting, self._grace, self._may_complete)
                 threading.Thread(target=_count_down, args=args, daemon=True).start()
                 return
@@ -222,7 +224,7 @@ def end_on_hangup() -> None:
             signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
 
 
-def _warn(text: str) -> None:
+def _log_warning(text: str) -> None:
     """Log from a signal handler: the main thread may be inside the logger, whose lock is not re-entrant."""
     threading.Thread(target=lambda: logger.warning("{}", text), daemon=True).start()
 

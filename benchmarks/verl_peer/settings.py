@@ -107,12 +107,12 @@ def configs(experiment: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """verl's whole config as ours composes it, and the same for verl's own loop, data set and reward."""
     from copy import deepcopy
 
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of
+    from ajet.engine.model_source import locate_model
+    from ajet.engine.models import prepare_folder
     from ajet_ray.shipped_experiment import KEY, carried
     from ajet_verl.settings import verl_settings
 
-    folder = folder_of(locate(experiment.ajet.model.path, base=experiment.base))
+    folder = prepare_folder(locate_model(experiment.ajet.model.path, base=experiment.base))
     ours = verl_settings(experiment, model_folder=folder)
     steps = experiment.ajet.trainer_common.total_training_steps
     ours["trainer"]["total_training_steps"] = steps

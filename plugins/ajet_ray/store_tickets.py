@@ -18,7 +18,7 @@ from ajet.backbone.decoupled.announcer import BACKLOG, Announcer, make_status_wr
 from ajet.backbone.decoupled.closed_groups import ClosedGroups
 from ajet.backbone.decoupled.quarantine import Quarantine, build_group_terms
 from ajet.backbone.decoupled.terms import PROBE, SamplingTerms
-from ajet.engine.probe import Probe
+from ajet.engine.probe import WeightsProbe
 from ajet.schema.episode import Group, collect_advantages
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
@@ -63,7 +63,9 @@ class StoreTickets(Tickets):
         """Steps that are trained, and whose checkpoint is there: policy versions, too."""
         earlier = store.announced()
         self._probes = probes
-        self._probe = probes.known(Probe.of(earlier.policy.told.get(PROBE)) if earlier else None, self._began)
+        self._probe = probes.known(
+            WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier else None, self._began
+        )
         self._granted = 0
         """Tickets of which it is known what they are for."""
         self._groups: dict[int, Group] = {}
@@ -183,14 +185,14 @@ class StoreTickets(Tickets):
         self._shared.leave()
 
     def _say(self, *, stale: int, over: bool = False) -> None:
-        if self._says.needs_probe and self._saved not in self._probe.said and not over:
+        if self._says.needs_probe and self._saved not in self._probe.logprobs and not over:
             self._ask_probe()
         self._says.announce(
             self._saved,
             self._saved,
             self._weights(),
             began=self._began,
-            probe=self._probe if self._saved in self._probe.said else None,
+            probe=self._probe if self._saved in self._probe.logprobs else None,
             stale=stale,
             wanted=self._size * max(0, self._steps_in_all - self._trained),
             over=over,
@@ -202,9 +204,9 @@ class StoreTickets(Tickets):
         most = self._run.experiment.ajet.trainer_common.max_staleness
         keep = BACKLOG if most is None else most + 1
         with self._says.alive(lambda: self._trained):
-            if not self._probe.said and self._saved > self._began:
-                self._probe = self._probe.grown(self._began, self._probes.said(self._first()), keep=keep)
-            self._probe = self._probe.grown(self._saved, self._probes.said(self._weights()), keep=keep)
+            if not self._probe.logprobs and self._saved > self._began:
+                self._probe = self._probe.add_version(self._began, self._probes.said(self._first()), keep=keep)
+            self._probe = self._probe.add_version(self._saved, self._probes.said(self._weights()), keep=keep)
         self._says.changed()
 
     def _weights(self) -> Path | None:

@@ -137,8 +137,8 @@ def _config(
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
     """Trinity's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where
     the run that is resumed had others, ConfigError where its checkpoint is of another backbone."""
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
+    from ajet.engine.model_source import locate_model
+    from ajet.engine.models import load_image_tokens, load_tokenizer, prepare_folder
     from ajet.rollout.components import renderer_of
     from ajet.task_reader import open_reader
 
@@ -151,8 +151,8 @@ def _config(
             where=str(run.resumed.path),
             do=f"begin anew from its weights with ajet.model.path: {run.resumed.path}",
         )
-    source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
-    model = folder_of(source)
+    source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    model = prepare_folder(source)
     if load_image_tokens(model) is not None:
         raise ConfigError(
             "Images are not shown to models that Trinity trains.",

@@ -93,7 +93,7 @@ class SharedModel:
         import torch
 
         from ajet.backbone.local.machine import choose_device
-        from ajet.engine.model_source import locate
+        from ajet.engine.model_source import locate_model
         from ajet.engine.models import load_model, load_tokenizer
         from ajet.engine.transformers import TransformersEngine
 
@@ -101,7 +101,7 @@ class SharedModel:
         assert config.model.path is not None
         if isinstance(config.trainer_common.threads, int):
             torch.set_num_threads(config.trainer_common.threads)
-        source = locate(config.model.path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
+        source = locate_model(config.model.path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
         device = choose_device(config.trainer_common.device)
         self.device = device.type
         longest = config.rollout.max_model_len

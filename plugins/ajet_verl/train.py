@@ -157,15 +157,15 @@ def _config(
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
     """verl's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where the
     run that is resumed had others."""
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of, load_tokenizer
+    from ajet.engine.model_source import locate_model
+    from ajet.engine.models import load_tokenizer, prepare_folder
     from ajet.rollout.components import renderer_of
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
     assert settings.model.path is not None
-    source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
-    folder = folder_of(source)
+    source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    folder = prepare_folder(source)
     config = verl_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
     images = shown_images(folder)
     reader = open_reader(experiment)

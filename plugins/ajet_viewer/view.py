@@ -230,7 +230,7 @@ def find_speller(folder: Path) -> Spell | None:
     """Return a speller of the run's tokens, by the tokenizer of its checkpoint or of its local model; None if neither
     can be loaded. Never fetches or converts a model."""
     from ajet.config import read_recorded_tree
-    from ajet.engine.model_source import ModelSource, at_hand
+    from ajet.engine.model_source import ModelSource, find_local_model
     from ajet.engine.models import load_tokenizer
     from ajet_viewer.token_text import spell_tokens
 
@@ -241,7 +241,7 @@ def find_speller(folder: Path) -> Spell | None:
         settings = read_recorded_tree(folder / "resolved.yaml").get("ajet")
         path = (settings.get("model") or {}).get("path") if isinstance(settings, dict) else None
         if isinstance(path, str):
-            places += [found for found in (at_hand(path, base=folder, weights=False),) if found is not None]
+            places += [found for found in (find_local_model(path, base=folder, weights=False),) if found is not None]
     except (UserError, OSError, AttributeError):
         pass  # a damaged file: the checkpoint's is left
     for place in places:

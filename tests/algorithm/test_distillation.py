@@ -18,7 +18,7 @@ from ajet.commands.launch import launch
 from ajet.commands.launch_checks import refuse_untrainable
 from ajet.config import Experiment
 from ajet.config.schema.algorithm import TeacherConfig
-from ajet.engine.teacher_endpoint import TeacherEndpoint, probe_ids
+from ajet.engine.teacher_endpoint import TeacherEndpoint, choose_probe_ids
 from ajet.gateway import Capture
 from ajet.record.episode_codec import decode, encode
 from ajet.record.plain_json import dumps
@@ -222,7 +222,7 @@ def test_an_endpoints_connections_are_closed_on_the_loop_that_asked():
 
 def test_an_endpoint_is_asked_for_the_very_ids(monkeypatch):
     lines, found, seen = told_by(says, monkeypatch)
-    assert probe_ids(Letters()) == [*range(9), 9] == seen[0]["prompt"]
+    assert choose_probe_ids(Letters()) == [*range(9), 9] == seen[0]["prompt"]
     assert sorted(each["prompt"] for each in seen[1:]) == sorted(line.ids.tolist() for line in lines)
     for line, row in zip(lines, found, strict=True):
         np.testing.assert_allclose(row, np.where(line.mask, -line.ids / 10, 0), rtol=1e-6)

@@ -78,7 +78,7 @@ def test_two_mismatches_in_a_row_end_the_run(tmp_path):
 
 
 def test_switched_off_it_says_nothing_and_no_verdict_of_before_is_believed(monkeypatch, tmp_path):
-    monkeypatch.setattr(backbone_module, "Agreed", None)  # nobody makes one
+    monkeypatch.setattr(backbone_module, "VerdictCache", None)  # nobody makes one
     with opened(tmp_path, canary=None) as backbone:
         shift(backbone.engine)
         for _ in range(3):
@@ -105,8 +105,10 @@ def test_what_a_folder_says_of_the_probe_is_what_its_trainer_says(tmp_path):
         backbone.update(BATCH)
         (saved := tmp_path / "saved").mkdir()
         backbone.save(saved)
-        there = extend_probe(known, backbone, keep=1).said[1]
+        there = extend_probe(known, backbone, keep=1).logprobs[1]
         first, later = folders.said(None), folders.said(saved)
         assert np.abs(np.array(later) - there).max() < 1e-4 < np.abs(np.array(first) - there).mean()
         earlier = known.grown(0, first, keep=1).grown(1, later, keep=1)
-        assert set(folders.known(earlier, 1).said) == {0}, "what a trainer before said of the version to come is void"
+        assert set(folders.known(earlier, 1).logprobs) == {0}, (
+            "what a trainer before said of the version to come is void"
+        )

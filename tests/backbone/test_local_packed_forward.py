@@ -13,7 +13,7 @@ from ajet.backbone.local.lora import add_adapters, merged_state, save_adapters
 from ajet.backbone.local.packed_forward import PackedForward, token_logprobs
 from ajet.config.schema.trainer_common import AdapterConfig, LoraConfig
 from ajet.context_tracker.packing import pack
-from ajet.engine.same_model import agree
+from ajet.engine.same_model import logits_match
 from ajet.schema.errors import ConfigError
 from tests.local_fixtures import plain_logprobs, random_samples, sample_of, tiny_llama, tiny_qwen3
 
@@ -268,7 +268,7 @@ def test_no_more_logits_than_a_chunk_exist(monkeypatch):
 def test_a_rank_that_has_no_token_to_hold_agrees():
     """Ulysses over sixteen ranks: the last part of verl's probe is padding alone."""
     none = torch.zeros(0, 97)
-    assert agree(none, none, torch.float32) and agree(none, none, torch.bfloat16)
+    assert logits_match(none, none, torch.float32) and logits_match(none, none, torch.bfloat16)
 
 
 def test_saved_adapters_name_their_modules_in_order(tmp_path):

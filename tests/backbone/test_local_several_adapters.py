@@ -52,7 +52,7 @@ def trained(trainer, *steps):
 
 
 def test_an_agent_has_the_first_adapter_that_names_it():
-    several = Adapters.configured(config_of(lora__adapters=TWO).trainer_common.lora)
+    several = Adapters.from_config(config_of(lora__adapters=TWO).trainer_common.lora)
     found = [several.of(*each) for each in (("a", "solver"), ("solver", "b"), ("critic-2", "x"), ("x", "y"))]
     assert found == ["solver", "solver", "critic", None]
 
@@ -224,7 +224,7 @@ def test_a_checkpoint_has_each_and_goes_on_bit_for_bit(tmp_path):
     samples = of_adapters("critic", seed=3)
     (tmp_path / "b").mkdir()
     trainer.save(tmp_path / "b", None)
-    assert Adapters.saved(tmp_path / "b").of("critic-1", "") == "critic"
+    assert Adapters.from_folder(tmp_path / "b").find_adapter("critic-1", "") == "critic"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "b", dtype="auto")
     loaded = PeftModel.from_pretrained(model, tmp_path / "b" / "adapters" / "critic")
     ids = torch.from_numpy(samples[0].timeline.ids).long()

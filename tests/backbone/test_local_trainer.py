@@ -301,10 +301,10 @@ def test_an_empty_batch():
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_the_engine_sees_new_weights_without_a_copy(rank):
-    from ajet.engine.transformers.attention import twin
+    from ajet.engine.transformers.attention import make_shared_copy
 
     trainer = Trainer(tiny_qwen3(dtype=torch.bfloat16), config_of(optim__lr=0.05, lora__rank=rank))
-    engines = twin(trainer.policy.model)
+    engines = make_shared_copy(trainer.policy.model)
     theirs = {name: p.data_ptr() for name, p in engines.named_parameters()}
     assert theirs == {name: p.data_ptr() for name, p in trainer.policy.model.named_parameters()}
     before = {name: p.detach().clone() for name, p in engines.named_parameters()}

@@ -11,7 +11,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.config.overrides import format_override
-from ajet.engine.model_cache import entry
+from ajet.engine.model_cache import open_entry
 from ajet.schema.errors import UserError
 from ajet_datagen.generation.kept import GenerationStore
 
@@ -60,7 +60,7 @@ def test_a_cache_that_cannot_be_written_is_said(here: Path, monkeypatch: pytest.
     monkeypatch.setenv("AJET_CACHE", str(here / "notes" / "a.txt" / "cache"))
     made: list[Path] = []
     with pytest.raises(UserError, match="a model that is kept on this machine could not be written") as refused:
-        entry("model", made.append)
+        open_entry("model", made.append)
     assert "name another folder in the variable AJET_CACHE" in refused.value.do and not made
     kept = GenerationStore(here / "notes" / "a.txt" / "generated", {})
     with pytest.raises(UserError, match="what a model writes could not be written") as refused, kept.open():

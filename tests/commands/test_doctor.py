@@ -14,7 +14,7 @@ import pytest
 
 from ajet.cli import launcher
 from ajet.commands.doctor_checks import check_network, check_packages
-from ajet.engine.dimensions import embedding_shapes
+from ajet.engine.dimensions import read_embedding_shapes
 from ajet.schema.commands import format_extra_install
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
@@ -284,7 +284,7 @@ def test_a_vocabulary_beyond_the_embeddings_is_a_problem():
 
 
 def test_shapes_are_read_from_the_files_heads(tmp_path: Path):
-    assert embedding_shapes(tmp_path) == {}
+    assert read_embedding_shapes(tmp_path) == {}
 
     def write(name: str, tensors: dict[str, list[int]]) -> None:
         head = {each: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for each, shape in tensors.items()}
@@ -293,18 +293,18 @@ def test_shapes_are_read_from_the_files_heads(tmp_path: Path):
 
     write("model-1.safetensors", {"model.embed_tokens.weight": [7, 2], "model.norm.weight": [2]})
     write("model-2.safetensors", {"lm_head.weight": [8, 2]})
-    assert embedding_shapes(tmp_path) == {"embedding": [7, 2], "head": [8, 2]}
+    assert read_embedding_shapes(tmp_path) == {"embedding": [7, 2], "head": [8, 2]}
     named = {"weight_map": {"model.embed_tokens.weight": "model-1.safetensors", "x": "model-2.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(named))
-    assert embedding_shapes(tmp_path) == {"embedding": [7, 2]}
+    assert read_embedding_shapes(tmp_path) == {"embedding": [7, 2]}
     (tmp_path / "model-1.safetensors").write_bytes(b"\xff" * 20)
-    assert embedding_shapes(tmp_path) == {}
+    assert read_embedding_shapes(tmp_path) == {}
 
 
 def test_a_hub_model_is_looked_at_without_its_weights(tmp_path: Path, monkeypatch):
     from huggingface_hub import constants
 
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.schema.errors import UserError
 
     kept = tmp_path / "models--some--model"
@@ -315,6 +315,6 @@ def test_a_hub_model_is_looked_at_without_its_weights(tmp_path: Path, monkeypatc
     (snapshot / "config.json").write_text("{}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert locate("some/model", weights=False).folder == snapshot
+    assert locate_model("some/model", weights=False).folder == snapshot
     with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        locate("some/model")
+        locate_model("some/model")

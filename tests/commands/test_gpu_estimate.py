@@ -10,7 +10,7 @@ import pytest
 
 from ajet.commands.gpu_estimate import GPUS, describe_estimate, estimate_memory, estimate_seconds
 from ajet.config import AjetConfig
-from ajet.engine.dimensions import ModelSize, dimensions, parse_size
+from ajet.engine.dimensions import ModelSize, parse_size, read_dimensions
 
 QWEN = {
     "model_type": "qwen2",
@@ -41,7 +41,7 @@ def settings(**trainer: Any) -> AjetConfig:
 
 def qwen(folder: Path) -> ModelSize:
     (folder / "config.json").write_text(json.dumps(QWEN))
-    found = dimensions(folder)
+    found = read_dimensions(folder)
     assert found is not None
     return found.size()
 

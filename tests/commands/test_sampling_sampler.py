@@ -18,8 +18,8 @@ from ajet.commands.sampling import sample as waiting
 from ajet.commands.sampling import sampler as module
 from ajet.commands.sampling.sampler import GroupSampler, PolicyWentBackError, SamplerCounts
 from ajet.engine import followed_server, served
-from ajet.engine.asked_server import ServerAway
-from ajet.engine.followed import server_of
+from ajet.engine.asked_server import ServerAwayError
+from ajet.engine.followed import read_server_address
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreUnavailableError, open_shared, sqlite_store
@@ -52,7 +52,7 @@ class Weights:
 
     version = 0
 
-    def take(self, folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
+    def load_weights(self, folder: Path, version: int, probe: object, waits: object, *, is_leader: bool) -> bool:
         raise FileNotFoundError(folder)
 
 
@@ -209,11 +209,11 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
     """It lives meanwhile, for the others; and ends as the training does, or when that takes too long."""
     monkeypatch.setattr(waiting, "LOOK", 0.0)
     settings = config_of(rollout__engine="vllm", rollout__vllm__base_url="http://127.0.0.1:1/v1")
-    tries = iter([ServerAway("No server answers."), served.open_remote, "the engine"])
+    tries = iter([ServerAwayError("No server answers."), served.open_remote, "the engine"])
 
     def opens(experiment: Any) -> Any:
         found = next(tries)
-        if isinstance(found, ServerAway):
+        if isinstance(found, ServerAwayError):
             raise found
         return found if isinstance(found, str) else found(experiment.ajet, vocabulary=9)
 
@@ -225,11 +225,11 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
 
     assert there() == "the engine"
     assert [(each.name, each.told) for each in ledger.members()] == [("one", {"server": "http://127.0.0.1:1"})]
-    tries = iter([ServerAway("No server answers.")])
+    tries = iter([ServerAwayError("No server answers.")])
     ledger.announce(Policy("run", 3, "", told={"over": True}))
     with pytest.raises(waiting.EndedBeforeStartError):
         there()
-    tries = iter([ServerAway("No server answers.")])
+    tries = iter([ServerAwayError("No server answers.")])
     monkeypatch.setattr(followed_server, "AWAY", -1.0)
     with pytest.raises(UserError, match="No server answers"):
         there()
@@ -263,7 +263,7 @@ def test_a_disk_that_refuses_a_log_ends_no_sampler(tmp_path: Path) -> None:
 def test_an_address_that_is_none_is_not_waited_for(url: str, away: bool) -> None:
     with pytest.raises(UserError, match="No server answers") as error:
         served.open_remote(config_of(rollout__engine="vllm", rollout__vllm__base_url=url), vocabulary=9)
-    assert isinstance(error.value, ServerAway) is away
+    assert isinstance(error.value, ServerAwayError) is away
 
 
 def test_nothing_is_begun_while_the_announced_weights_are_not_there(
@@ -354,12 +354,12 @@ def test_what_is_held_is_renewed_while_weights_are_loaded(
         if len(renewed) == 2:
             raise StoreUnavailableError("The store does not answer.")
 
-    def take(folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
+    def load_weights(folder: Path, version: int, probe: object, waits: object, *, is_leader: bool) -> bool:
         assert many.wait(60)
         return True
 
     monkeypatch.setattr(sampler._store, "renew", noted)
-    monkeypatch.setattr(sampler._backbone, "take", take)
+    monkeypatch.setattr(sampler._backbone, "load_weights", load_weights)
     sampler._renew_every = 0.001
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
     sampler._looked, sampler._renewed = float("-inf"), float("inf")
@@ -376,7 +376,7 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
     sampler._look_at_store()
     renewed: list[Any] = []
 
-    def take(folder: Path, version: int, probe: object, waits: object, *, leads: bool) -> bool:
+    def load_weights(folder: Path, version: int, probe: object, waits: object, *, is_leader: bool) -> bool:
         for thread in threading.enumerate():
             if thread.name == THREAD:
                 thread.join(60)
@@ -384,7 +384,7 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
 
     monkeypatch.setattr(module, "LONGEST_LOAD", -1.0)
     monkeypatch.setattr(sampler._store, "renew", renewed.append)
-    monkeypatch.setattr(sampler._backbone, "take", take)
+    monkeypatch.setattr(sampler._backbone, "load_weights", load_weights)
     sampler._renew_every, sampler._renewed = 0.001, float("inf")
     ledger.announce(Policy("run", 1, "/1", below=1, told={"version": 1}))
     sampler._looked = float("-inf")
@@ -427,9 +427,9 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
     class Given:
         version = 0
 
-        def take(self, folder: object, version: int, probe: object, waits: object, *, leads: bool) -> bool:
+        def load_weights(self, folder: object, version: int, probe: object, waits: object, *, is_leader: bool) -> bool:
             (member,) = ledger.members()
-            found.append((leads, member.told[module.SERVER]))
+            found.append((is_leader, member.told[module.SERVER]))
             self.version = version
             _, ended, group = rollout.begun[0]
             for repeat in (0, 1):
@@ -462,7 +462,7 @@ def test_who_drains_ends_in_order_though_its_server_is_gone(
     class Gone:
         version = 0
 
-        def take(self, folder: object, version: int, probe: object, waits: object, *, leads: bool) -> bool:
+        def load_weights(self, folder: object, version: int, probe: object, waits: object, *, is_leader: bool) -> bool:
             asked.append(version)
             raise UserError("The weights of the server cannot be known: ConnectError: refused")
 
@@ -494,11 +494,11 @@ def test_who_drains_goes_on_with_no_trainer_that_forgot_what_it_plays_with(
     sampler._look_at_store()
     taken: list[int] = []
 
-    def take(folder: object, version: int, *about: object, leads: bool) -> bool:
+    def load_weights(folder: object, version: int, *about: object, is_leader: bool) -> bool:
         taken.append(version)
         return True
 
-    monkeypatch.setattr(sampler._backbone, "take", take)
+    monkeypatch.setattr(sampler._backbone, "load_weights", load_weights)
     for began, expected in ((1, []), (2, [3])):
         later = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True)
         later.announce(Policy("run", 3, "", below=0, told={"version": 3, "began": began}))
@@ -532,6 +532,6 @@ def closing_stores(folder: Path, count: int) -> Iterator[list[SharedStore]]:
 def test_a_server_has_one_name_however_its_address_is_written(url: str | None) -> None:
     vllm = SimpleNamespace(base_url=url)
     config: Any = SimpleNamespace(rollout=SimpleNamespace(engine="vllm", vllm=vllm))
-    assert server_of(config) == ("http://there:8000" if url else "")
+    assert read_server_address(config) == ("http://there:8000" if url else "")
     config.rollout.engine = "transformers"
-    assert server_of(config) == ""
+    assert read_server_address(config) == ""

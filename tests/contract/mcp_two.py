@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config.locations import find_cache_root
-from ajet.engine.model_cache import entry
+from ajet.engine.model_cache import open_entry
 
 REQUIREMENT = "mcp==2.3.0"
 
@@ -50,7 +50,7 @@ def make() -> None:
         command = [*uv, "pip", "install", "--quiet", "--python", str(venv / "bin" / "python"), REQUIREMENT]
         subprocess.run(command, check=True, timeout=600)
 
-    entry(name(), install)
+    open_entry(name(), install)
 
 
 if __name__ == "__main__":

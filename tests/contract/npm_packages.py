@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config.locations import find_cache_root
-from ajet.engine.model_cache import entry
+from ajet.engine.model_cache import open_entry
 
 NODE_CLIENT = "openai@7.55.0"
 CODEX = "@openai/codex@0.169.0"
@@ -45,7 +45,7 @@ def fetch(requirement: str) -> None:
         command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", requirement]
         subprocess.run(command, check=True, timeout=300, cwd=folder, stdout=subprocess.DEVNULL)
 
-    entry(folder_of(requirement), install)
+    open_entry(folder_of(requirement), install)
 
 
 def main(arguments: list[str]) -> int:

@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from ajet.config.locations import find_cache_root
-from ajet.engine.model_cache import entry
+from ajet.engine.model_cache import open_entry
 from tests.ports import free_port
 from tests.vllm_fixtures import tiny_folder
 
@@ -119,7 +119,7 @@ def make() -> None:
         subprocess.run([*command, "--target", str(folder), *PACKAGES], check=True, timeout=600)
         (folder / "sgl_kernel.py").write_text(KERNELS)
 
-    entry(name(), install)
+    open_entry(name(), install)
 
 
 if __name__ == "__main__":

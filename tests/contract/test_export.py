@@ -138,12 +138,12 @@ def loads(folder: Path) -> dict[str, torch.Tensor]:
     """The weights as transformers and our own loader find them; the two agree."""
     from transformers import AutoModelForCausalLM
 
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_model, load_tokenizer
 
     model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not any(told.values()), told
-    source = locate(str(folder))
+    source = locate_model(str(folder))
     ours = load_model(source, dtype=model.dtype).state_dict()
     assert ours.keys() == model.state_dict().keys()
     assert all(torch.equal(ours[name], tensor) for name, tensor in model.state_dict().items())

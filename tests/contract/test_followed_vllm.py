@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.followed_server import FollowedServer
-from ajet.engine.model_source import locate
+from ajet.engine.followed_server import ServerFollower
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model, load_tokenizer
-from ajet.engine.probe import TEXT, Probe
+from ajet.engine.probe import TEXT, WeightsProbe
 from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
@@ -40,7 +40,7 @@ class Trained:
     """tiny-tools as it is (version 0), and one step on (version 1), with what each says of the probe."""
 
     def __init__(self, folder: Path) -> None:
-        source = locate("embedded:tiny-tools")
+        source = locate_model("embedded:tiny-tools")
         self.tokenizer: Any = load_tokenizer(source)
         ids = self.tokenizer.encode(TEXT, add_special_tokens=False)
         model = load_model(source, dtype=torch.float32)
@@ -50,7 +50,7 @@ class Trained:
             for parameter in model.parameters():
                 parameter += 0.05 * parameter.std() * torch.randn_like(parameter)
         said[1] = self._said(model, ids)
-        self.probe = Probe(tuple(ids), 0.01, said)
+        self.probe = WeightsProbe(tuple(ids), 0.01, said)
 
         def write(aside: Path) -> None:
             model.save_pretrained(aside)
@@ -58,10 +58,10 @@ class Trained:
 
         self.first = Checkpoints(folder).save(1, write, {})
 
-    def engine(self, url: str) -> FollowedServer:
+    def engine(self, url: str) -> ServerFollower:
         server = SimpleNamespace(base_url=url, api_key_env="NO_KEY", timeout=300.0)
         config = config_of(rollout__vllm=server, rollout__max_model_len=256)
-        return FollowedServer(config, self.tokenizer, tiny_folder())
+        return ServerFollower(config, self.tokenizer, tiny_folder())
 
     @staticmethod
     def _said(model: Any, ids: list[int]) -> tuple[float, ...]:
@@ -70,14 +70,14 @@ class Trained:
         return tuple(rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist())
 
 
-def require_waiting_until_followed(trained: Trained, engine: FollowedServer) -> None:
+def require_waiting_until_followed(trained: Trained, engine: ServerFollower) -> None:
     """That a call which finds that somebody else gave the server weights begins once it is given policy 1 again."""
     with ThreadPoolExecutor() as threads:
         waiting = threads.submit(versions, engine)
-        while not engine.engine.surprised and not waiting.done():
+        while not engine.engine.has_unknown_weights and not waiting.done():
             time.sleep(0.02)
         assert not waiting.done() and engine.version < 0, "no call begins at weights that nobody knows"
-        assert engine.take(trained.first, 1, trained.probe, int)
+        assert engine.load_weights(trained.first, 1, trained.probe, int)
         assert waiting.result(60) == {1}
 
 
@@ -86,7 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("checkpoints"))
 
 
-def versions(engine: FollowedServer) -> set[int]:
+def versions(engine: ServerFollower) -> set[int]:
     async def reply() -> set[int]:
         request = TokenRequest(np.array([5, 6, 7], np.int32), Sampling(8), DrawKey(0, 0, 0, 0))
         return {chunk.version async for chunk in engine.engine.generate(request)}
@@ -105,18 +105,18 @@ def test_a_server_is_given_the_trainers_weights(
         led_by_two(url, tmp_path / "two")
 
 
-def require_weights_by_version(trained: Trained, url: str) -> tuple[FollowedServer, FollowedServer]:
+def require_weights_by_version(trained: Trained, url: str) -> tuple[ServerFollower, ServerFollower]:
     """Each version's replies bear its number, and scores are of its weights. Answers who gave the last ones, and who
     gave those of the start again in between."""
     engine = trained.engine(url)
-    assert engine.take(None, 0, trained.probe, int)
+    assert engine.load_weights(None, 0, trained.probe, int)
     assert (engine.version, versions(engine)) == (0, {0})
-    assert engine.take(trained.first, 1, trained.probe, int)
+    assert engine.load_weights(trained.first, 1, trained.probe, int)
     assert (engine.version, versions(engine)) == (1, {1})
     found = engine.engine.score(trained.probe.ids)
-    assert trained.probe.gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.gap(0, found)
+    assert trained.probe.measure_gap(1, found) < 1e-3 < trained.probe.tolerance < trained.probe.measure_gap(0, found)
     other = trained.engine(url)
-    assert other.take(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
+    assert other.load_weights(None, 0, trained.probe, int) and versions(other) == {0}, "model.path's, as at the start"
     require_waiting_until_followed(trained, engine)
     return engine, other
 
@@ -218,14 +218,14 @@ def test_a_server_that_loads_a_part_and_says_it_went_well_is_refused(
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     with vllm_server("--logprobs-mode", "processed_logprobs", seconds=400) as url:
         engine = trained.engine(url)
-        assert engine.take(None, 0, trained.probe, int) and versions(engine) == {0}
+        assert engine.load_weights(None, 0, trained.probe, int) and versions(engine) == {0}
         with pytest.raises(UserError, match="packs its weights"):
-            engine.take(trained.first, 1, trained.probe, int)
+            engine.load_weights(trained.first, 1, trained.probe, int)
         assert engine.version < 0
 
 
 def test_a_server_that_keeps_its_weights_is_known_by_what_it_says(trained: Trained) -> None:
     with vllm_server("--logprobs-mode", "processed_logprobs", seconds=400) as url:
         engine = trained.engine(url)
-        assert not engine.take(trained.first, 1, trained.probe, int)
+        assert not engine.load_weights(trained.first, 1, trained.probe, int)
         assert (engine.version, versions(engine)) == (0, {0})

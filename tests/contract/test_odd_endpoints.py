@@ -165,7 +165,7 @@ def test_the_teacher(server):
         teacher.require_same_tokenizer(Letters())
     assert server.url in refused.value.where
     with pytest.raises(TeacherFailure, match=said) as failure:
-        asyncio.run(teacher._answered([1, 2]))
+        asyncio.run(teacher._request_rows([1, 2]))
     assert failure.value.own and failure.value.retryable == (server.way in HANGS)
 
 
@@ -175,7 +175,7 @@ def test_a_server_that_tokens_are_sampled_from(server):
     with pytest.raises(UserError, match=said) as refused:
         RemoteVllm(server.url, vocabulary=9, silence=SECONDS)
     assert server.url.removesuffix("/v1") in refused.value.where
-    assert isinstance(refused.value, asked_server.ServerAway) == (server.way in HANGS)
+    assert isinstance(refused.value, asked_server.ServerAwayError) == (server.way in HANGS)
 
 
 def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):

@@ -118,7 +118,7 @@ def test_what_samplers_play_for_a_run_is_that_run_s(tmp_path: Path, monkeypatch:
     """`--from-store`: no other run takes its groups; those that failed as a whole, and attempts of a policy that no
     checkpoint has, are no part of a new try."""
     (tmp_path / "x.yaml").write_text(YAML)
-    monkeypatch.setattr("ajet.engine.models.weights_fingerprint", lambda settings, base: "w")
+    monkeypatch.setattr("ajet.engine.models.fingerprint_weights", lambda settings, base: "w")
     tasks = TaskOrder([Task(task_id="1", main_query="?")], seed=0)
     address = Address.of("shared.sqlite", base=tmp_path)
 

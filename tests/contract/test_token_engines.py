@@ -27,11 +27,11 @@ END = 2
 def transformers_engine() -> TokenEngine:
     import torch
 
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_model
     from ajet.engine.transformers import TransformersEngine
 
-    model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    model = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
     return TransformersEngine(model, version=3, max_num_seqs=2)
 
 
@@ -224,7 +224,7 @@ def test_close_fails_who_waits_for_vllm() -> None:
 @pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_k": 20}, {"temperature": 0.0}, {"top_logprobs": 2}])
 def test_a_server_says_both_logprobs(server_url: str, sampling: dict[str, Any]) -> None:
     engine: Any = remote_engine(server_url)
-    assert engine.says_sampled and engine.constrains
+    assert engine.reports_sampled and engine.constrains
     got = asyncio.run(chunks(engine, TokenRequest(PROMPT, Sampling(20, **sampling), DrawKey(0, 0, 0, 0))))
     unit = np.array([p for chunk in got for p in chunk.logprobs_unit])
     sampled = np.array([p for chunk in got for p in chunk.logprobs])
@@ -241,7 +241,7 @@ def test_a_server_says_both_logprobs(server_url: str, sampling: dict[str, Any]) 
 )
 def test_an_sglang_server_says_both_logprobs(sglang_url: str, sampling: dict[str, Any]) -> None:
     engine: Any = sglang_engine(sglang_url)
-    assert engine.says_sampled and engine.constrains
+    assert engine.reports_sampled and engine.constrains
     got = asyncio.run(chunks(engine, TokenRequest(PROMPT, Sampling(20, **sampling), DrawKey(0, 0, 0, 0))))
     unit = np.array([p for chunk in got for p in chunk.logprobs_unit])
     sampled = np.array([p for chunk in got for p in chunk.logprobs])

@@ -24,7 +24,7 @@ import torch
 
 from ajet.config.schema.algorithm import TeacherConfig
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.schema.errors import EngineFailure, UserError
 from tests.contract.vllm_bench import PROMPT, Bench
@@ -253,7 +253,7 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.metrics.stats import RequestStateStats
 
-    from ajet.engine.vllm.requests import LIKELIEST, VERSIONS, Reading
+    from ajet.engine.vllm.requests import LIKELIEST, VERSIONS, OutputReader
 
     counts = RequestStateStats(5)
 
@@ -268,7 +268,7 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
     first = output([21, 5], 21)
     first.add(output([21], 21), aggregate=True)
     first.add(output([22, 7], 22, "stop"), aggregate=True)
-    chunks = Reading(2).chunks(first, 0)
+    chunks = OutputReader(2).chunks(first, 0)
     assert [(chunk.version, chunk.ids, chunk.finish) for chunk in chunks] == [
         (21, [21, 5, 21], None),
         (22, [22, 7], "stop"),
@@ -277,9 +277,9 @@ def test_what_waits_to_be_fetched_is_merged_without_loss() -> None:
     assert [chunk.logprobs_unit for chunk in chunks] == [[-1.0] * 3, [-1.0] * 2]
     assert chunks[0].top[0] == [(21, -1.0), (3, -2.0)]
     with pytest.raises(EngineFailure, match="streamed 1 tokens and counts 5"):
-        Reading(0).chunks(output([4], 0, "length"), 0)
+        OutputReader(0).chunks(output([4], 0, "length"), 0)
     with pytest.raises(EngineFailure, match="of version 3, the one before of 4"):
-        reading = Reading(0)
+        reading = OutputReader(0)
         reading.chunks(output([4], 4), 0)
         reading.chunks(output([4], 3), 0)
 
@@ -316,7 +316,7 @@ def test_a_server_that_says_one_logprob_is_asked_nothing_else() -> None:
 
     with vllm_server("--logprobs-mode", "raw_logprobs") as url:
         engine = RemoteVllm(url + "/v1", vocabulary=VOCABULARY)
-        assert not engine.says_sampled and not engine.constrains
+        assert not engine.reports_sampled and not engine.constrains
         for sampling in ({"temperature": 1.0, "top_logprobs": 2}, {"temperature": 0.0}):
             reply = ask(engine, request_of(20, **sampling))
             assert np.abs(unit_logprobs(PROMPT, reply.ids) - reply.logprobs_unit).max() < 1e-4
@@ -331,7 +331,7 @@ def teaches(url: str, reply: list[int]) -> None:
     """It says of given tokens what transformers does, and that their ids are those of the policy."""
     from ajet.engine.models import load_tokenizer
 
-    tokenizer = load_tokenizer(locate("embedded:tiny-tools"))
+    tokenizer = load_tokenizer(locate_model("embedded:tiny-tools"))
     teacher = TeacherEndpoint(TeacherConfig(base_url=url, model=str(tiny_folder())))
     teacher.require_same_tokenizer(tokenizer)
     line = timeline_of([*PROMPT.tolist(), *reply], [(len(PROMPT), len(PROMPT) + len(reply))])

@@ -153,12 +153,12 @@ def computed(engine: Any, loss: Any, data: Any, packed: bool) -> tuple[float, di
     """Loss, gradients, and what a pass without gradient finds of each row."""
     from verl.utils.fsdp_utils import fsdp_version
 
-    from ajet.engine.same_model import attend_by
+    from ajet.engine.same_model import set_attention
     from tests.contract.verl_update import gradients
 
     engine.packed = packed
     engine.theirs = "sdpa"  # of rows, which the settings for a CPU give eager attention
-    attend_by(engine.module, engine.attention)
+    set_attention(engine.module, engine.attention)
     with engine.train_mode():
         engine.module.zero_grad()  # the optimizer knows no twin
         total = sum(engine.forward_backward_batch(data.clone(), loss)["loss"])
@@ -244,12 +244,12 @@ def _by_itself(engine: Any) -> None:
     from verl.utils import tensordict_utils as tu
 
     from ajet.backbone.local import tree_attention
-    from ajet.engine.same_model import attend_by
+    from ajet.engine.same_model import set_attention
 
     data = batch([([3, 4, 5, 6, 7], 2), ([3, 4, 8], 2)], 64)
     tu.assign_non_tensor(data, calculate_sum_pi_squared=True)
     engine.packed = True
-    attend_by(engine.module, tree_attention.NAME)
+    set_attention(engine.module, tree_attention.NAME)
     with engine.eval_mode():
         output = engine.forward_backward_batch(data, None, forward_only=True)["model_output"]
     assert float(output["sum_pi_squared"].values().max()) <= 1 and set(output) > {"log_probs"}

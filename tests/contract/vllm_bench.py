@@ -7,7 +7,7 @@ import os
 import numpy as np
 import torch
 
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model
 from tests.vllm_fixtures import vllm_engine
 
@@ -20,7 +20,7 @@ class Bench:
     """An engine and the model whose weights it is given."""
 
     def __init__(self) -> None:
-        self.model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+        self.model = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
         self.environment = dict(os.environ)
         self.engine = vllm_engine(max_num_seqs=AT_ONCE, weights=self._weights, version=3)
 

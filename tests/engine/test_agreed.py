@@ -10,7 +10,7 @@ import torch
 
 from ajet.backbone.local import packed_forward, tree_attention
 from ajet.backbone.local.packed_forward import PackedForward
-from ajet.engine.agreed import Agreed, key_of
+from ajet.engine.agreed import VerdictCache, build_verdict_key
 from ajet.engine.transformers import TransformersEngine
 from ajet.engine.transformers import engine as engine_module
 from ajet.schema.errors import UserError
@@ -32,12 +32,15 @@ def counted(monkeypatch, module, name):
 
 
 def test_trainer_and_engine_ask_once(monkeypatch, tmp_path):
-    asked = counted(monkeypatch, packed_forward, "probe"), counted(monkeypatch, engine_module, "hold_against_eager")
+    asked = (
+        counted(monkeypatch, packed_forward, "probe_packing"),
+        counted(monkeypatch, engine_module, "require_eager_agreement"),
+    )
     for times in (1, 1):
         model = tiny_llama()
-        assert PackedForward(model, agreed=Agreed(tmp_path)).packed
+        assert PackedForward(model, verdicts=VerdictCache(tmp_path)).packed
         assert model.config._attn_implementation == tree_attention.NAME
-        TransformersEngine(model, agreed=Agreed(tmp_path)).close()
+        TransformersEngine(model, verdicts=VerdictCache(tmp_path)).close()
         assert [len(each) for each in asked] == [times, times]
     PackedForward(tiny_llama())
     assert len(asked[0]) == 2, "who keeps nothing asks each time"
@@ -45,26 +48,26 @@ def test_trainer_and_engine_ask_once(monkeypatch, tmp_path):
 
 def test_what_disagreed_is_asked_again(monkeypatch, tmp_path):
     each_alone = 102  # tokens of the probe's samples: its head agrees, its packed rows do not
-    monkeypatch.setattr(packed_forward, "agree", lambda found, wanted, dtype: found.shape[0] == each_alone)
-    asked = counted(monkeypatch, packed_forward, "probe")
+    monkeypatch.setattr(packed_forward, "logits_match", lambda found, wanted, dtype: found.shape[0] == each_alone)
+    asked = counted(monkeypatch, packed_forward, "probe_packing")
     for times in (1, 2):
-        assert not PackedForward(tiny_llama(), agreed=Agreed(tmp_path)).packed
+        assert not PackedForward(tiny_llama(), verdicts=VerdictCache(tmp_path)).packed
         assert len(asked) == times and not list(tmp_path.iterdir())
 
     def refused(*_):
         raise UserError("no")
 
-    monkeypatch.setattr(engine_module, "hold_against_eager", refused)
+    monkeypatch.setattr(engine_module, "require_eager_agreement", refused)
     with pytest.raises(UserError):
-        TransformersEngine(tiny_llama(), agreed=Agreed(tmp_path))
+        TransformersEngine(tiny_llama(), verdicts=VerdictCache(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_cannot_be_written_costs_a_trial_and_nothing_else(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    asked = counted(monkeypatch, packed_forward, "probe")
+    asked = counted(monkeypatch, packed_forward, "probe_packing")
     for times in (1, 2):
-        assert PackedForward(tiny_llama(), agreed=Agreed(tmp_path / "file" / "agreed")).packed
+        assert PackedForward(tiny_llama(), verdicts=VerdictCache(tmp_path / "file" / "agreed")).packed
         assert len(asked) == times
 
 
@@ -72,10 +75,10 @@ def test_a_model_whose_code_lies_in_no_file_is_tried_each_time(monkeypatch, tmp_
     made = tiny_llama()
     made.__class__ = type("Made", (type(made),), {"__module__": "__main__"})
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
-    asked = counted(monkeypatch, packed_forward, "probe")
-    assert key_of(made, code=[]) == ""
+    asked = counted(monkeypatch, packed_forward, "probe_packing")
+    assert build_verdict_key(made, code=[]) == ""
     for times in (1, 2):
-        assert PackedForward(made, agreed=Agreed(tmp_path)).packed
+        assert PackedForward(made, verdicts=VerdictCache(tmp_path)).packed
         assert len(asked) == times and not list(tmp_path.iterdir())
 
 
@@ -85,11 +88,11 @@ def test_a_key_is_of_the_file_beside_the_model_and_of_what_chooses_kernels(monke
     monkeypatch.syspath_prepend(str(tmp_path))
     model = tiny_llama()
     model.beside = importlib.import_module("modeling_of_ones_own").Norm()
-    keys = [key_of(model, code=[])]
+    keys = [build_verdict_key(model, code=[])]
     (tmp_path / "beside.py").write_text("own = 2\n")
-    keys.append(key_of(model, code=[]))
+    keys.append(build_verdict_key(model, code=[]))
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
-    keys.append(key_of(model, code=[]))
+    keys.append(build_verdict_key(model, code=[]))
     assert len(set(keys)) == len(keys)
 
 
@@ -97,9 +100,13 @@ def test_a_key_is_of_modules_configuration_format_and_code(tmp_path):
     (tmp_path / "attention.py").write_text("one = 1\n")
     wider = tiny_llama()
     wider.config.rms_norm_eps = 0.5
-    keys = [key_of(tiny_llama(), code=[]), key_of(tiny_llama().to(torch.bfloat16), code=[]), key_of(wider, code=[])]
-    keys.append(key_of(tiny_llama(), code=[tmp_path]))
+    keys = [
+        build_verdict_key(tiny_llama(), code=[]),
+        build_verdict_key(tiny_llama().to(torch.bfloat16), code=[]),
+        build_verdict_key(wider, code=[]),
+    ]
+    keys.append(build_verdict_key(tiny_llama(), code=[tmp_path]))
     (tmp_path / "attention.py").write_text("one = 2\n")
-    keys.append(key_of(tiny_llama(), code=[tmp_path]))
+    keys.append(build_verdict_key(tiny_llama(), code=[tmp_path]))
     assert len(set(keys)) == len(keys)
-    assert key_of(tiny_llama(), code=[tmp_path]) == keys[-1]
+    assert build_verdict_key(tiny_llama(), code=[tmp_path]) == keys[-1]

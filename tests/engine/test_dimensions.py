@@ -7,32 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from ajet.engine.dimensions import Dimensions, dimensions, model_size
-from ajet.engine.embedded import kept_folder
+from ajet.engine.dimensions import Dimensions, read_dimensions, read_model_size
+from ajet.engine.embedded import find_cached_folder
 from benchmarks.bounds import Pace, pass_seconds, sampling_seconds, scoring_seconds, update_seconds
 
 SMALL = Dimensions(4, 2, 2, 1, 2, 8, 10, True, False)
-TINY = kept_folder("tiny-tools")
+TINY = find_cached_folder("tiny-tools")
 
 
 def test_dimensions_and_weights_are_those_of_the_files(tmp_path: Path) -> None:
     assert TINY is not None
-    found = dimensions(TINY)
-    assert found is not None and found.size() == model_size(TINY)
-    assert dimensions(tmp_path) is None
+    found = read_dimensions(TINY)
+    assert found is not None and found.size() == read_model_size(TINY)
+    assert read_dimensions(tmp_path) is None
     told = json.loads((TINY / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**told, "num_experts": 8}))
-    assert dimensions(tmp_path) is None, "of a mixture of experts a pass reads less than all"
+    assert read_dimensions(tmp_path) is None, "of a mixture of experts a pass reads less than all"
     del told["tie_word_embeddings"]
     for where in ({**told, "model_type": "gemma2"}, {"text_config": told, "tie_word_embeddings": True}):
         (tmp_path / "config.json").write_text(json.dumps(where))
-        head = dimensions(tmp_path)
+        head = read_dimensions(tmp_path)
         assert head is not None and head.tied, "Gemma's files leave out what is usual; others say it above text_config"
 
 
 def test_a_pass_takes_as_long_as_its_operations_or_its_bytes() -> None:
     layer = 4 * 4 + 2 * 4 + 2 * 4 + 4 * 4 + 3 * 4 * 8
-    assert SMALL.multiplied == 2 * layer and SMALL.head == 40
+    assert SMALL.matrix_weights == 2 * layer and SMALL.head == 40
     slow_products, slow_memory = Pace(1.0, 1e30), Pace(1e30, 1.0)
     operations = 2 * (2 * layer * 3 + 40 * 3) + 4 * 2 * 4 * 30
     took = pass_seconds(SMALL, slow_products, tokens=3, wanted=3, keys=30, bytes_each=2)

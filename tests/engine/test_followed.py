@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ajet.engine.followed import saved_tensors
+from ajet.engine.followed import open_saved_tensors
 from ajet.record.checkpoint import STATE
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError
@@ -23,7 +23,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def taken(folder: Path) -> dict[str, torch.Tensor]:
-    with saved_tensors(folder, {"a": (64,)}) as tensors:
+    with open_saved_tensors(folder, {"a": (64,)}) as tensors:
         return dict(tensors)
 
 

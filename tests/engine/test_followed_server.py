@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from ajet.commands.sampling.sampler import _require_young
 from ajet.engine import followed_server
-from ajet.engine.followed_server import UNKNOWN, FollowedServer, name_of
-from ajet.engine.probe import Probe
+from ajet.engine.followed_server import UNKNOWN, ServerFollower, name_weights
+from ajet.engine.probe import WeightsProbe
 from ajet.engine.server_weights import CHANGING
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import EngineFailure, UserError
@@ -36,7 +36,7 @@ def said(weights: float) -> tuple[float, ...]:
     return tuple(-token * weights for token in IDS[1:])
 
 
-PROBE = Probe(IDS, 0.01, {0: said(0.1), 1: said(0.2), 2: said(0.3)})
+PROBE = WeightsProbe(IDS, 0.01, {0: said(0.1), 1: said(0.2), 2: said(0.3)})
 
 
 class Changeable(Server):
@@ -85,13 +85,13 @@ class Changeable(Server):
         return httpx.Response(200, json={})
 
 
-def followed(server: Server, monkeypatch: pytest.MonkeyPatch, first: Path = Path("model")) -> FollowedServer:
+def followed(server: Server, monkeypatch: pytest.MonkeyPatch, first: Path = Path("model")) -> ServerFollower:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(server.model)))
     monkeypatch.setattr(httpx, "AsyncClient", partial(httpx.AsyncClient, transport=httpx.MockTransport(server.stream)))
     vllm = SimpleNamespace(base_url="http://server/v1", api_key_env="VLLM_API_KEY", timeout=300.0)
     config = config_of(rollout__vllm=vllm)
-    return FollowedServer(config, range(99), first)
+    return ServerFollower(config, range(99), first)
 
 
 def checkpoint(folder: Path, step: int, weights: float) -> Path:
@@ -111,21 +111,26 @@ def test_a_server_is_given_each_checkpoint_and_known_by_name_and_probe(
     server = Changeable()
     engine = followed(server, monkeypatch)
     assert engine.version == UNKNOWN
-    assert engine.take(None, 0, PROBE, nothing) and (engine.version, server.loads) == (0, 0)
+    assert engine.load_weights(None, 0, PROBE, nothing) and (engine.version, server.loads) == (0, 0)
     folder = checkpoint(tmp_path, 1, 0.2)
-    assert engine.take(folder, 1, PROBE, nothing) and (engine.version, server.loads) == (1, 1)
-    assert server.names[::2] == ["ajet-0", name_of(folder, 1)]
+    assert engine.load_weights(folder, 1, PROBE, nothing) and (engine.version, server.loads) == (1, 1)
+    assert server.names[::2] == ["ajet-0", name_weights(folder, 1)]
     assert server.names[1].startswith(CHANGING), "it has no name while it changes"
     assert {chunk.version for chunk in asyncio.run(reply(engine.engine))} == {1}
     beside = followed(server, monkeypatch)
-    assert beside.take(folder, 1, PROBE, nothing) and (beside.version, server.loads) == (1, 1)
+    assert beside.load_weights(folder, 1, PROBE, nothing) and (beside.version, server.loads) == (1, 1)
     with pytest.raises(FileNotFoundError, match="another sampler gives it"):
-        beside.take(checkpoint(tmp_path, 2, 0.3), 2, PROBE, nothing, leads=False)
+        beside.load_weights(checkpoint(tmp_path, 2, 0.3), 2, PROBE, nothing, is_leader=False)
     assert server.loads == 1 and beside.version == 1, "who does not lead waits, and goes on with what is there"
-    assert engine.take(tmp_path / "step-2", 2, PROBE, nothing)
-    assert beside.take(tmp_path / "step-2", 2, PROBE, nothing, leads=False) and (beside.version, server.loads) == (2, 2)
+    assert engine.load_weights(tmp_path / "step-2", 2, PROBE, nothing)
+    assert beside.load_weights(tmp_path / "step-2", 2, PROBE, nothing, is_leader=False) and (
+        beside.version,
+        server.loads,
+    ) == (2, 2)
     again = checkpoint(tmp_path / "another", 1, 0.2)
-    assert name_of(again, 1) != name_of(folder, 1), "made anew after a fall back: another policy of that number"
+    assert name_weights(again, 1) != name_weights(folder, 1), (
+        "made anew after a fall back: another policy of that number"
+    )
 
 
 def test_a_server_with_other_weights_is_refused_where_it_keeps_them(
@@ -133,32 +138,32 @@ def test_a_server_with_other_weights_is_refused_where_it_keeps_them(
 ) -> None:
     engine = followed(Changeable(0.7, dev=False), monkeypatch)
     with pytest.raises(UserError, match="are not the trainer's"):
-        engine.take(None, 0, PROBE, nothing)
+        engine.load_weights(None, 0, PROBE, nothing)
     assert engine.version == UNKNOWN
     server = Changeable(0.7)
     (tmp_path / "weights").write_text("0.1")
     engine = followed(server, monkeypatch, tmp_path)
-    assert engine.take(None, 0, PROBE, nothing), "with those of an earlier run, it is given those of model.path"
+    assert engine.load_weights(None, 0, PROBE, nothing), "with those of an earlier run, it is given those of model.path"
     assert (engine.version, server.loads, server.names[1:]) == (0, 1, ["ajet-0"])
     with pytest.raises(UserError, match="are not the trainer's"):
-        followed(Changeable(0.7, packs=True), monkeypatch, tmp_path).take(None, 0, PROBE, nothing)
+        followed(Changeable(0.7, packs=True), monkeypatch, tmp_path).load_weights(None, 0, PROBE, nothing)
 
 
 def test_a_server_that_says_it_loaded_and_did_not_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As one on a CPU does, which packs its weights."""
     engine = followed(Changeable(packs=True), monkeypatch)
-    engine.take(None, 0, PROBE, nothing)
+    engine.load_weights(None, 0, PROBE, nothing)
     with pytest.raises(UserError, match="nats a token from those of policy 2"):
-        engine.take(checkpoint(tmp_path, 2, 0.3), 2, PROBE, nothing)
+        engine.load_weights(checkpoint(tmp_path, 2, 0.3), 2, PROBE, nothing)
     assert engine.version == UNKNOWN
 
 
 def test_a_checkpoint_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     server = Changeable()
     engine = followed(server, monkeypatch)
-    engine.take(None, 0, PROBE, nothing)
+    engine.load_weights(None, 0, PROBE, nothing)
     with pytest.raises(FileNotFoundError):
-        engine.take(tmp_path / "step-1", 1, PROBE, nothing)
+        engine.load_weights(tmp_path / "step-1", 1, PROBE, nothing)
     assert (engine.version, server.names) == (0, ["ajet-0"])
 
 
@@ -167,7 +172,7 @@ def test_a_server_that_is_started_again_is_waited_for_and_given_its_weights_anew
 ) -> None:
     server = Changeable()
     engine = followed(server, monkeypatch)
-    assert engine.take(None, 0, PROBE, nothing)
+    assert engine.load_weights(None, 0, PROBE, nothing)
     folder, answers = checkpoint(tmp_path, 1, 0.2), server.model
 
     def away(request: httpx.Request) -> httpx.Response:
@@ -181,13 +186,13 @@ def test_a_server_that_is_started_again_is_waited_for_and_given_its_weights_anew
     for gone in (away, ends_in_the_load):
         down = followed_beside(engine, gone, monkeypatch)
         with pytest.raises(FileNotFoundError, match="cannot be asked"):
-            down.take(folder, 1, PROBE, nothing)
+            down.load_weights(folder, 1, PROBE, nothing)
     server.name, server.weights = "default", 0.1
     back = followed_beside(engine, answers, monkeypatch)
-    assert back.take(folder, 1, PROBE, nothing) and (back.version, server.name) == (1, name_of(folder, 1))
+    assert back.load_weights(folder, 1, PROBE, nothing) and (back.version, server.name) == (1, name_weights(folder, 1))
     monkeypatch.setattr(followed_server, "AWAY", -1.0)
     with pytest.raises(UserError, match="cannot be asked"):
-        followed_beside(engine, away, monkeypatch).take(folder, 2, PROBE, nothing)
+        followed_beside(engine, away, monkeypatch).load_weights(folder, 2, PROBE, nothing)
 
 
 def test_a_checkpoint_that_goes_while_it_is_loaded_is_one_that_is_not_there(
@@ -196,7 +201,7 @@ def test_a_checkpoint_that_goes_while_it_is_loaded_is_one_that_is_not_there(
     """The trainer went on, and keeps so many."""
     server = Changeable()
     engine, folder, answers = followed(server, monkeypatch), checkpoint(tmp_path, 1, 0.2), server.model
-    engine.take(None, 0, PROBE, nothing)
+    engine.load_weights(None, 0, PROBE, nothing)
 
     def late(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/collective_rpc":
@@ -204,15 +209,15 @@ def test_a_checkpoint_that_goes_while_it_is_loaded_is_one_that_is_not_there(
         return answers(request)
 
     with pytest.raises(FileNotFoundError, match="went while it was loaded"):
-        followed_beside(engine, late, monkeypatch).take(folder, 1, PROBE, nothing)
+        followed_beside(engine, late, monkeypatch).load_weights(folder, 1, PROBE, nothing)
     assert engine.version == UNKNOWN
     later = followed_beside(engine, answers, monkeypatch)
-    assert later.take(checkpoint(tmp_path / "later", 2, 0.3), 2, PROBE, nothing) and server.weights == 0.3
+    assert later.load_weights(checkpoint(tmp_path / "later", 2, 0.3), 2, PROBE, nothing) and server.weights == 0.3
 
 
 def followed_beside(
-    engine: FollowedServer, answers: Callable[[httpx.Request], httpx.Response], monkeypatch: pytest.MonkeyPatch
-) -> FollowedServer:
+    engine: ServerFollower, answers: Callable[[httpx.Request], httpx.Response], monkeypatch: pytest.MonkeyPatch
+) -> ServerFollower:
     """The same, whose server answers so from now on."""
     monkeypatch.setattr(httpx, "Client", partial(REAL, transport=httpx.MockTransport(answers)))
     return engine
@@ -220,11 +225,11 @@ def followed_beside(
 
 def test_a_server_that_keeps_its_weights_is_the_oldest_version_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = followed(Changeable(dev=False), monkeypatch)
-    near = Probe(IDS, 0.01, {0: said(0.1), 3: said(0.1001), 4: said(0.4)})
-    assert not engine.take(Path("step-3"), 3, near, nothing), "3 fits as well: it may be 0 all the same"
+    near = WeightsProbe(IDS, 0.01, {0: said(0.1), 3: said(0.1001), 4: said(0.4)})
+    assert not engine.load_weights(Path("step-3"), 3, near, nothing), "3 fits as well: it may be 0 all the same"
     assert engine.version == 0
-    assert not engine.take(Path("step-4"), 4, near, nothing) and engine.version == 0
-    assert engine.take(None, 0, PROBE, nothing)
+    assert not engine.load_weights(Path("step-4"), 4, near, nothing) and engine.version == 0
+    assert engine.load_weights(None, 0, PROBE, nothing)
 
 
 def test_weights_that_stay_what_they_are_play_while_they_are_young_enough() -> None:
@@ -240,7 +245,7 @@ def test_a_reply_across_somebody_elses_update_fails_and_the_weights_are_taken_an
 ) -> None:
     server = Changeable()
     engine = followed(server, monkeypatch)
-    engine.take(None, 0, PROBE, nothing)
+    engine.load_weights(None, 0, PROBE, nothing)
 
     async def scenario() -> None:
         server.held = asyncio.Event()
@@ -254,7 +259,11 @@ def test_a_reply_across_somebody_elses_update_fails_and_the_weights_are_taken_an
     asyncio.run(scenario())
     assert engine.version == UNKNOWN
     folder = checkpoint(tmp_path, 1, 0.2)
-    assert engine.take(folder, 1, PROBE, nothing) and engine.version == 1 and server.name == name_of(folder, 1)
+    assert (
+        engine.load_weights(folder, 1, PROBE, nothing)
+        and engine.version == 1
+        and server.name == name_weights(folder, 1)
+    )
 
 
 def test_who_does_not_lead_fails_no_call_while_another_gives_the_server_weights(
@@ -262,7 +271,9 @@ def test_who_does_not_lead_fails_no_call_while_another_gives_the_server_weights(
 ) -> None:
     server = Changeable()
     leader, engine = followed(server, monkeypatch), followed(server, monkeypatch)
-    assert leader.take(None, 0, PROBE, nothing) and engine.take(None, 0, PROBE, nothing, leads=False)
+    assert leader.load_weights(None, 0, PROBE, nothing) and engine.load_weights(
+        None, 0, PROBE, nothing, is_leader=False
+    )
     folder, server.name = checkpoint(tmp_path, 1, 0.2), CHANGING
 
     async def scenario() -> list[Any]:
@@ -271,9 +282,9 @@ def test_who_does_not_lead_fails_no_call_while_another_gives_the_server_weights(
             await asyncio.sleep(0)
         calls.append(asyncio.ensure_future(reply(engine.engine)))
         with pytest.raises(FileNotFoundError):
-            engine.take(folder, 1, PROBE, nothing, leads=False)
+            engine.load_weights(folder, 1, PROBE, nothing, is_leader=False)
         for each, leads in ((leader, True), (engine, False)):
-            assert await asyncio.to_thread(each.take, folder, 1, PROBE, nothing, leads=leads)
+            assert await asyncio.to_thread(each.load_weights, folder, 1, PROBE, nothing, is_leader=leads)
         return await asyncio.gather(*calls)
 
     sampled = len(server.bodies)
@@ -287,7 +298,7 @@ def test_a_call_waits_while_weights_change_and_bears_the_new_version(
 ) -> None:
     server = Changeable()
     engine = followed(server, monkeypatch)
-    engine.take(None, 0, PROBE, nothing)
+    engine.load_weights(None, 0, PROBE, nothing)
     folder = checkpoint(tmp_path, 1, 0.2)
     waited: list[None] = []
 
@@ -297,7 +308,7 @@ def test_a_call_waits_while_weights_change_and_bears_the_new_version(
         while not engine.engine._calls:
             await asyncio.sleep(0)
         taking = asyncio.get_running_loop().run_in_executor(
-            None, engine.take, folder, 1, PROBE, lambda: waited.append(None)
+            None, engine.load_weights, folder, 1, PROBE, lambda: waited.append(None)
         )
         while not waited:
             await asyncio.sleep(0.01)
@@ -313,16 +324,16 @@ def test_a_call_waits_while_weights_change_and_bears_the_new_version(
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.integers(0, 6))
 def test_a_probe_knows_the_first_version_and_the_newest(steps: list[int], keep: int) -> None:
-    probe, version = Probe(IDS, 0.1, {}), 0
+    probe, version = WeightsProbe(IDS, 0.1, {}), 0
     every = []
     for step in steps:
-        probe = probe.grown(version, said(version), keep=keep)
+        probe = probe.add_version(version, said(version), keep=keep)
         every.append(version)
         version += step
-    assert list(probe.said) == sorted({every[0], *every[-keep - 1 :]})
-    assert Probe.of(json.loads(json.dumps(probe.told()))) == probe
-    fallen_back = probe.grown(every[-1], said(0.5), keep=keep)
-    assert fallen_back.said[every[-1]] == said(0.5), "made anew"
+    assert list(probe.logprobs) == sorted({every[0], *every[-keep - 1 :]})
+    assert WeightsProbe.from_json(json.loads(json.dumps(probe.to_json()))) == probe
+    fallen_back = probe.add_version(every[-1], said(0.5), keep=keep)
+    assert fallen_back.logprobs[every[-1]] == said(0.5), "made anew"
 
 
 def test_a_server_that_another_gave_weights_meanwhile_is_looked_at_again_before_it_gets_ours(
@@ -330,19 +341,19 @@ def test_a_server_that_another_gave_weights_meanwhile_is_looked_at_again_before_
 ) -> None:
     server = Changeable()
     engine = followed(server, monkeypatch)
-    assert engine.take(None, 0, PROBE, nothing)
+    assert engine.load_weights(None, 0, PROBE, nothing)
     old, new = checkpoint(tmp_path, 1, 0.2), checkpoint(tmp_path, 2, 0.3)
-    beside, quiet = followed(server, monkeypatch), engine.engine.quiet
+    beside, quiet = followed(server, monkeypatch), engine.engine.drain_calls
 
     @contextmanager
     def long(waits: Callable[[], None]) -> Iterator[None]:
         with quiet(waits):
             if server.loads == 0:
-                assert beside.take(new, 2, PROBE, nothing)
+                assert beside.load_weights(new, 2, PROBE, nothing)
             yield
 
-    monkeypatch.setattr(engine.engine, "quiet", long)
+    monkeypatch.setattr(engine.engine, "drain_calls", long)
     with pytest.raises(FileNotFoundError):
-        engine.take(old, 1, PROBE, nothing)
-    assert server.name == name_of(new, 2) and server.loads == 1
-    assert engine.take(new, 2, PROBE, nothing) and (engine.version, server.loads) == (2, 1)
+        engine.load_weights(old, 1, PROBE, nothing)
+    assert server.name == name_weights(new, 2) and server.loads == 1
+    assert engine.load_weights(new, 2, PROBE, nothing) and (engine.version, server.loads) == (2, 1)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ajet.engine.embedded.wheel import WheelModel
-from ajet.engine.model_cache import entry
-from ajet.engine.model_source import locate, refuse_hosted
-from ajet.engine.models import context_length, fast_dtype, load_model, load_tokenizer
+from ajet.engine.model_cache import open_entry
+from ajet.engine.model_source import locate_model, refuse_hosted
+from ajet.engine.models import choose_fast_dtype, load_model, load_tokenizer, read_context_length
 from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
@@ -30,11 +30,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_shipped_model_loads_with_its_template() -> None:
     import torch
 
-    source = locate("embedded:tiny-tools")
+    source = locate_model("embedded:tiny-tools")
     assert source.folder is not None and source.gguf_file is None
     tokenizer = load_tokenizer(source)
     model = load_model(source, dtype=torch.float32)
-    assert not model.training and context_length(model) == 1024
+    assert not model.training and read_context_length(model) == 1024
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
@@ -48,17 +48,17 @@ def test_folders_are_found_from_the_base_then_from_here(tmp_path: Path, monkeypa
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    assert locate("model", base=tmp_path / "conf").folder == model
-    assert locate("conf/model").folder == model
-    assert locate(str(model)).folder == model
+    assert locate_model("model", base=tmp_path / "conf").folder == model
+    assert locate_model("conf/model").folder == model
+    assert locate_model(str(model)).folder == model
 
 
 def test_a_gguf_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF....")
-    assert locate(str(tmp_path)).gguf_file == tmp_path / "m.gguf"
+    assert locate_model(str(tmp_path)).gguf_file == tmp_path / "m.gguf"
     (tmp_path / "m.gguf").write_bytes(b"PK......")
     with pytest.raises(UserError, match="is not a model"):
-        locate(str(tmp_path / "m.gguf"))
+        locate_model(str(tmp_path / "m.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,18 @@ def test_a_gguf_is_known_by_its_first_bytes(tmp_path: Path) -> None:
 )
 def test_what_does_not_exist_is_refused_at_once(path: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as refused:
-        locate(path)
+        locate_model(path)
     assert refused.value.where == "model.path"
     assert refused.value.expected
 
 
 def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no config.json"):
-        locate(str(tmp_path))
+        locate_model(str(tmp_path))
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(UserError, match="holds 2 .gguf files") as refused:
-        locate(str(tmp_path))
+        locate_model(str(tmp_path))
     assert "a.gguf, b.gguf" in refused.value.do
 
 
@@ -95,7 +95,7 @@ def test_a_folder_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_hosted_models_are_refused_with_an_evaluation(name: str) -> None:
     with pytest.raises(UserError) as refused:
-        locate(name)
+        locate_model(name)
     assert refused.value.where == "model.path" and "eval" in refused.value.do
     assert f"{name.rpartition('/')[2]}@http" in refused.value.do
 
@@ -112,12 +112,12 @@ def test_a_run_as_model_names_its_newest_checkpoint(tmp_path: Path) -> None:
         (tmp_path / "m" / place / "config.json").touch()
     for named in ("m", "m/checkpoints"):
         with pytest.raises(UserError) as refused:
-            locate(str(tmp_path / named))
+            locate_model(str(tmp_path / named))
         assert str(tmp_path / "m/checkpoints/step-10") in refused.value.do
     (tmp_path / "v/checkpoints/step-3").mkdir(parents=True)
     (tmp_path / "v/run.json").touch()
     with pytest.raises(UserError) as refused:
-        locate(str(tmp_path / "v"))
+        locate_model(str(tmp_path / "v"))
     assert format_command("export", tmp_path / "v") in refused.value.do, "verl's have no model folder yet"
 
 
@@ -127,7 +127,7 @@ def test_a_hub_that_cannot_be_reached_is_no_wait(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody listens
     with pytest.raises(UserError, match="cannot be reached"):
-        locate("nobody/nothing-of-this-name")
+        locate_model("nobody/nothing-of-this-name")
 
 
 def test_offline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_offline_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE forbids"):
-        locate("nobody/nothing-of-this-name")
+        locate_model("nobody/nothing-of-this-name")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_who_makes_a_model_that_is_not_there_is_named(tmp_path, monkeypatch, pat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "make_model.py").touch()
     with pytest.raises(UserError) as caught:
-        locate(path, base=tmp_path)
+        locate_model(path, base=tmp_path)
     assert says in caught.value.do
 
 
@@ -161,7 +161,7 @@ def test_a_mistyped_name_of_the_hub_is_not_said_to_be_made_here(tmp_path, monkey
     said = {}
     for path in ("Qwen/Qwen2.5-0.5B-Instrct", "models/player", "distilgtp2"):
         with pytest.raises(UserError) as caught:
-            locate(path, base=tmp_path)
+            locate_model(path, base=tmp_path)
         said[path] = caught.value.do
     assert said["Qwen/Qwen2.5-0.5B-Instrct"].startswith("Check the name and the network")
     assert all("makes it. If a model of the hub is meant" in said[path] for path in ("models/player", "distilgtp2"))
@@ -172,9 +172,9 @@ def test_a_broken_folder_is_a_user_error(tmp_path: Path) -> None:
 
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be loaded"):
-        load_model(locate(str(tmp_path)), dtype=torch.float32)
+        load_model(locate_model(str(tmp_path)), dtype=torch.float32)
     with pytest.raises(UserError, match="has no tokenizer") as caught:
-        load_tokenizer(locate(str(tmp_path)))
+        load_tokenizer(locate_model(str(tmp_path)))
     assert "tokenizer.json" in caught.value.expected and caught.value.do.startswith("copy them")
 
 
@@ -184,16 +184,16 @@ def test_a_model_that_sees_images_is_sent_to_verl(tmp_path: Path) -> None:
     config = {"model_type": "qwen2_5_vl", "text_config": {"vocab_size": 8}, "vision_config": {"depth": 1}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="sees images: the local backbone samples and trains models of text"):
-        load_model(locate(str(tmp_path)), dtype=torch.float32)
+        load_model(locate_model(str(tmp_path)), dtype=torch.float32)
 
 
 def test_a_base_model_is_refused(tmp_path: Path) -> None:
-    shipped = locate("embedded:tiny-tools").folder
+    shipped = locate_model("embedded:tiny-tools").folder
     assert shipped is not None
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((shipped / name).read_bytes())
     with pytest.raises(UserError, match="no chat template"):
-        load_tokenizer(locate(str(tmp_path)))
+        load_tokenizer(locate_model(str(tmp_path)))
 
 
 def test_an_entry_is_made_once_by_whoever_comes_first(own_cache: Path) -> None:
@@ -203,7 +203,7 @@ def test_an_entry_is_made_once_by_whoever_comes_first(own_cache: Path) -> None:
         made.append(folder.name)
         (folder / "a").write_text("1")
 
-    threads = [threading.Thread(target=entry, args=("x/y", make)) for _ in range(8)]
+    threads = [threading.Thread(target=open_entry, args=("x/y", make)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -232,9 +232,9 @@ def test_a_failed_attempt_leaves_nothing_and_is_tried_again(own_cache: Path) -> 
         raise UserError("no")
 
     with pytest.raises(UserError):
-        entry("z", fails)
+        open_entry("z", fails)
     assert [path.name for path in own_cache.iterdir()] == ["z.lock"]
-    assert entry("z", lambda folder: (folder / "whole").touch()).is_dir()
+    assert open_entry("z", lambda folder: (folder / "whole").touch()).is_dir()
 
 
 def wheel_in(folder: Path, content: bytes = b"GGUF not really") -> WheelModel:
@@ -275,6 +275,6 @@ def test_a_package_with_other_content_is_refused(tmp_path: Path, monkeypatch: py
 def test_fast_dtype_is_one_that_computes() -> None:
     import torch
 
-    dtype = fast_dtype("cpu")
+    dtype = choose_fast_dtype("cpu")
     assert dtype in (torch.bfloat16, torch.float32)
     assert torch.isfinite(torch.ones(4, 4, dtype=dtype) @ torch.ones(4, 4, dtype=dtype)).all()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config.schema import AjetConfig
-from ajet.engine.models import weights_fingerprint
+from ajet.engine.models import fingerprint_weights
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
@@ -17,7 +17,7 @@ def test_other_bytes_are_another_model_and_another_folder_is_not(name: str, tmp_
         place.mkdir()
         (place / "config.json").write_text("{}")
         (place / name).write_bytes(weights)
-        return weights_fingerprint(AjetConfig.model_validate({"model": {"path": str(place)}}))
+        return fingerprint_weights(AjetConfig.model_validate({"model": {"path": str(place)}}))
 
     one = fingerprint("one", b"one" * 100)
     assert fingerprint("again", b"one" * 100) == one != fingerprint("two", b"two" * 100)

@@ -15,13 +15,13 @@ import torch
 
 from ajet.engine import openmp
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model
 from ajet.engine.transformers import TransformersEngine, engine
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(openmp._pause() is None, reason="torch has another OpenMP than GNU's"),
+    pytest.mark.skipif(openmp._find_pause_function() is None, reason="torch has another OpenMP than GNU's"),
 ]
 
 
@@ -29,9 +29,9 @@ pytestmark = [
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    openmp.leave_team()  # of tests before
+    openmp.end_worker_threads()  # of tests before
     yield
-    openmp.leave_team()
+    openmp.end_worker_threads()
     torch.set_num_threads(before)
 
 
@@ -42,7 +42,9 @@ def test_the_library_is_found_wherever_it_lies() -> None:
 
     def found(*files: str) -> str | None:
         lines = [f"7f00-7f0{at} r-xp 00000000 08:01 1234                   {file}" for at, file in enumerate(files)]
-        return openmp._loaded([line.rstrip() + "\n" for line in ["7f10-7f11 rw-p 00000000 00:00 0 ", *lines]], site)
+        return openmp._find_libgomp(
+            [line.rstrip() + "\n" for line in ["7f10-7f11 rw-p 00000000 00:00 0 ", *lines]], site
+        )
 
     assert found(own, "/home/libgomp/of.so", own) == own == found(other, own)
     assert found(other) == other and found("", "/usr/lib/libc.so.6") is None
@@ -70,7 +72,7 @@ def test_a_team_is_left_and_made_again() -> None:
         loop_in_parallel()
         team = threads() - before
         assert len(team) == 1
-        openmp.leave_team()
+        openmp.end_worker_threads()
         assert gone(team)
         assert torch.get_num_threads() == 2
 
@@ -79,9 +81,9 @@ def test_a_team_is_left_and_made_again() -> None:
 def test_neither_the_engine_nor_who_pauses_it_keeps_one(monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
     """Where neither leaves its team, both are there: what the other half of this test asserts is not so by itself."""
     if not leaves:
-        monkeypatch.setattr(engine, "leave_team", lambda: None)
-    model: Any = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
-    openmp.leave_team()
+        monkeypatch.setattr(engine, "end_worker_threads", lambda: None)
+    model: Any = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
+    openmp.end_worker_threads()
     before = threads()
     made = TransformersEngine(model, max_num_seqs=16)
     try:

@@ -17,7 +17,7 @@ from ajet.backbone.local.policy import LocalPolicy
 from ajet.config.schema.trainer_common import LoraConfig
 from ajet.context_tracker.packing import pack
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import freeze_rope, load_model
 from ajet.engine.transformers import TransformersEngine, alone
 from ajet.engine.transformers import attention as rows_attention
@@ -122,7 +122,7 @@ def test_a_keyword_that_is_not_computed_raises(keyword):
 @pytest.mark.parametrize("scale", [0.25, 0.5, 1.0])
 def test_convolutions_are_never_packed(monkeypatch, scale):
     """They leak over the borders of a row; the numbers alone tell, also where weights are small."""
-    monkeypatch.setattr(packed_forward, "unseen_masks", lambda model, windows: "")
+    monkeypatch.setattr(packed_forward, "explain_unseen_masks", lambda model, windows: "")
     model = tiny("LFM 2")
     with torch.no_grad():
         for parameter in model.parameters():
@@ -151,7 +151,7 @@ def test_loading_freezes_rope_and_takes_what_has_no_fused_attention(tmp_path):
     """gpt-oss has no implementation but the eager one; Phi's factors follow max_model_len."""
     for family in ("gpt-oss", "Phi 3.5, 4 mini, longrope"):
         tiny(family).save_pretrained(tmp_path / family)
-        model = load_model(locate(str(tmp_path / family)), dtype=torch.float32, max_model_len=64)
+        model = load_model(locate_model(str(tmp_path / family)), dtype=torch.float32, max_model_len=64)
         kinds = [module.rope_type for module in model.modules() if hasattr(module, "rope_type")]
         assert "longrope" not in kinds
         assert PackedForward(model).packed
@@ -168,14 +168,14 @@ def test_an_engine_that_would_compute_another_model_refuses():
 ])  # fmt: skip
 def test_rounding_that_one_draw_makes_large_refuses_no_model(monkeypatch, dtype, bad, refused):
     """A leak is in every draw; in float32 there is no rounding to speak of."""
-    both, told = alone._both_ways, []
+    both, told = alone._compute_both_logits, []
 
     def first_ones_differ(*given):
         found, plain = both(*given)
         told.append(given)
         return (found.flip(-1) if len(told) <= bad else found), plain
 
-    monkeypatch.setattr(alone, "_both_ways", first_ones_differ)
+    monkeypatch.setattr(alone, "_compute_both_logits", first_ones_differ)
     with pytest.raises(UserError, match="carry state") if refused else nullcontext():
         TransformersEngine(tiny_qwen3().to(dtype)).close()
 

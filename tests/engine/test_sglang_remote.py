@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.engine.asked_server import AskedServer
+from ajet.engine.asked_server import RemoteServer
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.engine.served import open_remote
-from ajet.engine.server_weights import CHANGING, Crossed
+from ajet.engine.server_weights import CHANGING, ConcurrentLoadError
 from ajet.engine.sglang.remote import SglangReply, SglangWeights, SglangWire
 from ajet.engine.vllm.remote import VllmWeights
 from ajet.schema.errors import EngineFailure, UserError
@@ -87,7 +87,7 @@ def test_an_alternative_that_a_schema_ruled_out_is_none() -> None:
 )
 def test_what_it_refuses_within_a_stream_is_not_asked_for_again(error: Any, again: bool) -> None:
     with pytest.raises(EngineFailure, match="failed while it answered") as said:
-        AskedServer("http://server", None).parsed(json.dumps({"error": error}))
+        RemoteServer("http://server", None).parsed(json.dumps({"error": error}))
     assert said.value.retryable is again
 
 
@@ -146,7 +146,7 @@ def test_a_load_that_another_one_crossed_leaves_the_server_without_a_name(
     old.give(Path("step-1"), "ajet-1")
     assert (server.name, server.weights) == ("ajet-1", "step-1")
     server.beside = lambda: new.give(Path("step-3"), "ajet-3")
-    with pytest.raises(Crossed, match="ajet-3"):
+    with pytest.raises(ConcurrentLoadError, match="ajet-3"):
         old.give(Path("step-2"), "ajet-2")
     assert server.name.startswith(CHANGING), "nobody's reply bears a version until it is given weights again"
     new.give(Path("step-3"), "ajet-3")
@@ -177,7 +177,7 @@ def test_a_server_is_asked_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     server = SimpleNamespace(base_url="http://server/v1", api_key_env="VLLM_API_KEY", timeout=300.0)
     config = config_of(rollout__vllm=server)
     engine = open_remote(config, vocabulary=99)
-    assert (engine.kind, engine.max_model_len, engine.says_sampled) == ("SGLang", 93, False)
+    assert (engine.kind, engine.max_model_len, engine.reports_sampled) == ("SGLang", 93, False)
     with pytest.raises(UserError, match="SGLang server says logprobs at temperature 1 only") as said:
         open_remote(config_of(rollout__vllm=server, rollout__temperature=0.7), vocabulary=99)
     assert said.value.do and "SGLANG_RETURN_ORIGINAL_LOGPROB" in said.value.do

@@ -9,8 +9,8 @@ import torch
 
 from ajet.engine.transformers import attention
 from ajet.engine.transformers.attention import computing, rows_attention
-from ajet.engine.transformers.plan import Piece, build
-from ajet.engine.transformers.pool import Pool, Row, Shape
+from ajet.engine.transformers.plan import Piece, build_step
+from ajet.engine.transformers.pool import Row, RowPool, Shape
 
 HEADS, KEPT, WIDTH = 6, 2, 16
 LENGTHS = (1, 17, 600, 33)
@@ -23,9 +23,9 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def attended(rows: tuple[int, ...], dtype: torch.dtype, window: int | None) -> tuple[torch.Tensor, Pool]:
+def attended(rows: tuple[int, ...], dtype: torch.dtype, window: int | None) -> tuple[torch.Tensor, RowPool]:
     """[n, H, d] of these rows in one step, and the pool of all with the new keys."""
-    pool = Pool(Shape(1, KEPT, WIDTH, WIDTH, dtype, CPU), 768)
+    pool = RowPool(Shape(1, KEPT, WIDTH, WIDTH, dtype, CPU), 768)
     pool.reserve(len(LENGTHS))
     pool.keys.copy_(normal(*pool.keys.shape, seed=1))
     pool.values.copy_(normal(*pool.values.shape, seed=2))
@@ -36,7 +36,7 @@ def attended(rows: tuple[int, ...], dtype: torch.dtype, window: int | None) -> t
     q, k, v = (
         normal(1, heads, len(LENGTHS), WIDTH, seed=heads)[:, :, list(rows)].to(dtype) for heads in (HEADS, KEPT, KEPT)
     )
-    with computing(build(pieces, CPU)):
+    with computing(build_step(pieces, CPU)):
         out, _ = rows_attention(SimpleNamespace(layer_idx=0), q, k, v, None, sliding_window=window)  # type: ignore[arg-type]
     return out[0], pool
 
@@ -44,7 +44,7 @@ def attended(rows: tuple[int, ...], dtype: torch.dtype, window: int | None) -> t
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize(("dtype", "tiles"), [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_next_tokens(monkeypatch, dtype, tiles, window):
-    monkeypatch.setattr(attention, "matrix_unit", lambda: tiles)
+    monkeypatch.setattr(attention, "has_matrix_unit", lambda: tiles)
     every = tuple(range(len(LENGTHS)))
     together, pool = attended(every, dtype, window)
     q = normal(1, HEADS, len(LENGTHS), WIDTH, seed=HEADS).to(dtype)[0]

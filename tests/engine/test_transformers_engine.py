@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model
 from ajet.engine.transformers import TransformersEngine
-from ajet.engine.transformers.pool import Pool, Shape
+from ajet.engine.transformers.pool import RowPool, Shape
 from ajet.engine.transformers.rows import Rows, capacity_class
 from ajet.schema.errors import EngineFailure
 
@@ -71,7 +71,7 @@ def unit_logprobs(model: Any, ids: Any, reply: list[int]) -> Any:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    return load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
 
 
 @pytest.fixture
@@ -205,9 +205,9 @@ def test_the_context_is_where_a_reply_ends(model: Any) -> None:
 
 
 def test_weights_are_shared_and_a_running_call_goes_on_with_new_ones() -> None:
-    model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    model = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
     engine = TransformersEngine(model, max_num_seqs=4)
-    other = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    other = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
     ids, reply = prompt(30), Reply()
 
     def update() -> None:
@@ -255,8 +255,8 @@ def test_training_mode_and_attention_of_the_model_are_left_alone(model: Any) -> 
 
 
 def test_a_cast_copy_is_refreshed_from_its_source() -> None:
-    source = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
-    cast = load_model(locate("embedded:tiny-tools"), dtype=torch.bfloat16)
+    source = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
+    cast = load_model(locate_model("embedded:tiny-tools"), dtype=torch.bfloat16)
     engine = TransformersEngine(cast, source_model=source)
     with torch.no_grad():
         source.model.embed_tokens.weight.zero_()
@@ -268,7 +268,7 @@ def test_a_cast_copy_is_refreshed_from_its_source() -> None:
 
 
 def test_a_failed_step_fails_its_calls_and_no_others() -> None:
-    model = load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    model = load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
     engine = TransformersEngine(model, max_num_seqs=4)
     ids = prompt(20)
     good = all_of(ask(engine, ids, 12))[0]
@@ -356,7 +356,7 @@ def test_windows_caps_and_sinks(kind: str) -> None:
 
 
 def test_bfloat16_is_as_close_as_a_plain_pass(model: Any) -> None:
-    half = load_model(locate("embedded:tiny-tools"), dtype=torch.bfloat16)
+    half = load_model(locate_model("embedded:tiny-tools"), dtype=torch.bfloat16)
     engine = TransformersEngine(half)
     ids = prompt(60)
     replies = all_of(*(ask(engine, ids, 40, r) for r in range(8)))
@@ -372,7 +372,7 @@ def test_bfloat16_is_as_close_as_a_plain_pass(model: Any) -> None:
 
 def test_a_closed_engine_holds_no_weights() -> None:
     """Neither do its layers' products, of which each knows its layer: they go before Python looks for circles."""
-    half = load_model(locate("embedded:tiny-tools"), dtype=torch.bfloat16)
+    half = load_model(locate_model("embedded:tiny-tools"), dtype=torch.bfloat16)
     engine, weight = TransformersEngine(half), weakref.ref(half.lm_head.weight)
     gc.disable()
     try:
@@ -428,4 +428,4 @@ def test_rows_keep_their_keys_through_any_moves() -> None:
             assert all(pool.rows[: pool.active])
             assert all(row is None or intact(row) for row in pool.rows)
         assert set(map(id, rows.active)) == set(map(id, alive))
-    assert isinstance(next(iter(rows.pools.values())), Pool)
+    assert isinstance(next(iter(rows.pools.values())), RowPool)

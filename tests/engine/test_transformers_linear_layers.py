@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ajet.engine.transformers import linear_layers
-from ajet.engine.transformers.linear_layers import PackedWeights, available
+from ajet.engine.transformers.linear_layers import PackedWeights, can_pack
 
-needs_packing = pytest.mark.skipif(not available(), reason="this processor or torch lays out no bfloat16 matrices")
+needs_packing = pytest.mark.skipif(not can_pack(), reason="this processor or torch lays out no bfloat16 matrices")
 
 
 def layers(dtype: torch.dtype = torch.bfloat16) -> torch.nn.Sequential:
@@ -47,10 +47,10 @@ def test_what_was_packed_goes_with_a_change() -> None:
 def test_without_memory_nothing_is_packed_until_the_next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = layers(), torch.randn(3, 96).to(torch.bfloat16)
     weights = PackedWeights(model)
-    monkeypatch.setattr(linear_layers, "main_memory", lambda: (1 << 40, weights.bytes))
+    monkeypatch.setattr(linear_layers, "measure_main_memory", lambda: (1 << 40, weights.bytes))
     with torch.inference_mode():
         assert torch.equal(model(given), layers()(given)) and not weights._packed
-        monkeypatch.setattr(linear_layers, "main_memory", lambda: (1 << 40, 1 << 40))
+        monkeypatch.setattr(linear_layers, "measure_main_memory", lambda: (1 << 40, 1 << 40))
         model(given)
         assert not weights._packed, "asked once a version"
         weights.forget()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ajet.engine.contract import DrawKey, Sampling
-from ajet.engine.draws import stream_of, uniforms
+from ajet.engine.draws import draw_uniforms, hash_draw_key
 from ajet.engine.transformers.sampling import Sampler
 
 
@@ -102,11 +102,11 @@ def test_logits_stay_as_they_were() -> None:
 
 def test_numbers_are_named_by_key_and_position() -> None:
     streams = np.array(
-        [stream_of(DrawKey(0, t, r, c)) for t in range(20) for r in range(20) for c in range(5)], np.uint64
+        [hash_draw_key(DrawKey(0, t, r, c)) for t in range(20) for r in range(20) for c in range(5)], np.uint64
     )
     assert len(set(streams.tolist())) == 2000
-    grid = np.stack([uniforms(streams, np.full(2000, p, np.uint64)) for p in range(50)])
-    assert np.array_equal(uniforms(streams[7:8], np.array([31], np.uint64)), grid[31, 7:8])
+    grid = np.stack([draw_uniforms(streams, np.full(2000, p, np.uint64)) for p in range(50)])
+    assert np.array_equal(draw_uniforms(streams[7:8], np.array([31], np.uint64)), grid[31, 7:8])
     assert grid.min() >= 0.0 and grid.max() < 1.0
     assert abs(grid.mean() - 0.5) < 0.003 and abs(grid.var() - 1 / 12) < 0.002
     counts = np.histogram(grid, 100, (0, 1))[0]
@@ -117,4 +117,4 @@ def test_numbers_are_named_by_key_and_position() -> None:
 
 def test_negative_and_large_keys_are_told_apart() -> None:
     keys = [DrawKey(s, t, 0, 0) for s in (-1, 0, 1 << 63) for t in (-1, 0, 1 << 40)]
-    assert len({stream_of(key) for key in keys}) == len(keys)
+    assert len({hash_draw_key(key) for key in keys}) == len(keys)

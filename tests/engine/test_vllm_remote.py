@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from ajet.engine.asked_server import AskedServer
+from ajet.engine.asked_server import RemoteServer
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
 from ajet.engine.vllm import RemoteVllm
 from ajet.engine.vllm.remote import ROUTE
@@ -89,7 +89,7 @@ def test_both_logprobs_of_every_token_are_said(
 ) -> None:
     server = Server(processed=True)
     engine = engine_of(server, monkeypatch)
-    assert engine.says_sampled and engine.constrains and engine.max_model_len == 100
+    assert engine.reports_sampled and engine.constrains and engine.max_model_len == 100
     chunks = asyncio.run(reply(engine, **sampling))
     unit = [-token / 8 for token in DRAWN]
     assert joined(chunks, "ids") == DRAWN and joined(chunks, "logprobs_unit") == unit
@@ -101,7 +101,7 @@ def test_both_logprobs_of_every_token_are_said(
 
 def test_a_server_that_says_one_logprob_is_asked_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(Server(processed=False), monkeypatch)
-    assert not engine.says_sampled and not engine.constrains
+    assert not engine.reports_sampled and not engine.constrains
     assert joined(asyncio.run(reply(engine)), "logprobs") == [-token / 8 for token in DRAWN]
     with pytest.raises(EngineFailure, match="processed_logprobs"):
         asyncio.run(reply(engine, temperature=0.5))
@@ -110,10 +110,10 @@ def test_a_server_that_says_one_logprob_is_asked_nothing_else(monkeypatch: pytes
 def test_a_server_that_rounds_is_not_taken_for_one_that_says_what_was_sampled_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert not engine_of(Server(processed=False, noise=0.02), monkeypatch).says_sampled
+    assert not engine_of(Server(processed=False, noise=0.02), monkeypatch).reports_sampled
     server = Server(processed=True, noise=0.02)
     engine = engine_of(server, monkeypatch)
-    assert engine.says_sampled
+    assert engine.reports_sampled
     server.scores = "text"
     with pytest.raises(EngineFailure, match="what is no JSON: '<html>busy"):
         asyncio.run(reply(engine, temperature=0.7))
@@ -170,7 +170,7 @@ def test_a_server_that_is_none_is_refused_and_its_key_is_not_shown(monkeypatch: 
 
 
 def test_no_message_of_a_server_elsewhere_has_its_key() -> None:
-    server = AskedServer("http://server", "hunter2-hunter2")
+    server = RemoteServer("http://server", "hunter2-hunter2")
     for said in ("who is hunter2-hunter2?", '{"error": "hunter2-hunter2 is unknown"}'):
         with pytest.raises(EngineFailure) as refused:
             server.parsed(said)

@@ -19,7 +19,7 @@ from ajet.commands.sampling.sample import SampleOptions, sample
 from ajet.commands.sampling.sampler import GroupSampler
 from ajet.config import Experiment, load_experiment
 from ajet.engine import followed
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_tokenizer
 from ajet.store import Address, SharedStore, open_shared
 from ajet.task_reader import TaskOrder, open_reader
@@ -62,7 +62,7 @@ def sample_here(experiment: Experiment, store: Address, *, name: str, **more: An
 def terms_of(experiment: Experiment) -> SamplingTerms:
     """Return the terms of a sampler with this experiment."""
     tasks = TaskOrder(open_reader(experiment).tasks("train"), experiment.ajet.seed, experiment.ajet.data.shuffle)
-    return SamplingTerms.of(experiment, load_tokenizer(locate(str(experiment.ajet.model.path))), tasks)
+    return SamplingTerms.of(experiment, load_tokenizer(locate_model(str(experiment.ajet.model.path))), tasks)
 
 
 def announce_training(experiment: Experiment, ledger: SharedStore | None, *, below: int = 3) -> Any:
@@ -87,7 +87,7 @@ def end_training(store: Address) -> None:
 
 def model_folder(model: str) -> Path:
     """Return the folder of a model that ajet ships."""
-    folder = locate(model).folder
+    folder = locate_model(model).folder
     assert folder is not None
     return folder
 
@@ -109,11 +109,11 @@ def samplers_meet_bug(problem: Exception, seen: Callable[[], None]) -> Iterator[
 def samplers_keep_old_weights() -> Iterator[None]:
     """Within the block samplers report newer weights without loading them."""
 
-    def lies(self: Any, folder: Path, version: int, *about: object, leads: bool = True) -> bool:
+    def lies(self: Any, folder: Path, version: int, *about: object, is_leader: bool = True) -> bool:
         with self.engine.paused():
             self.engine.weights_changed(version)
         return True
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(followed._Transformers, "take", lies)
+        patch.setattr(followed._TransformersFollower, "load_weights", lies)
         yield

@@ -15,8 +15,8 @@ from ajet.backbone.local.checkpoint import write_checkpoint
 from ajet.backbone.local.trainer import Trainer
 from ajet.commands.sampling.colocated import limit_sampler_cache
 from ajet.config import Experiment
-from ajet.engine.dimensions import ModelSize, model_size, read_size
-from ajet.engine.embedded import kept_folder
+from ajet.engine.dimensions import ModelSize, read_model_size, read_size_and_context
+from ajet.engine.embedded import find_cached_folder
 from ajet.engine.model_source import ModelSource
 from ajet.engine.models import load_model, load_tokenizer
 from ajet.record.console import format_bytes
@@ -54,7 +54,7 @@ class Porter(Workflow):
         tool = {"name": "lift", "description": "up", "parameters": schema}
         return [{"type": "function", "function": tool}] if start else None
 """
-TINY = kept_folder("tiny-tools")
+TINY = find_cached_folder("tiny-tools")
 BIG = ModelSize(14_000_000_000, 3_000_000, 48, 5120, 13824, 1024, 152064)
 
 
@@ -69,7 +69,7 @@ def test_weights_optimizer_and_checkpoint_are_what_the_trainer_holds_and_writes(
     tmp_path: Path, dtype: torch.dtype, rank: int
 ) -> None:
     assert TINY is not None
-    size = model_size(TINY)
+    size = read_model_size(TINY)
     assert size is not None
     settings = experiment(tmp_path, trainer_common={"lora": {"rank": rank}}).ajet
     told = estimate_footprint(size, settings, wide=dtype == torch.float32)
@@ -167,12 +167,12 @@ def test_verls_checkpoint_for_samplers_holds_the_weights_once_more(tmp_path: Pat
 
 
 def test_a_size_that_the_files_do_not_tell_is_none(tmp_path: Path) -> None:
-    assert model_size(tmp_path) is None
+    assert read_model_size(tmp_path) is None
     for damaged in (json.dumps({"hidden_size": "wide"}), '{"hidden_size": ', "[]", '{"text_config": [1]}'):
         (tmp_path / "config.json").write_text(damaged)
-        assert model_size(tmp_path) is None
-        assert read_size(str(tmp_path), tmp_path) == (None, None)
-    assert TINY is not None and (size := model_size(TINY)) is not None
+        assert read_model_size(tmp_path) is None
+        assert read_size_and_context(str(tmp_path), tmp_path) == (None, None)
+    assert TINY is not None and (size := read_model_size(TINY)) is not None
     assert math.isclose(size.parameters, 638_000, rel_tol=0.1) and (size.layers, size.hidden) == (3, 128)
 
 

@@ -49,10 +49,10 @@ def test_a_batch_is_whole_by_what_serve_says(by, most):
     ).ajet
     batch = ServedBatch(1)
     for number, name in enumerate(("a", "a", "b", "b")):
-        assert not batch.whole(settings)
+        assert not batch.is_complete(settings)
         task = record_fixtures.episode().task.model_copy(update={"task_id": name})
         batch.add(Group(task, number, [record_fixtures.episode(f"{number}")]), 3)
-        if batch.whole(settings):
+        if batch.is_complete(settings):
             break
     assert [group.task.task_id for group in batch.groups] == most
 
@@ -63,12 +63,12 @@ def test_a_batch_is_whole_when_its_time_is_over_and_something_is_there(monkeypat
     tree = {"ajet": {"data": {"train_batch_size": 2}, "serve": {"batch_seconds": 30}}}
     settings, batch = Experiment.from_dict(tree, base=Path.cwd()).ajet, ServedBatch(1)
     now[0] += 1000
-    assert not batch.whole(settings) and batch.seconds_left(30) is None, "nothing can be trained on"
+    assert not batch.is_complete(settings) and batch.seconds_left(30) is None, "nothing can be trained on"
     batch.add(Group(record_fixtures.episode().task, 0, [record_fixtures.episode()]), 3)
     now[0] += 29
-    assert not batch.whole(settings) and batch.seconds_left(30) == 1.0
+    assert not batch.is_complete(settings) and batch.seconds_left(30) == 1.0
     now[0] += 1
-    assert batch.whole(settings) and batch.seconds_left(None) is None
+    assert batch.is_complete(settings) and batch.seconds_left(None) is None
 
 
 def test_a_server_whose_held_out_tasks_cannot_be_read_serves_the_others():

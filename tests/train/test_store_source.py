@@ -318,7 +318,7 @@ def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_plac
 ) -> None:
     made = trainer(**{TIMES: 2, AGE: 1})
     below: list[int] = []
-    monkeypatch.setattr(made.source, "_probe", SimpleNamespace(told=dict), raising=False)
+    monkeypatch.setattr(made.source, "_probe", SimpleNamespace(to_json=dict), raising=False)
     monkeypatch.setattr(made.store, "announce", below.append)
     made.play(0)
     late = made.store.lease(1)  # a long one, which two steps overtake
@@ -337,7 +337,7 @@ def test_nothing_is_played_that_no_step_is_left_for(
     trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, below = trainer(**{AGE: 5}), list[int]()
-    monkeypatch.setattr(made.source, "_probe", SimpleNamespace(told=dict), raising=False)
+    monkeypatch.setattr(made.source, "_probe", SimpleNamespace(to_json=dict), raising=False)
     monkeypatch.setattr(made.store, "announce", below.append)
     made.training.total_steps = 3
     made.source._announce_policy(made.training)

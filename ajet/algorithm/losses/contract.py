@@ -64,7 +64,7 @@ class PolicyLoss:
     """As the YAML has it: a name or a reference. Written by whoever opens it."""
     base: str = ""
     """The folder that the reference is relative to; likewise."""
-    factory: Callable[[str, str, Settings], PolicyLoss]
+    made_by: Callable[[str, str, Settings], PolicyLoss]
     """What makes it anew of name, base and settings; likewise."""
 
     def __init__(self, settings: Settings) -> None:
@@ -72,7 +72,7 @@ class PolicyLoss:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """Pickle the loss as its name, as an algorithm is."""
-        return self.factory, (self.name, self.base, self.settings)
+        return self.made_by, (self.name, self.base, self.settings)
 
     def choose(self, logprobs_N: Row, advantages_N: Row, draw: np.random.Generator) -> TokenMask:
         """[N] of all trained tokens of an optimizer step, with the policy's logprobs from before the training step.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ajet.config import AjetConfig
-    from ajet.engine.probe import Probe
+    from ajet.engine.probe import WeightsProbe
     from ajet.record import RunDirectory
     from ajet.store import Kept, SharedStore, StoreDepths, StoreMember
     from ajet.task_reader import TaskOrder
@@ -121,7 +121,7 @@ class Announcer:
         weights: Path | None,
         *,
         began: int,
-        probe: Probe | None = None,
+        probe: WeightsProbe | None = None,
         stale: int = 0,
         wanted: int | None = None,
         over: bool = False,
@@ -138,7 +138,7 @@ class Announcer:
         self._show_depths(depths, last=over)
         if unchanged and not over:
             return
-        more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.told()} if probe is not None else {})}
+        more: dict[str, Any] = {MOST: self._most, **({PROBE: probe.to_json()} if probe is not None else {})}
         policy = self._terms.policy(self._run_id, step, version, weights, below, over=over, began=began, more=more)
         self._store.announce(policy)
 

@@ -66,16 +66,16 @@ class Quarantine:
 
 def build_group_terms(experiment: Experiment, run_id: str, *, adapters: Iterable[str] = ()) -> GroupTerms:
     """What this run's trainer expects of a group. Raises UserError for a model that cannot be found."""
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of, vocabulary_of
+    from ajet.engine.model_source import locate_model
+    from ajet.engine.models import prepare_folder, read_vocabulary_size
 
     settings = experiment.ajet
     assert settings.model.path is not None
-    source = locate(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
+    source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
     return GroupTerms(
         run=run_id,
         repeats=settings.rollout.num_repeat,
         longest=settings.data.max_prompt_length + settings.data.max_response_length,
-        vocabulary=vocabulary_of(folder_of(source)),
+        vocabulary=read_vocabulary_size(prepare_folder(source)),
         adapters=frozenset(adapters) or None,
     )

@@ -57,13 +57,13 @@ class SamplingTerms:
     @classmethod
     def of(cls, experiment: Experiment, tokenizer: Any, tasks: TaskOrder) -> SamplingTerms:
         """Raises UserError for a model that cannot be found."""
-        from ajet.engine.models import tokenizer_fingerprint, weights_fingerprint
+        from ajet.engine.models import fingerprint_tokenizer, fingerprint_weights
 
         settings = experiment.ajet
         rollout = settings.rollout
         return cls(
-            weights_fingerprint(settings, base=experiment.base),
-            tokenizer_fingerprint(tokenizer),
+            fingerprint_weights(settings, base=experiment.base),
+            fingerprint_tokenizer(tokenizer),
             fingerprint_template(settings, tokenizer),
             tasks.identity(),
             rollout.num_repeat,
@@ -127,7 +127,7 @@ class SamplingTerms:
 
 def fingerprint_template(settings: AjetConfig, tokenizer: Any) -> str:
     """The fingerprint of how these settings have this tokenizer render messages."""
-    from ajet.engine.models import template_fingerprint
+    from ajet.engine.models import fingerprint_chat_template
 
     rendered = {**settings.model.chat_template_kwargs, " keep_thinking": settings.context_tracker.keep_thinking}
-    return template_fingerprint(tokenizer, rendered)
+    return fingerprint_chat_template(tokenizer, rendered)

@@ -35,10 +35,10 @@ from ajet.backbone.local.machine import (
 from ajet.backbone.local.requirements import require_trainable
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
-from ajet.engine.agreed import Agreed
+from ajet.engine.agreed import VerdictCache
 from ajet.engine.contract import TokenEngine
-from ajet.engine.models import context_length
-from ajet.engine.openmp import leave_team
+from ajet.engine.models import read_context_length
+from ajet.engine.openmp import end_worker_threads
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats, Ids
 from ajet.schema.errors import ConfigError, UserError
@@ -57,7 +57,7 @@ class LocalBackbone:
     trains = True
 
     def __init__(self, experiment: Experiment) -> None:
-        from ajet.engine.model_source import locate
+        from ajet.engine.model_source import locate_model
         from ajet.engine.models import load_model, load_tokenizer
 
         config = experiment.ajet
@@ -67,13 +67,15 @@ class LocalBackbone:
         bound_kernel_caches()
         choose_threads(settings.threads, device)
         torch.manual_seed(config.seed)
-        source = locate(path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
+        source = locate_model(path, base=experiment.base, trust_remote_code=config.model.trust_remote_code)
         self.tokenizer: Any = load_tokenizer(source)
         dtype = choose_dtype(config.model.dtype, device)
         model = load_model(source, dtype=dtype, device=device, max_model_len=config.rollout.max_model_len)
-        agreed = Agreed() if settings.canary is not None else None  # which holds the weights that a verdict does not
+        verdicts = (
+            VerdictCache() if settings.canary is not None else None
+        )  # which holds the weights that a verdict does not
         algorithm, start = open_algorithm(config, base=experiment.base), _find_adapter_folder(config, source)
-        self.trainer = Trainer(model, config, algorithm, start=start, agreed=agreed)
+        self.trainer = Trainer(model, config, algorithm, start=start, verdicts=verdicts)
         weights = self.trainer.policy.weights
         logger.info(
             "{} trains {:.1f}M weights in {} on {}",
@@ -83,7 +85,7 @@ class LocalBackbone:
             device,
         )
         self.version = 0
-        self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy, agreed)
+        self._sampler: PausableEngine = open_engine(config, source, self.trainer.policy, verdicts)
         self.engine: TokenEngine | ChatEngine = self._sampler
         self._canary = Canary(settings.canary, rounded=dtype != torch.float32)
         self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)
@@ -128,7 +130,7 @@ class LocalBackbone:
     def save(self, folder: Path) -> None:
         """Write a checkpoint into an existing empty folder."""
         self.trainer.save(folder, self.tokenizer)
-        leave_team()
+        end_worker_threads()
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint."""
@@ -149,7 +151,7 @@ class LocalBackbone:
             gap = compute_gap(
                 *score_canary_reply(self._sampler, scorer, self.tokenizer, version=self.version, adapters=adapters)
             )
-        leave_team()
+        end_worker_threads()
         self._gap = gap
         self._canary.judge(gap, version=self.version)
         return {"canary_gap": gap}
@@ -165,7 +167,7 @@ class LocalBackbone:
 def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None:
     """The folder whose adapters training goes on from; None: there are none. Raises ConfigError where they would be
     left behind."""
-    saved = Adapters.saved(source.folder) if source.folder is not None else Adapters([])
+    saved = Adapters.from_folder(source.folder) if source.folder is not None else Adapters([])
     left = sorted({*saved.names} - {*config.trainer_common.lora.adapters})
     if left:
         raise ConfigError(
@@ -225,9 +227,9 @@ class PausableEngine(TokenEngine, Protocol):
 
 
 def open_engine(
-    config: AjetConfig, source: ModelSource, policy: LocalPolicy, agreed: Agreed | None = None
+    config: AjetConfig, source: ModelSource, policy: LocalPolicy, verdicts: VerdictCache | None = None
 ) -> PausableEngine:
-    """The engine that `rollout.engine` names. `agreed`: as in TransformersEngine. Raises UserError."""
+    """The engine that `rollout.engine` names. `verdicts`: as in TransformersEngine. Raises UserError."""
     if config.rollout.engine == "vllm":
         return _open_vllm(config, source, policy)
     from ajet.engine.transformers import TransformersEngine
@@ -236,24 +238,24 @@ def open_engine(
         policy.model,
         version=0,
         max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=min(config.rollout.max_model_len, context_length(policy.model)),
+        max_model_len=min(config.rollout.max_model_len, read_context_length(policy.model)),
         adapters=policy.adapters.names,
-        agreed=agreed,
+        verdicts=verdicts,
     )
 
 
 def _open_vllm(config: AjetConfig, source: ModelSource, policy: LocalPolicy) -> PausableEngine:
-    from ajet.engine.models import folder_of
+    from ajet.engine.models import prepare_folder
     from ajet.engine.vllm import VllmEngine
 
     values = policy.weights.values
     logger.info("starting vLLM; on a CPU this takes about a minute")
     engine = VllmEngine(
-        folder_of(source),
+        prepare_folder(source),
         dtype=values.dtype,
         device=values.device,
         max_num_seqs=config.rollout.max_num_seqs,
-        max_model_len=min(config.rollout.max_model_len, context_length(policy.model)),
+        max_model_len=min(config.rollout.max_model_len, read_context_length(policy.model)),
         weights=policy.changed,
         seed=config.seed,
         threads=torch.get_num_threads(),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.schema.trainer_common import AdapterConfig
-from ajet.engine.adapters import Adapters, folder_of
+from ajet.engine.adapters import Adapters, adapter_folder
 from ajet.record.bounded_json import read_json
 from ajet.schema.errors import ConfigError, MissingExtraError
 
@@ -110,7 +110,7 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
 
 def merge_saved_adapters(lora: LoraConfig, folder: Path) -> LoraConfig:
     """`lora`, where the adapters in `folder` are as they were trained, and those that it names besides as it says."""
-    saved = {name: _read_saved_adapter(folder_of(folder, name)) for name in Adapters.saved(folder).names}
+    saved = {name: _read_saved_adapter(adapter_folder(folder, name)) for name in Adapters.from_folder(folder).names}
     return lora.model_copy(update={"adapters": {**lora.adapters, **saved}}) if saved else lora
 
 

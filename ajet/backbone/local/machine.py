@@ -44,9 +44,9 @@ def choose_device(name: str) -> torch.device:
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """`auto`: bfloat16 where the device multiplies it faster than float32."""
     if name == "auto":
-        from ajet.engine.models import fast_dtype
+        from ajet.engine.models import choose_fast_dtype
 
-        return fast_dtype(device)
+        return choose_fast_dtype(device)
     chosen: torch.dtype = getattr(torch, name)
     return chosen
 

@@ -27,8 +27,15 @@ from ajet.backbone.local.flat_weights import add_sliced
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.context_tracker import packing
 from ajet.context_tracker.packing import PackedRow, Tree
-from ajet.engine.agreed import Agreed, key_of
-from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, side_by_side, unseen_masks
+from ajet.engine.agreed import VerdictCache, build_verdict_key
+from ajet.engine.same_model import (
+    EAGER,
+    explain_unseen_masks,
+    logits_match,
+    pad_sequences,
+    set_attention,
+    use_attention,
+)
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,17 +55,17 @@ def _ignore_adapter(adapter: str | None) -> None:
 
 
 class PackedForward:
-    """One model's forward pass over packed rows. `model` is a transformers causal language model; `agreed`: where it is
-    kept that one like it computes them rightly."""
+    """One model's forward pass over packed rows. `model` is a transformers causal language model; `verdicts`: where it
+    is kept that one like it computes them rightly."""
 
-    def __init__(self, model: Any, *, packed: bool | None = None, agreed: Agreed | None = None) -> None:
+    def __init__(self, model: Any, *, packed: bool | None = None, verdicts: VerdictCache | None = None) -> None:
         self.model = model
         trunk = model.get_decoder()
         self.trunk = trunk if trunk is not model else model.model  # Llama 4's text model names itself
         self.head = model.get_output_embeddings()
         self.choose: Callable[[str | None], None] = _ignore_adapter
         """Has the model compute with this adapter of several from here on."""
-        self.packed = self._computes_rows(agreed) if packed is None else packed
+        self.packed = self._computes_rows(verdicts) if packed is None else packed
 
     @property
     def device(self) -> torch.device:
@@ -155,15 +162,15 @@ class PackedForward:
         result: Tensor = logits
         return result
 
-    def _computes_rows(self, agreed: Agreed | None) -> bool:
-        if agreed is None:
+    def _computes_rows(self, verdicts: VerdictCache | None) -> bool:
+        if verdicts is None:
             return probe_packing(self)
-        key = key_of(self.model, code=[Path(__file__).parent, Path(packing.__file__).parent])
-        if agreed.has(key):
+        key = build_verdict_key(self.model, code=[Path(__file__).parent, Path(packing.__file__).parent])
+        if verdicts.has(key):
             use_tree_attention(self.model)
             return True
         if computes := probe_packing(self):
-            agreed.add(key)
+            verdicts.add(key)
         return computes
 
     def _compute_tree(self, tree: Tree, ids: Tensor, positions: Tensor) -> Tensor:
@@ -202,11 +209,11 @@ def probe_packing(forward: PackedForward) -> bool:
     samples = [np.concatenate([prefix, left]), np.concatenate([prefix, right]), *others]
     before = model.config._attn_implementation
     with torch.no_grad():
-        with attending_by(model, EAGER):
-            logits = model(input_ids=side_by_side(samples, forward.device), use_cache=False).logits
+        with use_attention(model, EAGER):
+            logits = model(input_ids=pad_sequences(samples, forward.device), use_cache=False).logits
             plain = [row[: ids.size] for row, ids in zip(logits, samples, strict=True)]
             alone = _compute_alone(forward, samples)
-        if not agree(alone, torch.cat(plain), dtype):
+        if not logits_match(alone, torch.cat(plain), dtype):
             raise ConfigError(
                 f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it faithfully.",
                 where="ajet.model.path",
@@ -216,15 +223,15 @@ def probe_packing(forward: PackedForward) -> bool:
         try:
             windows: dict[int, int | None] = {}
             found = _compute_packed(forward, prefix, left, right, others, windows)
-            why = unseen_masks(model, windows)
-            if not why and agree(found, _arrange_rows(plain), dtype):
+            why = explain_unseen_masks(model, windows)
+            if not why and logits_match(found, _arrange_rows(plain), dtype):
                 return True
             why = why or "its layers carry state along a row, or attend in a way of their own"
         except (TypeError, ValueError) as error:
             why = str(error)
-        attend_by(model, before)
-        if before != EAGER and not agree(_compute_alone(forward, samples), torch.cat(plain), dtype):
-            attend_by(model, EAGER)
+        set_attention(model, before)
+        if before != EAGER and not logits_match(_compute_alone(forward, samples), torch.cat(plain), dtype):
+            set_attention(model, EAGER)
     logger.warning("{} cannot be given packed rows: its samples go one at a time ({})", type(model).__name__, why)
     return False
 
@@ -232,12 +239,12 @@ def probe_packing(forward: PackedForward) -> bool:
 def use_tree_attention(model: Any) -> None:
     """For good."""
     tree_attention.register_attention()
-    attend_by(model, tree_attention.NAME)
+    set_attention(model, tree_attention.NAME)
 
 
 def _compute_alone(forward: PackedForward, samples: list[Any]) -> Tensor:
     """[sum of T, V] of the samples one after the other: each one's hidden states by themselves, through the head."""
-    states = forward.trunk(input_ids=side_by_side(samples, forward.device), use_cache=False).last_hidden_state
+    states = forward.trunk(input_ids=pad_sequences(samples, forward.device), use_cache=False).last_hidden_state
     return forward.logits(torch.cat([row[: ids.size] for row, ids in zip(states, samples, strict=True)]))
 
 

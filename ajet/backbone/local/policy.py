@@ -19,13 +19,13 @@ import torch
 from ajet.backbone.local.flat_weights import FlatWeights
 from ajet.backbone.local.lora import adapted_weights, add_adapters, parse_adapter_name
 from ajet.backbone.local.packed_forward import PackedForward
-from ajet.engine.adapters import Adapters, choose_adapter, take_weights
-from ajet.engine.rms_norm import cheapen_norms
+from ajet.engine.adapters import Adapters, choose_adapter, load_adapter_weights
+from ajet.engine.rms_norm import replace_norms
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config.schema.trainer_common import LoraConfig
-    from ajet.engine.agreed import Agreed
+    from ajet.engine.agreed import VerdictCache
 
 
 class LocalPolicy:
@@ -40,12 +40,12 @@ class LocalPolicy:
         reference: bool,
         gradient_checkpointing: bool = False,
         start: Path | None = None,
-        agreed: Agreed | None = None,
+        verdicts: VerdictCache | None = None,
     ) -> None:
         self.model = model.eval()
-        cheapen_norms(model)
+        replace_norms(model)
         self.adapted = add_adapters(model, lora) if lora.trains_adapters else None
-        self.adapters = Adapters.configured(lora)
+        self.adapters = Adapters.from_config(lora)
         """Of several; empty where there is one or none."""
         self._chosen: str | None = ""
         self._frozen: PackedForward | None = None
@@ -53,18 +53,18 @@ class LocalPolicy:
         for parameter in model.parameters():
             parameter.requires_grad_(self.adapted is None or parameter.requires_grad)
         if start is not None:
-            for name in Adapters.saved(start).names:
-                take_weights(self.adapted, start, name)
+            for name in Adapters.from_folder(start).names:
+                load_adapter_weights(self.adapted, start, name)
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if self.adapters:
             trained.sort(key=lambda pair: self.adapters.names.index(parse_adapter_name(pair[0])))
         self.weights = FlatWeights(trained)
         if gradient_checkpointing:
             _checkpoint_layers(model)
-        self.forward = PackedForward(model, agreed=agreed)
+        self.forward = PackedForward(model, verdicts=verdicts)
         self.forward.choose = self.choose
         if frozen is not None:
-            self._frozen = PackedForward(frozen, agreed=agreed)
+            self._frozen = PackedForward(frozen, verdicts=verdicts)
 
     def choose(self, adapter: str | None) -> None:
         """Compute with this one of several adapters from here on. Raises UserError for one that there is not."""

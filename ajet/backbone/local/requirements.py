@@ -77,13 +77,13 @@ KEY = "ajet.trainer_common.algorithm.teacher.path"
 
 def teacher_source(experiment: Experiment, *, weights: bool = True) -> ModelSource:
     """The model of `algorithm.teacher.path`, which is set. `weights`: as `locate` has it. Raises UserError."""
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
 
     settings = experiment.ajet
     path, trusted = settings.trainer_common.algorithm.teacher.path, settings.model.trust_remote_code
     assert path is not None
     try:
-        return locate(path, base=experiment.base, weights=weights, trust_remote_code=trusted)
+        return locate_model(path, base=experiment.base, weights=weights, trust_remote_code=trusted)
     except UserError as problem:
         problem.where = KEY
         problem.do = "correct the path; a teacher that a run of yours leaves is trained before its student"

@@ -17,7 +17,7 @@ from ajet.backbone.contract import score_samples
 from ajet.backbone.local.requirements import teacher_source
 from ajet.backbone.local.scorer import LocalScorer
 from ajet.config.schema.trainer_common import LoraConfig
-from ajet.engine.teacher_endpoint import other_tokenizer
+from ajet.engine.teacher_endpoint import build_tokenizer_error
 from ajet.environment.loop import in_thread
 from ajet.schema.batch import Sample
 
@@ -65,4 +65,4 @@ def require_same_vocabulary(policy: Any, teacher: Any) -> None:
     for token in sorted(own.keys() | other.keys()):
         if own.get(token) != other.get(token):
             here, there = own.get(token), other.get(token)
-            raise other_tokenizer(f"id {token} is {here!r} to the policy and {there!r} to the teacher")
+            raise build_tokenizer_error(f"id {token} is {here!r} to the policy and {there!r} to the teacher")

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import AjetConfig
-    from ajet.engine.agreed import Agreed
+    from ajet.engine.agreed import VerdictCache
 
 
 class Trainer:
     """Owns the policy and its optimizer; knows nothing of engines. `model` is taken over; `algorithm` None is the one
-    that `config` names. `start`: a model folder whose adapters are gone on from; `agreed`: as in PackedForward."""
+    that `config` names. `start`: a model folder whose adapters are gone on from; `verdicts`: as in PackedForward."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Trainer:
         algorithm: Algorithm | None = None,
         *,
         start: Path | None = None,
-        agreed: Agreed | None = None,
+        verdicts: VerdictCache | None = None,
     ) -> None:
         self.settings = config.trainer_common
         algorithm = algorithm or open_algorithm(config)
@@ -71,7 +71,7 @@ class Trainer:
             reference=config.needs_reference_model,
             gradient_checkpointing=self.settings.gradient_checkpointing,
             start=start,
-            agreed=agreed,
+            verdicts=verdicts,
         )
         self.policy.weights.dither(config.seed)
         self.optimizer = FlatAdamW(

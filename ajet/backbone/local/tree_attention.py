@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ajet.context_tracker.packing import Tree, tree_mask
-from ajet.engine.same_model import refuse_unknown
+from ajet.engine.same_model import refuse_unknown_keywords
 
 NAME = "ajet_tree"
 DENSE = 640
@@ -131,7 +131,7 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention signature: query [1, H, N, d], key and value [1, H_kv, N, d] to [1, N, H, d]. `softcap`
     and `s_aux` (sinks) are what Gemma 2 and gpt-oss ask for. Raises TypeError for what is not computed here."""
-    refuse_unknown(NAME, keywords)
+    refuse_unknown_keywords(NAME, keywords)
     if trees is None:
         raise TypeError("its layers do not hand keywords on to their attention")
     how = _AttentionTerms(scaling, softcap, s_aux)

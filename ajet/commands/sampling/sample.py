@@ -24,7 +24,7 @@ from ajet.commands.launch_checks import refuse_untrainable
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.sampling.sampler import LOOK, GroupSampler, PolicyWentBackError, SamplerCounts
 from ajet.commands.services import require_services
-from ajet.engine.followed import server_of
+from ajet.engine.followed import read_server_address
 from ajet.record.console import counted, print_line
 from ajet.rollout.components import require_gateway
 from ajet.schema.errors import AjetError, ConfigError, UserError
@@ -144,14 +144,14 @@ class SamplerProcess:
             UserError: the server stays away, or the backbone cannot be opened.
             EndedBeforeStartError: the training has ended meanwhile.
         """
-        from ajet.engine.asked_server import ServerAway
+        from ajet.engine.asked_server import ServerAwayError
         from ajet.engine.followed_server import AWAY
 
         since, shown = time.monotonic(), -math.inf
         while True:
             try:
                 return opens(self._experiment)
-            except ServerAway as away:
+            except ServerAwayError as away:
                 if time.monotonic() - since > AWAY:
                     raise
                 if shown == -math.inf:
@@ -168,7 +168,7 @@ class SamplerProcess:
         now = time.monotonic()
         if now - shown <= self._options.lease_seconds / 4:
             return shown
-        self._store.join("sampler", self.name, {SERVER: server_of(self._experiment.ajet)})
+        self._store.join("sampler", self.name, {SERVER: read_server_address(self._experiment.ajet)})
         return now
 
     def _play_with_engine(

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.backbone.decoupled.terms import BEGAN, MOST, OVER, PROBE, SERVER
-from ajet.engine.followed import server_of
-from ajet.engine.probe import Probe
+from ajet.engine.followed import read_server_address
+from ajet.engine.probe import WeightsProbe
 from ajet.record.console import counted
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import AjetError, UserError
@@ -105,7 +105,7 @@ class GroupSampler:
         self._name, self._repeats, self._most = name, rollout.num_repeat, rollout.max_env_worker
         self._pause = 60.0 * self._repeats / per_minute if per_minute else 0.0
         self._renew_every = renew_every
-        self._server = server_of(parts.experiment.ajet)
+        self._server = read_server_address(parts.experiment.ajet)
         self._draining = False
         """True while it only finishes its groups: it gives the server no weights, but uses those of others."""
         self._compares = parts.judge.ranks is not None
@@ -249,10 +249,12 @@ class GroupSampler:
         folder = Path(policy.weights) if policy.weights else None
         try:
             with self._renewed_meanwhile():
-                probe, leads = Probe.of(policy.told.get(PROBE)), self._is_leader()
+                probe, leads = WeightsProbe.from_json(policy.told.get(PROBE)), self._is_leader()
                 if probe is None and self._server:
                     raise FileNotFoundError("the trainer has yet to say by what a server that has them is known")
-                taken = self._backbone.take(folder, version, probe, waits or self._renew_leases, leads=leads)
+                taken = self._backbone.load_weights(
+                    folder, version, probe, waits or self._renew_leases, is_leader=leads
+                )
         except FileNotFoundError as problem:  # a newer one is announced by now, or about to be
             now = time.monotonic()
             self._missed = self._missed or now

@@ -214,7 +214,7 @@ class RolloutConfig(Section):
         "Reward of an episode that failed by the policy's own doing: context full, an answer that the agent's code "
         "raised at, its time lost over one; null: such an episode is recorded and not trained on.",
     )
-    max_num_seqs: int = key(10, "ReplyStatistics that the engine decodes at the same time.", training=False, ge=1)
+    max_num_seqs: int = key(10, "Replies that the engine decodes at the same time.", training=False, ge=1)
     enable_oversample: bool = key(
         False,
         "Start more groups than the batch needs and train on the first that close (verl refuses it).",

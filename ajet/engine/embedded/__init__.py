@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ajet.config.locations import find_cache_root
 from ajet.engine.embedded.wheel import WheelModel
-from ajet.engine.model_cache import Progress, kept_entry
+from ajet.engine.model_cache import Progress, find_entry
 from ajet.schema.errors import UserError
 
 _SHIPPED = {"tiny-tools": Path(__file__).parent / "tiny_tools"}
@@ -31,12 +31,12 @@ def shipped_folder(name: str) -> Path | None:
     return _SHIPPED.get(name)
 
 
-def kept_folder(name: str) -> Path | None:
+def find_cached_folder(name: str) -> Path | None:
     """The folder of the embedded model `name` if it was shipped, or fetched before."""
-    return kept_entry(_WHEELS[name].entry(name)) if name in _WHEELS else _SHIPPED.get(name)
+    return find_entry(_WHEELS[name].entry(name)) if name in _WHEELS else _SHIPPED.get(name)
 
 
-def how_it_comes(name: str) -> str:
+def describe_download(name: str) -> str:
     """A sentence on what `embedded_folder` would do to get a model that is not there yet."""
     model = _WHEELS.get(name)
     if model is None:
@@ -53,13 +53,13 @@ def embedded_folder(name: str, progress: Progress) -> Path:
         return _SHIPPED[name]
     if name in _WHEELS:
         return _WHEELS[name].folder(name, progress)
-    raise _unknown(name)
+    raise _build_unknown_error(name)
 
 
 def require_embedded(name: str) -> None:
     """Raises UserError where there is no embedded model `name`."""
     if name not in _SHIPPED and name not in _WHEELS:
-        raise _unknown(name)
+        raise _build_unknown_error(name)
 
 
 def embedded_names() -> list[str]:
@@ -67,7 +67,7 @@ def embedded_names() -> list[str]:
     return sorted([*_SHIPPED, *_WHEELS])
 
 
-def _unknown(name: str) -> UserError:
+def _build_unknown_error(name: str) -> UserError:
     known = embedded_names()
     near = get_close_matches(name, known, 1)
     return UserError(

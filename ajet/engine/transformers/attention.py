@@ -1,8 +1,8 @@
 """Attention of a step over the rows' keys and values, as a transformers attention implementation.
 
-Invariant: each token sees its own row up to itself and nothing else, and the new keys and values are in the pools
-when a layer's call returns. The step travels beside the model (thread-local), not through it, so any model whose
-attention goes through transformers' interface can be sampled without knowing of rows. `twin` makes the engine's own
+Invariant: each token sees its own row up to itself and nothing else, and the new keys and values are in the pools when
+a layer's call returns. The step travels beside the model (thread-local), not through it, so any model whose attention
+goes through transformers' interface can be sampled without knowing of rows. `make_shared_copy` makes the engine's own
 module tree over the trainer's tensors: it holds the very parameters, so an optimizer step in place is seen at once and
 costs no memory; its mode (always evaluation), its attention and its configuration differ.
 """
@@ -20,21 +20,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ajet.engine.models import processor_flags
-from ajet.engine.rms_norm import cheapen_norms
-from ajet.engine.same_model import attend_by, refuse_unknown
-from ajet.engine.transformers.plan import NextTokens, Step, Stretch
+from ajet.engine.models import read_processor_flags
+from ajet.engine.rms_norm import replace_norms
+from ajet.engine.same_model import refuse_unknown_keywords, set_attention
+from ajet.engine.transformers.plan import NextTokens, PlannedStep, Stretch
 from ajet.engine.transformers.pool import Shape
 from ajet.schema.errors import UserError
 
 NAME = "ajet_rows"
-SEEN = 16
+KEY_MULTIPLE = 16
 """Keys of a step's next tokens are read up to a multiple of this: a processor adds so many at a time, and the bits of a
 row do not follow from how far others are."""
 _current = threading.local()
 
 
-def register() -> None:
+def register_attention() -> None:
     """Make the implementation known to transformers. Idempotent."""
     from transformers import AttentionInterface
 
@@ -42,7 +42,7 @@ def register() -> None:
 
 
 @contextmanager
-def computing(step: Step | Probe) -> Iterator[None]:
+def computing(step: PlannedStep | ShapeProbe) -> Iterator[None]:
     """Attention calls of this thread within the block belong to `step`."""
     _current.step = step
     try:
@@ -51,7 +51,7 @@ def computing(step: Step | Probe) -> Iterator[None]:
         _current.step = None
 
 
-class Probe:
+class ShapeProbe:
     """Learns from one forward pass what a model's keys and values look like."""
 
     def __init__(self) -> None:
@@ -98,22 +98,24 @@ def rows_attention(
     """transformers' attention signature: query [1, H, N, d], key and value [1, K, N, d] to [1, N, H, d]. `softcap`
     and `s_aux` (attention sinks) are what Gemma 2 and gpt-oss ask for. Raises TypeError for what is not computed
     here."""
-    refuse_unknown(NAME, keywords)
+    refuse_unknown_keywords(NAME, keywords)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    how = _How(scale, sliding_window, softcap, s_aux)
+    how = _AttentionTerms(scale, sliding_window, softcap, s_aux)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     step = _current.step
-    if isinstance(step, Probe):
+    if isinstance(step, ShapeProbe):
         step.note(layer, key, value, sliding_window)
         length = query.shape[2]
         seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        return _grouped(query, key, value, _additive(seen, query.dtype), how).transpose(1, 2).contiguous(), None
-    parts = [_next(block, layer, query[0], key[0], value[0], how) for block in step.next_tokens]
-    parts += [_stretch(block, layer, query[0], key[0], value[0], how) for block in step.stretches]
+        return _attend_grouped(query, key, value, _make_additive_mask(seen, query.dtype), how).transpose(
+            1, 2
+        ).contiguous(), None
+    parts = [_attend_next_tokens(block, layer, query[0], key[0], value[0], how) for block in step.next_tokens]
+    parts += [_attend_stretch(block, layer, query[0], key[0], value[0], how) for block in step.stretches]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
 
 
-class _How:
+class _AttentionTerms:
     """A layer's own terms of attention: scale, window, soft cap, sinks."""
 
     __slots__ = ("scale", "sinks", "softcap", "window")
@@ -127,7 +129,7 @@ class _How:
         return self.softcap is None and self.sinks is None
 
 
-def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
+def _attend_next_tokens(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms) -> Tensor:
     """q [H, N, d], k and v [K, N, d] to [n, H, d]."""
     n, a, pool = block.count, block.begin, block.pool
     q, k, v = (t[:, a : a + n].transpose(0, 1) for t in (q, k, v))
@@ -136,35 +138,37 @@ def _next(block: NextTokens, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _
     values.view(-1, values.shape[-1]).index_copy_(0, block.places, v.reshape(-1, v.shape[-1]))
     rows = slice(0, n) if block.slots is None else block.slots
     if how.plain and q.device.type == "cpu" and q.shape[-1] == values.shape[-1]:
-        seen = min(pool.capacity, (block.longest // SEEN + 1) * SEEN)
+        seen = min(pool.capacity, (block.longest // KEY_MULTIPLE + 1) * KEY_MULTIPLE)
         mask = block.mask(how.window, q.dtype)[:, :seen]
-        got = fused_rows(q, keys[rows, :, :seen], values[rows, :, :seen], mask, how.scale)
+        got = attend_fused_rows(q, keys[rows, :, :seen], values[rows, :, :seen], mask, how.scale)
     else:
         # All of the capacity, masked: a product over a part of each row would first copy that part together.
         heads = keys.shape[1]
         grouped = q.reshape(n, heads, -1, q.shape[-1])
         mask = block.mask(how.window, q.dtype)[:, None, None].expand(-1, heads, grouped.shape[2], -1).flatten(0, 1)
-        got = _attend(grouped, keys[rows], values[rows], mask, how)
+        got = _attend_block(grouped, keys[rows], values[rows], mask, how)
     return got.reshape(n, -1, values.shape[-1])
 
 
-def fused_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+def attend_fused_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     """A token's attention in each row, by torch's fused kernel for CPUs: q [n, H, d], k and v [n, K, T, d], mask [n, T]
     to [n, H, d]. In half precision that kernel takes two to ten times as long for a key head's queries one by one as
     for all of them at once; where the processor multiplies in tiles, and in float32, it does not."""
-    apart = q.dtype == torch.float32 or matrix_unit()
-    queries = q.unsqueeze(2) if apart else q.unflatten(1, (k.shape[1], -1))
+    by_query = q.dtype == torch.float32 or has_matrix_unit()
+    queries = q.unsqueeze(2) if by_query else q.unflatten(1, (k.shape[1], -1))
     mask = mask[:, None, None]
-    return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=scale, enable_gqa=apart).reshape(q.shape)
+    return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=scale, enable_gqa=by_query).reshape(
+        q.shape
+    )
 
 
 @cache
-def matrix_unit() -> bool:
+def has_matrix_unit() -> bool:
     """Whether this processor multiplies bfloat16 in tiles (AMX)."""
-    return bool(processor_flags().get("amx_bf16"))
+    return bool(read_processor_flags().get("amx_bf16"))
 
 
-def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _How) -> Tensor:
+def _attend_stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _AttentionTerms) -> Tensor:
     """Attention of g rows of several tokens: [g * length, H, d]."""
     a, g, length, start = block.begin, block.rows, block.length, block.start
     stop = start + length
@@ -190,19 +194,19 @@ def _stretch(block: Stretch, layer: int, q: Tensor, k: Tensor, v: Tensor, how: _
     else:
         if mask is None:
             mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
-        got = _grouped(new_q, new_k, new_v, _additive(mask, q.dtype), how)
+        got = _attend_grouped(new_q, new_k, new_v, _make_additive_mask(mask, q.dtype), how)
     return got.transpose(1, 2).reshape(g * length, -1, got.shape[-1])
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
+def _attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _AttentionTerms) -> Tensor:
     """q [g, H, L, d], k and v [g, K, T, d], mask [L, T] to [g, H, L, d]."""
     g, heads, length, _ = q.shape
     split = q.reshape(g, k.shape[1], -1, q.shape[-1])
     mask = mask.repeat(heads // k.shape[1], 1)  # a key head's queries are its heads' tokens, head by head
-    return _attend(split, k, v, mask, how).reshape(g, heads, length, v.shape[-1])
+    return _attend_block(split, k, v, mask, how).reshape(g, heads, length, v.shape[-1])
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
+def _attend_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _AttentionTerms) -> Tensor:
     """q [n, K, G, d], k and v [n, K, T, d], mask [n * K, G, T] or broadcast to it. On a CPU written out, for what its
     fused kernel does not know."""
     n, heads, queries, _ = q.shape
@@ -224,19 +228,19 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
     return torch.bmm(weights, v).unflatten(0, (n, heads))
 
 
-def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+def _make_additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
 
 
-def twin(model: Any) -> Any:
+def make_shared_copy(model: Any) -> Any:
     """A copy of the modules of `model` with its parameters and buffers shared, in evaluation mode, attending by
     rows."""
-    register()
+    register_attention()
     shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     other = copy.deepcopy(model, shared)
-    attend_by(other, NAME)
+    set_attention(other, NAME)
     other.eval()
-    cheapen_norms(other)
+    replace_norms(other)
     return other
 
 

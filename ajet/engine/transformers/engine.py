@@ -21,20 +21,20 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from ajet.engine.agreed import Agreed, key_of
-from ajet.engine.contract import TokenChunk, TokenRequest, reply_limit
-from ajet.engine.draws import uniforms
-from ajet.engine.models import context_length
-from ajet.engine.openmp import leave_team
-from ajet.engine.same_model import unseen_masks
-from ajet.engine.streams import Outbox, Stream
-from ajet.engine.transformers.alone import decode, hold_against_eager
-from ajet.engine.transformers.attention import Probe, computing, copy_weights, twin
-from ajet.engine.transformers.linear_layers import MixedAdapters, PackedWeights, parts_of
-from ajet.engine.transformers.plan import build
+from ajet.engine.agreed import VerdictCache, build_verdict_key
+from ajet.engine.contract import TokenChunk, TokenRequest, compute_reply_limit
+from ajet.engine.draws import draw_uniforms
+from ajet.engine.models import read_context_length
+from ajet.engine.openmp import end_worker_threads
+from ajet.engine.same_model import explain_unseen_masks
+from ajet.engine.streams import Outbox, TokenStream
+from ajet.engine.transformers.alone import decode_sequences, require_eager_agreement
+from ajet.engine.transformers.attention import ShapeProbe, computing, copy_weights, make_shared_copy
+from ajet.engine.transformers.linear_layers import MixedAdapters, PackedWeights, split_by_adapter
+from ajet.engine.transformers.plan import build_step
 from ajet.engine.transformers.pool import Row, Shape
-from ajet.engine.transformers.rows import Rows, Scheduler, Waiting, follow
-from ajet.engine.transformers.sampling import Drawn, Sampler
+from ajet.engine.transformers.rows import InflightRequest, Rows, StepScheduler, copy_to_followers
+from ajet.engine.transformers.sampling import DrawnTokens, Sampler
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
 
@@ -49,8 +49,8 @@ class TransformersEngine:
     them in place between `weights_changed` calls, under `paused()`. With `source_model`, `model` is a cast copy of it,
     which `weights_changed` refreshes. `step_tokens` bounds the prompt tokens of one step, `cache_bytes` what kept
     prefixes may take. `adapters`: those of `model` that a request may name; one that names none is answered without.
-    `agreed`: where it is kept that a model like this one is sampled rightly; None: it is held against its eager forward
-    pass in any case. Raises UserError for a model that cannot be sampled this way.
+    `verdicts`: where it is kept that a model like this one is sampled rightly; None: it is held against its eager
+    forward pass in any case. Raises UserError for a model that cannot be sampled this way.
     """
 
     constrains = False
@@ -66,41 +66,41 @@ class TransformersEngine:
         step_tokens: int = 2048,
         cache_bytes: int | None = None,
         adapters: Collection[str] = (),
-        agreed: Agreed | None = None,
+        verdicts: VerdictCache | None = None,
     ) -> None:
         self.version = version
-        self.max_model_len = min(max_model_len or 1 << 30, context_length(model))
-        self._source, self._model = source_model, twin(model)
+        self.max_model_len = min(max_model_len or 1 << 30, read_context_length(model))
+        self._source, self._model = source_model, make_shared_copy(model)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._device: torch.device = model.get_input_embeddings().weight.device
-        self._keeps_some_logits = "logits_to_keep" in inspect.signature(_base(model).forward).parameters
+        self._keeps_some_logits = "logits_to_keep" in inspect.signature(_unwrap_model(model).forward).parameters
         self._mixed = MixedAdapters(self._model, adapters) if adapters else None
         self._packed = PackedWeights(self._model)
-        self._shape = shape = self._probe(agreed)
-        leave_team()  # of whoever loaded the model
-        self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache(self._device))
-        self._scheduler = Scheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
+        self._shape = shape = self._probe_shape(verdicts)
+        end_worker_threads()  # of whoever loaded the model
+        self._rows = Rows(shape, max_rows=2 * max_num_seqs, max_bytes=cache_bytes or _default_cache_bytes(self._device))
+        self._scheduler = StepScheduler(self._rows, max_num_seqs=max_num_seqs, step_tokens=step_tokens)
         self._sampler, self._outbox = Sampler(), Outbox()
         self._wake = threading.Condition()
-        self._arrived: list[Waiting] = []
-        self._aborted: list[Waiting] = []
+        self._arrived: list[InflightRequest] = []
+        self._aborted: list[InflightRequest] = []
         self._busy = self._closing = False
         self._pauses = 0
         self._failure = ""
         self._sent = 0.0
         self.counts = {"steps": 0, "prompt_tokens": 0, "computed_tokens": 0, "sampled_tokens": 0}
         """Since the start. `computed_tokens` went through the model: prompts without what was shared, and replies."""
-        self._thread = threading.Thread(target=self._run, name="ajet-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="ajet-engine", daemon=True)
         self._thread.start()
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply. Closing the iterator early frees its row before the next step. Raises EngineFailure."""
         if request.adapter is not None and (self._mixed is None or request.adapter not in self._mixed.names):
             raise EngineFailure(f"the engine has no adapter {request.adapter}", retryable=False)
-        call = Waiting(
+        call = InflightRequest(
             request,
-            Stream(asyncio.get_running_loop()),
-            reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary),
+            TokenStream(asyncio.get_running_loop()),
+            compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary),
         )
         with self._wake:
             if self._closing:
@@ -133,7 +133,7 @@ class TransformersEngine:
         try:
             yield
         finally:
-            leave_team()
+            end_worker_threads()
             with self._wake:
                 self._pauses -= 1
                 self._wake.notify_all()
@@ -157,7 +157,7 @@ class TransformersEngine:
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         with self.paused(), self._wake:
-            self._flush()
+            self._flush_chunks()
             if self._source is not None:
                 copy_weights(self._source, self._model)
             self._rows.forget()
@@ -186,12 +186,12 @@ class TransformersEngine:
             logprobs.append(float(table[ids[-1]]))
             return ids[-1:]
 
-        with self._still():
-            decode(self._forward, self._shape, [prompt_ids], count, most_likely, adapter=adapter)
+        with self._hold_steps():
+            decode_sequences(self._compute_logits, self._shape, [prompt_ids], count, most_likely, adapter=adapter)
         return ids, logprobs
 
     @contextmanager
-    def _still(self) -> Iterator[None]:
+    def _hold_steps(self) -> Iterator[None]:
         """Within the block no forward pass runs but the caller's."""
         with self.held():
             with self._wake:
@@ -199,21 +199,21 @@ class TransformersEngine:
             try:
                 yield
             finally:
-                leave_team()
+                end_worker_threads()
 
-    def _probe(self, agreed: Agreed | None) -> Shape:
+    def _probe_shape(self, verdicts: VerdictCache | None) -> Shape:
         """What keys and values look like, of a model that this engine computes rightly. Raises UserError."""
-        key = key_of(self._model, code=[Path(__file__).parent]) if agreed is not None else ""
-        probe = Probe()
+        key = build_verdict_key(self._model, code=[Path(__file__).parent]) if verdicts is not None else ""
+        probe = ShapeProbe()
         ids = torch.zeros(1, 2, dtype=torch.long, device=self._device)
         try:
-            self._forward(probe, ids, torch.arange(2, device=self._device)[None], ids[0, :1])
-            why = unseen_masks(self._model, probe.windows)
+            self._compute_logits(probe, ids, torch.arange(2, device=self._device)[None], ids[0, :1])
+            why = explain_unseen_masks(self._model, probe.windows)
         except TypeError as error:
             why = str(error)
         if why:
             raise UserError(
-                f"{type(_base(self._model)).__name__} cannot be sampled by the transformers engine: {why}.",
+                f"{type(_unwrap_model(self._model)).__name__} cannot be sampled by the transformers engine: {why}.",
                 where="model.path",
                 do="use rollout.engine: vllm, or a model that docs/models.md lists",
             )
@@ -221,29 +221,29 @@ class TransformersEngine:
         if self._mixed is not None:
             last = torch.ones(1, dtype=torch.long, device=self._device)
             with self._mixed.computing([(name, last) for name in sorted(self._mixed.names)]):
-                self._forward(Probe(), ids, torch.arange(2, device=self._device)[None], ids[0, :1])
-        if agreed is None or not agreed.has(key):
-            hold_against_eager(self._model, self._forward, shape, self._vocabulary)
-            if agreed is not None:
-                agreed.add(key)
+                self._compute_logits(ShapeProbe(), ids, torch.arange(2, device=self._device)[None], ids[0, :1])
+        if verdicts is None or not verdicts.has(key):
+            require_eager_agreement(self._model, self._compute_logits, shape, self._vocabulary)
+            if verdicts is not None:
+                verdicts.add(key)
         return shape
 
-    def _forward(self, step: Any, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+    def _compute_logits(self, step: Any, ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
         """Logits [K, V] of the tokens `wanted` [K] of a packed sequence [1, N]."""
         keep = {"logits_to_keep": wanted} if self._keeps_some_logits else {}
-        with torch.inference_mode(), computing(step), self._adapting(step):
+        with torch.inference_mode(), computing(step), self._use_adapters(step):
             out = self._model(input_ids=ids, position_ids=positions, use_cache=False, **keep)
             return out.logits[0] if keep else out.logits[0, wanted]
 
-    def _adapting(self, step: Any) -> AbstractContextManager[None]:
+    def _use_adapters(self, step: Any) -> AbstractContextManager[None]:
         """A block in which the tokens of `step` pass through the adapters of their calls."""
-        if self._mixed is None or isinstance(step, Probe):
+        if self._mixed is None or isinstance(step, ShapeProbe):
             return nullcontext()
-        return self._mixed.computing(parts_of(step.owners, self._device))
+        return self._mixed.computing(split_by_adapter(step.owners, self._device))
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         try:
-            while self._turn():
+            while self._run_turn():
                 pass
         finally:
             with self._wake:
@@ -251,18 +251,18 @@ class TransformersEngine:
                 self._fail_all(self._failure or "the engine was closed")
                 self._wake.notify_all()
 
-    def _turn(self) -> bool:
+    def _run_turn(self) -> bool:
         """Wait for something to do, and do one step of it. False: the engine ends."""
         with self._wake:
             if not self._has_work():
-                leave_team()
+                end_worker_threads()
                 self._wake.wait_for(self._has_work)
             if self._closing:
                 return False
             self._take_in()
             self._busy = True
         try:
-            self._step()
+            self._run_step()
         except RuntimeError as error:  # what torch raises, out of memory included
             logger.warning("a step of the engine failed: {}", error)
             with self._wake:
@@ -278,10 +278,10 @@ class TransformersEngine:
 
     def _has_work(self) -> bool:
         return self._closing or (
-            not self._pauses and bool(self._arrived or self._scheduler.waiting or self._occupied())
+            not self._pauses and bool(self._arrived or self._scheduler.waiting or self._has_active_rows())
         )
 
-    def _occupied(self) -> bool:
+    def _has_active_rows(self) -> bool:
         return any(pool.active for pool in self._rows.pools.values())
 
     def _take_in(self) -> None:
@@ -290,16 +290,16 @@ class TransformersEngine:
         self._scheduler.waiting.extend(self._arrived)
         self._arrived.clear()
         if gone:
-            kept = [call for call in self._scheduler.waiting if id(call) not in gone]
+            remaining = [call for call in self._scheduler.waiting if id(call) not in gone]
             self._scheduler.waiting.clear()
-            self._scheduler.waiting.extend(kept)
+            self._scheduler.waiting.extend(remaining)
             self._rows.retire([row for row in self._rows.active if id(row.call) in gone])
 
-    def _step(self) -> None:
+    def _run_step(self) -> None:
         pieces, followers = self._scheduler.plan()
         if not pieces:
             return
-        step = build(pieces, self._device)
+        step = build_step(pieces, self._device)
         place: dict[int, int] = {}
         for _, index in step.sampled:
             place.setdefault(index, len(place))
@@ -307,31 +307,31 @@ class TransformersEngine:
         drawing = [row for row, _ in step.sampled] + [follower for follower, _ in followers]
         lines = [of_row[id(row)] for row, _ in step.sampled] + [of_row[id(leader)] for _, leader in followers]
         wanted = torch.tensor(list(place), dtype=torch.long, device=self._device)
-        logits = self._forward(step, step.ids, step.positions, wanted)
+        logits = self._compute_logits(step, step.ids, step.positions, wanted)
         for row in step.rows:
             row.computed = row.planned
-        follow(followers)
+        copy_to_followers(followers)
         self.counts["steps"] += 1
         self.counts["computed_tokens"] += step.ids.shape[1]
         if drawing:
             if lines != list(range(len(place))):
                 logits = logits[torch.tensor(lines, device=self._device)]
-            self._deal(drawing, self._draw(drawing, logits))
+            self._deliver_tokens(drawing, self._draw_tokens(drawing, logits))
 
-    def _draw(self, rows: list[Row], logits_BV: Tensor) -> Drawn:
-        calls: list[Waiting] = [row.call for row in rows]
+    def _draw_tokens(self, rows: list[Row], logits_BV: Tensor) -> DrawnTokens:
+        calls: list[InflightRequest] = [row.call for row in rows]
         streams = np.array([call.draws for call in calls], dtype=np.uint64)
         positions = np.array([call.drawn for call in calls], dtype=np.uint64)
         with torch.inference_mode():
             return self._sampler.draw(
-                logits_BV, [call.request.sampling for call in calls], uniforms(streams, positions)
+                logits_BV, [call.request.sampling for call in calls], draw_uniforms(streams, positions)
             )
 
-    def _deal(self, rows: list[Row], drawn: Drawn) -> None:
+    def _deliver_tokens(self, rows: list[Row], drawn: DrawnTokens) -> None:
         """Give each row its token; send what is due."""
         ended: list[Row] = []
         for k, row in enumerate(rows):
-            call: Waiting = row.call
+            call: InflightRequest = row.call
             token = drawn.ids[k]
             call.ids.append(token)
             call.logprobs.append(drawn.logprobs[k])
@@ -343,7 +343,7 @@ class TransformersEngine:
             if call.drawn == 1:
                 self.counts["prompt_tokens"] += len(call.request.prompt_ids)
             if token in call.request.sampling.stop_ids or call.drawn == call.limit:
-                self._post(call, "stop" if token in call.request.sampling.stop_ids else "length")
+                self._queue_chunk(call, "stop" if token in call.request.sampling.stop_ids else "length")
                 ended.append(row)
                 continue
             if row.known == row.pool.capacity:
@@ -352,18 +352,18 @@ class TransformersEngine:
         if ended:
             self._rows.retire(ended)
         if time.monotonic() - self._sent > SEND_EVERY:
-            self._flush()
+            self._flush_chunks()
         self._outbox.send()
 
-    def _flush(self) -> None:
+    def _flush_chunks(self) -> None:
         """Send what running calls have so far."""
         self._sent = time.monotonic()
         for row in self._rows.active:
             if row.call is not None and row.call.ids:
-                self._post(row.call, None)
+                self._queue_chunk(row.call, None)
         self._outbox.send()
 
-    def _post(self, call: Waiting, finish: Literal["stop", "length"] | None) -> None:
+    def _queue_chunk(self, call: InflightRequest, finish: Literal["stop", "length"] | None) -> None:
         chunk = TokenChunk(call.ids, call.logprobs, call.logprobs_unit, self.version, finish, call.top)
         call.ids, call.logprobs, call.logprobs_unit, call.top = [], [], [], []
         self._outbox.add(call.stream, chunk)
@@ -379,12 +379,12 @@ class TransformersEngine:
         self._outbox.send()
 
 
-def _base(model: Any) -> Any:
+def _unwrap_model(model: Any) -> Any:
     """The transformers model within an adapter's wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _default_cache(device: torch.device) -> int:
+def _default_cache_bytes(device: torch.device) -> int:
     """An eighth of the memory that is free now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // 8

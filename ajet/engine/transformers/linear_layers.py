@@ -22,7 +22,7 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from ajet.engine.machine import main_memory
+from ajet.engine.machine import measure_main_memory
 from ajet.schema.errors import UserError
 
 SPARE = 3
@@ -38,12 +38,12 @@ class PackedWeights:
     def __init__(self, model: Any) -> None:
         self._packed: dict[torch.nn.Linear, Tensor] = {}
         self._refused = False
-        layers = [each for each in model.modules() if _suits(each)]
-        one_each = {_kind(each): each for each in layers}
+        layers = [each for each in model.modules() if _is_packable(each)]
+        one_each = {_read_kind(each): each for each in layers}
         same = {kind: _same_bits(layer) for kind, layer in one_each.items()}
-        self._layers = [each for each in layers if same[_kind(each)]]
+        self._layers = [each for each in layers if same[_read_kind(each)]]
         for each in self._layers:
-            each.forward = self._product(each)
+            each.forward = self._make_product(each)
 
     @property
     def bytes(self) -> int:
@@ -63,34 +63,34 @@ class PackedWeights:
             vars(each).pop("forward", None)
         self._layers.clear()
 
-    def _product(self, layer: torch.nn.Linear) -> Any:
+    def _make_product(self, layer: torch.nn.Linear) -> Any:
         def product(given: Tensor) -> Tensor:
             packed = self._packed.get(layer)
             if packed is None:
-                if not self._room():
+                if not self._has_room():
                     return torch.nn.functional.linear(given, layer.weight, layer.bias)
-                packed = self._packed[layer] = _pack(layer.weight)
-            return _multiply(given, packed, layer.bias)
+                packed = self._packed[layer] = _pack_weight(layer.weight)
+            return _multiply_packed(given, packed, layer.bias)
 
         return product
 
-    def _room(self) -> bool:
+    def _has_room(self) -> bool:
         """Whether there is memory for all packed weights, asked once a version."""
-        if not self._packed and not self._refused and main_memory()[1] < SPARE * self.bytes:
+        if not self._packed and not self._refused and measure_main_memory()[1] < SPARE * self.bytes:
             logger.info("There is no memory to lay the weights out for sampling ({:,.0f} MB)", self.bytes / 1e6)
             self._refused = True
         return not self._refused
 
 
-def _suits(module: Any) -> bool:
+def _is_packable(module: Any) -> bool:
     """A plain linear layer whose product oneDNN computes in bfloat16."""
     if type(module) is not torch.nn.Linear:
         return False
     weight = module.weight
-    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.is_contiguous() and available()
+    return weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and weight.is_contiguous() and can_pack()
 
 
-def available() -> bool:
+def can_pack() -> bool:
     """Whether this build of torch packs, and this processor multiplies bfloat16."""
     return (
         torch.backends.mkldnn.is_available()
@@ -99,17 +99,17 @@ def available() -> bool:
     )
 
 
-def _pack(weight: Tensor) -> Tensor:
+def _pack_weight(weight: Tensor) -> Tensor:
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROWS)
     return packed
 
 
-def _multiply(given: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+def _multiply_packed(given: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(given, packed, bias, "none", [], "")
     return out
 
 
-def _kind(layer: torch.nn.Linear) -> tuple[int, int, bool]:
+def _read_kind(layer: torch.nn.Linear) -> tuple[int, int, bool]:
     """The properties of a layer that decide about its product's bits."""
     return layer.out_features, layer.in_features, layer.bias is not None
 
@@ -118,11 +118,11 @@ def _same_bits(layer: torch.nn.Linear) -> bool:
     """Whether packed products of this kind are torch's own, for every number of rows that is tried."""
     draw = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        packed = _pack(layer.weight)
+        packed = _pack_weight(layer.weight)
         for count in PROBED:
             given = torch.randn(count, layer.in_features, generator=draw).to(torch.bfloat16)
             own = torch.nn.functional.linear(given, layer.weight, layer.bias)
-            if not torch.equal(_multiply(given, packed, layer.bias), own):
+            if not torch.equal(_multiply_packed(given, packed, layer.bias), own):
                 return False
     return True
 
@@ -150,7 +150,7 @@ class MixedAdapters:
                     where="ajet.trainer_common.lora.target_modules",
                     expected="linear layers, plain LoRA",
                 )
-            each.forward = self._product(name, each)
+            each.forward = self._make_product(name, each)
 
     @contextmanager
     def computing(self, parts: Sequence[Part]) -> Iterator[None]:
@@ -167,7 +167,7 @@ class MixedAdapters:
             vars(each).pop("forward", None)
         self._layers.clear()
 
-    def _product(self, name: str, layer: Any) -> Any:
+    def _make_product(self, name: str, layer: Any) -> Any:
         base, up, down, scaling = layer.get_base_layer(), layer.lora_B, layer.lora_A, layer.scaling
 
         def product(given: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ class MixedAdapters:
         return product
 
 
-def parts_of(owners: Sequence[tuple[str | None, int]], device: torch.device) -> list[Part]:
+def split_by_adapter(owners: Sequence[tuple[str | None, int]], device: torch.device) -> list[Part]:
     """The adapters of a step's tokens, of which `owners` says in order whose the next so many are."""
     if all(adapter is None for adapter, _ in owners):
         return []

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ajet.engine.transformers.pool import Pool, Row
+from ajet.engine.transformers.pool import Row, RowPool
 
 
 @dataclass(slots=True, eq=False)
 class NextTokens:
     """One further token for each of n rows of a pool: tokens begin..begin+n of the step."""
 
-    pool: Pool
+    pool: RowPool
     begin: int
     lengths: Tensor
     """[n] keys there are before this token's own."""
@@ -57,7 +57,7 @@ class NextTokens:
 class Stretch:
     """`length` tokens from position `start` on for each of g rows: tokens begin..begin+g*length of the step."""
 
-    pool: Pool
+    pool: RowPool
     begin: int
     slots: slice | Tensor
     """[g]; a slice where they follow each other, so that reading them copies nothing."""
@@ -65,7 +65,7 @@ class Stretch:
     """g"""
     start: int
     length: int
-    source: tuple[Pool, slice | Tensor] | None
+    source: tuple[RowPool, slice | Tensor] | None
     """Where the first `start` keys and values are to be copied from within this step: a pool, slots [g]."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class Stretch:
 
 
 @dataclass(slots=True, eq=False)
-class Step:
+class PlannedStep:
     """One forward pass. `ids`, `positions` [1, N]; `sampled` pairs a row with the token whose logits it draws from."""
 
     ids: Tensor
@@ -109,7 +109,7 @@ class Piece:
     source: Row | None = None
 
 
-def build(pieces: list[Piece], device: torch.device) -> Step:
+def build_step(pieces: list[Piece], device: torch.device) -> PlannedStep:
     """Lay out the step of these pieces."""
     single = [p for p in pieces if p.length == 1 and p.source is None]
     longer = [p for p in pieces if not (p.length == 1 and p.source is None)]
@@ -119,7 +119,7 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
     owners: list[tuple[str | None, int]] = []
     begin = 0
     next_tokens, stretches = [], []
-    by_pool: dict[Pool, list[Piece]] = {}
+    by_pool: dict[RowPool, list[Piece]] = {}
     for piece in single:
         by_pool.setdefault(piece.row.pool, []).append(piece)
     for pool, members in by_pool.items():
@@ -142,9 +142,9 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
         first = members[0]
         slots = np.array([p.row.slot for p in members])
         sources = [p.source for p in members if p.source]
-        copied = (sources[0].pool, _places(np.array([s.slot for s in sources]), device)) if sources else None
+        copied = (sources[0].pool, _index_slots(np.array([s.slot for s in sources]), device)) if sources else None
         pool, stop = first.row.pool, first.start + first.length
-        at = _places(slots, device)
+        at = _index_slots(slots, device)
         stretches.append(Stretch(pool, begin, at, len(members), first.start, first.length, copied))
         ids.append(pool.tokens[slots, first.start : stop].reshape(-1))
         positions.append(np.tile(np.arange(first.start, stop), len(members)))
@@ -154,9 +154,9 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
                 sampled.append((p.row, begin + (k + 1) * first.length - 1))
         begin += len(members) * first.length
     rows = [p.row for p in pieces]
-    return Step(
-        _tensor(np.concatenate(ids), device)[None],
-        _tensor(np.concatenate(positions), device)[None],
+    return PlannedStep(
+        _make_tensor(np.concatenate(ids), device)[None],
+        _make_tensor(np.concatenate(positions), device)[None],
         next_tokens,
         stretches,
         sampled,
@@ -165,26 +165,26 @@ def build(pieces: list[Piece], device: torch.device) -> Step:
     )
 
 
-def _next_tokens(pool: Pool, slots: Any, starts: Any, begin: int, device: torch.device) -> NextTokens:
+def _next_tokens(pool: RowPool, slots: Any, starts: Any, begin: int, device: torch.device) -> NextTokens:
     heads = np.arange(pool.shape.heads)
     places = (slots[:, None] * pool.shape.heads + heads) * pool.capacity + starts[:, None]
     together = slots[-1] == len(slots) - 1
     return NextTokens(
         pool,
         begin,
-        _tensor(starts, device),
+        _make_tensor(starts, device),
         int(starts.max()),
-        None if together else _tensor(slots, device),
-        _tensor(places.reshape(-1), device),
+        None if together else _make_tensor(slots, device),
+        _make_tensor(places.reshape(-1), device),
     )
 
 
-def _places(slots: Any, device: torch.device) -> slice | Tensor:
+def _index_slots(slots: Any, device: torch.device) -> slice | Tensor:
     """These slots as an index."""
     if np.all(np.diff(slots) == 1):
         return slice(int(slots[0]), int(slots[-1]) + 1)
-    return _tensor(slots, device)
+    return _make_tensor(slots, device)
 
 
-def _tensor(values: Any, device: torch.device) -> Tensor:
+def _make_tensor(values: Any, device: torch.device) -> Tensor:
     return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(device, non_blocking=True)

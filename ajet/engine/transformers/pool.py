@@ -19,7 +19,7 @@ from torch import Tensor
 class Row:
     """One sequence in the pool. `call`: who it generates for; None: it keeps a prefix."""
 
-    pool: Pool
+    pool: RowPool
     slot: int
     known: int
     computed: int = 0
@@ -62,7 +62,7 @@ class Shape:
 
 
 @dataclass(slots=True, eq=False)
-class Pool:
+class RowPool:
     """`capacity` tokens a row. `keys` [layers, slots, heads, capacity, width], `values` likewise."""
 
     shape: Shape
@@ -74,9 +74,9 @@ class Pool:
     active: int = 0
 
     def __post_init__(self) -> None:
-        self.keys, self.values, self.tokens = self._make(0)
+        self.keys, self.values, self.tokens = self._make_tensors(0)
 
-    def _make(self, slots: int) -> tuple[Tensor, Tensor, Any]:
+    def _make_tensors(self, slots: int) -> tuple[Tensor, Tensor, Any]:
         s = self.shape
         # Zeros, not garbage: what is masked is multiplied by 0, and 0 times NaN is NaN.
         keys = torch.zeros(s.layers, slots, s.heads, self.capacity, s.key_width, dtype=s.dtype, device=s.device)
@@ -88,7 +88,7 @@ class Pool:
         have = len(self.rows)
         if slots <= have:
             return
-        keys, values, tokens = self._make(slots)
+        keys, values, tokens = self._make_tensors(slots)
         keys[:, :have], values[:, :have], tokens[:have] = self.keys, self.values, self.tokens
         self.keys, self.values, self.tokens = keys, values, tokens
         self.rows += [None] * (slots - have)
@@ -107,9 +107,9 @@ class Pool:
         first, second = self.rows[a], self.rows[b]
         n, m = (row.computed if row else 0 for row in (first, second))
         for kv in (self.keys, self.values):
-            kept = kv[:, a, :, :n].clone() if m else kv[:, a, :, :n]
+            copied = kv[:, a, :, :n].clone() if m else kv[:, a, :, :n]
             kv[:, a, :, :m] = kv[:, b, :, :m]
-            kv[:, b, :, :n] = kept
+            kv[:, b, :, :n] = copied
         self.tokens[[a, b]] = self.tokens[[b, a]]
         self.rows[a], self.rows[b] = second, first
         if first:

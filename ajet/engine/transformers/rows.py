@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from ajet.engine.contract import TokenRequest
-from ajet.engine.draws import stream_of
-from ajet.engine.streams import Stream
+from ajet.engine.draws import hash_draw_key
+from ajet.engine.streams import TokenStream
 from ajet.engine.transformers.plan import Piece
-from ajet.engine.transformers.pool import Pool, Row, Shape
+from ajet.engine.transformers.pool import Row, RowPool, Shape
 
 _SMALLEST = 64
 
@@ -38,7 +38,7 @@ class Rows:
 
     def __init__(self, shape: Shape, *, max_rows: int, max_bytes: int) -> None:
         self._shape, self._max_rows, self._max_bytes = shape, max_rows, max_bytes
-        self.pools: dict[int, Pool] = {}
+        self.pools: dict[int, RowPool] = {}
         self.clock = 0
 
     @property
@@ -58,13 +58,13 @@ class Rows:
     def expect(self, rooms: list[int]) -> None:
         """Make place at once for rows that will be placed next, with these rooms."""
         for size, count in Counter(capacity_class(room) for room in rooms).items():
-            pool = self._pool(size)
+            pool = self._open_pool(size)
             pool.reserve(pool.active + count)
 
     def place(self, ids: Any, room: int, adapter: str | None = None) -> Row:
         """A new active row with these ids and nothing computed, in a class with place for `room` tokens in all."""
-        pool = self._pool(room)
-        slot = self._boundary(pool)
+        pool = self._open_pool(room)
+        slot = self._empty_boundary_slot(pool)
         row = Row(pool, slot, known=len(ids), used=self.clock, adapter=adapter)
         pool.rows[slot] = row
         pool.active += 1
@@ -84,8 +84,8 @@ class Rows:
     def grow(self, row: Row) -> None:
         """Move an active row to the next class."""
         old, slot = row.pool, row.slot
-        pool = self._pool(old.capacity + 1)
-        target = self._boundary(pool)
+        pool = self._open_pool(old.capacity + 1)
+        target = self._empty_boundary_slot(pool)
         n = row.computed
         pool.keys[:, target, :, :n] = old.keys[:, row.slot, :, :n]
         pool.values[:, target, :, :n] = old.values[:, row.slot, :, :n]
@@ -107,7 +107,7 @@ class Rows:
             pool = row.pool
             pool.swap(row.slot, pool.active - 1)
             pool.active -= 1
-        self._trim()
+        self._trim_prefixes()
 
     def forget(self) -> None:
         """Keep nothing that was computed: the weights have changed, or the memory is needed. Active rows stay, to be
@@ -123,14 +123,14 @@ class Rows:
                     pool.rows[slot] = None
                     pool.tokens[slot] = -1
 
-    def _pool(self, room: int) -> Pool:
+    def _open_pool(self, room: int) -> RowPool:
         size = capacity_class(room)
         if size not in self.pools:
-            self.pools[size] = Pool(self._shape, size)
+            self.pools[size] = RowPool(self._shape, size)
             self.pools = dict(sorted(self.pools.items()))
         return self.pools[size]
 
-    def _boundary(self, pool: Pool) -> int:
+    def _empty_boundary_slot(self, pool: RowPool) -> int:
         """The first slot behind the pool's active ones, emptied."""
         slot = pool.active
         if slot < len(pool.rows) and pool.rows[slot] is None:
@@ -143,13 +143,13 @@ class Rows:
             pool.swap(slot, free)
         return slot
 
-    def _trim(self) -> None:
+    def _trim_prefixes(self) -> None:
         """Drop kept rows, the least recently used first, while there are too many rows or bytes."""
-        kept = [row for pool in self.pools.values() for row in pool.rows[pool.active :] if row]
-        kept.sort(key=lambda row: row.used)
-        rows = len(kept) + sum(pool.active for pool in self.pools.values())
-        tokens = sum(row.pool.capacity for row in [*kept, *self.active])
-        for row in kept:
+        prefix_rows = [row for pool in self.pools.values() for row in pool.rows[pool.active :] if row]
+        prefix_rows.sort(key=lambda row: row.used)
+        rows = len(prefix_rows) + sum(pool.active for pool in self.pools.values())
+        tokens = sum(row.pool.capacity for row in [*prefix_rows, *self.active])
+        for row in prefix_rows:
             if rows <= self._max_rows and tokens * self._shape.token_bytes <= self._max_bytes:
                 break
             row.pool.rows[row.slot] = None
@@ -160,18 +160,18 @@ class Rows:
             del self.pools[pool.capacity]
 
 
-WORTH = 16
+MIN_SHARED_PREFIX = 16
 """A shared prefix shorter than this is computed again: copying it costs about as much."""
 AHEAD = 64
 """Tokens of a reply to have place for from the start; longer ones move to a longer row when they get there."""
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class InflightRequest:
     """A call, from its arrival to its last token."""
 
     request: TokenRequest
-    stream: Stream
+    stream: TokenStream
     limit: int
     """Tokens it may generate: its own bound, or what the model's context leaves."""
     draws: int = 0
@@ -183,15 +183,15 @@ class Waiting:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.draws = stream_of(self.request.draws)
+        self.draws = hash_draw_key(self.request.draws)
 
 
-class Scheduler:
+class StepScheduler:
     """Turns waiting calls and active rows into the pieces of a step."""
 
     def __init__(self, rows: Rows, *, max_num_seqs: int, step_tokens: int) -> None:
         self._rows, self._max, self._step_tokens = rows, max_num_seqs, step_tokens
-        self.waiting: deque[Waiting] = deque()
+        self.waiting: deque[InflightRequest] = deque()
 
     def plan(self) -> tuple[list[Piece], list[tuple[Row, Row]]]:
         """The pieces of the next step, and (follower, leader) for each row whose whole prompt the leader computes in
@@ -207,27 +207,29 @@ class Scheduler:
                 raise AssertionError("a row was not moved before it was full")
             length = min(row.known - row.computed, max(budget, 1))
             budget -= length if length > 1 else 0
-            pieces.append(self._piece(row, row.computed, length, None))
+            pieces.append(self._make_piece(row, row.computed, length, None))
         followers: list[tuple[Row, Row]] = []
         count = len(active)
-        self._rows.expect([_room(call) for call in islice(self.waiting, self._max - count)])
+        self._rows.expect([_count_room(call) for call in islice(self.waiting, self._max - count)])
         while self.waiting and count < self._max and budget > 0:
             call = self.waiting.popleft()
-            budget -= self._admit(call, budget, pieces, followers)
+            budget -= self._admit_call(call, budget, pieces, followers)
             count += 1
         return pieces, followers
 
-    def _piece(self, row: Row, start: int, length: int, source: Row | None) -> Piece:
+    def _make_piece(self, row: Row, start: int, length: int, source: Row | None) -> Piece:
         row.planned, row.used = start + length, self._rows.clock
         return Piece(row, start, length, source)
 
-    def _admit(self, call: Waiting, budget: int, pieces: list[Piece], followers: list[tuple[Row, Row]]) -> int:
+    def _admit_call(
+        self, call: InflightRequest, budget: int, pieces: list[Piece], followers: list[tuple[Row, Row]]
+    ) -> int:
         """Give the call a row; answers how many tokens of the budget it takes in this step."""
         prompt = np.ascontiguousarray(call.request.prompt_ids, dtype=np.int32)
         size = len(prompt)
-        room, adapter = _room(call), call.request.adapter
+        room, adapter = _count_room(call), call.request.adapter
         shared, other = self._rows.shared(prompt, adapter)
-        if shared < WORTH or other is None:
+        if shared < MIN_SHARED_PREFIX or other is None:
             shared, other = 0, None
         if other is not None and other.call is None and room <= other.pool.capacity:
             start = min(shared, size - 1)
@@ -243,20 +245,20 @@ class Scheduler:
             row, source = self._rows.place(prompt, room, adapter), other
         row.call, call.row, row.depth = call, row, 0
         if source is not None and source.computed >= start:
-            _copy(source, row, start)
+            _copy_prefix(source, row, start)
             source = None
         if source is not None:
             row.depth = source.depth + 1
         length = min(size - start, budget)
-        pieces.append(self._piece(row, start, length, source))
+        pieces.append(self._make_piece(row, start, length, source))
         return length
 
 
-def _room(call: Waiting) -> int:
+def _count_room(call: InflightRequest) -> int:
     return len(call.request.prompt_ids) + min(call.limit, AHEAD)
 
 
-def _copy(source: Row, into: Row, length: int) -> None:
+def _copy_prefix(source: Row, into: Row, length: int) -> None:
     """The first `length` keys and values of a row, over all layers."""
     for name in ("keys", "values"):
         theirs, ours = getattr(source.pool, name), getattr(into.pool, name)
@@ -264,7 +266,7 @@ def _copy(source: Row, into: Row, length: int) -> None:
     into.computed = length
 
 
-def follow(pairs: list[tuple[Row, Row]]) -> None:
+def copy_to_followers(pairs: list[tuple[Row, Row]]) -> None:
     """After the step: give each follower its leader's keys and values, all of one leader at once."""
     by_leader: dict[Any, list[Row]] = {}
     for follower, leader in pairs:

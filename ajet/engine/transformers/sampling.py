@@ -24,7 +24,7 @@ _AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnTokens:
     """[B] each; `top` holds, per row, the alternatives it asked for."""
 
     ids: list[int]
@@ -40,12 +40,12 @@ class Sampler:
     def __init__(self) -> None:
         self._memory: dict[str, Tensor] = {}
 
-    def draw(self, logits_BV: Tensor, settings: Sequence[Sampling], uniforms_B: npt.NDArray[np.float64]) -> Drawn:
+    def draw(self, logits_BV: Tensor, settings: Sequence[Sampling], uniforms_B: npt.NDArray[np.float64]) -> DrawnTokens:
         """Draw one token a row. `logits_BV` may be of any float type; it is not changed."""
         ids_B, logprobs_2B, unit_BV = self.draw_tensors(logits_BV, settings, uniforms_B)
         both = logprobs_2B.tolist()
-        top = _alternatives(unit_BV, [s.top_logprobs for s in settings])
-        return Drawn(ids_B.tolist(), both[0], both[1], top)
+        top = _list_alternatives(unit_BV, [s.top_logprobs for s in settings])
+        return DrawnTokens(ids_B.tolist(), both[0], both[1], top)
 
     def draw_tensors(
         self,
@@ -59,15 +59,15 @@ class Sampler:
         the next call. With `unmasked_BV`, `logits_BV` is it with some ids ruled out (-inf): these are never drawn, and
         "at temperature 1" means the model's own distribution, with them."""
         device = logits_BV.device
-        unit_BV = self._softmax("unit", logits_BV if unmasked_BV is None else unmasked_BV)
+        unit_BV = self._compute_softmax("unit", logits_BV if unmasked_BV is None else unmasked_BV)
         sampled_BV = unit_BV
-        shaped = [b for b, s in enumerate(settings) if s.temperature > 0 and not (_plain(s) and unmasked_BV is None)]
+        shaped = [b for b, s in enumerate(settings) if s.temperature > 0 and not (_is_plain(s) and unmasked_BV is None)]
         if shaped:
-            sampled_BV = self._copy("sampled", unit_BV)
-            sampled_BV[shaped] = _shaped(logits_BV[shaped].float(), [settings[b] for b in shaped])
+            sampled_BV = self._copy_values("sampled", unit_BV)
+            sampled_BV[shaped] = _shape_probabilities(logits_BV[shaped].float(), [settings[b] for b in shaped])
         greedy = [b for b, s in enumerate(settings) if s.temperature == 0]
         if len(greedy) < len(settings):
-            ids_B = _inverse(sampled_BV, torch.from_numpy(uniforms_B).to(device))
+            ids_B = _invert_cumulative(sampled_BV, torch.from_numpy(uniforms_B).to(device))
         else:
             ids_B = torch.zeros(len(settings), dtype=torch.long, device=device)
         if greedy:
@@ -79,8 +79,8 @@ class Sampler:
         at_unit_B = unit_BV.gather(1, ids_B[:, None])[:, 0].double()
         return ids_B, torch.stack([chosen_B, at_unit_B]).clamp_(_LEAST, 1.0).log_(), unit_BV
 
-    def _softmax(self, name: str, logits_BV: Tensor) -> Tensor:
-        room = self._room(name, logits_BV)
+    def _compute_softmax(self, name: str, logits_BV: Tensor) -> Tensor:
+        room = self._reserve_memory(name, logits_BV)
         if logits_BV.device.type != "cpu":
             return torch.softmax(logits_BV, -1, dtype=torch.float32, out=room)
         rows = _AT_ONCE * torch.get_num_threads()
@@ -88,10 +88,10 @@ class Sampler:
             torch.softmax(logits, -1, dtype=torch.float32, out=out)
         return room
 
-    def _copy(self, name: str, values_BV: Tensor) -> Tensor:
-        return self._room(name, values_BV).copy_(values_BV)
+    def _copy_values(self, name: str, values_BV: Tensor) -> Tensor:
+        return self._reserve_memory(name, values_BV).copy_(values_BV)
 
-    def _room(self, name: str, like: Tensor) -> Tensor:
+    def _reserve_memory(self, name: str, like: Tensor) -> Tensor:
         rows, vocabulary = like.shape
         room = self._memory.get(name)
         if room is None or room.shape[0] < rows or room.shape[1] != vocabulary or room.device != like.device:
@@ -104,28 +104,28 @@ _LEAST = torch.finfo(torch.float32).tiny
 """A float32 probability below this is 0; its logarithm is given as this one's, -87.3."""
 
 
-def _plain(settings: Sampling) -> bool:
+def _is_plain(settings: Sampling) -> bool:
     return settings.temperature == 1.0 and settings.top_k <= 0 and settings.top_p >= 1.0
 
 
-def _shaped(logits_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
+def _shape_probabilities(logits_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
     """[B, V] the probabilities after temperature, top-k and top-p."""
     temperatures = torch.tensor([s.temperature for s in settings], device=logits_BV.device)
     scaled = logits_BV / temperatures[:, None]
     cut = [b for b, s in enumerate(settings) if s.top_k > 0 or s.top_p < 1.0]
     if cut:
-        scaled[cut] = _truncated(scaled[cut], [settings[b] for b in cut])
+        scaled[cut] = _truncate_logits(scaled[cut], [settings[b] for b in cut])
     return scaled.softmax(-1)
 
 
-def _inverse(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
+def _invert_cumulative(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """[B] the first token whose cumulative probability exceeds the number. Two levels: sums of blocks, then the
     block that contains it; both cumulated in float64, which 50,000 float32 terms would need."""
     rows, vocabulary = probability_BV.shape
-    whole = vocabulary // _BLOCK * _BLOCK
-    sums = probability_BV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)
-    if whole < vocabulary:
-        sums = torch.cat([sums, probability_BV[:, whole:].sum(-1, keepdim=True)], -1)
+    full = vocabulary // _BLOCK * _BLOCK
+    sums = probability_BV[:, :full].unflatten(1, (-1, _BLOCK)).sum(-1)
+    if full < vocabulary:
+        sums = torch.cat([sums, probability_BV[:, full:].sum(-1, keepdim=True)], -1)
     ends = sums.double().cumsum(-1)
     goal = uniforms_B[:, None] * ends[:, -1:]
     block = (ends <= goal).sum(-1, keepdim=True).clamp_(max=ends.shape[1] - 1)
@@ -138,7 +138,7 @@ def _inverse(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     return block[:, 0] * _BLOCK + torch.minimum(within, last.clamp_(min=0))
 
 
-def _truncated(scaled_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
+def _truncate_logits(scaled_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
     """The log-probabilities with -inf for what top-k, then top-p (nucleus sampling, arXiv 1904.09751) leave out."""
     ordered, order = scaled_BV.sort(-1, descending=True)
     vocabulary = ordered.shape[1]
@@ -152,7 +152,7 @@ def _truncated(scaled_BV: Tensor, settings: Sequence[Sampling]) -> Tensor:
     return torch.empty_like(scaled_BV).scatter_(1, order, ordered.masked_fill(outside, float("-inf")))
 
 
-def _alternatives(unit_BV: Tensor, wanted: list[int]) -> list[list[tuple[int, float]]]:
+def _list_alternatives(unit_BV: Tensor, wanted: list[int]) -> list[list[tuple[int, float]]]:
     most = min(max(wanted, default=0), unit_BV.shape[1])
     if most == 0:
         return [[] for _ in wanted]

@@ -32,11 +32,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, reply_limit
-from ajet.engine.streams import Outbox, Stream
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, compute_reply_limit
+from ajet.engine.streams import Outbox, TokenStream
 from ajet.engine.vllm import sockets
-from ajet.engine.vllm.launch import Launch, environment
-from ajet.engine.vllm.requests import Reading, sampling_params
+from ajet.engine.vllm.launch import VllmLaunch, environment
+from ajet.engine.vllm.requests import OutputReader, sampling_params
 from ajet.engine.vllm.weights import SharedBucket, device_buckets
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
@@ -80,7 +80,7 @@ class VllmEngine:
         self.memory: dict[str, int] = {}
         """Bytes: `weights`, vLLM's own copy of them; `cache`, its keys and values; `bucket`, what updates pass by."""
         self._weights = weights
-        self._launch = Launch(
+        self._launch = VllmLaunch(
             *(folder, dtype, torch.device(device), max_num_seqs, max_model_len, seed, threads, cache_bytes, eager),
             trust_remote_code=trust_remote_code,
             adapters=tuple(adapters),
@@ -94,17 +94,17 @@ class VllmEngine:
         self._closing = False
         self._failure = ""
         self._shared = SharedBucket() if self._launch.device.type == "cpu" else None
-        resource_tracker.ensure_running()  # starting it later would lift the mask of `_run` again
+        resource_tracker.ensure_running()  # starting it later would lift the mask of `_run_loop` again
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="ajet-vllm", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="ajet-vllm", daemon=True)
         self._thread.start()
         self._llm: AsyncLLM
-        self._before = _children()
+        self._before = _list_children()
         sockets.opened()
         try:
-            self._wait(self._start())
+            self._run_in_thread(self._start_vllm())
         except BaseException:
-            for process in _children() - self._before:
+            for process in _list_children() - self._before:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             self._end_thread()
@@ -112,17 +112,17 @@ class VllmEngine:
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Stream one reply. Closing the iterator early aborts it in vLLM. Raises EngineFailure."""
-        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         if request.adapter is not None and request.adapter not in self._launch.adapters:
             raise EngineFailure(f"the engine has no adapter {request.adapter}", retryable=False)
         params = sampling_params(request, limit)
-        stream = Stream(asyncio.get_running_loop())
+        stream = TokenStream(asyncio.get_running_loop())
         with self._lock:
             if self._closing or self._failure:
                 raise EngineFailure(self._failure or "the engine is closed", retryable=False)
-            call = asyncio.run_coroutine_threadsafe(self._serve(request, params, stream), self._loop)
+            call = asyncio.run_coroutine_threadsafe(self._serve_call(request, params, stream), self._loop)
             self._calls.add(call)
-        call.add_done_callback(self._over)
+        call.add_done_callback(self._forget_call)
         finished = False
         try:
             while not finished:
@@ -137,14 +137,14 @@ class VllmEngine:
     def held(self) -> Iterator[None]:
         """Within the block no further step begins, and all that is cached stays: calls that are to be computed
         together are handed over inside it."""
-        with self._pausing(drop=False):
+        with self._hold_generation(drop=False):
             yield
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Within the block no forward pass runs; calls wait. For whoever computes with the same cores. Kept prefixes
         are dropped, unless requests are at work on them."""
-        with self._pausing(drop=True):
+        with self._hold_generation(drop=True):
             yield
 
     def weights_changed(self, version: int) -> None:
@@ -152,8 +152,8 @@ class VllmEngine:
         new weights. Raises ValueError when `version` is older than the present one."""
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
-        with self._pausing(drop=False):
-            self._wait(self._update(version))
+        with self._hold_generation(drop=False):
+            self._run_in_thread(self._update_weights(version))
 
     def greedy(self, prompt_ids: Ids, count: int, adapter: str | None = None) -> tuple[list[int], list[float]]:
         """The `count` most likely tokens after the prompt and their logprobs at temperature 1. Raises EngineFailure."""
@@ -167,12 +167,12 @@ class VllmEngine:
                 logprobs += chunk.logprobs_unit
             return ids, logprobs
 
-        return self._wait(reply())
+        return self._run_in_thread(reply())
 
     def check_weights(self) -> None:
         """Hand over all weights and see that none of vLLM's stays as it was. Raises UserError."""
-        with self._pausing(drop=True):
-            untouched = self._wait(self._untouched())
+        with self._hold_generation(drop=True):
+            untouched = self._run_in_thread(self._list_untouched())
         if untouched:
             raise UserError(
                 f"vLLM's {self._launch.folder.name} does not take all weights under the trainer's names: "
@@ -188,7 +188,7 @@ class VllmEngine:
             if self._closing:
                 return
             self._closing = True
-        self._wait(self._stop())
+        self._run_in_thread(self._stop_vllm())
         self._end_thread()
 
     def processes(self) -> list[psutil.Process]:
@@ -197,14 +197,14 @@ class VllmEngine:
 
     # ---- in the engine's thread ----
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         # the children inherit this thread's mask: Ctrl-C and a closed terminal are for ajet to answer, after the step
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()
 
-    async def _start(self) -> None:
+    async def _start_vllm(self) -> None:
         theirs, ours = current_platform.device_type, self._launch.device.type
         if theirs != ours:
             raise UserError(
@@ -217,7 +217,7 @@ class VllmEngine:
             try:
                 arguments = self._launch.arguments()
                 config = arguments.create_engine_config()
-                self._llm = AsyncLLM.from_vllm_config(config, stat_loggers=[self._counter], disable_log_stats=True)
+                self._llm = AsyncLLM.from_vllm_config(config, stat_loggers=[self._make_counter], disable_log_stats=True)
             except (RuntimeError, ValueError, OSError, VLLMError) as error:
                 raise UserError(
                     f"vLLM cannot load the model: {error}",
@@ -227,14 +227,14 @@ class VllmEngine:
         model = self._llm.model_config
         self.max_model_len, self._vocabulary = int(model.max_model_len), int(model.get_vocab_size())
         [begun] = await self._llm.collective_rpc("ajet_begin", args=(self.version,))
-        self._processes = _children() - self._before
+        self._processes = _list_children() - self._before
         self.memory = {"weights": begun["weights"], "cache": int(arguments.kv_cache_memory_bytes or 0), "bucket": 0}
 
-    def _counter(self, config: Any, index: int) -> StatLoggerBase:
+    def _make_counter(self, config: Any, index: int) -> StatLoggerBase:
         return _Counter(self.counts)
 
-    async def _serve(self, request: TokenRequest, params: SamplingParams, stream: Stream) -> None:
-        reading = Reading(request.sampling.top_logprobs)
+    async def _serve_call(self, request: TokenRequest, params: SamplingParams, stream: TokenStream) -> None:
+        reading = OutputReader(request.sampling.top_logprobs)
         prompt = tokens_input(request.prompt_ids.tolist(), cache_salt=f"{self._salt}-{self.version}")
         failure = EngineFailure("the engine was closed")
         finished = False
@@ -243,9 +243,9 @@ class VllmEngine:
             async for output in self._llm.generate(prompt, params, name, lora_request=lora):
                 for chunk in reading.chunks(output, self.version):
                     finished = chunk.finish is not None
-                    self._send(stream, chunk)
-        except EngineFailure as said:
-            failure = said
+                    self._queue_item(stream, chunk)
+        except EngineFailure as error:
+            failure = error
         except EngineDeadError as error:
             self._failure = f"vLLM's process ended: {error}"
             failure = EngineFailure(self._failure, retryable=False)
@@ -253,38 +253,38 @@ class VllmEngine:
             failure = EngineFailure(f"vLLM refused: {error.__cause__ or error}", retryable=False)
         finally:
             if not finished:
-                self._send(stream, failure)
+                self._queue_item(stream, failure)
 
-    def _over(self, call: concurrent.futures.Future[None]) -> None:
+    def _forget_call(self, call: concurrent.futures.Future[None]) -> None:
         with self._lock:
             self._calls.discard(call)
         if not call.cancelled() and (error := call.exception()) is not None:
             logger.opt(exception=error).error("a call of vLLM was not answered: {}", error)
 
-    def _send(self, stream: Stream, item: TokenChunk | EngineFailure) -> None:
+    def _queue_item(self, stream: TokenStream, item: TokenChunk | EngineFailure) -> None:
         self._outbox.add(stream, item)
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_outbox)
 
-    def _flush(self) -> None:
+    def _flush_outbox(self) -> None:
         self._flushing = False
         self._outbox.send()
 
-    async def _pause(self, drop: bool) -> None:
+    async def _pause_generation(self, drop: bool) -> None:
         async with self._gate:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             self._pauses += 1
             if drop:
                 await self._llm.reset_prefix_cache()
 
-    async def _resume(self) -> None:
+    async def _resume_generation(self) -> None:
         async with self._gate:
             self._pauses -= 1
             if not self._pauses and not self._closing:
                 await self._llm.resume_generation()
 
-    async def _update(self, version: int) -> None:
+    async def _update_weights(self, version: int) -> None:
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         await self._hand_over()
         await self._llm.collective_rpc("ajet_commit", args=(version,))
@@ -302,20 +302,20 @@ class VllmEngine:
         self.memory["bucket"] = self._shared.size if self._shared is not None else 0
         return loaded
 
-    async def _untouched(self) -> list[str]:
+    async def _list_untouched(self) -> list[str]:
         loaded = await self._hand_over()
         [names] = await self._llm.collective_rpc("ajet_parameters")
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         return sorted(set(names) - loaded)
 
-    async def _stop(self) -> None:
+    async def _stop_vllm(self) -> None:
         with self._lock:
             calls = list(self._calls)
         for call in calls:
             call.cancel()
         others = [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_serve"]  # type: ignore[union-attr]
         await asyncio.gather(*others, return_exceptions=True)
-        self._flush()
+        self._flush_outbox()
         self._llm.shutdown(timeout=PATIENCE)
         if self._shared is not None:
             self._shared.close()
@@ -323,14 +323,14 @@ class VllmEngine:
     # ---- in callers' threads ----
 
     @contextmanager
-    def _pausing(self, *, drop: bool) -> Iterator[None]:
-        self._wait(self._pause(drop))
+    def _hold_generation(self, *, drop: bool) -> Iterator[None]:
+        self._run_in_thread(self._pause_generation(drop))
         try:
             yield
         finally:
-            self._wait(self._resume())
+            self._run_in_thread(self._resume_generation())
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run_in_thread(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it in the engine's thread. Raises EngineFailure when vLLM has died."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -344,7 +344,7 @@ class VllmEngine:
         sockets.closed()
 
 
-def _children() -> set[psutil.Process]:
+def _list_children() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 

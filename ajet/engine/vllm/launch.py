@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from ajet.engine.adapters import folder_of
-from ajet.engine.models import reading
+from ajet.engine.adapters import adapter_folder
+from ajet.engine.models import build_loader_options
 from ajet.engine.vllm import sockets
 from ajet.engine.vllm.owner import VARIABLE
 from ajet.record.bounded_json import read_json
@@ -38,7 +38,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class VllmLaunch:
     """What an engine is started with. `cache_bytes` None: enough for `max_num_seqs` sequences of `max_model_len`, as
     far as the free memory goes. `eager` None: compiled and captured on a GPU, eager on a CPU."""
 
@@ -61,7 +61,7 @@ class Launch:
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         trusted = self.trust_remote_code
-        shape = AutoConfig.from_pretrained(self.folder, **reading(trusted)).get_text_config()
+        shape = AutoConfig.from_pretrained(self.folder, **build_loader_options(trusted)).get_text_config()
         length = min(self.max_model_len or 1 << 30, int(getattr(shape, "max_position_embeddings", None) or 1 << 30))
         free, total = memory(self.device)
         return AsyncEngineArgs(
@@ -75,7 +75,7 @@ class Launch:
             generation_config="vllm",  # the model's own defaults of sampling are not ours
             enable_prefix_caching=True,
             enforce_eager=self.device.type == "cpu" if self.eager is None else self.eager,
-            kv_cache_memory_bytes=self.cache_bytes or self._cache(shape, length, free),
+            kv_cache_memory_bytes=self.cache_bytes or self._compute_cache_bytes(shape, length, free),
             gpu_memory_utilization=0.9 * free / total,
             seed=self.seed,
             worker_extension_cls="ajet.engine.vllm.worker.LiveWeights",
@@ -87,7 +87,7 @@ class Launch:
     def _for_adapters(self) -> dict[str, Any]:
         if not self.adapters:
             return {}
-        ranks = [read_json(folder_of(self.folder, name) / "adapter_config.json")["r"] for name in self.adapters]
+        ranks = [read_json(adapter_folder(self.folder, name) / "adapter_config.json")["r"] for name in self.adapters]
         largest = next((size for size in LORA_RANKS if size >= max(ranks)), None)
         if largest is None:
             raise ValueError(f"vLLM serves adapters of rank {LORA_RANKS[-1]} at most, and one here has {max(ranks)}")
@@ -99,9 +99,9 @@ class Launch:
             return None
         from vllm.lora.request import LoRARequest
 
-        return LoRARequest(adapter, self.adapters.index(adapter) + 1, str(folder_of(self.folder, adapter)))
+        return LoRARequest(adapter, self.adapters.index(adapter) + 1, str(adapter_folder(self.folder, adapter)))
 
-    def _cache(self, shape: Any, length: int, free: int) -> int:
+    def _compute_cache_bytes(self, shape: Any, length: int, free: int) -> int:
         token = bytes_per_token(shape, torch.empty(0, dtype=self.dtype).element_size())
         if token is None:
             return min(free // SHARE, UNKNOWN_SHAPE_BYTES)

@@ -27,19 +27,19 @@ def end_with_owner() -> None:
     try:
         handle = os.pidfd_open(int(owner))
     except ProcessLookupError:
-        _end(core)
+        _end_processes(core)
     else:
-        threading.Thread(target=_wait, args=(handle, core), name="ajet-owner", daemon=True).start()
+        threading.Thread(target=_wait_for_owner, args=(handle, core), name="ajet-owner", daemon=True).start()
 
 
-def _wait(handle: int, core: int | None) -> None:
+def _wait_for_owner(handle: int, core: int | None) -> None:
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.poll()
-    _end(core)
+    _end_processes(core)
 
 
-def _end(core: int | None) -> None:
+def _end_processes(core: int | None) -> None:
     if core is not None and os.getppid() == core:
         with suppress(ProcessLookupError):
             os.kill(core, signal.SIGKILL)

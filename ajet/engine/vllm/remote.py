@@ -42,13 +42,15 @@ class VllmWeights(ServerWeights):
 
     def name(self) -> str | None:
         """See `ServerWeights`."""
-        answer = self._asked("GET", NAME_ROUTE)
-        return None if answer.status_code == 404 else str(self._fine(answer).get("weight_version"))
+        answer = self._send_request("GET", NAME_ROUTE)
+        return None if answer.status_code == 404 else str(self._parse_answer(answer).get("weight_version"))
 
-    def _load(self, folder: Path, name: str) -> str:
+    def _load_folder(self, folder: Path, name: str) -> str:
         reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        self._fine(self._asked("POST", "/collective_rpc", reload), f"to load {folder}, which must lie there too")
-        self._fine(self._asked("POST", "/reset_prefix_cache"))
+        self._parse_answer(
+            self._send_request("POST", "/collective_rpc", reload), f"to load {folder}, which must lie there too"
+        )
+        self._parse_answer(self._send_request("POST", "/reset_prefix_cache"))
         return str(self.name())
 
 
@@ -57,8 +59,8 @@ class VllmWire:
 
     kind = "vLLM"
     expected = "the URL of `vllm serve MODEL` (0.28 or newer, --enable-scale-out since 0.32), its key in .env"
-    says_sampled_by = "start it with --logprobs-mode processed_logprobs"
-    says_cut = True
+    sampled_logprobs_option = "start it with --logprobs-mode processed_logprobs"
+    reports_truncated = True
     route = ROUTE
     name_route = NAME_ROUTE
 
@@ -112,8 +114,8 @@ class VllmWire:
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """See `Wire`."""
         choice = answer["choices"][0]
-        said = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
-        return [int(token) for token in choice["token_ids"]], said
+        logprobs = [float(each["logprob"]) for each in choice["logprobs"]["content"]]
+        return [int(token) for token in choice["token_ids"]], logprobs
 
     def reply(self, request: TokenRequest, version: int) -> VllmReply:
         """See `Wire`."""
@@ -156,24 +158,24 @@ class VllmReply(StreamedReply):
             raise EngineFailure(f"the server streamed {self._tokens} tokens and counts {self._usage}")
         return last
 
-    def _read(self, event: dict[str, Any]) -> TokenChunk | None:
+    def _read_event(self, event: dict[str, Any]) -> TokenChunk | None:
         if event.get("usage"):
             self._usage = int(event["usage"]["completion_tokens"])
         chunk = None
         for choice in event["choices"]:
             if (reason := choice.get("finish_reason")) is not None:
-                self._ended(reason, reason)
-            chunk = self._chunk(choice["token_ids"], choice["logprobs"]["content"])
+                self._set_finish(reason, reason)
+            chunk = self._build_chunk(choice["token_ids"], choice["logprobs"]["content"])
         return chunk
 
-    def _chunk(self, ids: list[int], content: list[dict[str, Any]]) -> TokenChunk:
+    def _build_chunk(self, ids: list[int], content: list[dict[str, Any]]) -> TokenChunk:
         if len(ids) != len(content):
             raise EngineFailure(f"the server sent {len(ids)} tokens with {len(content)} logprobs")
         chunk = TokenChunk([], [], [], self._version)
-        for token, said in zip(ids, content, strict=True):
-            self._add(chunk, token, read_token_id(said), said["logprob"])
+        for token, entry in zip(ids, content, strict=True):
+            self._add_token(chunk, token, read_token_id(entry), entry["logprob"])
             if self._top:
-                rows = [(read_token_id(row), float(row["logprob"])) for row in said["top_logprobs"]]
+                rows = [(read_token_id(row), float(row["logprob"])) for row in entry["top_logprobs"]]
                 rows.sort(key=lambda row: -row[1])  # the sampled token comes first there, also where it is unlikely
                 chunk.top.append(rows[: self._top])
         return chunk

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ajet.engine.contract import TokenChunk, TokenRequest
-from ajet.engine.draws import stream_of
+from ajet.engine.draws import hash_draw_key
 from ajet.schema.errors import EngineFailure
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
         )
     return SamplingParams(
         max_tokens=limit,
-        extra_args={OURS: [stream_of(request.draws), sampling.temperature, sampling.top_p, sampling.top_k]},
+        extra_args={OURS: [hash_draw_key(request.draws), sampling.temperature, sampling.top_p, sampling.top_k]},
         stop_token_ids=list(sampling.stop_ids),
         ignore_eos=grammar is None,  # what ends a reply is said by stop_ids; a grammar knows the tokenizer's end only
         logprobs=1 + sampling.top_logprobs,
@@ -53,7 +53,7 @@ def sampling_params(request: TokenRequest, limit: int) -> SamplingParams:
     )
 
 
-class Reading:
+class OutputReader:
     """Turns one request's outputs into chunks."""
 
     def __init__(self, top_logprobs: int) -> None:
@@ -87,10 +87,10 @@ class Reading:
                 chunk.top.append([(LIKELIEST - columns.token_ids[at], columns.logprobs[at]) for at in likeliest])
             self._version, self._tokens = version, self._tokens + 1
         if piece.finish_reason is not None:
-            self._end(output, found, present)
+            self._finish_reply(output, found, present)
         return found
 
-    def _end(self, output: RequestOutput, found: list[TokenChunk], present: int) -> None:
+    def _finish_reply(self, output: RequestOutput, found: list[TokenChunk], present: int) -> None:
         reason = output.outputs[0].finish_reason
         if reason not in FINISHES:
             raise EngineFailure(f"vLLM ended the reply after {self._tokens} tokens: {reason}")

@@ -36,14 +36,14 @@ class SharedBucket:
         for name, tensor in tensors:
             size = tensor.numel() * tensor.element_size()
             if waiting and end + size > max(self.size, BUCKET_BYTES):
-                yield self._described(waiting)
+                yield self._describe_bucket(waiting)
                 waiting, end = [], 0
-            self._reserve(end + size)
-            self._write(tensor, end)
+            self._reserve_bytes(end + size)
+            self._write_tensor(tensor, end)
             waiting.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end))
             end = -(-(end + size) // ALIGN) * ALIGN
         if waiting:
-            yield self._described(waiting)
+            yield self._describe_bucket(waiting)
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""
@@ -53,10 +53,10 @@ class SharedBucket:
             os.close(self._file)
             self._file, self.size = -1, 0
 
-    def _described(self, tensors: list[tuple[str, str, list[int], int]]) -> dict[str, Any]:
+    def _describe_bucket(self, tensors: list[tuple[str, str, list[int], int]]) -> dict[str, Any]:
         return {"path": f"/proc/{os.getpid()}/fd/{self._file}", "size": self.size, "tensors": tensors}
 
-    def _reserve(self, size: int) -> None:
+    def _reserve_bytes(self, size: int) -> None:
         if size <= self.size:
             return
         if self._memory is not None:
@@ -65,7 +65,7 @@ class SharedBucket:
         os.ftruncate(self._file, self.size)
         self._memory = mmap.mmap(self._file, self.size)
 
-    def _write(self, tensor: Tensor, start: int) -> None:
+    def _write_tensor(self, tensor: Tensor, start: int) -> None:
         assert self._memory is not None
         into = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
         into.copy_(tensor.detach().reshape(-1))
@@ -75,18 +75,18 @@ def device_buckets(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, 
     """Buckets of tensors on a GPU: CUDA IPC handles. The tensors of a bucket are kept until the next is asked for."""
     from torch.multiprocessing.reductions import reduce_tensor
 
-    kept: list[Tensor] = []
+    tensors_held: list[Tensor] = []
     waiting: list[Any] = []
     size = 0
     for name, tensor in tensors:
         tensor = tensor.detach()
-        kept.append(tensor)
+        tensors_held.append(tensor)
         waiting.append((name, *reduce_tensor(tensor)))
         size += tensor.numel() * tensor.element_size()
         if size >= BUCKET_BYTES:
             torch.cuda.synchronize()
             yield {"handles": pickle.dumps(waiting)}
-            kept, waiting, size = [], [], 0
+            tensors_held, waiting, size = [], [], 0
     if waiting:
         torch.cuda.synchronize()
         yield {"handles": pickle.dumps(waiting)}

@@ -22,7 +22,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.sampler import Sampler
 
 from ajet.engine.contract import Sampling
-from ajet.engine.draws import uniforms
+from ajet.engine.draws import draw_uniforms
 from ajet.engine.transformers.sampling import Sampler as Drawer
 from ajet.engine.vllm.owner import end_with_owner
 from ajet.engine.vllm.plain_weights import keep_weights_plain
@@ -129,7 +129,7 @@ class VersionedSampler(Sampler):
     ) -> SamplerOutput:
         """Draw one token a row of `logits` [B, V], with the columns above."""
         unmasked, self.unmasked = self.unmasked, None
-        settings, uniforms_B = self._rows()
+        settings, uniforms_B = self._read_rows()
         ids_B, logprobs_2B, unit_BV = self._drawer.draw_tensors(logits, settings, uniforms_B, unmasked_BV=unmasked)
         wanted = max((each.top_logprobs for each in settings), default=0)
         likeliest = torch.topk(unit_BV, min(wanted, unit_BV.shape[1]), -1)
@@ -141,7 +141,7 @@ class VersionedSampler(Sampler):
         )
         return SamplerOutput(ids_B[:, None].int(), columns)
 
-    def _rows(self) -> tuple[list[Sampling], np.ndarray]:
+    def _read_rows(self) -> tuple[list[Sampling], np.ndarray]:
         """How each row samples, and its number. A prompt that is not complete yet draws what nobody gets."""
         batch, requests = self._runner.input_batch, self._runner.requests
         settings: list[Sampling] = []
@@ -153,4 +153,4 @@ class VersionedSampler(Sampler):
             streams[row], temperature, top_p, top_k = params.extra_args[OURS]
             positions[row] = max(0, known - int(batch.num_prompt_tokens[row]))
             settings.append(Sampling(1, temperature, top_p, top_k, top_logprobs=params.logprobs - 1))
-        return settings, uniforms(streams, positions)
+        return settings, draw_uniforms(streams, positions)

@@ -87,19 +87,19 @@ def _read_file_lessons(files: str | list[str], experiment: Experiment, renderer:
 
 def _drop_long_lessons(lessons: list[Lesson], experiment: Experiment) -> list[Lesson]:
     most = experiment.ajet.rollout.max_model_len
-    kept: list[Lesson] = []
+    fitting: list[Lesson] = []
     long: list[Lesson] = []
     for lesson in lessons:
-        (kept if max(talk.tokens for talk in lesson.conversations) <= most else long).append(lesson)
+        (fitting if max(talk.tokens for talk in lesson.conversations) <= most else long).append(lesson)
     if not long:
-        return kept
+        return fitting
     named = ", ".join(lesson.where for lesson in long[:LEFT_OUT_SHOWN])
     named += " …" if len(long) > LEFT_OUT_SHOWN else ""
     text = f"{len(long)} of {counted(len(lessons), 'row')} are longer than rollout.max_model_len ({most} tokens)"
-    if not kept:
+    if not fitting:
         raise TaskError(f"There is nothing to learn from: {text}.", where=named, do="set ajet.rollout.max_model_len")
     logger.warning("{} and left out: {}", text, named)
-    return kept
+    return fitting
 
 
 def select_episodes(settings: SftConfig, root: Path) -> list[Lesson]:

@@ -67,8 +67,8 @@ def read_files(files: str | Sequence[str], base: Path, *, pairs: bool, key: str)
     titles: Counter[str] = Counter()
     for file in find_files(files, base, key=key):
         titles[file.name] += 1
-        again = f"({titles[file.name]})" if titles[file.name] > 1 else ""
-        found += _read_file(file, pairs, f"{file.name}{again}")
+        suffix = f"({titles[file.name]})" if titles[file.name] > 1 else ""
+        found += _read_file(file, pairs, f"{file.name}{suffix}")
     if not found:
         where = files if isinstance(files, str) else ", ".join(files)
         raise TaskError("There is nothing to learn from.", where=where, expected=PAIR if pairs else PLAIN)
@@ -105,9 +105,9 @@ def _parse_conversation(row: Mapping[str, Any]) -> RowConversation:
 
 
 def _parse_pair(row: Mapping[str, Any]) -> tuple[RowConversation, RowConversation]:
-    lacking = [name for name in ("chosen", "rejected") if name not in row]
-    if lacking:
-        raise BadRowError(f"it has no `{lacking[0]}`")
+    missing = [name for name in ("chosen", "rejected") if name not in row]
+    if missing:
+        raise BadRowError(f"it has no `{missing[0]}`")
     chosen, rejected = _parse_messages(row, "chosen"), _parse_messages(row, "rejected")
     prompt = _parse_messages(row, "prompt") if "prompt" in row else _common_prefix(chosen, rejected)
     if "prompt" not in row:

@@ -110,13 +110,13 @@ class LessonObjective:
 def train_on_replies(sink: RunSink, interrupts: Interrupts) -> None:
     """Train a run on given replies. Raises KeyboardInterrupt after saving, when interrupted; UserError."""
     from ajet.backbone import open_backbone
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
     from ajet.train.loop import train
 
     experiment, settings = sink.experiment, sink.experiment.ajet
     assert settings.model.path is not None, "a run does not begin without"
-    model = locate(settings.model.path, base=experiment.base, weights=False)
+    model = locate_model(settings.model.path, base=experiment.base, weights=False)
     renderer = renderer_of(settings, load_tokenizer(model))
     lessons, validation = read_lessons(experiment, renderer), read_held_out_lessons(experiment, renderer)
     backbone = open_backbone(adapt_to_replies(experiment))

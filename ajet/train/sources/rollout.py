@@ -35,18 +35,18 @@ class RolloutSource(TaskReaderSource):
         leases = {lease.order: lease for lease in session.store.lease(_count_tasks(self.parts.experiment.ajet))}
         session.show_depths(closed=0)
         tasks = [(order, session.task_order.task(order)) for order in leases]
-        kept: list[Group] = []
+        batch: list[Group] = []
         oversampled: list[Group] = []
         returned: list[Lease] = []
         for ended in self.parts.rollout.stream(tasks, step=step, split="train"):
             if isinstance(ended, ReturnedTask):
                 returned.append(leases[ended.order])
             else:
-                (kept if ended.kept else oversampled).append(ended.group)
-                session.show_depths(closed=len(kept) + len(oversampled))
-        kept.sort(key=lambda group: group.order)
-        refuse_if_all_failed(list_episodes(kept), step)
-        return session.add_given_up(StepGroups(began, kept, unused={"oversampled": oversampled}, unfinished=returned))
+                (batch if ended.kept else oversampled).append(ended.group)
+                session.show_depths(closed=len(batch) + len(oversampled))
+        batch.sort(key=lambda group: group.order)
+        refuse_if_all_failed(list_episodes(batch), step)
+        return session.add_given_up(StepGroups(began, batch, unused={"oversampled": oversampled}, unfinished=returned))
 
 
 def make_task_order(tasks: Sequence[Task], settings: AjetConfig) -> TaskOrder:

@@ -39,7 +39,7 @@ class ServedBatch:
     began: float | None = None
     """Arrival of the first group, by the monotonic clock in seconds; None: none has come."""
 
-    def whole(self, settings: AjetConfig) -> bool:
+    def is_complete(self, settings: AjetConfig) -> bool:
         """Return whether the batch has enough for a step, or has waited long enough (`ajet.serve`)."""
         size, serve = settings.data.train_batch_size, settings.serve
         if self.seconds_left(serve.batch_seconds) == 0.0:

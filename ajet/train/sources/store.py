@@ -26,7 +26,7 @@ from ajet.backbone.decoupled.closed_groups import ClosedGroups, ReadyGroups, lis
 from ajet.backbone.decoupled.quarantine import Quarantine, build_group_terms
 from ajet.backbone.decoupled.terms import PROBE, SamplingTerms
 from ajet.config.schema.trainer_common import CANARY_ROUNDED, TrainerConfig
-from ajet.engine.probe import Probe, tokens_of
+from ajet.engine.probe import WeightsProbe, encode_probe_text
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.batch import Sample
 from ajet.schema.commands import format_command
@@ -70,7 +70,7 @@ class StoreSource(TaskReaderSource):
     _announcer: Announcer
     _closed: ClosedGroups
     _canary: Canary
-    _probe: Probe
+    _probe: WeightsProbe
 
     def __init__(self, parts: RunParts, samplers: SamplerPool) -> None:
         super().__init__(parts)
@@ -109,7 +109,7 @@ class StoreSource(TaskReaderSource):
         rounded = is_rounded(backbone)
         self._canary = Canary(session.trainer.canary, rounded=rounded)
         earlier = _shared_store(session).announced()
-        known = Probe.of(earlier.policy.told.get(PROBE)) if earlier is not None else None
+        known = WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier is not None else None
         self._probe = start_probe(backbone, session.trainer, known, rounded=rounded)
         self.save_if_due(session)
 
@@ -221,7 +221,9 @@ class StoreSource(TaskReaderSource):
         )
 
 
-def start_probe(backbone: Backbone, trainer: TrainerConfig, earlier: Probe | None, *, rounded: bool) -> Probe:
+def start_probe(
+    backbone: Backbone, trainer: TrainerConfig, earlier: WeightsProbe | None, *, rounded: bool
+) -> WeightsProbe:
     """Return a probe without any version from the present one on.
 
     Args:
@@ -229,10 +231,10 @@ def start_probe(backbone: Backbone, trainer: TrainerConfig, earlier: Probe | Non
         rounded: see `is_rounded`.
     """
     tolerance = trainer.canary_tolerance(rounded=rounded) or CANARY_ROUNDED
-    return Probe.going_on(earlier, tokens_of(backbone.tokenizer), tolerance, version=backbone.version)
+    return WeightsProbe.resume_from(earlier, encode_probe_text(backbone.tokenizer), tolerance, version=backbone.version)
 
 
-def extend_probe(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:
+def extend_probe(probe: WeightsProbe, backbone: Backbone, *, keep: int) -> WeightsProbe:
     """Return the probe with the log-probabilities of the trainer's present weights.
 
     Args:
@@ -245,7 +247,7 @@ def extend_probe(probe: Probe, backbone: Backbone, *, keep: int) -> Probe:
     line = Timeline(0, "probe", "probe", ids, mask, zeros, zeros, versions, ())
     with backbone.scorer() as scorer:
         (logprobs,) = score_samples(scorer, [Sample(line, "probe", 0, zeros, 1.0)], tokens=len(ids), temperature=1.0)
-    return probe.grown(backbone.version, [float(value) for value in logprobs[1:]], keep=keep)
+    return probe.add_version(backbone.version, [float(value) for value in logprobs[1:]], keep=keep)
 
 
 def is_rounded(backbone: Backbone) -> bool:

@@ -168,11 +168,11 @@ def _build_groups(episodes: Sequence[Episode]) -> list[Group]:
 def _open_decoder(experiment: Experiment) -> Decode:
     """Return a decoder by the run's tokenizer, which is never fetched. Raises JudgeFailure if it is not on this
     machine."""
-    from ajet.engine.model_source import at_hand, locate
+    from ajet.engine.model_source import find_local_model, locate_model
     from ajet.engine.models import load_tokenizer
     from ajet.rollout.components import renderer_of
 
     named = experiment.ajet.model.path
-    if named is None or at_hand(named, base=experiment.base, weights=False) is None:
+    if named is None or find_local_model(named, base=experiment.base, weights=False) is None:
         raise JudgeFailure("a reward for a text needs the run's tokenizer, which is not on this machine")
-    return renderer_of(experiment.ajet, load_tokenizer(locate(named, base=experiment.base, weights=False))).decode
+    return renderer_of(experiment.ajet, load_tokenizer(locate_model(named, base=experiment.base, weights=False))).decode

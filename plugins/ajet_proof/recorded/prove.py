@@ -200,10 +200,10 @@ def find_model(
 ) -> Path:
     """Return the model folder. A checkpoint is enough if weights are not needed: its tokenizer is the same."""
     from ajet.commands.recorded_run import find_recorded_model
-    from ajet.engine.model_source import at_hand
+    from ajet.engine.model_source import find_local_model
 
     base, name = experiment.base, str(experiment.ajet.model.path)
-    if not weights and checkpoints is not None and at_hand(name, base=base, weights=False) is None:
+    if not weights and checkpoints is not None and find_local_model(name, base=base, weights=False) is None:
         saved = find_tokenizer(checkpoints)
         if saved is not None:
             return saved
@@ -219,15 +219,15 @@ def find_tokenizer(checkpoints: Checkpoints) -> Path | None:
 
 def load_tokenizer_and_renderer(experiment: Experiment) -> tuple[Any, Any]:
     """Return the tokenizer and the renderer of a recorded run. The model must be on this machine."""
-    from ajet.engine.model_source import locate
-    from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
+    from ajet.engine.model_source import locate_model
+    from ajet.engine.models import load_image_tokens, load_tokenizer, prepare_folder
     from ajet.rollout.components import renderer_of
 
     settings = experiment.ajet
     assert settings.model.path is not None
-    source = locate(settings.model.path)
+    source = locate_model(settings.model.path)
     tokenizer = load_tokenizer(source)
-    return tokenizer, renderer_of(settings, tokenizer, load_image_tokens(folder_of(source, weights=False)))
+    return tokenizer, renderer_of(settings, tokenizer, load_image_tokens(prepare_folder(source, weights=False)))
 
 
 def prove_episode(episode: Episode, settings: AjetConfig, renderer: Any, *, newest: int | None = None) -> Proof:

@@ -268,17 +268,17 @@ def _require_same_model(
     policy: Policy | None, experiment: Experiment, tokenizer: Any, address: Address, *, weights: bool
 ) -> None:
     """Raise UserError if the local model differs from the one announced by the trainer."""
-    from ajet.engine.models import tokenizer_fingerprint, weights_fingerprint
+    from ajet.engine.models import fingerprint_tokenizer, fingerprint_weights
 
     if policy is None:
         return
     settings = experiment.ajet
     differing = []
-    if policy.tokenizer and policy.tokenizer != tokenizer_fingerprint(tokenizer):
+    if policy.tokenizer and policy.tokenizer != fingerprint_tokenizer(tokenizer):
         differing.append("tokenizer")
     if policy.template and policy.template != fingerprint_template(settings, tokenizer):
         differing.append("chat template")
-    if weights and policy.lineage and policy.lineage != weights_fingerprint(settings):
+    if weights and policy.lineage and policy.lineage != fingerprint_weights(settings):
         differing.append("weights")
     if differing:
         raise UserError(

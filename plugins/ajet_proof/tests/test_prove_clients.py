@@ -19,7 +19,7 @@ from ajet.cli.launcher import main
 from ajet.config import load_experiment
 from ajet.context_tracker import timelines
 from ajet.engine.contract import TokenChunk, TokenRequest
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model
 from ajet.engine.scripted import ScriptedEngine
 from ajet.record.episodes import EpisodeFiles
@@ -58,7 +58,7 @@ class WeighedEngine(ScriptedEngine):
 def tiny_model() -> Any:
     import torch
 
-    return load_model(locate("embedded:tiny-tools"), dtype=torch.float32)
+    return load_model(locate_model("embedded:tiny-tools"), dtype=torch.float32)
 
 
 def weigh(prompt: list[int], said: list[int], temperature: float) -> tuple[list[float], list[float]]:

@@ -16,7 +16,7 @@ import pytest
 from ajet.backbone.decoupled.terms import fingerprint_template
 from ajet.cli import launcher
 from ajet.config import load_recorded_experiment
-from ajet.engine.models import tokenizer_fingerprint
+from ajet.engine.models import fingerprint_tokenizer
 from ajet.record import EpisodeFiles
 from ajet.record.files import read_rows
 from ajet.schema.episode import Episode
@@ -50,7 +50,7 @@ def id_of(run: Path) -> str:
 def fingerprints(run: Path) -> dict[str, str]:
     experiment = load_recorded_experiment(run / "resolved.yaml")
     tokenizer, _ = load_tokenizer_and_renderer(experiment)
-    return {"tokenizer": tokenizer_fingerprint(tokenizer), "template": fingerprint_template(experiment.ajet, tokenizer)}
+    return {"tokenizer": fingerprint_tokenizer(tokenizer), "template": fingerprint_template(experiment.ajet, tokenizer)}
 
 
 def filled(

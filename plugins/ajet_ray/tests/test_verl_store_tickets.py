@@ -14,7 +14,7 @@ import pytest
 from ajet.backbone.decoupled import announcer
 from ajet.backbone.decoupled.announcer import Announcer
 from ajet.backbone.decoupled.terms import PROBE, SERVER
-from ajet.engine.probe import Probe
+from ajet.engine.probe import WeightsProbe
 from ajet.record.checkpoint import Checkpoint
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Outcome
@@ -58,9 +58,11 @@ class Launch:
         """Folders whose weights were loaded for the probe."""
         self.tickets = StoreTickets(self.store, says, ORDER, run, self, steps=steps)  # type: ignore[arg-type]
 
-    def known(self, earlier: Probe | None, below: int) -> Probe:
+    def known(self, earlier: WeightsProbe | None, below: int) -> WeightsProbe:
         """As FolderProbe."""
-        return Probe((1, 2), 0.01, {version: said for version, said in (earlier.said if earlier else {}).items()})
+        return WeightsProbe(
+            (1, 2), 0.01, {version: said for version, said in (earlier.logprobs if earlier else {}).items()}
+        )
 
     def said(self, folder: Path | None) -> list[float]:
         """The same."""
@@ -165,7 +167,7 @@ def test_a_probe_is_said_for_who_samples_from_a_server_elsewhere_and_for_nobody_
         made.tickets.due()
     first = tmp_path / "checkpoints" / "step-1"
     assert made.loaded == [None, first], "what it began with, too: a server that is given no others has it"
-    assert Probe.of(made.policy.told[PROBE]).said == {0: (-2.0,), 1: (-3.0,)}  # type: ignore[union-attr]
+    assert WeightsProbe.from_json(made.policy.told[PROBE]).logprobs == {0: (-2.0,), 1: (-3.0,)}  # type: ignore[union-attr]
     made.tickets.due()
     assert len(made.loaded) == 2, "once each"
     made.tickets.ended()

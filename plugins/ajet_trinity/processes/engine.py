@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ajet.engine.contract import TokenChunk, TokenRequest, reply_limit
+from ajet.engine.contract import TokenChunk, TokenRequest, compute_reply_limit
 from ajet.schema.errors import EngineFailure
 from ajet_ray.cluster.ray_errors import make_engine_failure
 
@@ -33,7 +33,7 @@ class RolloutEngine:
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Sample one reply, in one chunk. Raises EngineFailure."""
-        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         sampling = request.sampling
         if self._closed:
             raise EngineFailure("the engine is closed", retryable=False)

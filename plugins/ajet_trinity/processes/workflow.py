@@ -93,8 +93,8 @@ def _host_of(model: Any) -> Host:
 
 
 def _tokenizer(experiment: Any) -> Any:
-    from ajet.engine.model_source import locate
+    from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
 
     model = experiment.ajet.model
-    return load_tokenizer(locate(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code))
+    return load_tokenizer(locate_model(model.path, base=experiment.base, trust_remote_code=model.trust_remote_code))

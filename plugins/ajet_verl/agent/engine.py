@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ajet.engine.contract import TokenChunk, TokenRequest, reply_limit
+from ajet.engine.contract import TokenChunk, TokenRequest, compute_reply_limit
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure
 from ajet.tokens.image_tokens import ImageTokens, picture
@@ -38,7 +38,7 @@ class ServerEngine:
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Sample one reply, in one chunk. Raises EngineFailure."""
-        limit = reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
+        limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         if self._closed:
             raise EngineFailure("the engine is closed", retryable=False)
         if request.sampling.top_logprobs:

@@ -320,7 +320,7 @@ def _sampling(s: Settings) -> Iterator[ConfigError]:
     """verl divides the logits by the temperature (and validate_config refuses 0 with val_kwargs.do_sample)."""
     if float(s.value(f"{ROLLOUT}.temperature", 1.0)) <= 0:
         yield s.problem(
-            "ReplyStatistics that are drawn at temperature 0 have no probabilities to train on.",
+            "Replies that are drawn at temperature 0 have no probabilities to train on.",
             f"{ROLLOUT}.temperature",
             "rollout.temperature",
             expected="above 0 (validation has its own, ajet.rollout.val_kwargs.temperature)",

@@ -16,7 +16,7 @@ from loguru import logger
 from omegaconf import DictConfig, open_dict
 from torch import Tensor
 
-from ajet.engine.same_model import EAGER, agree, attend_by, attending_by
+from ajet.engine.same_model import EAGER, logits_match, set_attention, use_attention
 
 FUSED = "sdpa"
 LENGTHS = (29, 40, 3)
@@ -54,11 +54,11 @@ def hold(engine: Any) -> None:
     if engine.use_ulysses_sp or not (packed or model.config._attn_implementation == FUSED):
         return  # rows that are split go no other way than by trees
     with torch.no_grad(), engine.eval_mode():
-        with attending_by(engine.module, EAGER):
+        with use_attention(engine.module, EAGER):
             wanted = _logits(engine)
-        with attending_by(engine.module, FUSED):
+        with use_attention(engine.module, FUSED):
             found = _logits(engine)
-    differs = torch.tensor(int(not agree(found, wanted, engine._autocast_dtype)), device=found.device)
+    differs = torch.tensor(int(not logits_match(found, wanted, engine._autocast_dtype)), device=found.device)
     dist.all_reduce(differs, op=dist.ReduceOp.MAX)
     if not int(differs):
         return
@@ -70,7 +70,7 @@ def hold(engine: Any) -> None:
     if packed:
         engine.theirs = EAGER
     else:
-        attend_by(engine.module, EAGER)
+        set_attention(engine.module, EAGER)
 
 
 def _logits(engine: Any) -> Tensor:

@@ -35,7 +35,7 @@ from ajet.backbone.local import tree_attention
 from ajet.backbone.local.packed_forward import token_logprobs
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.context_tracker.packing import PackedRow, pack
-from ajet.engine.same_model import EAGER, agree, attend_by, attending_by, unseen_masks
+from ajet.engine.same_model import EAGER, explain_unseen_masks, logits_match, set_attention, use_attention
 from ajet.schema.batch import Sample
 from ajet.schema.call import Ids
 from ajet.schema.errors import ConfigError
@@ -93,7 +93,7 @@ class TreeEngine(FSDPEngineWithLMHead):
             with self.eval_mode():
                 why = self._probed()
         self.packed = not why
-        attend_by(self.module, before if why else self.attention)
+        set_attention(self.module, before if why else self.attention)
         if why and self._misled:
             raise ConfigError(
                 f"{type(model).__name__} cannot be given trees ({why}), and verl splits rows by flash attention alone.",
@@ -122,7 +122,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
             assert not self._misled, "verl's own passes split sequences by flash attention alone"
             theirs: Any = super().forward_backward_batch
-            with attending_by(self.module, self.theirs):
+            with use_attention(self.module, self.theirs):
                 return theirs(data, loss_function, forward_only)
         group, device = self.get_data_parallel_group(), get_device_id()
         data = data.to(device)
@@ -268,10 +268,10 @@ class TreeEngine(FSDPEngineWithLMHead):
         why, device = "", get_device_id()
         windows: dict[int, int | None] = {}
         with torch.no_grad():
-            with attending_by(self.module, EAGER):
+            with use_attention(self.module, EAGER):
                 given = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in texts]
                 plain = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in given]
-            with attending_by(self.module, self.attention):
+            with use_attention(self.module, self.attention):
                 part, seen = self._part(row), HeadsOutput(self._head)
                 try:
                     found = self._logits(part, windows)
@@ -290,10 +290,10 @@ class TreeEngine(FSDPEngineWithLMHead):
         targets = zip(row.targets.sample[own].tolist(), row.targets.offset[own].tolist(), strict=True)
         foretold = [plain[sample][offset - 1] for sample, offset in targets]
         wanted = torch.stack(foretold) if foretold else found[:0]  # of many ranks, the last ones have padding alone
-        why = unseen_masks(self.module, windows)
+        why = explain_unseen_masks(self.module, windows)
         if found.shape != wanted.shape:
             why = "its forward pass does not choose the positions whose logits are asked for"
-        elif not why and not agree(found, wanted, self._autocast_dtype):
+        elif not why and not logits_match(found, wanted, self._autocast_dtype):
             why = "its layers carry state along a row, or attend in a way of their own"
         differs = torch.tensor(int(bool(why)), device=device)
         dist.all_reduce(differs, op=dist.ReduceOp.MAX)

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.engine.model_source import locate
+from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_tokenizer
 from ajet_viewer.token_text import spell_tokens
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return load_tokenizer(locate("embedded:tiny-tools", base=Path(".")))
+    return load_tokenizer(locate_model("embedded:tiny-tools", base=Path(".")))
 
 
 def joined(texts):
