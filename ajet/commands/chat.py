@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text
 
-from ajet.commands.export import checkpoint_of, model_folder
+from ajet.commands.export import find_model_folder, select_checkpoint
 from ajet.commands.recorded_run import load_recorded_settings, require_own_code
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
@@ -77,10 +77,10 @@ def chat(
         checkpoints.require_whole()
         checkpoint = checkpoints.best() or checkpoints.latest()
     else:
-        checkpoint = checkpoint_of(checkpoints, step)
+        checkpoint = select_checkpoint(checkpoints, step)
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
-    model = model_folder(folder, checkpoint)
+    model = find_model_folder(folder, checkpoint)
     console.print(Text(f"{model}{' · an empty line ends the chat' if prompt is None else ''}", "dim"), soft_wrap=True)
     if not (model / "config.json").is_file():
         raise UserError("This checkpoint holds no model.", where=str(model), expected="a folder with a config.json")

@@ -16,7 +16,7 @@ from rich.table import Table
 from ajet.commands.gpu_estimate import GpuName, describe_estimate, find_own_gpu
 from ajet.commands.launch_checks import require_launchable, require_rewards
 from ajet.commands.pace import describe_step_time, read_pace, read_step_seconds
-from ajet.commands.runner import algorithm_of, apply_sections, command_for
+from ajet.commands.runner import apply_sections, format_start_command, load_algorithm
 from ajet.config.idle import format_idle_keys
 from ajet.config.plugins import find_part
 from ajet.config.readiness import get_setting
@@ -135,7 +135,7 @@ def _print_plan(
     from ajet.rollout.isolation import require_isolable
 
     settings = experiment.ajet
-    algorithm, workflow = algorithm_of(experiment), workflow_of(experiment)
+    algorithm, workflow = load_algorithm(experiment), workflow_of(experiment)
     TurnSelector.open(experiment)
     require_isolable(experiment, workflow)
     reader = open_reader(experiment)
@@ -307,7 +307,7 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
     elif (pace := read_pace(experiment)) is not None:
         rows["time"] = f"a step: {describe_step_time(pace, settings)}; measured by the last debug run"
     else:
-        rows["time"] = estimated or f"not measured yet: {command_for(experiment, 'debug') or 'a debug run'}"
+        rows["time"] = estimated or f"not measured yet: {format_start_command(experiment, 'debug') or 'a debug run'}"
     return rows
 
 

@@ -22,7 +22,7 @@ from ajet.algorithm.staleness import announce
 from ajet.commands.http_server import read_key
 from ajet.commands.launch import record_run, warn_of_unconfined
 from ajet.commands.launch_checks import refuse_untrainable
-from ajet.commands.progress import step_line
+from ajet.commands.progress import format_step
 from ajet.commands.recording import EpisodeRecording
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.summary import print_summary
@@ -295,18 +295,18 @@ def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -
 
 
 def _show_step(step: int, total: int, metrics: dict[str, float]) -> None:
-    print_line(step_line(step, 0, metrics))
+    print_line(format_step(step, 0, metrics))
 
 
 def _show_episode(episode: Episode) -> None:
-    words = [f"{_one_line(episode.task.task_id[:40])}: {episode.status}"]
+    words = [f"{_join_lines(episode.task.task_id[:40])}: {episode.status}"]
     words += [f"reward {episode.reward:g}"] if episode.reward is not None else []
-    words += [f"{episode.failure.boundary}: {_one_line(episode.failure.message[:200])}"] if episode.failure else []
+    words += [f"{episode.failure.boundary}: {_join_lines(episode.failure.message[:200])}"] if episode.failure else []
     words += [counted(len(episode.calls), "call"), counted(episode.sampled_tokens, "token")]
     words.append(f"{episode.ended - episode.started:.1f} s")
     print_line(", ".join(words))
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Return a client's text as one printable line."""
     return " ".join(printable(text).split())

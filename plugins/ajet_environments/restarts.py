@@ -30,8 +30,8 @@ class Restartable(Protocol):
     """Seconds that it may take to be ready."""
 
     def is_over(self) -> bool: ...
-    def ended_well(self) -> bool: ...
-    def how(self) -> str: ...
+    def has_succeeded(self) -> bool: ...
+    def describe_exit(self) -> str: ...
     def is_ready(self) -> bool: ...
     def start_again(self) -> None: ...
     def close(self) -> None: ...
@@ -106,17 +106,17 @@ class Watched:
     def _ended(self, now: float) -> None:
         if self._ready is not None and now - self._ready > STEADY_S:
             self._tried = 0
-        if self._companion.ended_well() and not self._late:
+        if self._companion.has_succeeded() and not self._late:
             self._left = True  # it had nothing more to do
             logger.info("the service {} ended", self._companion.name)
         elif self._tried == self._most:
-            self._leave(f"ended{self._companion.how()}, and is not started again (restarts: {self._most})")
+            self._leave(f"ended{self._companion.describe_exit()}, and is not started again (restarts: {self._most})")
         else:
             after = min(2.0**self._tried, LONGEST_S)
             self._tried += 1
             self._due = now + after
             which = f"{self._tried} of {self._most}"
-            ended = f"the service {self._companion.name} ended{self._companion.how()}"
+            ended = f"the service {self._companion.name} ended{self._companion.describe_exit()}"
             logger.warning("{}; it is started again in {:g} s ({})", ended, after, which)
 
     def _leave(self, said: str) -> None:

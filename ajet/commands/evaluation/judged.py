@@ -77,15 +77,15 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
         raise UserError(what, where=where, expected=error.expected, do=error.do) from error
 
 
-def scores_by_judge(
+def score_by_judge(
     judges: Mapping[str, Judge], attempts: Sequence[Attempt], tasks: Mapping[int, Task]
 ) -> dict[str, Scores]:
     """Return the attempts' scores under each judge; `tasks` by order."""
     found = {}
     for reference, judge in judges.items():
-        again = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
+        rejudged = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
         judge.let_go()
-        after = [each.attempt for each in again]
+        after = [each.attempt for each in rejudged]
         found[reference] = Scores(after, worth_of_failure(after))
     return found
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from ajet.commands.gc import collect
+from ajet.commands.gc import collect_removable_files
 from ajet.config import load_experiment
 from ajet.context_tracker import timelines
 from ajet.record import EpisodeFiles
@@ -105,7 +105,7 @@ def test_a_run_is_held_to_its_chain_and_followed_both_ways(project, run, tmp_pat
 
 
 def test_what_gc_removed_is_not_held_and_not_wrong(copy):
-    assert collect(str(copy), copy.parent, arrays=1, yes=True).sizes["arrays"][0] == 2, "steps 0 and 1"
+    assert collect_removable_files(str(copy), copy.parent, arrays=1, yes=True).sizes["arrays"][0] == 2, "steps 0 and 1"
     report = proven(copy, ids_only=True)
     assert report.ok and report.unheld_steps == {REMOVED: 1} and report.held_steps == 1, report.wrong_steps
     assert audit_whole(copy).ok
