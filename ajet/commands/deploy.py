@@ -31,7 +31,7 @@ from ajet.gateway.dialects.responses.kept import kept_responses
 from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, print_line
-from ajet.rollout.components import open_gateway, split_sampling
+from ajet.rollout.components import choose_sampling, open_gateway
 from ajet.schema.errors import UserError
 from ajet.train.interrupts import Interrupts
 
@@ -107,7 +107,7 @@ class ModelServer:
         session = self.gateway.open(
             secrets.token_hex(8),
             key=(self.experiment.ajet.seed, 0, time.time_ns() & 0x7FFFFFFF),
-            sampling=split_sampling(self.experiment.ajet, "validation"),
+            sampling=choose_sampling(self.experiment.ajet, "validation"),
             trainable=(),
             model_name=self.name,
             models=self.models,

@@ -264,7 +264,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
     from ajet.engine.dimensions import embedding_shapes
     from ajet.engine.model_source import at_hand, how_it_comes, locate
     from ajet.engine.models import folder_of, load_tokenizer
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
     from ajet.tokens import Renderer
     from ajet.tokens.template_doctor import examine, sizes
 
@@ -275,7 +275,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
             return [Finding("model", "note", f"{how_it_comes(path, base=base)}; a run does that, this check does not")]
         folder = folder_of(source, weights=False)
         tokenizer = load_tokenizer(source)
-        renderer = renderer_of(config, tokenizer) if config is not None else Renderer(tokenizer)
+        renderer = make_renderer(config, tokenizer) if config is not None else Renderer(tokenizer)
     except UserError as error:
         return [Finding("model", "problem", error.what, error.do or error.expected)]
     config_json = _read_json(folder / "config.json")

@@ -82,7 +82,7 @@ def _is_shipped(workflow: str) -> bool:
 
 def require_rewards(experiment: Experiment) -> None:
     """Raise ConfigError if a workflow of ajet sets no reward, and no judge, scorer or teacher gives one."""
-    from ajet.rollout.components import workflow_of
+    from ajet.rollout.components import load_workflow
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
@@ -97,7 +97,7 @@ def require_rewards(experiment: Experiment) -> None:
         return
     if "trains" in experiment.backbone.can and "teacher" in load_algorithm(experiment).needs:
         return
-    if not workflow_of(experiment).needs_judge(experiment.config):
+    if not load_workflow(experiment).needs_judge(experiment.config):
         return
     opened = open_judge(experiment, reader_judge=open_reader(experiment).judge)
     opened.let_go()

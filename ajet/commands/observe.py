@@ -21,7 +21,7 @@ from ajet.commands.launch import close_with_outcome
 from ajet.commands.recording import EpisodeRecording
 from ajet.record.console import console, counted, print_line, printable
 from ajet.record.status import read_status, recorded_processes
-from ajet.rollout.runtime import frozen_start
+from ajet.rollout.runtime import freeze_start
 from ajet.schema.addresses import require_key_or_loopback
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
@@ -68,7 +68,7 @@ def observe(experiment: Experiment, options: ObserveOptions) -> int:
     run = RunDirectory.open(experiment, root=experiment.root, kind="serve")
     with close_with_outcome(run):
         interrupts = Interrupts()
-        with interrupts.install(), frozen_start():
+        with interrupts.install(), freeze_start():
             _run_proxy(run, options, endpoint, key, interrupts)
     return 0
 

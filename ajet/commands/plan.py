@@ -28,7 +28,7 @@ from ajet.engine.dimensions import parse_size, read_size
 from ajet.engine.embedded import require_embedded
 from ajet.engine.model_source import HubUnreachableError, is_local, locate, refuse_hosted
 from ajet.record.console import console, counted, format_bytes, format_seconds, print_line
-from ajet.rollout.components import renderer_of, require_gateway, workflow_of
+from ajet.rollout.components import load_workflow, make_renderer, require_gateway
 from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, look_at_own_store, look_at_store, store_address
 from ajet.task_judge import open_judge
@@ -135,7 +135,7 @@ def _print_plan(
     from ajet.rollout.isolation import require_isolable
 
     settings = experiment.ajet
-    algorithm, workflow = load_algorithm(experiment), workflow_of(experiment)
+    algorithm, workflow = load_algorithm(experiment), load_workflow(experiment)
     TurnSelector.open(experiment)
     require_isolable(experiment, workflow)
     reader = open_reader(experiment)
@@ -199,7 +199,7 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
         prompt, tools = found[0], f", {found[1]}"
     else:
         messages = task.init_messages or [{"role": "user", "content": task.main_query}]
-        prompt = renderer_of(experiment.ajet, tokenizer).render(messages)
+        prompt = make_renderer(experiment.ajet, tokenizer).render(messages)
         later = find_tool_workflow(experiment)
         tools = ", without tools: a launch starts their server and counts them" if later else ""
     return {"model": str(path), "first prompt": f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"}
@@ -328,7 +328,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     if settings.sft.objective is not None:
         require_sources(experiment)
     elif find_part("workflow", settings.rollout.user_workflow):
-        workflow_of(experiment)  # ours, whose own check starts nothing
+        load_workflow(experiment)  # ours, whose own check starts nothing
         require_rewards(experiment)
     unchecked = ["what the code of the workflow and the judge does"]
     store = store_address(experiment, folder) if "trains" in experiment.backbone.can else None

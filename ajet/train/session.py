@@ -18,7 +18,7 @@ from ajet.algorithm import Algorithm, credit, discarded, opened
 from ajet.backbone.contract import scored
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
-from ajet.rollout.components import renderer_of
+from ajet.rollout.components import make_renderer
 from ajet.schema.episode import Group, Outcome, collect_advantages, list_episodes
 from ajet.store import Store, is_shared
 from ajet.store import open_store as open_ledger
@@ -81,7 +81,7 @@ class TrainingSession:
         settings, run, tokenizer = self.experiment.ajet, self.run, self.backbone.tokenizer
         self._given_up = GivenUp(self.store)
         self.algorithm = opened(settings, base=self.experiment.base)
-        renderer = renderer_of(settings, tokenizer) if tokenizer is not None else None
+        renderer = make_renderer(settings, tokenizer) if tokenizer is not None else None
         self.sink.begin(renderer, total=self.total_steps)
         if run.resumed is not None:
             self.backbone.load(run.resumed.path)

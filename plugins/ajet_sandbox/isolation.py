@@ -25,7 +25,7 @@ from ajet.config.plugins import list_package_roots
 from ajet.record.remove_folder import remove_folder
 from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.process import ProcessIsolation
-from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds, lower_priority, worker_command
+from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds, build_worker_command, lower_priority
 from ajet.schema.commands import format_extra_install
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError, SandboxFailure
@@ -100,7 +100,7 @@ class Box:
 
     def start(self, fds: WorkerFds) -> StartedWorker:
         """A worker in a new one. Raises SandboxFailure."""
-        return self._started(worker_command(fds), fds.output, (fds.channel, fds.control))
+        return self._started(build_worker_command(fds), fds.output, (fds.channel, fds.control))
 
     def probe(self) -> None:
         """Start a Python in one, which reads the folders and files that it is shown. Raises ConfigError."""

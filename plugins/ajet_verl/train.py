@@ -159,7 +159,7 @@ def _config(
     run that is resumed had others."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_tokenizer
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
@@ -170,7 +170,7 @@ def _config(
     images = shown_images(folder)
     reader = open_reader(experiment)
     tokenizer = load_tokenizer(source)
-    words = renderer_of(settings, tokenizer, images)
+    words = make_renderer(settings, tokenizer, images)
     tasks = within_prompt_length(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.count_steps(len(tasks))

@@ -19,7 +19,7 @@ from loguru import logger
 from ajet.backbone.decoupled.closed_groups import newest
 from ajet.backbone.decoupled.terms import MOST, PROBE, SERVER, Terms
 from ajet.record.console import counted
-from ajet.rollout.failure import all_failed
+from ajet.rollout.failure import have_all_failed
 from ajet.store import Address, GroupRefused, check_values, note_elsewhere, open_shared, recorded_settings
 from ajet.store.given_up import GivenUp
 from ajet.store.signs_of_life import signs_of_life
@@ -256,6 +256,6 @@ def _usable(repeats: int, step: int) -> Callable[[Sequence[Kept]], bool]:
                 check_values(episode)
         except GroupRefused:  # is quarantined, with its reason, once the group is taken
             return True
-        return newest(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
+        return newest(episodes, 0) <= step and (len(episodes) < repeats or not have_all_failed(episodes))
 
     return usable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.schema.choices import is_reference
 from ajet.record.attempts import Attempt
 from ajet.record.scores import Scores, worth_of_failure
-from ajet.rollout.runtime import rare_collections
+from ajet.rollout.runtime import reduce_collections
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -106,7 +106,7 @@ async def rejudge_attempts(judge: Judge, played: Sequence[tuple[Attempt, Task]])
                 return record_failure(attempt, problem)
         return record_verdict(attempt, verdict, time.monotonic() - began)
 
-    with rare_collections():
+    with reduce_collections():
         return list(await asyncio.gather(*(one(*each) for each in played)))
 
 

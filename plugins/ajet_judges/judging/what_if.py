@@ -165,9 +165,9 @@ def _decode_of(experiment: Experiment) -> Decode:
     """The text of ids, by the run's own tokenizer, which is never fetched. Raises JudgeFailure where it is not here."""
     from ajet.engine.model_source import at_hand, locate
     from ajet.engine.models import load_tokenizer
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
 
     named = experiment.ajet.model.path
     if named is None or at_hand(named, base=experiment.base, weights=False) is None:
         raise JudgeFailure("a reward for a text needs the run's tokenizer, which is not on this machine")
-    return renderer_of(experiment.ajet, load_tokenizer(locate(named, base=experiment.base, weights=False))).decode
+    return make_renderer(experiment.ajet, load_tokenizer(locate(named, base=experiment.base, weights=False))).decode

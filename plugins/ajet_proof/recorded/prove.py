@@ -22,7 +22,7 @@ from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.episodes import recorded_of
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
-from ajet.rollout.components import split_sampling
+from ajet.rollout.components import choose_sampling
 from ajet.schema.errors import UserError
 from ajet_proof.auditing.altered import told_of
 from ajet_proof.auditing.chain_state import read_chain
@@ -217,19 +217,19 @@ def words_of(experiment: Experiment) -> tuple[Any, Any]:
     """The tokenizer and the renderer of a recorded run, whose model is on this machine."""
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
 
     settings = experiment.ajet
     assert settings.model.path is not None
     source = locate(settings.model.path)
     tokenizer = load_tokenizer(source)
-    return tokenizer, renderer_of(settings, tokenizer, load_image_tokens(folder_of(source, weights=False)))
+    return tokenizer, make_renderer(settings, tokenizer, load_image_tokens(folder_of(source, weights=False)))
 
 
 def prove_episode(episode: Episode, settings: AjetConfig, words: Any, *, newest: int | None = None) -> Proof:
     """What an episode's record alone can prove. `words`: the run's renderer; `newest`: the latest policy version that
     can have sampled it."""
-    drawn = split_sampling(settings, episode.split)
+    drawn = choose_sampling(settings, episode.split)
     return prove(
         episode.calls,
         episode.messages,

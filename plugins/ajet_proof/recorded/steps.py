@@ -26,7 +26,7 @@ from ajet.record.files import read_rows
 from ajet.record.resume import FILE as RUN_IDENTITY
 from ajet.record.status import read_status
 from ajet.rollout.attempt import Identity
-from ajet.rollout.components import split_repeats
+from ajet.rollout.components import choose_repeats
 from ajet.schema.episode import NO_OUTCOME, Group, list_episodes
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import rank
@@ -148,7 +148,7 @@ class HeldSteps:
                 yield f"episode {episode.uuid} ended by itself and names a reason ({episode.ending})"
 
     def _groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
-        wanted = split_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
+        wanted = choose_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
         for name, members in _by_group(found).items():
             repeats = sorted(episode.repeat for episode, _ in members)
             whole = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._unfinished

@@ -165,7 +165,7 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     from loguru import logger
 
     from ajet.backbone.local import LocalBackbone
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
     from ajet_proof.recorded.each_step import StepProof
 
     experiment = load_experiment(run / "resolved.yaml", overrides=["context_tracker.proof_sample=9"])
@@ -174,7 +174,7 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     said: list[str] = []
     sink = logger.add(lambda line: said.append(str(line)), level="ERROR")
     try:
-        proof = StepProof(experiment.ajet, renderer_of(experiment.ajet, backbone.tokenizer))
+        proof = StepProof(experiment.ajet, make_renderer(experiment.ajet, backbone.tokenizer))
         metrics = proof.metrics(episodes, 1, lambda _: 0)
         assert metrics["proof/episodes"] == 8 and metrics["proof/wrong_tokens"] == 0 and not said
         assert proof.recomputed(episodes, 1, backbone)["logprob_gap_max"] < 1e-3
