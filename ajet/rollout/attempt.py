@@ -148,7 +148,7 @@ async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
 
 
 class AttemptBase(ABC):
-    """One attempt at a task, as `perform_attempt` runs it: `LocalAttempt` in the rollout's process, `WorkerAttempt` in a worker."""
+    """One attempt at a task: `LocalAttempt` in the rollout's process, `WorkerAttempt` in a worker."""
 
     def __init__(
         self, workflow_class: type[Any], task: WorkflowTask, config: Any, replay: Replayed | None, pin: Pin

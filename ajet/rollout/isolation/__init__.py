@@ -51,7 +51,10 @@ class Isolation(Protocol):
         ...
 
     def start(self, attempt: LocalAttempt) -> Future[WorkflowOutput]:
-        """Begin the attempt. The future gets the result or exception of `perform_attempt`. After `stop` it may stay open."""
+        """Begin the attempt.
+
+        The future gets the result or exception of `perform_attempt`. After `stop` the future may stay open.
+        """
         ...
 
     def locate(self, attempt: LocalAttempt) -> str:
