@@ -181,11 +181,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from ajet.rollout.runtime import rare_collections
+    from ajet.rollout.runtime import reduce_collections
 
     gateway = a_gateway()
     good = True
-    with null_server() as null_url, rare_collections():  # as in a run
+    with null_server() as null_url, reduce_collections():  # as in a run
         if chosen.profile:
             profiled(gateway, chosen.profile, chosen.conversations)
             gateway.close()

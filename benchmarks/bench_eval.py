@@ -96,7 +96,7 @@ def rollout_alone(yaml: Path, url: str) -> float:
 
     experiment, (model,) = open_target(str(yaml), None, [f"bench@{url}"])
     with assemble(
-        model.of(prepare_experiment(experiment, EvaluationOptions())), run_id="bench", split="validation"
+        model.apply_to(prepare_experiment(experiment, EvaluationOptions())), run_id="bench", split="validation"
     ) as parts:
         tasks = list(enumerate(parts.tasks("validation")))
         began = time.monotonic()
@@ -110,11 +110,11 @@ def evaluation(yaml: Path, url: str) -> float:
     """Seconds of the whole command after its imports: opening, playing, recording, scoring."""
     from ajet.commands.evaluation.models import open_target
     from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
-    from ajet.commands.evaluation.report import as_json
+    from ajet.commands.evaluation.report import to_json
 
     began = time.monotonic()
     experiment, models = open_target(str(yaml), None, [f"bench@{url}"])
-    told = as_json(evaluate_models(experiment, models, EvaluationOptions(fresh=True)))
+    told = to_json(evaluate_models(experiment, models, EvaluationOptions(fresh=True)))
     seconds = time.monotonic() - began
     assert told["models"][0]["pass@1"]["value"] == 1.0
     return seconds

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import httpx
 
-from ajet.rollout.runtime import frozen_start
+from ajet.rollout.runtime import freeze_start
 from tests.hostile_requests import lattice, objects
 from tests.support.observed import observed
 from tests.support.served import KEY, start_serving
@@ -112,7 +112,7 @@ def requests() -> list[tuple[str, str, bytes]]:
 def main(parts: list[str]) -> int:
     """Print a row for each request; 1 if the loop was held for longer than the goal."""
     worst = 0.0
-    with start_serving(lambda _: "{}") as desk, tempfile.TemporaryDirectory() as name, frozen_start():
+    with start_serving(lambda _: "{}") as desk, tempfile.TemporaryDirectory() as name, freeze_start():
         folder = Path(name)
         opened = desk.open(task="a")
         own = lambda: desk.gateway.run_on_loop(asyncio.sleep(0)).result(600)  # noqa: E731

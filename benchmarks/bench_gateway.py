@@ -77,7 +77,7 @@ def scripted(pace: float) -> tuple[Any, Any]:
 def serve_gateway(pace: float) -> None:
     from ajet.engine.contract import Sampling
     from ajet.gateway import Gateway
-    from ajet.rollout.runtime import rare_collections
+    from ajet.rollout.runtime import reduce_collections
 
     engine, renderer = scripted(pace)
     gateway = Gateway(engine, renderer, max_model_len=2000, max_response_tokens=500).start()
@@ -87,7 +87,7 @@ def serve_gateway(pace: float) -> None:
     ]
     keys = [session("a", "a", None).api_key for session in sessions]
     say({"port": port, "places": [{"path": "/v1/chat/completions", "key": key} for key in keys]})
-    with rare_collections():  # as in a run
+    with reduce_collections():  # as in a run
         sys.stdin.read()
     captured = [call for session in sessions for call in session.close().calls]
     assert all(len(call.response_ids) == TOKENS for call in captured), "every token is captured"

@@ -181,14 +181,14 @@ async def measured(url: str, folder: Path, requests: int, rounds: int) -> tuple[
 
 def main(requests: int, rounds: int, latency: float) -> int:
     """Print both, and 1 where a limit is not kept."""
-    from ajet.rollout.runtime import rare_collections
+    from ajet.rollout.runtime import reduce_collections
 
     server = subprocess.Popen([sys.executable, "-c", SERVER, str(latency)], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
         url = f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
         # A collection of everything takes longer than a verdict, and would fall on either side: rare, as in a play.
-        with tempfile.TemporaryDirectory() as folder, rare_collections():
+        with tempfile.TemporaryDirectory() as folder, reduce_collections():
             bare, judged, again = asyncio.run(measured(url, Path(folder), requests, rounds))
     finally:
         server.kill()

@@ -36,8 +36,8 @@ from ajet.engine.contract import Sampling
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.rollout import Rollout
-from ajet.rollout.components import limits_of
-from ajet.rollout.runtime import rare_collections
+from ajet.rollout.components import make_gateway_limits
+from ajet.rollout.runtime import reduce_collections
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import Workflow
 from tests.support.rollouts import AnswerJudge, renderer
@@ -51,7 +51,7 @@ SYSTEM = "You solve sums step by step and give the answer in a box. " * 3
 def a_gateway(latency: float, experiment: Experiment | None = None) -> Gateway:
     """Over a scripted engine; the renderer is the tests' (ChatML over bytes: more tokens than real ones have).
     `experiment`: bears as many clients as one of that run's."""
-    limits = limits_of(experiment.ajet) if experiment is not None else None
+    limits = make_gateway_limits(experiment.ajet) if experiment is not None else None
     words = renderer()
     engine = ScriptedEngine(lambda _: REPLY, encode=words.encode, end_id=words.end_ids[0], latency=latency)
     return Gateway(engine, words, max_model_len=18000, max_response_tokens=4096, limits=limits).start()
@@ -104,7 +104,7 @@ def bench_turns(episodes: int, latency: float) -> float:
     gateway.close()
     gateway = a_gateway(latency)
     peak, cpu, began = Peak(), time.process_time(), time.monotonic()
-    with rare_collections():
+    with reduce_collections():
         tokens = gateway.call(everything()).result()
     wall, cpu = time.monotonic() - began, time.process_time() - cpu
     gateway.close()

@@ -74,7 +74,7 @@ def ours(folder: Path, objective: str, options: argparse.Namespace) -> tuple[lis
     """Processor seconds and tokens of each step."""
     from ajet.backbone import open_backbone
     from ajet.config import Experiment
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
     from ajet.train.sft.reading import read_lessons
     from ajet.train.sources.replies import LessonObjective, adapt_to_replies
 
@@ -86,7 +86,7 @@ def ours(folder: Path, objective: str, options: argparse.Namespace) -> tuple[lis
     }  # fmt: skip
     experiment = Experiment.from_dict({"ajet": tree}, base=folder)
     backbone = open_backbone(adapt_to_replies(experiment))
-    lessons = read_lessons(experiment, renderer_of(experiment.ajet, backbone.tokenizer))
+    lessons = read_lessons(experiment, make_renderer(experiment.ajet, backbone.tokenizer))
     objective_of = LessonObjective(experiment.ajet, backbone)
     seconds, tokens = [], []
     for step in range(options.steps):

@@ -196,7 +196,7 @@ def ours(folder: Path, url: str, episodes: int, at_once: int) -> dict[str, float
     (folder / "ours.yaml").write_text(json.dumps({"ajet": tree}))
     experiment, (model,) = open_target(str(folder / "ours.yaml"), None, [f"bench@{url}"])
     with assemble(
-        model.of(prepare_experiment(experiment, EvaluationOptions())), run_id="bench", split="validation"
+        model.apply_to(prepare_experiment(experiment, EvaluationOptions())), run_id="bench", split="validation"
     ) as parts:
         tasks = list(enumerate(parts.tasks("validation")))
         warm = list(parts.rollout.play(tasks[:1], step=0, split="validation"))

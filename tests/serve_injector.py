@@ -27,7 +27,7 @@ import httpx
 
 from ajet.config import Experiment
 from ajet.gateway import Gateway
-from ajet.rollout.served import EpisodeRegistry, routes
+from ajet.rollout.served import EpisodeRegistry, make_routes
 from ajet.schema.episode import Episode, Group
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
@@ -338,7 +338,7 @@ class ServedWorld:
             run_id="run", split="train", backlog=4 * BATCH, episode_store=store,
         )  # fmt: skip
         served._loop.set_exception_handler(lambda *_: None)  # of a dead process nobody asks what it died of
-        gateway.add_routes(routes(served, KEY))
+        gateway.add_routes(make_routes(served, KEY))
         admin = {"authorization": f"Bearer {KEY}"}
         http = httpx.AsyncClient(transport=gateway.transport(), base_url="http://serve", headers=admin, timeout=None)
         return Server(store, engine, gateway, served, http)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
 from ajet.schema.episode import Episode
 from ajet.store import Address, open_shared
@@ -46,7 +46,7 @@ class Apart:
         """Trained once, or counted; nothing left, nothing lost, and the sampler ended with the training."""
         rows = self.life.rows()
         assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-        assert (Tally.of(rows).skipped, Tally.of(rows).doubled) == (0, 0)
+        assert (RunTally.from_rows(rows).skipped, RunTally.from_rows(rows).doubled) == (0, 0)
         for row in rows:
             assert len(row["tasks"]) == GROUPS and row["train/staleness_max"] <= 1 and row["train/trained_tokens"] > 0
             whole = EpisodeFiles(self.life.run / "episodes").recorded(row["step"])

@@ -16,11 +16,11 @@ app = typer.Typer(help="Look at a composed config.", no_args_is_help=True)
 def show(conf: Conf = None, backbone: BackboneChoice = None, overrides: Overrides = None) -> None:
     """Print the whole config, resolved; without --conf the defaults. With verl also what verl gets, as a second one."""
     from ajet.cli.options import open_experiment
-    from ajet.commands.runner import runner_of
+    from ajet.commands.runner import load_runner
 
     experiment = open_experiment(conf, backbone, overrides)
     text = experiment.dump_resolved()
-    text += runner_of(experiment.backbone).shown(experiment)
+    text += load_runner(experiment.backbone).shown(experiment)
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
@@ -53,7 +53,7 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     from ajet.cli.options import open_experiment
     from ajet.commands.launch_checks import refuse_untrainable
     from ajet.commands.plan import require_present
-    from ajet.commands.runner import algorithm_of, apply_sections, runner_of
+    from ajet.commands.runner import apply_sections, load_algorithm, load_runner
     from ajet.config.idle import format_idle_keys
     from ajet.record.console import console
     from ajet.schema.commands import format_command
@@ -66,10 +66,10 @@ def validate(conf: Conf = None, backbone: BackboneChoice = None, overrides: Over
     experiment.require_ready(previewing=True)
     refuse_untrainable(experiment)
     if "trains" in experiment.backbone.can:
-        runner_of(experiment.backbone).check(experiment, looking=True)
-    algorithm = algorithm_of(experiment)
+        load_runner(experiment.backbone).check(experiment, looking=True)
+    algorithm = load_algorithm(experiment)
     idle = format_idle_keys(experiment.list_idle_keys(), f"on the backbone {experiment.ajet.backbone}")
-    defaults = runner_of(experiment.backbone).describe_replaced_defaults(experiment)
+    defaults = load_runner(experiment.backbone).describe_replaced_defaults(experiment)
     unchecked, tasks = require_present(experiment)
     remarks = [*review_settings(experiment.ajet, algorithm)]
     if tasks is not None and "train" in tasks and experiment.ajet.sft.objective is None:

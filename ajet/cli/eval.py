@@ -126,7 +126,7 @@ def evaluate(
     from ajet.cli.screen import redirect_to_stderr, show_logs
     from ajet.commands.evaluation.models import open_target
     from ajet.commands.evaluation.play import EvaluationOptions, evaluate_models
-    from ajet.commands.evaluation.report import draw, dump_json, show, write_csv, write_parquet
+    from ajet.commands.evaluation.report import draw_report, dump_json, print_report, write_csv, write_parquet
     from ajet.record.attempts import TAG_KEYS
     from ajet.record.write_errors import require_place
 
@@ -148,7 +148,7 @@ def evaluate(
     if as_json:
         typer.echo(dump_json(result, keys))
     else:
-        show(result, keys)
+        print_report(result, keys)
     if mark is not None:
         from ajet.commands.evaluation.marks import write_marked
 
@@ -158,5 +158,5 @@ def evaluate(
     if parquet is not None:
         write_parquet(result, parquet, keys)
     if picture is not None:
-        draw(result, picture)
-    return NEGATIVE if result.untold() else OK
+        draw_report(result, picture)
+    return NEGATIVE if result.list_unscored() else OK

@@ -67,22 +67,22 @@ def export(
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:  # fmt: skip
     """Make a checkpoint a model folder in Hugging Face layout; shards of verl are merged."""
-    from ajet.commands.export import checkpoint_of, run_of
     from ajet.commands.export import export as made
+    from ajet.commands.export import find_training_run, select_checkpoint
     from ajet.config.overrides import format_override
     from ajet.record.checkpoints import checkpoints_of
 
     root = exp_dir.absolute()
-    folder = made(run, root, step=step, out=out, dtype=dtype.value if dtype else None, again=check)
+    folder = made(run, root, step=step, out=out, dtype=dtype.value if dtype else None, reuse=check)
     typer.echo(f"{folder}\nUse it:  {format_override('model.path', str(folder))}")
     if not check:
         return 0
     from ajet.cli.screen import show_logs
-    from ajet.commands.export_check import check_export, show
+    from ajet.commands.export_check import check_export, print_check
 
     show_logs("WARNING")
-    of = run_of(run, root)
-    taken = checkpoint_of(checkpoints_of(of), step).step
+    of = find_training_run(run, root)
+    taken = select_checkpoint(checkpoints_of(of), step).step
     found = check_export(folder, of, taken, at_most=at_most, tolerance=tolerance, engine=engine.value)
-    show(found)
+    print_check(found)
     return 1 if found.problems else 0

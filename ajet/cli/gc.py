@@ -34,12 +34,14 @@ def gc(
     """
     from rich.table import Table
 
-    from ajet.commands.gc import collect
+    from ajet.commands.gc import collect_removable_files
     from ajet.record.console import console, format_bytes
 
-    found = collect(run, exp_dir.absolute(), episodes=episodes, arrays=arrays, checkpoints=checkpoints, yes=yes)
+    found = collect_removable_files(
+        run, exp_dir.absolute(), episodes=episodes, arrays=arrays, checkpoints=checkpoints, yes=yes
+    )
     if as_json:
-        typer.echo(json.dumps(found.as_json(), indent=1))
+        typer.echo(json.dumps(found.to_json(), indent=1))
         return 0
     bounds = {"episodes": found.bounds.episodes, "arrays": found.bounds.arrays, "checkpoints": found.checkpoints}
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -51,9 +53,9 @@ def gc(
         table.add_row(kind, bound_text, str(count), f"{size:,}")
     console.print(table)
     total = sum(size for _, size in found.sizes.values())
-    if found.unasked:
-        console.print(f"The store was not looked at: {found.unasked}", markup=False)
-    if not found.any:
+    if found.store_problem:
+        console.print(f"The store was not looked at: {found.store_problem}", markup=False)
+    if not found.is_nonempty:
         console.print("Nothing lies beyond the bounds.")
     else:
         bytes_shown = format_bytes(total)

@@ -36,10 +36,10 @@ def plan(
         experiment = load_experiment(conf, backbone="local", overrides=overrides or (), exp_dir=exp_dir)
 
     from ajet.commands.plan import show_plan
-    from ajet.commands.runner import command_for
+    from ajet.commands.runner import format_start_command
     from ajet.record.console import console
 
     started = show_plan(experiment, gpu=gpu)
-    start = command_for(experiment, experiment.ajet.backbone)
+    start = format_start_command(experiment, experiment.ajet.backbone)
     console.print(f"{started}. Start it: {start}", markup=False, highlight=False, soft_wrap=True)
     return 0

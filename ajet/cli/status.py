@@ -18,7 +18,7 @@ def status(
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
     """What a run does now: phase, depths, rates, which side waits, how stale."""
-    from ajet.commands.status import show
+    from ajet.commands.status import show_status
     from ajet.record import live_status as now
     from ajet.record.console import console
     from ajet.record.find_run import require_run
@@ -29,5 +29,5 @@ def status(
     elif as_json:
         typer.echo(json.dumps(now.read_live_status(folder).as_json(), indent=1, ensure_ascii=False))
     else:
-        show(folder, console, once=once)
+        show_status(folder, console, once=once)
     return 0

@@ -34,19 +34,19 @@ _FIELD = "main_query"
 def list_hints(experiment: Experiment, episodes: Sequence[Episode], workflow: type[object] | None) -> list[str]:
     """Return all hints on the episodes of a debug run."""
     hints = [
-        printed_task_hint(episodes),
-        unasked_hint(episodes, workflow) if workflow is not None else "",
-        shared_messages_hint(episodes, workflow),
+        hint_on_printed_task(episodes),
+        hint_on_missing_question(episodes, workflow) if workflow is not None else "",
+        hint_on_shared_messages(episodes, workflow),
     ]
     scored = next((episode for episode in episodes if episode.scored), None)
     if scored is not None:
-        hints += comparison_hints(experiment, scored)
+        hints += hint_on_comparisons(experiment, scored)
     return [hint for hint in hints if hint]
 
 
-def unasked_hint(episodes: Sequence[Episode], workflow: type[object]) -> str:
+def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]) -> str:
     """Return a hint if the agent uses the empty `main_query` of tasks; "" if each question was sent."""
-    unasked = [episode for episode in episodes if is_unasked(episode)]
+    unasked = [episode for episode in episodes if is_question_missing(episode)]
     if not unasked:
         return ""
     task = unasked[0].task
@@ -62,7 +62,7 @@ def unasked_hint(episodes: Sequence[Episode], workflow: type[object]) -> str:
     return f"{count} did not ask the task's question: `task.{_FIELD}` is empty{read}; {cure}"
 
 
-def printed_task_hint(episodes: Sequence[Episode]) -> str:
+def hint_on_printed_task(episodes: Sequence[Episode]) -> str:
     """Return a hint if the agent put a whole task into a prompt, with its answer; "" if not."""
     printed = [episode for episode in episodes if _is_printed(episode)]
     if not printed:
@@ -80,7 +80,7 @@ def _is_printed(episode: Episode) -> bool:
     return any(start in text and "init_messages=[" in text for text in texts)
 
 
-def is_unasked(episode: Episode) -> bool:
+def is_question_missing(episode: Episode) -> bool:
     """Return True if the task has no `main_query`, and no message that was sent holds what it has instead."""
     task = episode.task
     if task.main_query.strip() or task.env_type != "no_env" or not episode.calls:
@@ -97,7 +97,7 @@ def is_unasked(episode: Episode) -> bool:
     return bool(questions) and not any(question in text for question in questions for text in words)
 
 
-def source_file(workflow: type[object]) -> Path:
+def find_source_file(workflow: type[object]) -> Path:
     """Return the file of the workflow's module; an empty path for one without a file."""
     return Path(getattr(sys.modules.get(workflow.__module__), "__file__", None) or "")
 
@@ -108,7 +108,7 @@ def _normalize_space(text: str) -> str:
 
 def _find_field_use(workflow: type[object]) -> str:
     """Return file:line of the first line that reads the field, in the file of the workflow; "" if there is none."""
-    file = source_file(workflow)
+    file = find_source_file(workflow)
     if not file.is_file() or workflow.__module__.partition(".")[0] in list_packages():
         return ""
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -116,11 +116,11 @@ def _find_field_use(workflow: type[object]) -> str:
     return "" if found is None else OwnFrame(str(file), found, "", "").place
 
 
-LEAST = 8
+MIN_QUESTION_CHARS = 8
 """Fewest characters of a question that is hardly found by chance."""
 
 
-def shared_messages_hint(episodes: Sequence[Episode], workflow: type[object] | None) -> str:
+def hint_on_shared_messages(episodes: Sequence[Episode], workflow: type[object] | None) -> str:
     """Return a hint if a request has another task's question, or its own one twice; "" if none has.
 
     A question that the task itself contains, for example as a worked example, does not count.
@@ -129,11 +129,11 @@ def shared_messages_hint(episodes: Sequence[Episode], workflow: type[object] | N
     if all(prompt == prompts[0] for prompt in prompts):
         return ""
     questions = {episode.task.main_query.strip() for episode in episodes}
-    questions = {question for question in questions if len(question) >= LEAST}
+    questions = {question for question in questions if len(question) >= MIN_QUESTION_CHARS}
     sharing = [episode for episode in episodes if _has_foreign_question(episode, questions)]
     if not sharing:
         return ""
-    file = source_file(workflow).name if workflow is not None else ""
+    file = find_source_file(workflow).name if workflow is not None else ""
     return (
         f"{counted(len(sharing), 'episode')} sent the question of another attempt: messages are shared by attempts"
         f"{f' ({file})' if file else ''}; make the list inside the agent, for each attempt anew"
@@ -144,7 +144,7 @@ def _has_foreign_question(episode: Episode, questions: set[str]) -> bool:
     if not episode.calls:
         return False
     sent, own = _first_request(episode), episode.task.main_query.strip()
-    if len(own) >= LEAST and sent.count(own) > 1:
+    if len(own) >= MIN_QUESTION_CHARS and sent.count(own) > 1:
         return True
     return any(question in sent and question not in episode.task.model_dump_json() for question in questions)
 
@@ -178,10 +178,10 @@ _KINDS_OF_ROLES = {
     "task": 'a task; its columns are in `metadata["…"]`',
     "output": 'an output; its answer is in `metadata["final_answer"]`',
 }
-_MOST_ASSIGNMENTS = 8
+_MAX_ASSIGNMENTS = 8
 
 
-def comparison_hints(experiment: Experiment, episode: Episode) -> list[str]:
+def hint_on_comparisons(experiment: Experiment, episode: Episode) -> list[str]:
     """Return a hint for each comparison that is never true, by the values of a played episode."""
     named = (
         (experiment.ajet.task_judge.judge_protocol, "compute_reward", ("task", "output")),
@@ -193,11 +193,13 @@ def comparison_hints(experiment: Experiment, episode: Episode) -> list[str]:
             found = resolve_reference(reference, base=experiment.base)
             function = getattr(found, method, None) if isinstance(found, type) else found
             if callable(function):
-                hints += _hints_of(function, isinstance(found, type), roles, episode)
+                hints += _find_comparison_hints(function, isinstance(found, type), roles, episode)
     return hints
 
 
-def _hints_of(function: Callable[..., Any], method: bool, roles: tuple[str, str], episode: Episode) -> list[str]:
+def _find_comparison_hints(
+    function: Callable[..., Any], method: bool, roles: tuple[str, str], episode: Episode
+) -> list[str]:
     code = inspect.unwrap(function)
     try:
         lines, first = inspect.getsourcelines(code)
@@ -212,7 +214,7 @@ def _hints_of(function: Callable[..., Any], method: bool, roles: tuple[str, str]
     sides = _KindFinder(dict(zip(parameters, roles, strict=False)), _find_assignments(body), values)
     hints = []
     for left, right, line in _find_comparisons(body):
-        one, other = sides.kind_of(left), sides.kind_of(right)
+        one, other = sides.find_kind(left), sides.find_kind(right)
         if one is not None and other is not None and one.kind != other.kind:
             cure = "Convert one, as in str(…) or float(…)"
             if "\\boxed" in f"{one} {other}":
@@ -268,7 +270,7 @@ class _KindFinder:
     assigned: Mapping[str, ast.expr]
     values: Mapping[str, Mapping[str, Any]]
 
-    def kind_of(self, side: ast.expr) -> _ComparedSide | None:
+    def find_kind(self, side: ast.expr) -> _ComparedSide | None:
         """Return the kind of a side; None if it is not known."""
         side = self._resolve_name(side)
         if isinstance(side, ast.JoinedStr):
@@ -283,9 +285,9 @@ class _KindFinder:
                 return _ComparedSide(_KINDS_OF_CALLS[side.func.id]) if side.func.id in _KINDS_OF_CALLS else None
             if isinstance(side.func, ast.Attribute) and side.func.attr in _TEXT_METHODS:
                 return _ComparedSide("text")
-        return self._kind_of_column(side)
+        return self._find_column_kind(side)
 
-    def _kind_of_column(self, side: ast.expr) -> _ComparedSide | None:
+    def _find_column_kind(self, side: ast.expr) -> _ComparedSide | None:
         """Return the kind of `task.metadata["x"]` and the like, by the value in the episode."""
         if isinstance(side, ast.Subscript):
             owner, key = side.value, side.slice
@@ -310,7 +312,7 @@ class _KindFinder:
         return None if kind is None else _ComparedSide(kind, f"{value!r:.40}")
 
     def _resolve_name(self, side: ast.expr) -> ast.expr:
-        for _ in range(_MOST_ASSIGNMENTS):
+        for _ in range(_MAX_ASSIGNMENTS):
             if not (isinstance(side, ast.Name) and side.id in self.assigned):
                 break
             side = self.assigned[side.id]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.text import Text
 
-from ajet.commands.export import checkpoint_of, model_folder
+from ajet.commands.export import find_model_folder, select_checkpoint
 from ajet.commands.recorded_run import load_recorded_settings, require_own_code
 from ajet.engine.adapters import Adapters
 from ajet.engine.contract import DrawKey, Sampling, TokenEngine, TokenRequest
@@ -77,10 +77,10 @@ def chat(
         checkpoints.require_whole()
         checkpoint = checkpoints.best() or checkpoints.latest()
     else:
-        checkpoint = checkpoint_of(checkpoints, step)
+        checkpoint = select_checkpoint(checkpoints, step)
     if checkpoint is None:
         raise UserError(f"{run} has saved no checkpoint yet.", where=str(folder / "checkpoints"))
-    model = model_folder(folder, checkpoint)
+    model = find_model_folder(folder, checkpoint)
     console.print(Text(f"{model}{' · an empty line ends the chat' if prompt is None else ''}", "dim"), soft_wrap=True)
     if not (model / "config.json").is_file():
         raise UserError("This checkpoint holds no model.", where=str(model), expected="a folder with a config.json")
@@ -116,13 +116,13 @@ def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
 
 def _chat_with_model(experiment: Experiment, prompt: str | None, system: str | None, adapter: str | None) -> None:
     from ajet.engine.sampler import open_sampler
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
 
     settings = experiment.ajet
     engine, tokenizer = open_sampler(settings)
     try:
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        renderer = renderer_of(settings, tokenizer)
+        renderer = make_renderer(settings, tokenizer)
         for line in _read_lines(prompt):
             messages.append({"role": "user", "content": line})
             asyncio.run(_answer_line(engine, renderer, messages, settings, adapter))
@@ -136,7 +136,7 @@ def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
     So a workflow finds the other fields that it reads.
     """
     from ajet.commands.episode_panel import show_episode
-    from ajet.rollout.components import split_sampling
+    from ajet.rollout.components import choose_sampling
     from ajet.task_reader import open_reader
     from ajet.train.parts import assemble
 
@@ -148,7 +148,7 @@ def _chat_with_agent(experiment: Experiment, prompt: str | None) -> None:
         console.print(Text(f"everything but the question is of the task {stage.task_id!r}", "dim"), soft_wrap=True)
         for order, line in enumerate(_read_lines(prompt)):
             task = stage.model_copy(update={"main_query": line, "task_id": f"chat-{order + 1}"})
-            sampling = split_sampling(experiment.ajet, "validation")
+            sampling = choose_sampling(experiment.ajet, "validation")
             for group in parts.rollout.play([(order, task)], step=0, split="debug", repeats=1, sampling=sampling):
                 for episode in group.episodes:
                     show_episode(episode)

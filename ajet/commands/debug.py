@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ajet.commands.agent_hints import list_hints
-from ajet.commands.episode_panel import hint_of, is_told_by_message, parse_traceback, show_episode
+from ajet.commands.episode_panel import find_hint, is_message_enough, parse_traceback, show_episode
 from ajet.commands.pace import MODEL, EpisodePace, describe_step_time
-from ajet.commands.runner import algorithm_of, command_for
+from ajet.commands.runner import format_start_command, load_algorithm
 from ajet.record.console import console, counted, format_seconds, label, print_line, printable
 from ajet.record.learned import advise_given_answers
 from ajet.record.live_screen import LiveLine
@@ -39,7 +39,7 @@ SHOWN_TASKS = 12
 """Tasks that get a line in the verdict."""
 SHOWN_REASON = 400
 """Characters of a failure's message that the last screen repeats."""
-PLAYED_ANEW = "Ended by a signal; the same command plays from the first episode again."
+RESTART_NOTE = "Ended by a signal; the same command plays from the first episode again."
 Signature = tuple[str, str, str, str]
 """Two failures are the same if boundary, kind, the user's line and the message without its numbers are equal."""
 
@@ -53,7 +53,7 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
     """
     session = DebugSession(experiment, run, interrupts)
     with (
-        LiveLine(session.now) as line,
+        LiveLine(session.describe_progress) as line,
         assemble(experiment, run_id=run.run_id, on_episode=session.on_episode, pins=pins_of(run)) as parts,
     ):
         tasks = list(enumerate(parts.tasks("train")))[: experiment.ajet.debug.debug_first_n_tasks]
@@ -68,7 +68,7 @@ def debug_run(experiment: Experiment, run: RunDirectory, interrupts: Interrupts)
             line.close()
             session.conclude()
             if isinstance(interrupt, Preempted):
-                raise Preempted(PLAYED_ANEW) from None
+                raise Preempted(RESTART_NOTE) from None
             raise
         line.close()
         session.conclude()
@@ -93,7 +93,7 @@ class DebugSession:
         self._expected, self._watch, self._workflow = episodes, watch, workflow
         self._began = time.monotonic()
 
-    def now(self) -> Sequence[str]:
+    def describe_progress(self) -> Sequence[str]:
         """Return the lines on the present activity."""
         passed = f"{time.monotonic() - self._began:.0f} s"
         if not self._expected:
@@ -140,7 +140,7 @@ class DebugSession:
         log_formats(self.episodes, settings.context_tracker)
         pace = self._measure_pace(seconds)
         metrics = episode_metrics(self.episodes, "debug")
-        self._run.metrics.log(0, metrics | pace.metrics(), **{MODEL: settings.model.path})
+        self._run.metrics.log(0, metrics | pace.to_metrics(), **{MODEL: settings.model.path})
         for same in self._failures.values():
             if len(same) > 1:
                 first = same[0]
@@ -161,7 +161,7 @@ class DebugSession:
         if self._all_failed and len(self._failures) == 1:
             return  # `refuse_if_all_failed` says what to do
         for boundary, hint in sorted(
-            {(e.failure.boundary, hint_of(e.failure, self._workflow)) for e in self.episodes if e.failure}
+            {(e.failure.boundary, find_hint(e.failure, self._workflow)) for e in self.episodes if e.failure}
         ):
             print_line(f"hint ({boundary}): {hint}")
         if self._all_failed:
@@ -181,7 +181,7 @@ class DebugSession:
         """Raise UserError if every episode failed; with the reason and its cure if all failed for one."""
         if not self._all_failed:
             return
-        command = command_for(self._experiment, "debug")
+        command = format_start_command(self._experiment, "debug")
         then = f", then: {command}" if command else ""
         count = counted(len(self.episodes), "episode")
         failure = self.episodes[0].failure
@@ -192,18 +192,18 @@ class DebugSession:
             )
         own = parse_traceback(failure.traceback).own
         text = printable(failure.message.partition("\n")[0])
-        kind = "" if is_told_by_message(failure) else f"{failure.kind}: "
+        kind = "" if is_message_enough(failure) else f"{failure.kind}: "
         raise UserError(
             f"All {count} failed, for one reason ({failure.boundary}): {kind}"
             f"{text[:SHOWN_REASON]}{'…' if len(text) > SHOWN_REASON else ''}",
             where=f"{printable(own[-1].place)} {printable(own[-1].code)}".rstrip() if own else "",
-            do=f"{hint_of(failure, self._workflow)}{then}",
+            do=f"{find_hint(failure, self._workflow)}{then}",
         )
 
     def _print_verdict(self, pace: EpisodePace, hinted: bool) -> None:
         settings, groups = self._experiment.ajet, group_by_order(self.episodes)
         try:
-            learns: Callable[[Group], bool] = algorithm_of(self._experiment).learns_from
+            learns: Callable[[Group], bool] = load_algorithm(self._experiment).learns_from
         except UserError as refused:
             print_line(f"Training would refuse this YAML: {refused.what}")
             return
@@ -213,7 +213,7 @@ class DebugSession:
         console.print(Text.assemble(("Verdict: ", "bold"), (verdict, f"bold {colour}")))
         for line in describe_tasks(groups, learns):
             print_line(printable(line))
-        if cut := describe_cut(self.episodes):
+        if cut := describe_cut_replies(self.episodes):
             print_line(f"{printable(cut)}.", style="yellow")
         if settings.rollout.engine == "endpoint":
             console.print("An endpoint's replies cannot be trained on: train with rollout.engine: auto.", markup=False)
@@ -226,9 +226,9 @@ class DebugSession:
             memory = describe_memory(needs.local, needs.free)
             print_line(f"Its memory: {memory}.")
         if not teaching:
-            advice = "correct what the hint above names" if hinted else advise(groups, settings)
+            advice = "correct what the hint above names" if hinted else advise_on_groups(groups, settings)
             print_line(f"Before training: {advice}.")
-        command = command_for(self._experiment, "local" if teaching else "debug")
+        command = format_start_command(self._experiment, "local" if teaching else "debug")
         if command:
             print_line(f"{'Train it' if teaching else 'Look again'}: {command}")
 
@@ -269,15 +269,15 @@ def _describe_rewards(group: Group, teaches: bool) -> str:
     return f"{text} (all {low:g}): nothing to prefer" if low == high else f"{text} ({low:g} to {high:g}): too alike"
 
 
-def _count_cut(episodes: Sequence[Episode]) -> tuple[int, Counter[str]]:
+def _count_cut_replies(episodes: Sequence[Episode]) -> tuple[int, Counter[str]]:
     """Return the number of replies, and how many of them each limit on tokens cut."""
     calls = [call for episode in episodes for call in episode.calls if call.is_delivered]
     return len(calls), Counter(str(call.extra.get("cut_by", "a limit on tokens")) for call in calls if call.is_cut)
 
 
-def describe_cut(episodes: Sequence[Episode]) -> str:
+def describe_cut_replies(episodes: Sequence[Episode]) -> str:
     """Return how many replies a limit on tokens cut, by which limit, and what to do; "" if none was cut."""
-    replies, limits = _count_cut(episodes)
+    replies, limits = _count_cut_replies(episodes)
     if not limits:
         return ""
     names = ", ".join(f"{count} by {limit}" for limit, count in limits.most_common())
@@ -285,7 +285,7 @@ def describe_cut(episodes: Sequence[Episode]) -> str:
     return f"{cut}: raise that limit, or ask for shorter replies"
 
 
-def advise(groups: Sequence[Group], settings: AjetConfig) -> str:
+def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
     """Return what to change if none of the groups can teach."""
     episodes = [episode for group in groups for episode in group.episodes]
     scored = [episode for group in groups for episode in group.scored]
@@ -302,7 +302,7 @@ def advise(groups: Sequence[Group], settings: AjetConfig) -> str:
         )
     if 2 * failed >= len(episodes):
         return f"{failed} of {counted(len(episodes), 'episode')} failed: correct what the hints above name"
-    replies, limits = _count_cut(episodes)
+    replies, limits = _count_cut_replies(episodes)
     if replies and limits.total() == replies:
         return f"every reply was cut, so that no answer can be right: raise {_name_limits(limits, settings)}"
     successes = [each.verdict.success for each in scored if each.verdict and each.verdict.success is not None]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from rich.text import Text
 
-from ajet.commands.export import checkpoint_of, model_folder, run_of
+from ajet.commands.export import find_model_folder, find_training_run, select_checkpoint
 from ajet.commands.http_server import read_key, serve_until_ended
 from ajet.commands.model_card import write_card
 from ajet.commands.recorded_run import find_recorded_model, load_recorded_settings
@@ -31,7 +31,7 @@ from ajet.gateway.dialects.responses.kept import kept_responses
 from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, print_line
-from ajet.rollout.components import open_gateway, split_sampling
+from ajet.rollout.components import choose_sampling, open_gateway
 from ajet.schema.errors import UserError
 from ajet.train.interrupts import Interrupts
 
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
 KEY = "AJET_API_KEY"
 """Environment variable with the key that clients must send."""
-MOST_CALLS = 256
+MAX_SESSION_CALLS = 256
 """Calls after which a session is replaced; its Responses are kept for so many calls more."""
-LOOK_S = 1.0
+POLL_S = 1.0
 BASE = "base"
 """Name of the model without its adapters."""
 
@@ -90,11 +90,11 @@ class ModelServer:
         """Close earlier sessions without open requests, and replace the present one if it is full."""
         if self._earlier:
             self.gateway.on_loop(self._close_idle)  # there a request is counted once it has found its session
-        if self._session is None or self._session.calls >= MOST_CALLS:
+        if self._session is None or self._session.calls >= MAX_SESSION_CALLS:
             self._open_session()
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """True if no request is open."""
         return all(each.idle for each in (*self._earlier, self._session) if each)
 
@@ -107,35 +107,35 @@ class ModelServer:
         session = self.gateway.open(
             secrets.token_hex(8),
             key=(self.experiment.ajet.seed, 0, time.time_ns() & 0x7FFFFFFF),
-            sampling=split_sampling(self.experiment.ajet, "validation"),
+            sampling=choose_sampling(self.experiment.ajet, "validation"),
             trainable=(),
             model_name=self.name,
             models=self.models,
         )
         if self._session is not None:
             session.kept = self._session.kept
-            self.gateway.loop.call_soon_threadsafe(kept_responses(session.kept).keep_newest, MOST_CALLS)
+            self.gateway.loop.call_soon_threadsafe(kept_responses(session.kept).keep_newest, MAX_SESSION_CALLS)
             self._earlier.append(self._session)
         self._session = session
         self.gateway.admit(self.key, session)
 
 
-def deploy(wanted: DeployOptions) -> int:
+def deploy(options: DeployOptions) -> int:
     """Serve until Ctrl-C or SIGTERM; after SIGTERM finish open requests and return the exit code 0.
 
     Raises:
         UserError: the run cannot be served.
         KeyboardInterrupt: at Ctrl-C.
     """
-    with serve_model(wanted) as model:
+    with serve_model(options) as model:
         _print_address(model)
 
         def look() -> None:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
             model.renew_sessions()
 
         with Interrupts().install() as interrupts:
-            serve_until_ended(interrupts, look, lambda: model.idle)
+            serve_until_ended(interrupts, look, lambda: model.is_idle)
     return 0
 
 
@@ -145,7 +145,7 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
     from ajet.backbone import open_backbone
     from ajet.config.dotenv import load_project_dotenv
 
-    folder = run_of(wanted.run, wanted.root)
+    folder = find_training_run(wanted.run, wanted.root)
     load_project_dotenv(record=folder)
     key = read_key(KEY, do="leave it out: a random one is made and shown") or f"ajet-{secrets.token_hex(16)}"
     require_free(wanted.host, wanted.port, name="deployment", where="--host, --port")
@@ -181,7 +181,7 @@ def _open_weights(
     wanted: DeployOptions, folder: Path, checkpoint: Checkpoint, experiment: Experiment
 ) -> Iterator[Path]:
     """Yield the folder of the model that is served. Raises UserError."""
-    model = model_folder(folder, checkpoint)
+    model = find_model_folder(folder, checkpoint)
     if not wanted.with_base or Adapters.from_folder(model):
         yield model
         return
@@ -199,15 +199,15 @@ def find_checkpoint(folder: Path, checkpoint: str) -> Checkpoint:
     """Return the named checkpoint of the run in `folder`. Raises UserError."""
     known = checkpoints_of(folder)
     if checkpoint == "best":
-        return known.best() or checkpoint_of(known, None)
+        return known.best() or select_checkpoint(known, None)
     if checkpoint == "latest":
-        return checkpoint_of(known, None)
+        return select_checkpoint(known, None)
     step = checkpoint.removeprefix("step-")
     if not step.isdecimal():
         raise UserError(
             f"There is no checkpoint {checkpoint}.", where="--checkpoint", expected="latest, best or step-N"
         )
-    return checkpoint_of(known, int(step))
+    return select_checkpoint(known, int(step))
 
 
 def _print_address(model: ModelServer) -> None:

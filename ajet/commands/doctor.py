@@ -45,7 +45,7 @@ class Checkup:
 def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) -> Checkup:
     """Make all checks; those of a model if `model` or the experiment names one."""
     from ajet.commands.doctor_checks import check_machine, check_model, check_network, check_packages
-    from ajet.commands.runner import runner_of
+    from ajet.commands.runner import load_runner
 
     started = time.perf_counter()
     config = experiment.ajet if experiment is not None else None
@@ -59,7 +59,7 @@ def examine(model: str | None, experiment: Experiment | None, *, exp_dir: Path) 
         each.name for each in (*list_shipped_backbones().values(), *([chosen] if chosen else []))
     ):
         each = find_backbone(backbone)
-        if found := runner_of(each).checkup(config, needed=each is chosen):
+        if found := load_runner(each).checkup(config, needed=each is chosen):
             sections[backbone] = found
     sections["network"] = check_network(config)
     for title, check in find_doctor_checks().items():

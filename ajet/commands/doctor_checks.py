@@ -264,7 +264,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
     from ajet.engine.dimensions import read_embedding_shapes
     from ajet.engine.model_source import describe_download, find_local_model, locate_model
     from ajet.engine.models import load_tokenizer, prepare_folder
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
     from ajet.tokens import Renderer
     from ajet.tokens.template_doctor import examine, sizes
 
@@ -277,7 +277,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
             ]
         folder = prepare_folder(source, weights=False)
         tokenizer = load_tokenizer(source)
-        renderer = renderer_of(config, tokenizer) if config is not None else Renderer(tokenizer)
+        renderer = make_renderer(config, tokenizer) if config is not None else Renderer(tokenizer)
     except UserError as error:
         return [Finding("model", "problem", error.what, error.do or error.expected)]
     config_json = _read_json(folder / "config.json")

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from ajet.schema.tool_use import ToolUse
 
 
-SHOWN = 2000
+MAX_MESSAGE_CHARS = 2000
 """Characters of a message that are shown; the record has all."""
 SHOWN_FRAME_LINES = 6
 """Last lines that are shown of a traceback without a frame of the user's own."""
-IN_TITLE = 30
+MAX_TITLE_REASON = 30
 """Longest reason of a judge in the title; a longer one is shown below the answer."""
-IN_LINE = 120
+MAX_ARGUMENT_CHARS = 120
 """Characters of a tool's arguments that are shown."""
-SHOWN_OWN = 5
+MAX_OWN_FRAMES = 5
 """Last frames of the user's own that are shown."""
 
 HINTS = {
@@ -52,12 +52,12 @@ HINTS = {
     "ajet": "this is a bug in ajet: please report it with the log",
 }
 """What to do about a failure at each boundary but the agent's, and about servers of the user's."""
-RETURN_OF_A_PAIR = (
+PAIR_ADVICE = (
     "return the answer, and leave the reward to the judge; with a reward of the agent's own, return "
     "WorkflowOutput(reward=1.0, metadata={'final_answer': answer})"
 )
-_ITS_OWN = "if its client is to ask the model that is tuned, give it `tuner.as_oai_baseurl_apikey()`"
-KIND_ADVICE = {"APIConnectionError": _ITS_OWN, "AuthenticationError": _ITS_OWN}
+_CLIENT_ADVICE = "if its client is to ask the model that is tuned, give it `tuner.as_oai_baseurl_apikey()`"
+KIND_ADVICE = {"APIConnectionError": _CLIENT_ADVICE, "AuthenticationError": _CLIENT_ADVICE}
 """What to do about exceptions that most often have one cause, after the line that raised them."""
 
 
@@ -81,11 +81,11 @@ def show_episode(episode: Episode) -> None:
     outcome, why = _describe_outcome(episode)
     if episode.failure:
         _append_failure(lines, episode.failure)
-    elif len(why) > IN_TITLE:
+    elif len(why) > MAX_TITLE_REASON:
         lines.append(f"{outcome}: {printable(why)}\n", style=_outcome_colour(episode))
     lines.rstrip()
     title = f"{label(episode.task.task_id)} · attempt {episode.repeat} · "
-    outcome += f" ({printable(why)})" if 0 < len(why) <= IN_TITLE else ""
+    outcome += f" ({printable(why)})" if 0 < len(why) <= MAX_TITLE_REASON else ""
     heading = Text.assemble(printable(title), (outcome, _outcome_colour(episode)))
     console.print(Panel(lines, title=heading, subtitle=Text(_describe_footer(episode)), title_align="left"))
 
@@ -93,10 +93,11 @@ def show_episode(episode: Episode) -> None:
 _NOT_INSTALLED = re.compile(r"No module named '([^.']+)[^']*'")
 
 
-def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
+def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
     """Return what to do about a failure; for the user's own code with the line that raised it."""
-    if failure.kind == "ModuleNotFoundError" and (lacks := _NOT_INSTALLED.search(failure.message)):
-        return f"install {printable(lacks[1])}, by the name that its package has: {format_install(printable(lacks[1]))}"
+    if failure.kind == "ModuleNotFoundError" and (missing := _NOT_INSTALLED.search(failure.message)):
+        package = printable(missing[1])
+        return f"install {package}, by the name that its package has: {format_install(package)}"
     if failure.boundary == "engine" and "://" in failure.message:
         return HINTS["server"]
     if failure.boundary == "judge" and failure.own and failure.retryable:
@@ -111,7 +112,7 @@ def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
     if failure.boundary != "agent":
         return HINTS[failure.boundary].replace("{program}", find_program())
     if failure.kind == "wrong_type" and "returned a tuple" in failure.message:
-        return RETURN_OF_A_PAIR
+        return PAIR_ADVICE
     if known := find_failure_hint(failure.kind, workflow):
         return known
     if not own:
@@ -120,7 +121,7 @@ def hint_of(failure: Failure, workflow: type[object] | None = None) -> str:
     return raised + KIND_ADVICE.get(failure.kind, "a breakpoint there works in this backbone")
 
 
-def is_told_by_message(failure: Failure) -> bool:
+def is_message_enough(failure: Failure) -> bool:
     """Return True if a failure's message is enough, without its kind and frames of ajet."""
     return failure.kind == "JudgeFailure" or bool(find_failure_hint(failure.kind))
 
@@ -128,19 +129,19 @@ def is_told_by_message(failure: Failure) -> bool:
 def _append_failure(lines: Text, failure: Failure) -> None:
     lines.append(f"✗ {failure.boundary}: {failure.kind}: {printable(failure.message)}\n", style="bold red")
     frames = parse_traceback(failure.traceback)
-    for frame in frames.own[-SHOWN_OWN:]:
+    for frame in frames.own[-MAX_OWN_FRAMES:]:
         lines.append(f"  {printable(frame.place)} in {printable(frame.function)}\n", style="red")
         if frame.code:
             lines.append(f"    {printable(frame.code)}\n", style="bold")
     if frames.own:
         lines.append(_count_hidden_frames(frames), style="dim")
-    elif not is_told_by_message(failure):
+    elif not is_message_enough(failure):
         lines.append("\n".join(_last_frames(failure)), style="red")
 
 
 def _count_hidden_frames(frames: TracebackFrames) -> str:
     """Return a line on the frames that are not shown."""
-    hidden = max(0, len(frames.own) - SHOWN_OWN)
+    hidden = max(0, len(frames.own) - MAX_OWN_FRAMES)
     parts = [counted(hidden, "earlier frame")] if hidden else []
     parts += [f"{count} of {printable(package)}" for package, count in frames.others.most_common()]
     return f"  (not shown: {', '.join(parts)})\n" if parts else ""
@@ -163,7 +164,7 @@ def _list_tools(episode: Episode) -> list[str]:
 def _describe_tool_use(use: ToolUse) -> str:
     """Return a line on a use of a tool, with seconds and error."""
     arguments = printable(strict_json(use.arguments))
-    arguments = arguments if len(arguments) <= IN_LINE else f"{arguments[:IN_LINE]}…"
+    arguments = arguments if len(arguments) <= MAX_ARGUMENT_CHARS else f"{arguments[:MAX_ARGUMENT_CHARS]}…"
     named = printable(f"{use.server}: {use.name}" if use.server else use.name)
     return f"⚒ {named}({arguments}) {use.ended - use.started:.2f} s{f' ✗ {use.error}' if use.error else ''}\n"
 
@@ -278,7 +279,11 @@ def _content_text(content: Any) -> str:
 
 def _clip_text(content: Any) -> str:
     text = printable(content if isinstance(content, str) else str(content))
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text) - SHOWN} more characters)"
+    return (
+        text
+        if len(text) <= MAX_MESSAGE_CHARS
+        else f"{text[:MAX_MESSAGE_CHARS]}… ({len(text) - MAX_MESSAGE_CHARS} more characters)"
+    )
 
 
 _FRAME = re.compile(r'^[ |+-]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from ajet.commands.model_card import write_card
-from ajet.commands.runner import runner_of
+from ajet.commands.runner import load_runner
 from ajet.config.backbones import find_checkpoint_owner
 from ajet.config.record_file import make_record_folder
 from ajet.record.checkpoint import Checkpoint, damaged_checkpoint_error, inspect_checkpoint, require_sound
@@ -31,7 +31,7 @@ def export(
     step: int | None = None,
     out: Path | None = None,
     dtype: str | None = None,
-    again: bool = False,
+    reuse: bool = False,
     merging: bool = False,
 ) -> Path:
     """Write the model of `step`, or of the last checkpoint, and return its folder.
@@ -45,11 +45,11 @@ def export(
     Raises:
         UserError: the checkpoint or the folder cannot be used.
     """
-    folder = run_of(run, root)
-    checkpoint = checkpoint_of(checkpoints_of(folder), step)
+    folder = find_training_run(run, root)
+    checkpoint = select_checkpoint(checkpoints_of(folder), step)
     target = (out or folder / "exports" / f"step-{checkpoint.step}").absolute()
     if target.exists():
-        if again:
+        if reuse:
             return target
         raise UserError(f"{target} exists already.", do="name another folder with --out, or remove it")
     partial = target.with_name(f".{target.name}.partial")
@@ -83,12 +83,12 @@ def _format_size(folder: Path) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
-def run_of(run: str, root: Path) -> Path:
+def find_training_run(run: str, root: Path) -> Path:
     """Return the folder of a training run. Raises UserError."""
     return require_run(run, root, holding="run.json", expected="the directory of a training run, with checkpoints")
 
 
-def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
+def find_model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
     """Return the folder from which a checkpoint's model is loaded; a backbone's own format is exported once.
 
     Raises:
@@ -102,7 +102,7 @@ def model_folder(folder: Path, checkpoint: Checkpoint) -> Path:
     return export(str(folder), folder.parent, step=checkpoint.step, merging=True)
 
 
-def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
+def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     """Return the checkpoint of `step`, or the last. Raises UserError if there is none, or it is incomplete."""
     known = checkpoints.all()
     if step is None:
@@ -132,7 +132,7 @@ def checkpoint_of(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
 def _write_model(target: Path, checkpoint: Checkpoint, dtype: str | None) -> None:
     require_sound(checkpoint.path)
     if (owner := find_checkpoint_owner(checkpoint.state)) is not None:
-        runner_of(owner).export(checkpoint, target, dtype)
+        load_runner(owner).export(checkpoint, target, dtype)
         return
     if dtype is not None:
         raise UserError(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ajet.commands.export import checkpoint_of
+from ajet.commands.export import select_checkpoint
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, counted, print_line
 from ajet.record.episodes import EpisodeFiles
@@ -93,7 +93,7 @@ def check_export(
     from ajet.config import load_recorded_experiment
     from ajet.engine.fresh import StockModel
 
-    checkpoint = checkpoint_of(checkpoints_of(run), step)
+    checkpoint = select_checkpoint(checkpoints_of(run), step)
     source, played_in, calls = _find_recorded_calls(run, checkpoint, exported, at_most)
     settings = load_recorded_experiment(played_in / "resolved.yaml").ajet
     try:
@@ -115,7 +115,7 @@ def check_export(
     return found
 
 
-def show(found: ExportCheck) -> None:
+def print_check(found: ExportCheck) -> None:
     """Print a line for each part, and whether the folder passes."""
     gaps = found.gaps
     console.print(f"Held to {found.source}: {counted(found.calls, 'call')}, {counted(len(gaps), 'sampled token')}.")

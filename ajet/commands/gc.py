@@ -34,22 +34,22 @@ class RemovableFiles:
     sizes: dict[str, tuple[int, int]]
     """Number of files or folders, and bytes, by kind."""
     done: bool
-    unasked: str = ""
+    store_problem: str = ""
     """Why the store could not be checked; "" if it was."""
 
-    def as_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Return the collection as JSON values."""
         kinds = {kind: {"count": count, "bytes": size} for kind, (count, size) in self.sizes.items()}
         paths = {kind: [str(path) for path in self.found.paths[kind]] for kind in KINDS}
-        return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths, "unasked": self.unasked}
+        return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths, "unasked": self.store_problem}
 
     @property
-    def any(self) -> bool:
+    def is_nonempty(self) -> bool:
         """True if there is or was something to remove."""
         return any(count for count, _ in self.sizes.values())
 
 
-def collect(
+def collect_removable_files(
     run: str,
     root: Path,
     *,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ajet.commands.runner import runner_of
+from ajet.commands.runner import load_runner
 from ajet.record.console import format_bytes, format_seconds
 from ajet.train.footprint import (
     GIB,
@@ -105,7 +105,7 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
     weights = 4 * (size.parameters + (trained if has_adapters else 0)) / gpus
     optimizer = MOMENTS * trained / gpus
     reference = 4 * size.parameters / gpus if settings.needs_reference_model and not has_adapters else 0
-    kept = reference if not trainer.fsdp_config.param_offload else 0
+    resident_reference = reference if not trainer.fsdp_config.param_offload else 0
     resident = (0 if trainer.fsdp_config.param_offload else weights + reference) + (
         0 if trainer.fsdp_config.optimizer_offload else optimizer
     )
@@ -118,7 +118,7 @@ def estimate_memory(size: ModelSize, settings: AjetConfig, gpu: GpuType) -> GpuM
         weights=weights,
         gradients=4 * trained / gpus,
         optimizer=optimizer,
-        reference=kept,
+        reference=resident_reference,
         gathered=4 * size.parameters / size.layers if size.layers else 0,
         activations=estimate_activations(size, settings, tokens, width=2),
         logits=max(LOGIT_BYTES * size.vocabulary * tokens, LOGITS if size.vocabulary else 0),
@@ -214,6 +214,6 @@ def find_own_gpu(experiment: Experiment, *, on_cluster: bool = False) -> GpuName
     device = experiment.ajet.trainer_common.device
     if on_cluster or device not in ("auto", "cpu"):
         return "H100"
-    if device == "cpu" or (names := runner_of(experiment.backbone).name_accelerators()) is None:
+    if device == "cpu" or (names := load_runner(experiment.backbone).name_accelerators()) is None:
         return None
     return next((name for name in GPUS if name in names), "H100")

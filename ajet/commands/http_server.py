@@ -53,7 +53,7 @@ def count_bits(key: str) -> float:
 
 
 def serve_until_ended(
-    interrupts: Interrupts, look: Callable[[], None], is_idle: Callable[[], bool], *, grace: float = GRACE_S
+    interrupts: Interrupts, wait: Callable[[], None], is_idle: Callable[[], bool], *, grace: float = GRACE_S
 ) -> None:
     """Call `look` until a signal; after SIGTERM wait until no request is open, and return.
 
@@ -65,7 +65,7 @@ def serve_until_ended(
     """
     try:
         while True:
-            look()
+            wait()
             with interrupts.defer(ends_step=False):
                 pass  # raises one that Python could not pass on
     except Preempted:

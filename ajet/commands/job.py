@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.commands.job_arguments import KEYS, collect_reader_keys, collect_settings, list_paths, reference_of
-from ajet.commands.script_errors import brief_if_uncaught
+from ajet.commands.job_arguments import KEYS, collect_reader_keys, collect_settings, list_paths, make_reference
+from ajet.commands.script_errors import shorten_uncaught_errors
 from ajet.schema.errors import UserError
 from ajet.train.runner import LaunchOptions
 
@@ -45,7 +45,7 @@ class AgentJetJob:
     it. Any other key goes through `set(key=…)`. Raises ConfigError for a YAML that cannot be used.
     """
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def __init__(
         self,
         backbone: str | None = None,
@@ -83,7 +83,7 @@ class AgentJetJob:
     ) -> None:
         given = collect_settings(locals())
         if algorithm is not None:
-            given[KEYS["algorithm"]] = reference_of(algorithm)
+            given[KEYS["algorithm"]] = make_reference(algorithm)
         self._base = Path.cwd()
         self._under: Document | None = None
         self._own: dict[str, Any] = {}
@@ -121,7 +121,7 @@ class AgentJetJob:
         """The present settings with defaults, for reading: `job.config.ajet.rollout.num_repeat`. Raises ConfigError."""
         return self.experiment().config
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def set_workflow(
         self, workflow: type[Workflow] | Callable[[Any, Any], Any] | str, ensure_reward_in_workflow: bool = False
     ) -> AgentJetJob:
@@ -132,14 +132,14 @@ class AgentJetJob:
         """
         if ensure_reward_in_workflow:
             self._set_keys({"task_judge.judge_protocol": None})
-        return self._set_keys({"rollout.user_workflow": reference_of(workflow)})
+        return self._set_keys({"rollout.user_workflow": make_reference(workflow)})
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def set_judge(self, judge: type[Any] | Callable[[Any, Any], Any] | str) -> AgentJetJob:
         """Set the judge: a BaseJudge, a function `(task, output)`, or a reference to one."""
-        return self._set_keys({"task_judge.judge_protocol": reference_of(judge)})
+        return self._set_keys({"task_judge.judge_protocol": make_reference(judge)})
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def set_data(
         self,
         type: str,
@@ -162,7 +162,7 @@ class AgentJetJob:
             self._remove_key(f"task_reader.{key}")
         return self._set_keys({f"task_reader.{key}": value for key, value in values.items() if value is not None})
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def set(self, **values: Any) -> AgentJetJob:
         """Set any key below `ajet`, with double underscores for dots: `set(rollout__num_repeat=8)`."""
         return self._set_keys({path.replace("__", "."): value for path, value in values.items()})
@@ -188,7 +188,7 @@ class AgentJetJob:
         if isinstance(node, dict):
             node.pop(leaf, None)
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def set_section(self, name: str, /, **values: Any) -> AgentJetJob:
         """Set a section beside `ajet`: a backbone's (`verl`, `trinity`), or your own, read as `tuner.config.NAME`.
 
@@ -200,7 +200,7 @@ class AgentJetJob:
         self._own[name] = {**(self._own.get(name) or {}), **values}
         return self
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def dump_job_as_yaml(self, path: str | Path) -> Path:
         """Write the YAML that `ajet --conf` runs, and its folder. Raises ConfigError for what `tune()` would refuse."""
         from ajet.config.document import dump_yaml
@@ -211,7 +211,7 @@ class AgentJetJob:
         path.write_text(dump_yaml({"ajet": self._tree, **self._own}))
         return path
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def tune(
         self,
         *,
@@ -251,7 +251,7 @@ class AgentJetJob:
         )
         return self._launch_run(options, backbone=backbone or self.backbone)
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def debug(self, tags: str = "", *, services: Sequence[str] = ()) -> Path:
         """Play a few tasks and train nothing, as `ajet --backbone debug`; return the folder of the record.
 
@@ -260,7 +260,7 @@ class AgentJetJob:
         """
         return self.tune(backbone="debug", debug=tags, services=services)
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def plan(self, *, backbone: str | None = None, services: Sequence[str] = ()) -> None:
         """Check everything and print the plan, as `--dry-run` does. Raises UserError."""
         from ajet.commands.plan import show_plan
@@ -269,7 +269,7 @@ class AgentJetJob:
         started = show_plan(self._compose_experiment(backbone=backbone or self.backbone), services)
         print_line(f"{started}.")
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def sft(
         self,
         data: str | Path | Sequence[str | Path] | None = None,
@@ -307,7 +307,7 @@ class AgentJetJob:
             values["backbone"] = "local"
         return Tuned.of(self._launch_run(LaunchOptions(fresh=fresh, resume=resume), **values))
 
-    @brief_if_uncaught
+    @shorten_uncaught_errors
     def experiment(self) -> Experiment:
         """Return the composed experiment that `tune()` runs. Raises ConfigError."""
         from ajet.config import Experiment
@@ -346,11 +346,11 @@ class Tuned:
     @classmethod
     def of(cls, folder: Path) -> Tuned:
         """Return the result of the run in `folder`. Raises UserError if its checkpoint cannot be converted."""
-        from ajet.commands.export import model_folder
+        from ajet.commands.export import find_model_folder
         from ajet.record.checkpoints import checkpoints_of
         from ajet.record.files import read_rows
 
         checkpoints = checkpoints_of(folder)
         found = checkpoints.best() or checkpoints.latest()
         rows = [row["train/reward"] for row in read_rows(folder / "metrics.jsonl") if "train/reward" in row]
-        return cls(folder, model_folder(folder, found) if found else None, [r for r in rows if r is not None])
+        return cls(folder, find_model_folder(folder, found) if found else None, [r for r in rows if r is not None])

@@ -70,7 +70,7 @@ def collect_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, (_, value) in collected.items()}
 
 
-def reference_of(code: Any) -> str:
+def make_reference(code: Any) -> str:
     """Return a text as it is, or the reference to a class or function. Raises UserError."""
     if isinstance(code, str):
         return code
@@ -78,7 +78,7 @@ def reference_of(code: Any) -> str:
     module = sys.modules.get(getattr(code, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if file is None and module is sys.modules["__main__"]:  # a notebook
-        return str(live_reference(code))
+        return str(make_live_reference(code))
     if file is None or not name.isidentifier():
         raise UserError(
             f"{name} can't be named by a reference.",
@@ -88,7 +88,7 @@ def reference_of(code: Any) -> str:
     return f"{Path(file).resolve()}->{name}"
 
 
-def live_reference(code: Any) -> Any:
+def make_live_reference(code: Any) -> Any:
     """Return a reference into the running program for code that it defines, since loading its file would run it again.
 
     Code of any other module is returned as it is.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.commands.launch_checks import require_launchable
-from ajet.commands.runner import apply_sections, runner_of
+from ajet.commands.runner import apply_sections, load_runner
 from ajet.config.plugins import find_launch_flags, hand_to_workers, try_load
 from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
 from ajet.train.runner import LaunchOptions
@@ -56,7 +56,7 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
     trains = "trains" in experiment.backbone.can
     require_launchable(experiment, options.from_store, here=True)
     if trains and experiment.ajet.sft.objective is None:
-        runner_of(experiment.backbone).require(experiment, options)
+        load_runner(experiment.backbone).require(experiment, options)
     if options.from_store is not None:
         from ajet.store import require_store
 
@@ -80,7 +80,7 @@ def run_experiment(experiment: Experiment, options: LaunchOptions) -> Path:
         hand_to_workers(),
         record_run(experiment, run),
         interrupts.install(),  # before anything is started that must be ended
-        flags_around(run, options.flags),
+        enter_launch_flags(run, options.flags),
         enter_run_hooks(experiment, run.path, options.services, options.prefix),
     ):
         if overridden:
@@ -117,14 +117,14 @@ def _train_run(experiment: Experiment, run: RunDirectory, options: LaunchOptions
 
             train_on_replies(sink, interrupts)
         else:
-            runner_of(experiment.backbone).train(experiment, run, options, interrupts, sink)
+            load_runner(experiment.backbone).train(experiment, run, options, interrupts, sink)
     finally:
         progress.close()
     print_summary(run)
 
 
 @contextmanager
-def flags_around(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
+def enter_launch_flags(run: RunDirectory, flags: Iterable[str]) -> Iterator[None]:
     """Enter the contexts that flags of plug-ins (`--with-NAME`) put around a run.
 
     Raises:
@@ -159,7 +159,7 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
         logger.info("{}", idle)
     if not serving:
         warn_of_unconfined(experiment)
-    with closed_by_outcome(run):
+    with close_with_outcome(run):
         yield
 
 
@@ -170,7 +170,7 @@ def warn_of_unconfined(experiment: Experiment) -> None:
 
 
 @contextmanager
-def closed_by_outcome(run: RunDirectory) -> Iterator[None]:
+def close_with_outcome(run: RunDirectory) -> Iterator[None]:
     """Close the run after the block and record how it ended.
 
     A user's mistake that leaves no episode leaves no record either, unless the run can be continued.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ajet.commands.runner import algorithm_of, runner_of
+from ajet.commands.runner import load_algorithm, load_runner
 from ajet.config.idle import list_user_layers
 from ajet.config.plugins import find_part, list_packages
 from ajet.config.references import parse_reference
@@ -28,7 +28,7 @@ def require_launchable(experiment: Experiment, from_store: Address | None = None
     """
     refuse_untrainable(experiment, remote=from_store is not None)
     if "trains" in experiment.backbone.can:
-        runner_of(experiment.backbone).check(experiment, from_store=from_store, here=here)
+        load_runner(experiment.backbone).check(experiment, from_store=from_store, here=here)
         if experiment.ajet.sft.objective is None:
             require_teacher(experiment)
     if experiment.ajet.sft.objective is None and from_store is None:
@@ -43,7 +43,7 @@ def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
     """
     if "trains" not in experiment.backbone.can:
         return
-    algorithm = algorithm_of(experiment)
+    algorithm = load_algorithm(experiment)
     if remote and "teacher" in algorithm.needs:
         raise UserError(
             f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
@@ -67,7 +67,7 @@ def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
 
 def require_teacher(experiment: Experiment) -> None:
     """Raise UserError if the model of the teacher is not there; no policy is loaded for this."""
-    needed = "teacher" in algorithm_of(experiment).needs
+    needed = "teacher" in load_algorithm(experiment).needs
     if needed and experiment.ajet.trainer_common.algorithm.teacher.path is not None:
         from ajet.backbone.local.requirements import teacher_source
 
@@ -82,7 +82,7 @@ def _is_shipped(workflow: str) -> bool:
 
 def require_rewards(experiment: Experiment) -> None:
     """Raise ConfigError if a workflow of ajet sets no reward, and no judge, scorer or teacher gives one."""
-    from ajet.rollout.components import workflow_of
+    from ajet.rollout.components import load_workflow
     from ajet.task_judge import open_judge
     from ajet.task_reader import open_reader
 
@@ -95,9 +95,9 @@ def require_rewards(experiment: Experiment) -> None:
     reader = find_part("reader", experiment.ajet.task_reader.type)
     if reader is not None and reader.scorer:
         return
-    if "trains" in experiment.backbone.can and "teacher" in algorithm_of(experiment).needs:
+    if "trains" in experiment.backbone.can and "teacher" in load_algorithm(experiment).needs:
         return
-    if not workflow_of(experiment).needs_judge(experiment.config):
+    if not load_workflow(experiment).needs_judge(experiment.config):
         return
     opened = open_judge(experiment, reader_judge=open_reader(experiment).judge)
     opened.let_go()

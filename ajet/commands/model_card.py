@@ -27,11 +27,11 @@ from ajet.schema.errors import UserError
 if TYPE_CHECKING:
     from ajet.record.checkpoint import Checkpoint
 
-FILE = "model_card.md"
+CARD_FILE = "model_card.md"
 PACKAGES = ("ajet", "torch", "transformers", "peft", "vllm", "verl", "trinity-rft", "agentscope", "aworld")
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[^/\s]+/)+")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s'\"\])}>,]+")
-SHOWN = 12
+SHOWN_POINTS = 12
 """Points of a curve that a table shows."""
 
 
@@ -42,7 +42,7 @@ def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None)
         UserError: the record cannot be read.
         OSError: the card cannot be written.
     """
-    place = (target or folder) / FILE
+    place = (target or folder) / CARD_FILE
     write_atomically(place, SHAPES_ONLY(make_card(folder, checkpoint)))
     return place
 
@@ -113,7 +113,11 @@ def _describe_curve(rows: Sequence[Mapping[str, Any]]) -> str:
 def _curve_table(course: MetricCurve) -> str:
     points = course.points
     values = [value for _, value in points]
-    shown = sorted({round(at * (len(points) - 1) / (SHOWN - 1)) for at in range(SHOWN)}) if len(points) > 1 else [0]
+    shown = (
+        sorted({round(at * (len(points) - 1) / (SHOWN_POINTS - 1)) for at in range(SHOWN_POINTS)})
+        if len(points) > 1
+        else [0]
+    )
     first, last, most, least = values[0], values[-1], max(values), min(values)
     summary = f"First {first:.4g}, last {last:.4g}, highest {most:.4g}, lowest {least:.4g}"
     summary += f", of {len(points)} measurements."
@@ -142,12 +146,12 @@ def _describe_evaluation(folder: Path, name: str) -> Iterator[str]:
         yield f"- {_plain_text(name)}: its record cannot be read ({type(problem).__name__})"
         return
     for row in rows:
-        numbers = {key.removeprefix("validation/"): value for key, value in row.items() if key in _EVALUATED}
+        numbers = {key.removeprefix("validation/"): value for key, value in row.items() if key in _EVALUATION_METRICS}
         values = ", ".join(f"{key} {value:.4g}" for key, value in numbers.items() if isinstance(value, (int, float)))
         yield f"- {_plain_text(name)}, {_plain_text(about.get('label') or about.get('model') or 'a model')}: {values}"
 
 
-_EVALUATED = ("validation/success_rate", "validation/reward", "validation/episodes", "validation/tasks")
+_EVALUATION_METRICS = ("validation/success_rate", "validation/reward", "validation/episodes", "validation/tasks")
 
 
 def _list_versions(folder: Path) -> str:

@@ -17,11 +17,11 @@ from loguru import logger
 from rich.text import Text
 
 from ajet.commands.http_server import read_key, serve_until_ended
-from ajet.commands.launch import closed_by_outcome
+from ajet.commands.launch import close_with_outcome
 from ajet.commands.recording import EpisodeRecording
 from ajet.record.console import console, counted, print_line, printable
 from ajet.record.status import read_status, recorded_processes
-from ajet.rollout.runtime import frozen_start
+from ajet.rollout.runtime import freeze_start
 from ajet.schema.addresses import require_key_or_loopback
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 KEY = "AJET_ADMIN_KEY"
 """Environment variable with the key for feedback; needed if other machines can reach the proxy."""
-LOOK_S = 1.0
-OPEN, LATE = "open", "feedback.jsonl"
+POLL_S = 1.0
+OPEN_FOLDER, LATE_FEEDBACK = "open", "feedback.jsonl"
 """In the run folder: the folder of open sessions, and feedback on ended ones."""
 
 
@@ -51,7 +51,7 @@ class ObserveOptions:
     """Seconds without data after which a call to the endpoint fails."""
 
 
-def observe(experiment: Experiment, wanted: ObserveOptions) -> int:
+def observe(experiment: Experiment, options: ObserveOptions) -> int:
     """Record until Ctrl-C or SIGTERM; after SIGTERM finish open requests and return the exit code 0.
 
     Raises:
@@ -60,16 +60,16 @@ def observe(experiment: Experiment, wanted: ObserveOptions) -> int:
     """
     from ajet.record import RunDirectory
 
-    endpoint = _parse_endpoint(wanted.endpoint)
+    endpoint = _parse_endpoint(options.endpoint)
     key = read_key(KEY, do="leave it out where only this machine reaches the proxy", or_else="")
     require_key_or_loopback(
-        wanted.host, keyed=key is not None, name="proxy", do=f"set {KEY}, which feedback must bear then"
+        options.host, keyed=key is not None, name="proxy", do=f"set {KEY}, which feedback must bear then"
     )
     run = RunDirectory.open(experiment, root=experiment.root, kind="serve")
-    with closed_by_outcome(run):
+    with close_with_outcome(run):
         interrupts = Interrupts()
-        with interrupts.install(), frozen_start():
-            _run_proxy(run, wanted, endpoint, key, interrupts)
+        with interrupts.install(), freeze_start():
+            _run_proxy(run, options, endpoint, key, interrupts)
     return 0
 
 
@@ -87,10 +87,10 @@ def _run_proxy(
         waiting.release()
 
     sessions = ObservedSessions(
-        run.path / OPEN,
+        run.path / OPEN_FOLDER,
         run.redact,
         take,
-        run.path / LATE,
+        run.path / LATE_FEEDBACK,
         run.run_id,
         wanted.idle,
     )
@@ -106,7 +106,7 @@ def _run_proxy(
     _print_address(address, endpoint, run, key)
 
     def keep_next() -> None:
-        if waiting.acquire(timeout=LOOK_S):
+        if waiting.acquire(timeout=POLL_S):
             with interrupts.defer():
                 _record_episode(*closed.popleft(), recording)
 
@@ -134,7 +134,7 @@ def _find_left_sessions(folder: Path) -> list[Path]:
     """Return the files of sessions that earlier processes of this name left, whose runs are over."""
     found: list[Path] = []
     for other in sorted(folder.parent.iterdir()):
-        files = sorted((other / OPEN).glob("*.jsonl")) if other != folder else []
+        files = sorted((other / OPEN_FOLDER).glob("*.jsonl")) if other != folder else []
         if files and not any(process.alive() for process, _ in recorded_processes(read_status(other) or {})):
             found += files
     return found

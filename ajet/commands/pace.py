@@ -33,7 +33,7 @@ class EpisodePace(NamedTuple):
     at_once: int  # episodes that ran at the same time, at most
     longest: float  # seconds of the longest episode
 
-    def metrics(self) -> dict[str, float]:
+    def to_metrics(self) -> dict[str, float]:
         """Return the numbers for the run's record; a plan reads them back."""
         return {
             "debug/seconds": self.seconds,
@@ -43,7 +43,7 @@ class EpisodePace(NamedTuple):
         }
 
     @classmethod
-    def of_metrics(cls, row: Mapping[str, float]) -> EpisodePace | None:
+    def from_metrics(cls, row: Mapping[str, float]) -> EpisodePace | None:
         """Return the pace that a debug run recorded; None where it did not, or no episode ended."""
         if not row.get("debug/episodes") or "debug/seconds" not in row:
             return None
@@ -56,7 +56,7 @@ def read_pace(experiment: Experiment) -> EpisodePace | None:
     folder = experiment.root / experiment.name / "debug"
     for run in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
         for row in _read_metrics(run):
-            if row.get(MODEL) == experiment.ajet.model.path and (pace := EpisodePace.of_metrics(row)) is not None:
+            if row.get(MODEL) == experiment.ajet.model.path and (pace := EpisodePace.from_metrics(row)) is not None:
                 return pace
     return None
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from ajet.commands.gpu_estimate import GpuName, describe_estimate, find_own_gpu
 from ajet.commands.launch_checks import require_launchable, require_rewards
 from ajet.commands.pace import describe_step_time, read_pace, read_step_seconds
-from ajet.commands.runner import algorithm_of, apply_sections, command_for
+from ajet.commands.runner import apply_sections, format_start_command, load_algorithm
 from ajet.config.idle import format_idle_keys
 from ajet.config.plugins import find_part
 from ajet.config.readiness import get_setting
@@ -28,7 +28,7 @@ from ajet.engine.dimensions import parse_size, read_size_and_context
 from ajet.engine.embedded import require_embedded
 from ajet.engine.model_source import HubUnreachableError, is_local, locate_model, refuse_hosted
 from ajet.record.console import console, counted, format_bytes, format_seconds, print_line
-from ajet.rollout.components import renderer_of, require_gateway, workflow_of
+from ajet.rollout.components import load_workflow, make_renderer, require_gateway
 from ajet.schema.errors import ConfigError, UserError
 from ajet.store import Address, check_own_store, check_store, store_address
 from ajet.task_judge import open_judge
@@ -135,7 +135,7 @@ def _print_plan(
     from ajet.rollout.isolation import require_isolable
 
     settings = experiment.ajet
-    algorithm, workflow = algorithm_of(experiment), workflow_of(experiment)
+    algorithm, workflow = load_algorithm(experiment), load_workflow(experiment)
     TurnSelector.open(experiment)
     require_isolable(experiment, workflow)
     reader = open_reader(experiment)
@@ -199,7 +199,7 @@ def _describe_model(experiment: Experiment, task: Task, tokenizer: Any, no_token
         prompt, tools = found[0], f", {found[1]}"
     else:
         messages = task.init_messages or [{"role": "user", "content": task.main_query}]
-        prompt = renderer_of(experiment.ajet, tokenizer).render(messages)
+        prompt = make_renderer(experiment.ajet, tokenizer).render(messages)
         later = find_tool_workflow(experiment)
         tools = ", without tools: a launch starts their server and counts them" if later else ""
     return {"model": str(path), "first prompt": f"{len(prompt.ids)} tokens{tools}\n{prompt.shown}"}
@@ -309,7 +309,7 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
     elif (pace := read_pace(experiment)) is not None:
         rows["time"] = f"a step: {describe_step_time(pace, settings)}; measured by the last debug run"
     else:
-        rows["time"] = estimated or f"not measured yet: {command_for(experiment, 'debug') or 'a debug run'}"
+        rows["time"] = estimated or f"not measured yet: {format_start_command(experiment, 'debug') or 'a debug run'}"
     return rows
 
 
@@ -330,7 +330,7 @@ def require_present(experiment: Experiment) -> tuple[list[str], dict[TaskSplit, 
     if settings.sft.objective is not None:
         require_sources(experiment)
     elif find_part("workflow", settings.rollout.user_workflow):
-        workflow_of(experiment)  # ours, whose own check starts nothing
+        load_workflow(experiment)  # ours, whose own check starts nothing
         require_rewards(experiment)
     unchecked = ["what the code of the workflow and the judge does"]
     store = store_address(experiment, folder) if "trains" in experiment.backbone.can else None

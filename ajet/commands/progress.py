@@ -77,14 +77,14 @@ class TrainingProgress:
                 self._bar.close()
                 self._bar = None
             if self._curve is not None:
-                self._curve.add({"step": step, **metrics}, step_line(step, total, metrics))
+                self._curve.add({"step": step, **metrics}, format_step(step, total, metrics))
         is_validation = "validation/rows" in metrics or "validation/tasks" in metrics
         self._step_began = time.monotonic() if is_validation and self._step_began is not None else None
         if is_validation:
             text = keep_pairs(f"held out: {_describe_validation(metrics)}")
             console.print(f"step {step:>4}/{total}  [bold]{text}[/]", soft_wrap=True)
             return
-        console.print(keep_pairs(step_line(step, total, metrics)), markup=False, soft_wrap=True)
+        console.print(keep_pairs(format_step(step, total, metrics)), markup=False, soft_wrap=True)
         if (step == 1 or step % SAMPLE_EVERY == 0) and "train/rows" not in metrics:
             self._show_sample()
         self._sample = None
@@ -146,7 +146,7 @@ def _describe_validation(metrics: dict[str, float]) -> str:
     return f"{format_validation(metrics)} ({tasks} tasks, {seconds:.1f} s)"
 
 
-def step_line(step: int, total: int, metrics: dict[str, float]) -> str:
+def format_step(step: int, total: int, metrics: dict[str, float]) -> str:
     """Return the line of a training step or a validation; `total` 0: there is no last step."""
     parts = [f"step {step:>4}/{total}" if total else f"step {step:>4}"]
     if "validation/rows" in metrics or "validation/tasks" in metrics:

@@ -103,7 +103,7 @@ class LocalRunner(InProcessRunner):
             require_machine(settings)
 
 
-def runner_of(backbone: Descriptor) -> Runner:
+def load_runner(backbone: Descriptor) -> Runner:
     """Return the runner that the backbone names."""
     found: Runner = load_code(backbone.runner)() if backbone.runner is not None else InProcessRunner()
     return found
@@ -117,11 +117,11 @@ def apply_sections(experiment: Experiment, from_store: Address | None = None) ->
     """
     if "trains" not in experiment.backbone.can:
         return experiment, ""
-    runner = runner_of(experiment.backbone)
+    runner = load_runner(experiment.backbone)
     return runner.apply_sections(experiment, from_store), runner.describe_overridden(experiment)
 
 
-def algorithm_of(experiment: Experiment) -> Algorithm:
+def load_algorithm(experiment: Experiment) -> Algorithm:
     """Return the algorithm of a run, which the backbone's own keys may name, after trying it on a group.
 
     Raises:
@@ -130,12 +130,12 @@ def algorithm_of(experiment: Experiment) -> Algorithm:
     from ajet.algorithm import open_algorithm
     from ajet.algorithm.own_algorithm import try_group
 
-    algorithm = open_algorithm(runner_of(experiment.backbone).settings(experiment), base=experiment.base)
+    algorithm = open_algorithm(load_runner(experiment.backbone).settings(experiment), base=experiment.base)
     try_group(algorithm)
     return algorithm
 
 
-def command_for(experiment: Experiment, backbone: str) -> str:
+def format_start_command(experiment: Experiment, backbone: str) -> str:
     """Return the command that runs the experiment on a backbone, to be pasted; "" for an experiment of no file.
 
     It names the same YAML, folder of records and overrides.

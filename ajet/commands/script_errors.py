@@ -23,7 +23,7 @@ USER, FAILED, PREEMPTED, INTERRUPTED = 2, 1, 75, 130
 """The exit codes of `ajet.cli.exit`."""
 
 
-def brief_if_uncaught(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+def shorten_uncaught_errors(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Decorate an entry point for scripts: a UserError or interrupt that nothing catches is one screen."""
 
     @functools.wraps(function)
@@ -51,8 +51,8 @@ class _BriefHook:
         if error is not self.error:
             self._earlier(kind, error, trace)
             return
-        sys.stderr.write(f"{_render_screen(error)}{_called_at(trace)}\n")
-        raise SystemExit(_exit_code(error))
+        sys.stderr.write(f"{_render_screen(error)}{_find_call_place(trace)}\n")
+        raise SystemExit(_choose_exit_code(error))
 
 
 def _render_screen(error: BaseException) -> str:
@@ -65,7 +65,7 @@ def _render_screen(error: BaseException) -> str:
     return str(replace_control_characters(Redactor()(f"error: {error}")))
 
 
-def _called_at(trace: TracebackType | None) -> str:
+def _find_call_place(trace: TracebackType | None) -> str:
     """Return the line of the user's code that called ajet; "" if there is none."""
     from ajet.config.references import is_library_file
 
@@ -74,7 +74,7 @@ def _called_at(trace: TracebackType | None) -> str:
     return f"\n  called at: {own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
-def _exit_code(error: BaseException) -> int:
+def _choose_exit_code(error: BaseException) -> int:
     from ajet.train.interrupts import Preempted
 
     if isinstance(error, ServiceUnreachableError | Preempted):

@@ -22,13 +22,13 @@ from ajet.algorithm.staleness import log_staleness
 from ajet.commands.http_server import read_key
 from ajet.commands.launch import record_run, warn_of_unconfined
 from ajet.commands.launch_checks import refuse_untrainable
-from ajet.commands.progress import step_line
+from ajet.commands.progress import format_step
 from ajet.commands.recording import EpisodeRecording
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.summary import print_summary
 from ajet.record.console import console, counted, print_line, printable
 from ajet.rollout.components import open_gateway, require_gateway
-from ajet.rollout.runtime import frozen_start
+from ajet.rollout.runtime import freeze_start
 from ajet.schema.episode import Episode, Group
 from ajet.store import RunStore, Store, require_own_store
 from ajet.task_reader import OpenedReader, TaskOrder
@@ -110,7 +110,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 session = TrainingSession(sink, served.backbone, served.store, served.tasks, interrupts)
                 if count := served.desk.restore():
                     logger.info("{} episodes that were finished and not trained on are taken up again", count)
-            with frozen_start():
+            with freeze_start():
                 _open_routes(served, run, given_key)
                 if trains:
                     train(session, ServedSource(served.desk, experiment.ajet, served.held_out))
@@ -199,7 +199,7 @@ def open_held_out(
     """
     from ajet.commands.services import require_services
     from ajet.rollout import Rollout
-    from ajet.rollout.components import workflow_of
+    from ajet.rollout.components import load_workflow
     from ajet.train.footprint import require_tools_fit
     from ajet.train.parts import RunParts, pins_of
 
@@ -219,7 +219,7 @@ def open_held_out(
     warn_of_unconfined(experiment)
     require_services(experiment)
     require_tools_fit(experiment)
-    workflow = workflow_of(experiment)
+    workflow = load_workflow(experiment)
     rollout = Rollout(experiment, gateway, workflow, judge, run_id=run.run_id, pins=pins_of(run))
     parts = RunParts(experiment, reader, judge, workflow, backbone, gateway, rollout)
     logger.info("{} held-out tasks, which the server plays with {}", len(parts.tasks("validation")), workflow.__name__)
@@ -240,7 +240,7 @@ def record_served(
             _show_episode(episode)
 
     try:
-        with interrupts.grace_period(run.experiment.ajet.trainer_common.grace, may_complete=lambda: desk.expects):
+        with interrupts.grace_period(run.experiment.ajet.trainer_common.grace, may_complete=lambda: desk.has_pending):
             while True:
                 keep([desk.results.get(), *take_results(desk)])
     except KeyboardInterrupt:
@@ -273,10 +273,10 @@ def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -
     Args:
         given_key: the key that the environment gave; None: a random one is made and shown.
     """
-    from ajet.rollout.served import routes
+    from ajet.rollout.served import make_routes
 
     key = secrets.token_urlsafe(24) if given_key is None else given_key
-    served.gateway.add_routes(routes(served.desk, key))
+    served.gateway.add_routes(make_routes(served.desk, key))
     root = served.gateway.base_url.removesuffix("/v1")
     run.status.set(phase="serving", url=root)
     verb = "training" if served.backbone.trains else "recording"
@@ -295,18 +295,18 @@ def _open_routes(served: ServeParts, run: RunDirectory, given_key: str | None) -
 
 
 def _show_step(step: int, total: int, metrics: dict[str, float]) -> None:
-    print_line(step_line(step, 0, metrics))
+    print_line(format_step(step, 0, metrics))
 
 
 def _show_episode(episode: Episode) -> None:
-    words = [f"{_one_line(episode.task.task_id[:40])}: {episode.status}"]
+    words = [f"{_join_lines(episode.task.task_id[:40])}: {episode.status}"]
     words += [f"reward {episode.reward:g}"] if episode.reward is not None else []
-    words += [f"{episode.failure.boundary}: {_one_line(episode.failure.message[:200])}"] if episode.failure else []
+    words += [f"{episode.failure.boundary}: {_join_lines(episode.failure.message[:200])}"] if episode.failure else []
     words += [counted(len(episode.calls), "call"), counted(episode.sampled_tokens, "token")]
     words.append(f"{episode.ended - episode.started:.1f} s")
     print_line(", ".join(words))
 
 
-def _one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Return a client's text as one printable line."""
     return " ".join(printable(text).split())

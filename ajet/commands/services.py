@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 WITHIN_S = 10.0
-ASK_S = 8.0
+REQUEST_TIMEOUT_S = 8.0
 """Seconds that one service may take to answer."""
 
 
@@ -43,19 +43,19 @@ def require_services(experiment: Experiment) -> list[RequiredService]:
 
 def require_answers(services: list[RequiredService]) -> list[RequiredService]:
     """Ask these services, and return them. Raises UserError if one is down."""
-    wrong = [(service, why) for service, why in ask_services(services) if why]
+    wrong = [(service, why) for service, why in check_services(services) if why]
     if wrong:
         raise _explain_down(wrong)
     return services
 
 
-def ask_services(services: list[RequiredService], within: float = WITHIN_S) -> list[tuple[RequiredService, str]]:
+def check_services(services: list[RequiredService], within: float = WITHIN_S) -> list[tuple[RequiredService, str]]:
     """Return each service with its problem, or an empty string."""
     answers: list[str | None] = [None] * len(services)
 
     def ask(index: int, service: RequiredService) -> None:
         try:
-            answers[index] = service.find_problem(min(ASK_S, within))
+            answers[index] = service.find_problem(min(REQUEST_TIMEOUT_S, within))
         except Exception as problem:  # noqa: BLE001 - one check's failure is that one's answer
             why = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
             answers[index] = f"it could not be asked: {why}"

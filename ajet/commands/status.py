@@ -23,7 +23,7 @@ BAR = 24
 """Characters of the longest bar of the histogram."""
 
 
-def show(folder: Path, console: Console, *, once: bool) -> None:
+def show_status(folder: Path, console: Console, *, once: bool) -> None:
     """Print the status; on a terminal without `once`, redraw it every second. Raises UserError."""
     checkpoints = checkpoints_of(folder)
     found = read_live_status(folder, checkpoints)

@@ -24,7 +24,7 @@ from ajet.schema.errors import UserError
 PATIENCE_S = 60.0
 """Seconds that a run may take to save its checkpoint, beyond two of its steps, before it is killed."""
 
-OF_RUNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in sorted(OTHER_RUN_FOLDERS)))
+RUN_PATTERNS = ("*/status.json", *(f"*/{kind}/*/status.json" for kind in sorted(OTHER_RUN_FOLDERS)))
 """Patterns of the status files of runs."""
 
 
@@ -60,7 +60,7 @@ def kill(names: str | None, root: Path) -> int:
         UserError: a run cannot be ended from here; after the others are ended.
     """
     wanted = {name for name in (names or "").split("|") if name}
-    folders = [path.parent for each in OF_RUNS for path in sorted(root.glob(each))]
+    folders = [path.parent for each in RUN_PATTERNS for path in sorted(root.glob(each))]
     found = {folder.relative_to(root).as_posix(): folder for folder in folders}
     for name in sorted(wanted - found.keys()):
         print_line(f"There is no run named {name} in {root}.")

@@ -36,7 +36,7 @@ GIVEN_UP_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class RunTally:
     """Counts over a run's rows of metrics.
 
     Tasks are positions in the training order, over all epochs. Positions that are `waiting` at the newest step are not
@@ -56,7 +56,7 @@ class Tally:
     """Positions that samplers gave up, with the reason of each failure."""
 
     @classmethod
-    def of(cls, rows: Iterable[dict[str, Any]]) -> Tally:
+    def from_rows(cls, rows: Iterable[dict[str, Any]]) -> RunTally:
         """Count the rows of `metrics.jsonl`."""
         seen = Counter[int]()
         unused: set[int] = set()
@@ -87,7 +87,7 @@ class Tally:
             unit=unit,
         )
 
-    def line(self) -> str:
+    def describe_counts(self) -> str:
         """Return the counts as a line."""
         given_up = f", {len(self.given_up)} given up" if self.given_up else ""
         line = (
@@ -98,7 +98,7 @@ class Tally:
         return line + held_out
 
 
-def flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
+def describe_flips(episodes: EpisodeFiles, before: int, after: int) -> str | None:
     """Return how many held-out tasks were solved after one step and not after another, in words.
 
     Returns:
@@ -164,17 +164,17 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
             f"{first['step']} → [bold]{format_validation(last, 2)}[/] after step {last['step']}",
             soft_wrap=True,
         )
-        if flipped := flips(run.episodes, int(first["step"]), int(last["step"])):
+        if flipped := describe_flips(run.episodes, int(first["step"]), int(last["step"])):
             console.print(flipped, soft_wrap=True)
-    tally = Tally.of(rows)
-    console.print(tally.line())
+    tally = RunTally.from_rows(rows)
+    console.print(tally.describe_counts())
     if cut := sum(int(row.get("train/cut_replies", 0)) for row in rows):
         calls = sum(int(row.get("train/calls", 0)) for row in rows)
         where = format_command("episodes", format_run_name(run.path, run.name))
         print_line(f"{cut} of {calls} replies cut by a limit on tokens: see {where}")
     for order, reasons in tally.given_up[:GIVEN_UP_SHOWN]:
-        told_once = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
-        print_line(f"Given up: position {order} ({told_once})")
+        listed = ", ".join(f"{count} × {reason}" for reason, count in Counter(reasons).items())
+        print_line(f"Given up: position {order} ({listed})")
     if (more := len(tally.given_up) - GIVEN_UP_SHOWN) > 0:
         console.print(f"and {counted(more, 'other position')} given up: see `given_up` in metrics.jsonl")
     checkpoint = run.checkpoints.best() or run.checkpoints.latest()
@@ -209,5 +209,5 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     console.print(Text.assemble("Try the tuned model: ", (format_command("chat", named), "bold")), soft_wrap=True)
     if validations and checkpoint and not is_of_running_program(run.experiment.ajet.rollout.user_workflow):
         measured = "best" if run.checkpoints.best() else "latest"
-        again = format_command("eval", named, "--model", "base", "--model", measured)
-        console.print(Text.assemble("What it is worth:    ", (again, "bold")), soft_wrap=True)
+        eval_command = format_command("eval", named, "--model", "base", "--model", measured)
+        console.print(Text.assemble("What it is worth:    ", (eval_command, "bold")), soft_wrap=True)

@@ -25,9 +25,9 @@ from ajet.workflow import keeper
 
 GRACE_S = 5.0
 """Seconds between asking a child to end and ending it."""
-SHOWN = 15
+SHOWN_LINES = 15
 """Last lines of a log that an error shows."""
-READ = 1 << 16
+READ_BYTES = 1 << 16
 """Bytes at the end of a log that are searched for them."""
 
 
@@ -77,12 +77,12 @@ class SupervisedProcess:
             return False
         return self._report is None or _is_readable(self._report, 0)
 
-    def ended_well(self) -> bool:
+    def has_succeeded(self) -> bool:
         """Return whether a program that has ended had the exit code 0."""
         self._read_end()
         return self._ended.get("code") == 0
 
-    def how(self) -> str:
+    def describe_exit(self) -> str:
         """Return how a program ended, as the end of a sentence: " with code 3", and its last line."""
         last = next((line.strip() for line in reversed(self._last_lines()) if line.strip()), "")
         return f"{self._read_end()}{f' ({last[:200]})' if last else ''}"
@@ -147,10 +147,10 @@ class SupervisedProcess:
     def _last_lines(self) -> list[str]:
         """Return the last lines of the log."""
         with self._log.open("rb") as log:
-            return read_tail(log, READ).decode(errors="replace").splitlines()
+            return read_tail(log, READ_BYTES).decode(errors="replace").splitlines()
 
     def _make_error(self, what: str, expected: str = "") -> UserError:
-        lines = self._last_lines()[-SHOWN:]
+        lines = self._last_lines()[-SHOWN_LINES:]
         shown = "".join(f"\n    {line[:300]}" for line in lines)
         return UserError(
             what,

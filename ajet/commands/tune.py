@@ -15,8 +15,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ajet.commands.job import AgentJetJob, Tuned
-from ajet.commands.job_arguments import live_reference
-from ajet.commands.script_errors import brief_if_uncaught
+from ajet.commands.job_arguments import make_live_reference
+from ajet.commands.script_errors import shorten_uncaught_errors
 from ajet.schema.errors import TaskError, UserError
 from ajet.schema.task import Task
 from ajet.task_reader.csv_format import require_no_spreadsheet
@@ -33,7 +33,7 @@ themselves: a Task, a row as such a file has it, or a question; also a DataFrame
 _LINES = (".jsonl", ".json")
 
 
-@brief_if_uncaught
+@shorten_uncaught_errors
 def tune(
     *,
     agent: Callable[[Any, Any], Any] | type[Any] | str,
@@ -61,9 +61,9 @@ def tune(
     (`ajet.commands.tune_defaults`). Raises UserError for what the person can mend; KeyboardInterrupt at Ctrl-C and at
     SIGTERM (`Preempted`, a subclass), after a checkpoint is saved.
     """
-    job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(live_reference(agent))
+    job = AgentJetJob(backbone=backbone, model=model, name=name).set_workflow(make_live_reference(agent))
     if reward is not None:
-        job.set_judge(live_reference(reward))
+        job.set_judge(make_live_reference(reward))
     given = {} if steps is None else {"trainer_common.total_training_steps": steps}
     given |= {key.removeprefix("ajet."): value for key, value in (settings or {}).items()}
     experiment = _set_settings(job, given).experiment()
@@ -74,11 +74,11 @@ def tune(
     held_out = (
         None if validation is None else _store_tasks(validation, root / f"{name}.validation.jsonl", "validation", True)
     )
-    values = _reader_settings(training, held_out, given=validation)
+    values = _make_reader_settings(training, held_out, given=validation)
     job.set(**{f"task_reader__{key}": value for key, value in values.items()})
     if experiment.backbone.opens is not None:  # engine and optimizer are this process's
         count = None if training == str(tasks) else len(Path(training).read_text(encoding="utf-8").splitlines())
-        given = {**_fitting_defaults(experiment, given, count, steps, held_out is not None), **given}
+        given = {**_choose_fitting_defaults(experiment, given, count, steps, held_out is not None), **given}
     _set_settings(job, given)  # what is set wins
     return Tuned.of(job.tune(fresh=fresh, resume=None if resume is None else str(resume)))
 
@@ -87,7 +87,7 @@ def _set_settings(job: AgentJetJob, given: Mapping[str, Any]) -> AgentJetJob:
     return job.set(**{key.replace(".", "__"): value for key, value in given.items()})
 
 
-def _fitting_defaults(
+def _choose_fitting_defaults(
     experiment: Experiment, given: Mapping[str, Any], tasks: int | None, steps: int | None, has_validation: bool
 ) -> dict[str, Any]:
     """Return the settings that fit the model and this machine, without those in `given`."""
@@ -126,7 +126,7 @@ def _store_tasks(tasks: Tasks, file: Path, name: str, as_rows: bool) -> str:
     return str(file)
 
 
-def _reader_settings(training: str, held_out: str | None, given: Tasks | None) -> dict[str, Any]:
+def _make_reader_settings(training: str, held_out: str | None, given: Tasks | None) -> dict[str, Any]:
     from ajet.config.schema.choices import is_reference
 
     if training.lower().endswith(_LINES):
@@ -147,14 +147,14 @@ def _reader_settings(training: str, held_out: str | None, given: Tasks | None) -
 
 
 ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".xlsx", ".xls", ".ods")
-LONGEST_PATH = 255
+MAX_PATH_CHARS = 255
 """Characters of the longest text that may be a path."""
 EXPECTED = "a list or generator of ajet.Task, of questions or of dicts; a DataFrame, a datasets.Dataset; a path"
 
 
 def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
     """Return the rows of tasks that are objects. `name`: of the argument. Raises TaskError."""
-    rows = [_row_of(task, f"{name}[{index}]") for index, task in enumerate(_list_elements(tasks, name))]
+    rows = [_make_row(task, f"{name}[{index}]") for index, task in enumerate(_list_elements(tasks, name))]
     if not rows:
         raise TaskError("There is no task: the list is empty.", where=name, expected="one at least")
     return rows
@@ -170,7 +170,7 @@ def _parse_table(path: str | Path, name: str) -> list[dict[str, Any]]:
 def _refuse_question(text: str, name: str) -> None:
     """Raise TaskError for a text that is a question, and no path, data set or reference."""
     is_sentence = len(text.split()) > 1 and ("/" not in text or text.rstrip().endswith(("?", ".", "!", ":")))
-    is_file = len(text) <= LONGEST_PATH and Path(text).exists()
+    is_file = len(text) <= MAX_PATH_CHARS and Path(text).exists()
     if is_sentence and "->" not in text and not text.lower().endswith(ENDINGS) and not is_file:
         raise TaskError(
             f"{name} is one text, {text[:80]!r}, and there is no file of that name.",
@@ -193,7 +193,7 @@ def _list_elements(tasks: Any, name: str) -> Iterable[Any]:
     if isinstance(tasks, Mapping):
         raise _refuse_mapping(tasks, name)
     if hasattr(tasks, "features") and hasattr(tasks, "column_names"):
-        return _rows_of_dataset(tasks)
+        return _iterate_dataset(tasks)
     if hasattr(tasks, "read") or isinstance(tasks, bytes):
         raise _refuse_object(kind, name, f'name the file: {name}="train.jsonl"')
     if isinstance(tasks, Set):
@@ -203,7 +203,7 @@ def _list_elements(tasks: Any, name: str) -> Iterable[Any]:
     return tasks
 
 
-def _rows_of_dataset(dataset: Any) -> Iterator[Mapping[str, Any]]:
+def _iterate_dataset(dataset: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a `datasets.Dataset` or an `IterableDataset`, images as URLs."""
     from ajet.task_reader.image_columns import ImageColumns
 
@@ -231,7 +231,7 @@ def _refuse_object(kind: str, name: str, do: str) -> TaskError:
     return TaskError(f"{name} is a {kind}, and no tasks.", where=name, expected=EXPECTED, do=do)
 
 
-def _row_of(task: Any, place: str) -> dict[str, Any]:
+def _make_row(task: Any, place: str) -> dict[str, Any]:
     if isinstance(task, str):
         return {"main_query": str(task)}
     row = row_of(task) if isinstance(task, Task) else task

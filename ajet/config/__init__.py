@@ -1,10 +1,9 @@
-"""From a YAML and overrides to a typed, checked `Experiment`.
+"""Compose a YAML and overrides into a typed, checked `Experiment`.
 
-What enters: a YAML file (or a dict), `--backbone`, `key=value` overrides. What leaves: `Experiment`, whose `ajet` is
-typed, and `resolve_reference`, which finds the classes that a YAML names. A run starts from `load_experiment`; a
-record is read as data, with `load_recorded_experiment` or `read_recorded_tree`. Invariant: every value has an origin
-that an error can point to; nothing depends on the working directory or on a backbone's package; torch is never
-imported.
+Input: a YAML file or a dict, `--backbone`, `key=value` overrides. Output: an `Experiment` with the typed `ajet`, and
+`resolve_reference` for classes that a YAML names. A run starts with `load_experiment`; records are read as data with
+`load_recorded_experiment` and `read_recorded_tree`. Invariant: every value has an origin that an error can name.
+Nothing depends on the working directory or on a backbone's package, and torch is never imported.
 """
 
 from __future__ import annotations

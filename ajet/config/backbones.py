@@ -1,9 +1,8 @@
-"""What the configuration knows of a backbone: its descriptor, found by its name.
+"""Backbone descriptors, found by name without importing a backbone's package.
 
-Invariant: no backbone is compared by name: what matters is read from the descriptor (`can`, `roots`, `idle`), which
-names its code as text, since settings are checked without torch, ray or a backbone's package. A backbone is a name
-rather than a file because it reaches the command line, other processes and the reader of a record; a plug-in of another
-distribution may bring it.
+Invariant: code compares no backbone by name; abilities and places are read from the descriptor (`can`, `roots`,
+`idle`). Descriptors name their code as text, because settings are checked without torch, ray or the backbone. A
+backbone is a name rather than a file: the name reaches the command line, other processes and readers of a record.
 """
 
 from __future__ import annotations
@@ -37,17 +36,18 @@ Capability = Literal[
     "adapts",
     "values",
 ]
-"""What somebody can want of a backbone.
-trains: the model gets better. serves: agents outside episodes are answered, and perhaps learnt from (`ajet serve`).
-recomputes: log-probabilities can be computed a second time (`ajet prove`). streams: episodes are played while others
-are trained on. decouples: they are played by samplers, processes that come and go (`ajet sample`). replaces: another
-task is played in place of one that nobody could score. oversamples: more groups are begun than a batch needs.
-deterministic: a killed and resumed run equals an uninterrupted one. interactive: agents may be defined in the running
-program or notebook. spreads: over several machines. teaches: it trains on replies that are given (`ajet sft`).
-distils: a teacher is asked about what was sampled (`adv_estimator: distillation`).
-chooses: a loss chooses among all tokens of an optimizer step (`policy_loss: clip_cov`). grades: which tasks come next
-depends on how often they were solved (`data.curriculum`). adapts: several adapters on one model, each for agents of its
-own (`lora.adapters`). values: a critic says what each token leads to (`adv_estimator: gae`)."""
+"""An ability of a backbone.
+
+trains: improves the model. serves: answers agents outside of episodes (`ajet serve`). recomputes: computes
+log-probabilities a second time (`ajet prove`). streams: plays episodes while others are trained on. decouples: episodes
+come from sampler processes (`ajet sample`). replaces: plays another task in place of an unscored one. oversamples:
+begins more groups than a batch needs. deterministic: a killed and resumed run equals an uninterrupted one. interactive:
+agents may be defined in the running program or notebook. spreads: runs on several machines. teaches: trains on given
+replies (`ajet sft`). distils: asks a teacher about sampled tokens (`adv_estimator: distillation`). chooses: a loss
+chooses among all tokens of an optimizer step (`policy_loss: clip_cov`). grades: the next tasks depend on earlier
+success (`data.curriculum`). adapts: trains several adapters on one model (`lora.adapters`). values: a critic predicts
+the return at each token (`adv_estimator: gae`).
+"""
 
 CAPABILITY_WORDS: Mapping[Capability, str] = {
     "streams": "plays on while it trains",
@@ -61,29 +61,27 @@ CAPABILITY_WORDS: Mapping[Capability, str] = {
     "adapts": "trains several adapters on one model",
     "values": "keeps a critic",
 }
-"""Of those that a key's value may need: what such a backbone does."""
+"""Verb phrases for capabilities that a key's value may need."""
 
 
 @dataclass(frozen=True)
 class KeyAdvice:
-    """What is written below `ajet` in place of a backbone's own keys that no layer of it fills.
-
-    Keys are dotted, without the backbone's name.
-    """
+    """Replacements below `ajet` for a backbone's own keys that no layer fills. Keys are dotted, without the backbone's
+    name."""
 
     instead: Mapping[str, str] = field(default_factory=dict)
-    """Of keys in sections that the backbone does not read, or that ajet has, too: what to write."""
+    """Replacement text for keys in sections that the backbone does not read, or that ajet also has."""
     like: Mapping[str, str] = field(default_factory=dict)
-    """Of keys that a key of ours decides without filling it as it is: the name of ours."""
+    """Our key for each key that is decided by ours but not filled from ours unchanged."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Of keys in sections that the backbone reads, which decide nothing in a run of ajet's: what does."""
+    """The effective setting for each key that the backbone reads but a run of ajet ignores."""
     switched: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Further such keys, by the key that makes them count where the user sets it to false."""
+    """Further ignored keys, by the key that makes them effective when the user sets it to false."""
     short: Mapping[str, str] = field(default_factory=dict)
-    """Of the backbone's names in sections that have the same name here: the name of ours."""
+    """Our key for each short name of the backbone in sections of the same name."""
 
     def list_unread(self, off: Collection[str] = ()) -> dict[str, str]:
-        """Return the keys that decide nothing; `off`: the keys of `switched` that the user sets to false."""
+        """Return the ignored keys. `off`: the keys of `switched` that the user sets to false."""
         found = dict(self.unread)
         for switch, keys in self.switched.items():
             if switch not in off:
@@ -93,39 +91,39 @@ class KeyAdvice:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """A backbone's name, abilities and places, known without importing it."""
+    """A backbone's name, abilities and code places, readable without importing its package."""
 
     name: str
     about: str
-    """What it does, as the end of a sentence that begins with its name."""
+    """A verb phrase on the backbone, to follow its name."""
     can: frozenset[Capability] = frozenset()
     opens: str | None = None
-    """Reference to a class `ajet.backbone.contract.Backbone`, made with the experiment in the run's own process. None:
-    it has processes of its own, which its runner lays out."""
+    """Reference to an `ajet.backbone.contract.Backbone` class for the run's own process; None: its runner starts
+    processes."""
     runner: str | None = None
-    """Reference to the class that lays out the processes of a training, derived from `ajet.train.runner.Runner`.
-    None: `ajet.commands.runner.InProcessRunner`."""
+    """Reference to a subclass of `ajet.train.runner.Runner` that starts a training's processes. None:
+    `ajet.commands.runner.InProcessRunner`."""
     scorer: str | None = None
-    """Reference to a class `ajet.backbone.contract.RecordedScorer`; None: its weights cannot be loaded again."""
+    """Reference to an `ajet.backbone.contract.RecordedScorer` class; None: weights cannot be loaded again."""
     layer: Path | None = None
     """A YAML of `ajet` keys with other defaults, between ours and the user's."""
     roots: tuple[str, ...] = ()
-    """Root names of a YAML that are its own."""
+    """Root names of a YAML that belong to the backbone."""
     sections: tuple[str, ...] = ()
-    """Root names of its own config; those that `roots` lacks count below its name alone."""
+    """Root names of the backbone's own config; names missing from `roots` count only below the backbone's name."""
     filled: tuple[Path, ...] = ()
-    """YAMLs that fill keys of its own from ours: which of ours is the like of one of them."""
+    """YAMLs that fill the backbone's keys from ours."""
     defaults_page: str = ""
-    """The page that compares its own defaults with ours, where they differ."""
+    """The page that compares the backbone's defaults with ours; "" if they are equal."""
     advice: KeyAdvice = field(default_factory=KeyAdvice)
-    """What an error or a remark says of keys of its own that `filled` does not relate to ours."""
+    """Advice in errors and remarks on backbone keys that `filled` does not relate to ours."""
     shares_gpus: bool = False
-    """True if its trainer and its engine take turns on the same GPUs, over which the weights are sharded."""
+    """True if trainer and engine take turns on the same GPUs, over which the weights are sharded."""
     idle: Mapping[str, str | None] = field(default_factory=dict)
-    """Keys and sections below `ajet` that have no effect on it, each with the reason, or with what does it instead;
-    None: a key that has one, although its section has not."""
+    """Keys and sections below `ajet` without effect on the backbone, each with the reason or the replacement; None: a
+    key with effect in a section without."""
     extra: str = ""
-    """The extra of ajet that brings what it needs."""
+    """The extra of ajet that installs the backbone's packages."""
 
     def __post_init__(self) -> None:
         for capability, code in (("serves", self.opens), ("recomputes", self.scorer)):
@@ -135,12 +133,12 @@ class Descriptor:
 
 @lru_cache(maxsize=1)
 def list_shipped_backbones() -> Mapping[str, Descriptor]:
-    """The backbones that come with ajet, by name."""
+    """Return the backbones that ship with ajet, by name."""
     return {name: _load_descriptor(name, part) for name, part in find_parts("backbone").items()}
 
 
 def find_backbone(name: str) -> Descriptor:
-    """The backbone of this name. Raises ConfigError where there is none, or its package is broken."""
+    """Return the backbone of a name. Raises ConfigError for an unknown name or a broken package."""
     part = find_part("backbone", name)
     if part is None:
         names = [*find_all_parts("backbone")]
@@ -155,8 +153,10 @@ def find_backbone(name: str) -> Descriptor:
 
 
 def find_checkpoint_owner(state: Mapping[str, Any]) -> Descriptor | None:
-    """The backbone in whose own form a checkpoint is: the one whose name its state has an entry of. None: it is in
-    Hugging Face layout. Raises ConfigError where the package is broken."""
+    """Return the backbone in whose format a checkpoint is: the backbone whose name is in the checkpoint's state.
+
+    None: Hugging Face layout. Raises ConfigError for a broken package.
+    """
     name = next((name for name in find_parts("backbone") if name in state), None)
     if name is None:
         name = next((name for name in find_all_parts("backbone") if name in state), None)

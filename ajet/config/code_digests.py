@@ -1,8 +1,8 @@
-"""Digests of the user's code and prompt files that decide what a run plays and how it scores.
+"""Digests of the user's code and prompt files that a run plays and scores with.
 
-Invariant: a digest changes only with what the class or function that a key names reaches: its file, the modules of the
-user's that this imports, and text files that they name by a literal. Comments and layout do not count. Code that is
-loaded by a computed name, prompts built from several literals, and installed packages are not covered.
+Invariant: a digest changes only with code that the named class or function reaches: its file, imported modules of the
+user, and text files named by a literal. Comments and layout do not count. Code loaded by a computed name, prompts built
+from several literals, and installed packages are not covered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIZE = 16
 
 
 def digest_code(experiment: Experiment) -> CodeDigests:
-    """Return the digests of all that bears on the run, by the key that names it."""
+    """Return the digests of all code that affects the run, by the key that names the code."""
     found: CodeDigests = {}
     for key, text in _list_candidate_texts(experiment):
         digests = (
@@ -44,7 +44,7 @@ def digest_code(experiment: Experiment) -> CodeDigests:
 
 
 def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
-    """Return the identity of what scores: settings and code of the judge, or of all code where no judge is named."""
+    """Return the identity of the scoring: settings and code of the judge, or all code if no judge is named."""
     settings = {key: value for key, value in experiment.list_training_settings().items() if key.startswith(JUDGE)}
     scoring = {key: files for key, files in code.items() if key.startswith(JUDGE)}
     if not experiment.ajet.task_judge.list_judges():  # the workflow or the task reader scores
@@ -53,7 +53,7 @@ def digest_judge(experiment: Experiment, code: CodeDigests) -> str:
 
 
 def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[str]]:
-    """Return the files that differ, each with the keys that name it; of keys that both know."""
+    """Return files that differ between two digests, each with the keys that name the file; only keys in both."""
     found: dict[str, list[str]] = {}
     for key in sorted(before.keys() & now.keys()):
         for file in sorted(before[key].keys() | now[key].keys()):
@@ -63,7 +63,7 @@ def list_changed_files(before: CodeDigests, now: CodeDigests) -> dict[str, list[
 
 
 def _list_candidate_texts(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """Yield each text of the configuration that may name code or a prompt file, with its key."""
+    """Yield each configuration text that may name code or a prompt file, with its key."""
     for name, value in experiment.list_training_settings().items():
         for path, leaf in list_leaves(value, (name,)):
             if isinstance(leaf, str) and "\n" not in leaf:
@@ -84,7 +84,7 @@ def _digest_reference(reference: str, base: Path) -> dict[str, str]:
 
 
 def _is_reference(text: str) -> bool:
-    """True for a reference; False for prose with a colon in it, which `is_reference` cannot tell from one."""
+    """Return False for prose with a colon, which `is_reference` accepts."""
     if not is_reference(text):
         return False
     place = text.rpartition("->")[0] or text.rpartition(":")[0]
@@ -92,7 +92,7 @@ def _is_reference(text: str) -> bool:
 
 
 def _add_running(code: ReachedCode, name: str) -> None:
-    """Add what a name of the running program or notebook reaches."""
+    """Add the code reached by a name of the running program or notebook."""
     main = sys.modules["__main__"]
     file = getattr(main, "__file__", None)
     if file is not None and Path(file).is_file():
@@ -104,7 +104,7 @@ def _add_running(code: ReachedCode, name: str) -> None:
 
 
 def _digest_files(text: str, base: Path) -> dict[str, str]:
-    """The digests of the scripts and prompt files that a value names, such as `{python} tools.py`."""
+    """Return the digests of scripts and prompt files in a value such as `{python} tools.py`."""
     try:
         words = shlex.split(text)
     except ValueError:

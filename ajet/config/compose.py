@@ -1,10 +1,8 @@
-"""Composition: our defaults, the chosen backbone's layer, the chosen preset, the user's YAML and the overrides, in this
-order, by Hydra.
+"""Hydra composes our defaults, the backbone's layer, the preset, the user's YAML and the overrides, in this order.
 
-Invariant: later layers win; only the chosen backbone's layer is read; nothing depends on the working directory; Hydra's
-global state is left as it was found. Where there is nothing for Hydra to understand (no interpolation of the user's, no
-override but values), the layers are merged as it does, in a tenth of the time; what does not merge so is refused by it
-and in its words. tests/config/test_shapes.py holds the two against each other.
+Invariant: later layers win; only the chosen backbone's layer is read; the working directory has no effect; Hydra's
+global state is restored. Without interpolations and with plain values only, layers are merged directly in a tenth of
+the time; a failing merge falls back to Hydra for its error text. tests/config/test_shapes.py compares both ways.
 """
 
 from __future__ import annotations
@@ -28,20 +26,20 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ABSENT: Any = object()
-"""What `Layer.get_value` answers for a key that the layer does not hold."""
+"""Result of `Layer.get_value` for a key that the layer does not hold."""
 _SHIPPED, _USER, _ROOT = "ajet_shipped_layer", "ajet_users_yaml", "ajet_experiment"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One source of values: a file, a flag or an override. Its tree has the root names of the composed tree."""
+    """One source of values: a file, a flag or an override. The tree has the root names of the composed tree."""
 
     title: str
     tree: dict[Any, Any] = field(repr=False)
     document: Document | None = field(default=None, repr=False)
 
     def get_value(self, path: KeyPath) -> Any:
-        """The value that the layer gives a key, as written; ABSENT where it says nothing."""
+        """Return a key's value as written in the layer; ABSENT if the layer has no such key."""
         node: Any = self.tree
         for part in path:
             if not isinstance(node, dict) or part not in node:
@@ -50,7 +48,7 @@ class Layer:
         return node
 
     def locate(self, path: KeyPath, *, value: bool = False) -> str:
-        """file:line:column, or the override itself."""
+        """Return file:line:column, or the override itself."""
         return self.document.locate(path, value=value) if self.document else self.title
 
 
@@ -61,7 +59,7 @@ class Layers:
     stack: tuple[Layer, ...]
 
     def find_winner(self, path: KeyPath) -> Layer | None:
-        """The last layer that holds the key, or else its nearest ancestor."""
+        """Return the last layer with the key, or with the key's nearest ancestor."""
         while path:
             for layer in reversed(self.stack):
                 if layer.get_value(path) is not ABSENT:
@@ -70,7 +68,7 @@ class Layers:
         return None
 
     def locate(self, path: KeyPath, *, value: bool = False) -> str:
-        """The place where the value of a key was set."""
+        """Return the place where a key's value was set."""
         layer = self.find_winner(path)
         return layer.locate(path, value=value) if layer else ".".join(map(str, path))
 
@@ -78,7 +76,7 @@ class Layers:
 def collect_layers(
     document: Document, parts: YamlParts, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None
 ) -> Layers:
-    """The layers in order; `chosen` are those of the backbone and the preset, `flag` is what `--backbone` says."""
+    """Return the layers in order. `chosen`: the files of backbone and preset; `flag`: the value of `--backbone`."""
     stack = []
     for path in [find_default_config() / "ajet_default.yaml", *chosen]:
         defaults = _read_shipped_file(path)
@@ -93,12 +91,12 @@ def collect_layers(
 
 @lru_cache(maxsize=8)
 def _read_shipped_file(path: Path) -> Document:
-    """A file that ships with ajet: it stays as it is, and is read once."""
+    """Read a file that ships with ajet; the result is cached."""
     return read_document(path)
 
 
 def compose(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None) -> DictConfig:
-    """One tree, interpolations unresolved. Raises ConfigError for what Hydra or OmegaConf refuse."""
+    """Return one tree with unresolved interpolations. Raises ConfigError for input that Hydra or OmegaConf refuse."""
     from omegaconf.errors import OmegaConfBaseException
 
     for number, each in enumerate(overrides):
@@ -114,8 +112,11 @@ def compose(layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[P
 
 
 def _require_place(override: Override, before: Sequence[Layer]) -> None:
-    """Raises ConfigError for an override into a list that names none of its places, at which OmegaConf stumbles.
-    `before`: the layers that it is put upon."""
+    """Raise ConfigError for an override into a list without a valid index, on which OmegaConf fails.
+
+    Args:
+        before: Layers below the override.
+    """
     for layer in reversed(before):
         node: Any = layer.tree
         for at, part in enumerate(override.path):
@@ -140,7 +141,7 @@ def _require_place(override: Override, before: Sequence[Layer]) -> None:
 def merge_layers(
     layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None
 ) -> DictConfig:
-    """The layers one over the other. Raises OmegaConfBaseException."""
+    """Merge the layers in order. Raises OmegaConfBaseException."""
     from omegaconf import OmegaConf
 
     tree: DictConfig = pickle.loads(_pickle_shipped_layers(tuple(chosen)))
@@ -154,7 +155,7 @@ def merge_layers(
 
 @lru_cache(maxsize=8)
 def _pickle_shipped_layers(chosen: tuple[Path, ...]) -> bytes:
-    """Our layers, pickled: a copy is had from it ten times faster than from a mapping."""
+    """Return our merged layers, pickled: unpickling is ten times faster than building them."""
     from omegaconf import OmegaConf
 
     files = [find_default_config() / "ajet_default.yaml", *chosen]
@@ -168,7 +169,7 @@ def _find_user_layer(layers: Layers) -> Layer:
 def compose_by_hydra(
     layers: Layers, overrides: Sequence[Override], *, chosen: Sequence[Path], flag: str | None
 ) -> DictConfig:
-    """The config composed by Hydra, whatever there is to understand. Raises ConfigError."""
+    """Return the config composed by Hydra. Raises ConfigError."""
     import hydra
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
@@ -199,8 +200,11 @@ def compose_by_hydra(
 
 
 def remove_empty_sections(tree: dict[Any, Any], document: Document) -> dict[Any, Any]:
-    """`rollout:` with nothing below it says nothing; as a null it would erase the defaults. Raises ConfigError for a
-    section that is no mapping."""
+    """Return the tree without empty sections: as null, `rollout:` would erase the defaults.
+
+    Raises:
+        ConfigError: A section is no mapping.
+    """
     from ajet.config.keys import describe_keys, find_key
 
     def cleaned(node: dict[Any, Any], path: KeyPath) -> dict[Any, Any]:
@@ -232,7 +236,7 @@ def _nest_value(path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def _explain_refusal(error: Exception, layers: Layers) -> ConfigError:
-    """Name the place: the string that does not parse as an interpolation, or the override that Hydra refuses."""
+    """Return an error with the place: the invalid interpolation, or the override that Hydra refuses."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -20,11 +20,11 @@ from ajet.schema.errors import ConfigError
 KeyPath = tuple[Any, ...]
 """Keys and list indices from the root down."""
 MAX_NODES = 200_000
-"""Keys and values of a document, those that an alias repeats counted each time."""
+"""Limit on keys and values of a document; an alias counts each time."""
 MAX_DEPTH = 100
-"""Mappings and lists within each other."""
+"""Limit on nested mappings and lists."""
 MAX_NUMBER_CHARS = 400
-"""Letters of a number."""
+"""Limit on the characters of a number."""
 
 
 class NodePlace(NamedTuple):
@@ -40,19 +40,19 @@ class NodePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed YAML file."""
+    """A parsed YAML file with the place of each key."""
 
     path: Path
     text: str
     tree: dict[Any, Any]
     places: dict[KeyPath, NodePlace] = field(repr=False)
     from_python: bool = False
-    """Whether a program gave it, and nobody wrote a file of that path."""
+    """True if a program passed the settings and no file has that path."""
     base_document: Document | None = None
-    """The file that the program began with, if there is one."""
+    """The file that the program started from, if any."""
 
     def locate(self, path: KeyPath, *, value: bool = False) -> str:
-        """file:line:column of a key (or its value); of the nearest ancestor that has a place."""
+        """Return file:line:column of a key or value, or of the nearest ancestor with a place."""
         if self.from_python:
             if (
                 self.base_document is not None
@@ -70,7 +70,7 @@ class Document:
         return f"{self.path}:{line}:{column}"
 
     def get_value(self, path: KeyPath) -> Any:
-        """The value there; None where there is none."""
+        """Return the value at a path; None without one."""
         node: Any = self.tree
         for part in path:
             if not (isinstance(node, list) and isinstance(part, int)) and not isinstance(node, dict):
@@ -80,8 +80,11 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a YAML file. Raises ConfigError for a missing file, a syntax error, duplicate keys or a root that is no
-    mapping."""
+    """Read a YAML file.
+
+    Raises:
+        ConfigError: A missing file, a syntax error, a duplicate key, or a root that is no mapping.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -109,7 +112,7 @@ def read_document(path: Path) -> Document:
 
 
 def parse_document(text: str, path: Path) -> Document:
-    """Parse the text of a YAML file; `path` is what errors name."""
+    """Parse the text of a YAML file. `path`: the file that errors name."""
     loader = _YamlLoader(text)
     places: dict[KeyPath, NodePlace] = {}
     try:
@@ -140,7 +143,7 @@ def parse_document(text: str, path: Path) -> Document:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Scalars as OmegaConf reads them, and bounds."""
+    """Loads scalars as OmegaConf does, within bounds."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -156,7 +159,7 @@ class _YamlLoader(yaml.SafeLoader):
         return node
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Refuses those whose letters alone take minutes to multiply."""
+        """Parse a number; refuse digits that would take minutes to convert."""
         if len(node.value) > MAX_NUMBER_CHARS:
             raise yaml.MarkedYAMLError(problem="a number is too long", problem_mark=node.start_mark)
         if node.tag.endswith(":int"):
@@ -193,8 +196,8 @@ _YamlLoader.add_implicit_resolver(
 def _count_nodes(
     node: yaml.Node, known: dict[int, tuple[int, int]], open_nodes: set[int], depth: int
 ) -> tuple[int, int]:
-    """(values, depth) of what `node` stands for, each node looked at once. Raises for too many and for an anchor that
-    contains itself."""
+    """Return (values, depth) below a node, visiting each node once. Raises for excess and for self-containing
+    anchors."""
     if id(node) in known:
         return known[id(node)]
     if id(node) in open_nodes:
@@ -219,7 +222,7 @@ def _count_nodes(
 def _record_places(
     node: yaml.Node, key_path: KeyPath, places: dict[KeyPath, NodePlace], path: Path, open_nodes: set[int]
 ) -> None:
-    """Note the place of everything below `node`; refuse duplicate keys and anchors that contain themselves."""
+    """Record the place of each node below `node`; refuse duplicate keys and self-containing anchors."""
     if id(node) in open_nodes:
         raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
     open_nodes.add(id(node))
@@ -291,7 +294,7 @@ def _suggest_path(path: Path) -> str:
 
 
 class _YamlDumper(yaml.SafeDumper):
-    """Quotes what `_YamlLoader` would read as something else."""
+    """Quotes text that `_YamlLoader` would parse as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -303,12 +306,12 @@ _YamlDumper.add_representer(tuple, lambda dumper, items: dumper.represent_list(i
 
 
 def dump_yaml(tree: Any) -> str:
-    """YAML text that `parse_document` reads back to the same values."""
+    """Return YAML text that `parse_document` reads back to equal values."""
     return yaml.dump(tree, Dumper=_YamlDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 def _advise_on_script(path: Path, text: str) -> str:
-    """Return what to do with a shell script of overrides; "" for any other file."""
+    """Return advice for a shell script of overrides; "" for any other file."""
     if path.suffix not in (".sh", ".bash") and not text.startswith("#!"):
         return ""
     return (
@@ -318,7 +321,7 @@ def _advise_on_script(path: Path, text: str) -> str:
 
 
 def list_leaves(tree: Any, path: KeyPath = ()) -> list[tuple[KeyPath, Any]]:
-    """Every value that is no mapping or list, with its path."""
+    """Return every value that is no mapping or list, with its path."""
     if isinstance(tree, dict):
         return [leaf for name, value in tree.items() for leaf in list_leaves(value, (*path, name))]
     if isinstance(tree, list):

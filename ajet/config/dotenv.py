@@ -1,7 +1,7 @@
-""".env files: variables of the working directory's, then of the one beside the YAML.
+""".env files: variables from the working directory's file, then from the file next to the YAML.
 
-Invariant: a variable that exists already wins, so the shell wins over both files and the first file over the second.
-The YAML is one that was named with --conf: the folder of a record, which somebody else may have sent, gives nothing.
+Invariant: an existing variable wins, so the shell wins over both files and the first file over the second. Only a YAML
+named by --conf counts; the folder of a record, possibly from another person, contributes nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from ajet.schema.text_files import read_text
 
 
 def load_dotenv_files(folders: Iterable[Path]) -> list[Path]:
-    """Load the `.env` of each folder that has one and return those files.
+    """Load the `.env` file of each folder, and return the loaded files.
 
-    Raises UserError for a file in an encoding that nothing names.
+    Raises:
+        UserError: A file has an unknown encoding.
     """
     import dotenv
 
@@ -28,8 +29,8 @@ def load_dotenv_files(folders: Iterable[Path]) -> list[Path]:
 
 
 def load_project_dotenv(*, record: Path) -> None:
-    """Load the `.env` of the working directory for a command that works with the model of a record, unless that
-    directory is the record's own or lies in it."""
+    """Load the working directory's `.env` for a command on a record's model, unless the directory lies in the
+    record."""
     here = Path.cwd().resolve()
     if not here.is_relative_to(record.resolve()):
         load_dotenv_files([here])

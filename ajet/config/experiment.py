@@ -1,7 +1,7 @@
 """Experiment: one YAML with its overrides, composed, resolved and typed.
 
-Invariant: `ajet` is the only thing that our code reads; the user's own sections reach the workflow untouched;
-`dump_resolved()` loads again to the same experiment wherever the file lies; no secret is in anything written.
+Invariant: our code reads `ajet` only; the user's own sections reach the workflow unchanged; `dump_resolved()` loads to
+an equal experiment from any folder; no written file holds a secret.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ PRESET = ("ajet", "trainer_common", "algorithm", "preset")
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a run is made from. `load_experiment` and `Experiment.from_dict` make them."""
+    """The input of a run, made by `load_experiment` or `Experiment.from_dict`."""
 
     ajet: AjetConfig
     sections: dict[str, Any]
     """The user's own root names."""
     backbone_overrides: dict[str, Any]
-    """Root names of backbones' own sections: as written, interpolations unresolved."""
+    """Root names of backbones' sections as written, interpolations unresolved."""
     name: str
     yaml_path: Path
     yaml_text: str = field(repr=False)
-    """As given, but for literal secrets."""
+    """The YAML as given, without literal secrets."""
     overrides: tuple[str, ...]
     base: Path
-    """Folder in which relative references and paths are looked up first."""
+    """The folder where relative references and paths are looked up first."""
     root: Path
-    """Folder that holds the runs."""
+    """The folder of all runs."""
     layers: Layers = field(repr=False)
     raw: dict[str, Any] = field(repr=False)
-    """The composed tree before interpolations were resolved."""
+    """The composed tree with unresolved interpolations."""
 
     @classmethod
     def from_dict(
@@ -77,8 +77,11 @@ class Experiment:
         from_python: bool = False,
         base_document: Document | None = None,
     ) -> Experiment:
-        """The experiment that a YAML with this content, in the folder `base`, would give. `from_python`: there is no
-        such file, and errors name none, but `base_document` for its values. Raises ConfigError."""
+        """Return the experiment of a YAML with this content in the folder `base`. Raises ConfigError.
+
+        Args:
+            from_python: True if no such file exists; errors then name no file, except for values of `base_document`.
+        """
         named = (tree.get("ajet") or {}).get("experiment_name") or "experiment"
         path = Path(base).absolute() / f"{named}.yaml"
         document = replace(parse_document(dump_yaml(tree), path), from_python=from_python, base_document=base_document)
@@ -86,25 +89,32 @@ class Experiment:
 
     @classmethod
     def from_text(cls, yaml: str, path: Path, *, root: Path) -> Experiment:
-        """The experiment that a file `path` with this text would give, in another process or on another machine; its
-        runs lie in `root`. Raises ConfigError."""
+        """Return the experiment of a file `path` with this text, for another process or machine. Raises ConfigError.
+
+        Args:
+            root: The folder of all runs.
+        """
         return _build_experiment(parse_document(yaml, path), exp_dir=root)
 
     @property
     def backbone(self) -> Descriptor:
-        """What is known of the backbone that `ajet.backbone` names. Raises ConfigError where it is not installed."""
+        """The descriptor of `ajet.backbone`. Raises ConfigError if the backbone is not installed."""
         return find_backbone(self.ajet.backbone)
 
     @property
     def config(self) -> View:
-        """Everything, as `tuner.config` and a judge's `self.config` give it: read-only, with attribute access."""
+        """The whole config as `tuner.config` and a judge's `self.config`: read-only, with attribute access."""
         ajet = {**self.ajet.model_dump(), "base_dir": str(self.base)}
         return View({"ajet": ajet, **self.sections, **self.backbone_overrides})
 
     def require_ready(self, *, serving: bool = False, evaluating: bool = False, previewing: bool = False) -> None:
-        """Raises ConfigError when no run can start: something is missing, or chosen that this version lacks.
-        `serving`: agents and tasks may come from outside. `evaluating`: no training task is read. `previewing`: nothing
-        is launched now, and a launch may name a store that samplers fill."""
+        """Raise ConfigError if no run can start: a missing key, or a value that this version refuses.
+
+        Args:
+            serving: Agents and tasks may come from clients.
+            evaluating: No training task is read.
+            previewing: Nothing is launched now; a later launch may name a store that samplers fill.
+        """
         (*_, users) = (layer.document for layer in self.layers.stack if layer.document is not None)
         written = str(self.yaml_path) if self.yaml_path.exists() else "command line"
         where = users.locate(()) if users.from_python else written
@@ -112,25 +122,30 @@ class Experiment:
 
     @property
     def has_tasks(self) -> bool:
-        """Whether a task reader is configured."""
+        """True if a task reader is configured."""
         return has_tasks(self.ajet)
 
     def list_idle_keys(self, *, serving: bool = False) -> list[IdleKeys]:
-        """What was set and has no effect here, each with the place and the reason; a run says so once. `serving`: in
-        `ajet serve`."""
+        """Return settings without effect, each with place and reason. `serving`: in `ajet serve`."""
         return find_idle_keys(self.ajet, self.layers, serving=serving)
 
     def dump_resolved(self, own: Callable[[str], str] = str, hide: Callable[[str], str] = lambda secret: HIDDEN) -> str:
-        """The whole config with every value resolved; `ajet --conf` on it repeats the run, from any folder. `own` and
-        `hide`: see `make_writable`."""
+        """Return the whole config with resolved values; `ajet --conf` on the text repeats the run from any folder.
+
+        Args:
+            own: See `make_writable`.
+            hide: See `make_writable`.
+        """
         tree = {"ajet": self.settle_values(), **self.sections, **self.backbone_overrides}
         head = f"{RESOLVED}{self.name}: `ajet --conf` on this file repeats the run.\n"
         return head + dump_yaml(make_writable(tree, self.raw, backbones=self.backbone_overrides, own=own, hide=hide))
 
     def list_training_settings(self) -> dict[str, Any]:
-        """The flat settings in which two runs must agree for one to continue the other: without names, logging,
-        debugging, the gateway, places of runs, and how often things are saved or validated. What lies in the project
-        is named from its folder on: moved as a whole, it is the same."""
+        """Return the flat settings that must be equal for one run to continue another.
+
+        Names, logging, debugging, the gateway, run folders and the frequency of saving and validation are left out.
+        Paths inside the project are relative, so a moved project has equal settings.
+        """
         settled = self.settle_values()
         for path, _, notes in walk_keys(config_model()):
             if notes.get("kind") in ("path", "reference"):
@@ -152,7 +167,7 @@ class Experiment:
         return flat
 
     def list_set_keys(self) -> list[str]:
-        """The keys below `ajet` that the person set, in the YAML or beside it; all others have defaults."""
+        """Return the keys below `ajet` that the user set; all others have defaults."""
         users = list_user_layers(self.layers)
         return [
             ".".join(("ajet", *path))
@@ -161,8 +176,14 @@ class Experiment:
         ]
 
     def replace_defaults(self, values: Mapping[str, Any]) -> Experiment:
-        """This experiment with other values, as `list_training_settings` names them, for keys that nobody set. Raises
-        ValueError where this version does not take one."""
+        """Return the experiment with other values for keys that the user did not set.
+
+        Args:
+            values: By the names of `list_training_settings`.
+
+        Raises:
+            ValueError: This version refuses a value.
+        """
         ajet = self.ajet.model_copy(deep=True)
         for name, value in values.items():
             *sections, last = name.split(".")[1:]
@@ -173,22 +194,26 @@ class Experiment:
         return replace(self, ajet=ajet)
 
     def adapt_to_serve(self) -> Experiment:
-        """This experiment behind `ajet serve`, whose clients go on during updates: `is_cap: auto` is a cap there."""
+        """Return the experiment for `ajet serve`, where clients continue during updates: `is_cap: auto` is a cap
+        there."""
         settings = self.ajet.trainer_common.algorithm
         if settings.is_cap != "auto" or settings.old_policy == "behaviour":
             return self
         return self.replace_defaults({"ajet.trainer_common.algorithm.is_cap": STALE_CAP})
 
     def _affects_training(self, notes: dict[str, Any]) -> bool:
-        """Whether a key changes what is trained, in a launch or in `ajet serve`: a reader that was not chosen changes
-        nothing. Where nothing is trained, nothing is continued: what would be compared is what any backbone reads."""
+        """Return True if a key changes the training, in a launch or in `ajet serve`.
+
+        Keys of a reader that was not chosen change nothing. Without training, keys that any backbone reads are
+        compared.
+        """
         backbone = self.backbone if "trains" in self.backbone.can else Descriptor("", "")
         ways = (False,) if self.ajet.sft.objective is not None else (False, True)
         return any(find_idle_reason(notes, self.ajet, backbone, serving=serving) is None for serving in ways)
 
     def settle_values(self) -> dict[str, Any]:
-        """The typed config as plain values in which nothing depends on the YAML's name or place, nor on what a later
-        version takes `is_cap: auto` for."""
+        """Return plain values that depend neither on the YAML's name or place nor on a later meaning of `is_cap:
+        auto`."""
         tree = _reveal_secrets(self.ajet.model_dump())
         tree.update(experiment_name=self.name, experiment_dir=str(self.root), base_dir=str(self.base))
         tree["trainer_common"]["algorithm"]["is_cap"] = self.ajet.trainer_common.importance_cap
@@ -210,10 +235,13 @@ def load_experiment(
     overrides: Sequence[str] = (),
     exp_dir: Path | None = None,
 ) -> Experiment:
-    """Read a YAML, lay it over the defaults and the overrides over it, resolve and check it.
+    """Read a YAML, compose, resolve and check the experiment.
 
-    Loads `.env` from the working directory and from beside the YAML first (existing variables win). Raises
-    ConfigError; what a run needs beyond that is `Experiment.require_ready`'s to say.
+    First loads `.env` of the working directory and of the YAML's folder; existing variables win.
+    `Experiment.require_ready` checks what a run needs beyond that.
+
+    Raises:
+        ConfigError: The YAML or an override cannot be used.
     """
     path = Path(conf).expanduser()
     load_dotenv_files([Path.cwd(), path.absolute().parent])
@@ -223,7 +251,7 @@ def load_experiment(
 def load_defaults(
     *, backbone: str | None = None, overrides: Sequence[str] = (), name: str = "defaults", exp_dir: Path | None = None
 ) -> Experiment:
-    """The defaults with overrides, as an empty YAML `name`.yaml in the working directory would give them."""
+    """Return the experiment of an empty YAML `name`.yaml in the working directory, with overrides."""
     path = Path.cwd() / f"{name}.yaml"
     return _build_experiment(parse_document("", path), backbone=backbone, overrides=overrides, exp_dir=exp_dir)
 
@@ -274,7 +302,7 @@ def _build_experiment(
 
 
 def _choose_backbone(document: Document, overrides: Sequence[str], flag: str | None) -> Descriptor:
-    """The backbone that the flag, the last override, the YAML or else the default names. Raises ConfigError."""
+    """Return the backbone of the flag, else the last override, the YAML or the default. Raises ConfigError."""
     path = ("ajet", "backbone")
     named = parse_overrides([each for each in overrides if find_overridden_key(each) == path], roots=(), backbones=())
     override = named[-1] if named else None
@@ -293,7 +321,7 @@ def _choose_backbone(document: Document, overrides: Sequence[str], flag: str | N
 
 
 def _choose_preset(document: Document, overrides: Sequence[str]) -> str | None:
-    """The one that the last override or else the YAML names, if there is one of that name."""
+    """Return the preset of the last override, else of the YAML; None if no such preset exists."""
     named = parse_overrides([each for each in overrides if find_overridden_key(each) == PRESET], roots=(), backbones=())
     found: Any = document.tree
     for name in PRESET:
@@ -303,7 +331,7 @@ def _choose_preset(document: Document, overrides: Sequence[str]) -> str | None:
 
 
 def _choose_run_name(config: AjetConfig, document: Document, layers: Layers) -> str:
-    """`read_yaml_name` takes the file's base name. A name is one folder's name."""
+    """Return the run's name: one folder name. `read_yaml_name` means the file's stem."""
     name = config.experiment_name
     name = document.path.stem if name == "read_yaml_name" else name
     name = name.replace("|", "-")

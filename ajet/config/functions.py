@@ -1,7 +1,7 @@
-"""Functions where a reference may name a class: an agent `(task, tuner)`, a judge `(task, output)`.
+"""Functions in place of classes in references: an agent `(task, tuner)`, a judge `(task, output)`.
 
-Invariant: a function that cannot be called with its two arguments is one UserError where the reference is resolved, not
-a failure of each episode; whoever makes a class of one asks `require_callable_with` first.
+Invariant: a function that cannot be called with its two arguments is one UserError at resolution, not a failure of each
+episode. Code that wraps a function in a class calls `require_callable_with` first.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ _ROLES = {
     **dict.fromkeys(("tuner", "ajet_tuner", "model_tuner"), "tuner"),
     **dict.fromkeys(("output", "workflow_output"), "output"),
 }
-"""What a parameter of this name certainly is."""
+"""The role that a parameter name implies."""
 
 
 def is_function(found: Any) -> TypeGuard[Callable[..., Any]]:
-    """Whether what a reference named is a function, or anything else that is called as one."""
+    """Return True for a function or any other callable that is no class."""
     return callable(found) and not isinstance(found, type)
 
 
 def require_callable_with(function: Callable[..., Any], names: Sequence[str], *, what: str, reference: str) -> None:
-    """Raises ConfigError unless `function` takes as many arguments by position as there are `names`, which are what
-    they are called in the words of the error. `what`: the key that holds the `reference`."""
+    """Raise ConfigError unless the function accepts the arguments `names` by position.
+
+    Args:
+        names: The arguments as the error spells them.
+        what: The key that holds the reference.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of C, and silent on what it takes
@@ -50,9 +54,11 @@ def require_callable_with(function: Callable[..., Any], names: Sequence[str], *,
 def require_order(
     function: Callable[..., Any], names: Sequence[str], *, what: str, reference: str, method: bool = False
 ) -> None:
-    """Raise ConfigError for a function whose parameters are named as its two arguments are, in the other order.
+    """Raise ConfigError if the names of the two parameters show the opposite order.
 
-    `names`: as `require_callable_with` has them. `method`: the first parameter is `self`.
+    Args:
+        names: As in `require_callable_with`.
+        method: True if the first parameter is `self`.
     """
     parameters = _list_parameters(function).values()
     plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
@@ -77,6 +83,6 @@ def _list_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Param
 
 
 def locate_function(function: Any) -> str:
-    """Return file:line of a function; "" for one without a file."""
+    """Return file:line of a function; "" without a file."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""

@@ -1,9 +1,9 @@
-"""Keys that somebody set and that have no effect here.
+"""Keys that a user set and that have no effect.
 
-Invariant: which keys these are follows from what the schema declares of each (`idle`, `when`), from the backbone's
-descriptor, from the table of accepted ones, and from the layers; nothing is refused for it. Each has one
-line: the key, where it was set, and why it does nothing or what does it instead. Keys of a section with one reason
-share a line. Of a file that ajet wrote, which holds every key, only what is no default was set by anybody.
+Invariant: the result follows from the schema (`idle`, `when`), the backbone's descriptor, the table of accepted keys
+and the layers; nothing is refused for being idle. Each key has one line with key, place and reason; keys of a section
+with equal reasons share a line. In a resolved file of ajet, which holds every key, only values other than the default
+count as set.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from ajet.config.schema.sft import IDLE_IN_SFT as GIVEN
 from ajet.config.unread_sections import find_unread_keys
 
 RESOLVED = "# The resolved config of "
-"""How such a file begins."""
+"""First line of a resolved file."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleKeys:
-    """Keys that were set in vain, and why."""
+    """Keys without effect, and the reason."""
 
     keys: tuple[str, ...]
-    """By their full names."""
+    """Full dotted names."""
     section: str
-    """The one that they are in, where there are several."""
+    """The section of several keys."""
     where: str
-    """file:line of the first, or which override."""
+    """file:line of the first key, or the override."""
     why: str
 
     @property
     def name(self) -> str:
-        """The key, or the section and how many of its keys."""
+        """The key, or the section with the number of its keys."""
         return self.keys[0] if len(self.keys) == 1 else f"{self.section} ({len(self.keys)} keys)"
 
 
@@ -71,7 +71,7 @@ def find_idle_reason(
 
 
 def _spell_value(value: Any) -> str:
-    """The value, as a YAML has it."""
+    """Return the value as a YAML spells it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -88,8 +88,11 @@ def _get_setting(config: Any, key: str) -> Any:
 def _find_declared_reason(
     notes: dict[str, Any], backbone: Descriptor, serving: bool, validates: bool
 ) -> IdleReason | None:
-    """What the innermost place says that says anything: the schema of `ajet serve` or of all backbones, or else the
-    backbone's descriptor. `validates`: the server plays held-out tasks as a launch does."""
+    """Return the reason that the schema declares for `ajet serve` or all backbones, else the backbone's reason.
+
+    Args:
+        validates: The server plays held-out tasks as a launch does.
+    """
     for place in (SERVE,) * serving + (EVERYWHERE,):
         if place in notes["idle"]:
             reason: IdleReason | None = notes["idle"][place]
@@ -99,7 +102,7 @@ def _find_declared_reason(
 
 
 def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> IdleReason | None:
-    """The reason that the table has for the innermost key or section of a path that it names."""
+    """Return the reason of the innermost key or section of a path in the table."""
     for depth in range(len(path), 0, -1):
         if (name := ".".join(path[:depth])) in table:
             why = table[name]
@@ -108,7 +111,7 @@ def _find_in_table(table: Mapping[str, str | None], path: tuple[str, ...]) -> Id
 
 
 def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False) -> list[IdleKeys]:
-    """The keys that a person set and this run does not read, in the order in which they were set."""
+    """Return the keys that a user set and this run does not read, in the order of the layers."""
     users = list_user_layers(layers)
     shared: dict[tuple[str, str], list[_IdleKey]] = {}
     others = [
@@ -126,7 +129,7 @@ def find_idle_keys(config: AjetConfig, layers: Layers, *, serving: bool = False)
 
 
 def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
-    """All of them for a screen or a log, under a heading that names the place; "" for none."""
+    """Return all idle keys as text under a heading with the place; "" for none."""
     if not found:
         return ""
     rows = [f"  {each.name} ({each.where}): {each.why}" for each in found]
@@ -134,17 +137,17 @@ def format_idle_keys(found: Sequence[IdleKeys], place: str) -> str:
 
 
 def list_user_layers(layers: Layers) -> tuple[Layer, ...]:
-    """The layers that a person wrote: the YAML, and what the command line lays over it."""
+    """Return the layers of the user: the YAML, flags and overrides."""
     return layers.stack[max(at for at, layer in enumerate(layers.stack) if layer.document is not None) :]
 
 
 class _IdleKey(NamedTuple):
-    """A key that was set in vain."""
+    """One key without effect."""
 
     name: str
     section: str
     place: tuple[int, int]
-    """The layer, and the line in it."""
+    """Index of the layer, and line."""
     where: str
     why: str
 
@@ -169,7 +172,7 @@ def _find_accepted_keys(users: Sequence[Layer]) -> Iterator[_IdleKey]:
 
 
 def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """A key of another backbone that has one of ours says which; the rest of its section shares a line."""
+    """Yield keys of other backbones: one with a counterpart names ours, the rest of a section share a line."""
     chosen = find_backbone(config.backbone)
     for owner in list_shipped_backbones().values():
         for root in owner.roots:
@@ -188,7 +191,7 @@ def _find_keys_of_other_backbones(config: AjetConfig, users: Sequence[Layer]) ->
 
 
 def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Keys of the chosen backbone's own that a run does not follow."""
+    """Yield keys of the chosen backbone that a run does not follow."""
     chosen = find_backbone(config.backbone)
     off = [
         switch
@@ -208,19 +211,19 @@ def _find_keys_decided_by_ours(config: AjetConfig, users: Sequence[Layer]) -> It
 
 
 def _list_key_places(key: str, chosen: Descriptor) -> list[tuple[str, ...]]:
-    """Where a key of a backbone's own may stand in a YAML; nowhere if the key is another backbone's."""
+    """Return the paths where a backbone's key may be in a YAML; none for another backbone's key."""
     path = tuple(key.split("."))
     return [path, (chosen.name, *path)] if path[0] in chosen.roots else []
 
 
 def _has_our_value(key: str, value: Any, config: AjetConfig) -> bool:
-    """True if our own key of that name has the value, so that nothing is lost."""
+    """Return True if our key of that name has the value, so that nothing is lost."""
     ours = {"trainer.logger": config.trainer_common.logger, "trainer.experiment_name": config.experiment_name}
     return key in ours and (ours[key] == value or [ours[key]] == value)
 
 
 def _find_unread_keys(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_IdleKey]:
-    """Keys of a backbone's sections that nothing reads beside `ajet:`, unless ours say the same already."""
+    """Yield keys of unread backbone sections, unless our keys have the values already."""
     for path, layer, ours, value, advice in find_unread_keys(users):
         node: Any = config
         for name in ours.split(".")[1:]:
@@ -230,8 +233,7 @@ def _find_unread_keys(config: AjetConfig, users: Sequence[Layer]) -> Iterator[_I
 
 
 def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descriptor) -> str:
-    """What to write instead of a key of another backbone; "" where nothing of ours is near, or it says the same
-    already."""
+    """Return our replacement for another backbone's key; "" without one, or if ours has the value already."""
     own = path[1:] if path[0] == owner.name else path
     near, dotted = find_counterpart(own, owner.filled), ".".join(map(str, own))
     if near is None:
@@ -250,17 +252,17 @@ def _describe_ours(path: KeyPath, value: Any, config: AjetConfig, owner: Descrip
 
 
 def find_last_layer(path: tuple[str, ...], users: Sequence[Layer]) -> Layer | None:
-    """The layer that set the key's value, if a person set it."""
+    """Return the user's last layer that sets the key, if any."""
     return next((layer for layer in reversed(users) if layer.get_value(path) is not ABSENT), None)
 
 
 def is_written_by_ajet(layer: Layer) -> bool:
-    """True if the layer is a resolved file, which holds every key."""
+    """Return True if the layer is a resolved file, which holds every key."""
     return layer.document is not None and layer.document.text.startswith(RESOLVED)
 
 
 def locate_key(layer: Layer, path: KeyPath) -> str:
-    """Return file:line of a key in a layer, or which override sets it, without the value: it may be a secret."""
+    """Return file:line of a key, or the override without its value, which may be a secret."""
     where = layer.locate(path)
     return where.partition("=")[0] if layer.document is None else re.sub(r"(:\d+):\d+$", r"\1", where)
 

@@ -1,9 +1,7 @@
-"""Keys by their dotted path: does one exist, which is nearest, and the error for one that does not exist.
+"""Keys by dotted path: existence, nearest valid key, and the error for an unknown key.
 
-Invariant: the schema is the only list of keys, and its table of accepted names of those that do nothing; this module
-reads them and the tables of other programs' names, and adds nothing. The layers that compose a backbone's configuration
-are the only list of counterparts: a key that one of them fills from a key of ours is that key's; one filled from a
-value that no YAML can set is nobody's.
+Invariant: the schema is the only list of keys, and its table of accepted names the only list of keys without effect.
+The layers of a backbone are the only list of counterparts: a key that a layer fills from ours belongs to ours.
 """
 
 from __future__ import annotations
@@ -29,17 +27,17 @@ from ajet.schema.errors import ConfigError
 
 
 def list_top_names() -> Collection[str]:
-    """The keys directly under `ajet:`, those that are only accepted among them."""
+    """Return the keys directly under `ajet:`, including accepted ones."""
     return {*config_model().model_fields, *(name.split(".")[0] for name in (*ACCEPTED, *FIXED, *MOVED))}
 
 
 def is_settable(path: Sequence[Any]) -> bool:
-    """Whether a YAML may hold something at `path` below `ajet`, with an effect or without."""
+    """Return True if a YAML may hold a value at `path` below `ajet`, with or without effect."""
     return find_key(map_moved_key(path)) is not None or explain_accepted_key(path) is not None
 
 
 def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
-    """The field (or section) at `path` below `ajet`; the field itself for a path into a free mapping or a list."""
+    """Return the field or section at `path` below `ajet`; the field for a path into a free mapping or a list."""
     model: type[Section] = config_model()
     named = False  # of a mapping of sections: any name leads to one
     for index, name in enumerate(path):
@@ -61,22 +59,22 @@ def find_key(path: Sequence[Any]) -> FieldInfo | type[Section] | None:
 
 
 def describe_keys(section: type[Section] | None) -> str:
-    """The words for a mapping of the section's first keys."""
+    """Return a phrase with the section's first keys."""
     names = list(section.model_fields) if section is not None else []
     return f"a mapping of keys: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else "a mapping"
 
 
 @lru_cache(maxsize=1)
 def list_dotted_keys() -> tuple[str, ...]:
-    """Every plain key below `ajet`, e.g. "rollout.num_repeat", and every section."""
+    """Return every plain key below `ajet`, such as "rollout.num_repeat", and every section."""
     plain = [".".join(path) for path, _, _ in walk_keys(config_model())]
     sections = {key.rsplit(".", depth)[0] for key in plain for depth in range(1, key.count(".") + 1)}
     return (*plain, *sorted(sections))
 
 
 def suggest_key(path: Sequence[Any]) -> str | None:
-    """The valid key that an unknown one most likely means: a sibling with a similar name, or the same name (or a
-    similar one) in another section."""
+    """Return the valid key nearest to an unknown one: a sibling of a similar name, or an equal or similar name
+    elsewhere."""
     *parents, name = [str(part) for part in path]
     home = ".".join(parents)
     siblings = [key for key in list_dotted_keys() if key.rpartition(".")[0] == home]
@@ -98,26 +96,29 @@ _FILLED = re.compile(r"(?P<translated>\$\{ajet\.pick:)?\$\{(?P<key>ajet(\.\w+)+)
 
 
 class Counterpart(NamedTuple):
-    """A key of ours."""
+    """A key of ours for a backbone's key."""
 
     key: str
     same: bool
-    """Whether values mean the same there."""
+    """True if values have the same meaning there."""
 
 
 def find_counterpart(path: Sequence[Any], layers: tuple[Path, ...]) -> Counterpart | None:
-    """Ours for the key at `path` (`actor_rollout_ref`, `model`, `lora_rank`) of the backbone that these layers compose;
-    None where it has none."""
+    """Return our key for a backbone's key, such as (`actor_rollout_ref`, `model`, `lora_rank`); None without one.
+
+    Args:
+        layers: The files that compose the backbone's config.
+    """
     return _read_counterparts(layers).get(tuple(path))
 
 
 def list_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counterpart]:
-    """Return each key that these layers fill from ours, and ours."""
+    """Return each key that these layers fill from ours, with our key."""
     return dict(_read_counterparts(layers))
 
 
 def find_first_filled(key: str, layers: tuple[Path, ...]) -> tuple[Any, ...] | None:
-    """Return the path of the first key that these layers fill from ours; None if they fill none."""
+    """Return the path of the first key that these layers fill from `key`; None for none."""
     return next((path for path, near in _read_counterparts(layers).items() if near.key == key), None)
 
 
@@ -134,14 +135,14 @@ def _read_counterparts(layers: tuple[Path, ...]) -> dict[tuple[Any, ...], Counte
 
 _SECTION = "my_section"
 _SHOWN = 4
-"""Counterparts of a section's keys that one line names."""
+"""Limit on counterparts of a section's keys in one line."""
 _NO_MASKING = "ajet masks no personal data in traces; set `mask: mask.py->mask_text` to a function of yours"
 REMOVED = {
     "task_reader.tracing.deidentify": _NO_MASKING,
     "task_reader.tracing.names": _NO_MASKING,
     "environment.mcp_client": "there is one MCP client, which speaks all revisions: delete the line",
 }
-"""Keys that existed once, each with what to write instead."""
+"""Removed keys, each with the replacement."""
 
 
 def make_unknown_key_error(
@@ -150,8 +151,8 @@ def make_unknown_key_error(
     """Return the error for a key that is not in the schema.
 
     Args:
-        value: what it was set to, where known.
-        also: the user's own root names.
+        value: The key's value, if known.
+        also: The user's own root names.
     """
     shown = ".".join(str(part) for part in path)
     if (dotted := next((part for part in path if isinstance(part, str) and "." in part), None)) is not None:
@@ -189,7 +190,7 @@ def make_unknown_key_error(
 
 
 def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
-    """Return where a backbone's own section belongs that stands below `ajet:`; "" for any other key."""
+    """Return the place of a backbone's section that is below `ajet:`; "" for any other key."""
     root = str(path[0])
     owner = next((each for each in list_shipped_backbones().values() if root in (*each.roots, *each.sections)), None)
     is_section = len(path) > 1 or value is None or isinstance(value, Mapping)
@@ -214,7 +215,7 @@ def _list_ours(key: Sequence[Any], owner: Descriptor) -> Iterator[str]:
 
 
 def _find_advice(dotted: str) -> str:
-    """Return what a backbone's descriptor says of a key of its own by that name; "" if none knows it."""
+    """Return a descriptor's advice on a backbone key of that name; "" without any."""
     for owner in list_shipped_backbones().values():
         if (ours := owner.advice.short.get(dotted)) is not None:
             return f"{owner.name}'s {dotted} is here {ours}"
@@ -225,7 +226,7 @@ def _find_advice(dotted: str) -> str:
 
 
 def _find_by_last_name(name: str) -> str:
-    """Return what a key of a backbone's own with that last name is here; "" if there is none, or several."""
+    """Return our key for a backbone key with that last name; "" for none or several."""
     found = {
         (owner.name, ".".join(map(str, path)), near.key.removeprefix("ajet."))
         for owner in list_shipped_backbones().values()

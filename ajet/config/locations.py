@@ -1,4 +1,4 @@
-"""Where what ships with ajet lies (beside the package in a checkout, inside it in a wheel), and where its cache is."""
+"""Folders of files that ship with ajet (next to the package in a checkout, inside it in a wheel), and the cache."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1]
 """The folder of the package `ajet`."""
 INSTALL_ROOT = PACKAGE.parent
-"""The folder that holds it: a checkout's root, or site-packages."""
+"""The parent folder: a checkout's root, or site-packages."""
 
 
 def find_default_config() -> Path:
-    """The folder of the installed defaults."""
+    """Return the folder of the installed defaults."""
     return _find_shipped("default_config")
 
 
 def find_preset(name: str) -> Path:
-    """Settings that `ajet.trainer_common.algorithm.preset` names."""
+    """Return the file of a preset (`trainer_common.algorithm.preset`)."""
     return find_default_config() / "presets" / f"{name}.yaml"
 
 
 def find_tutorials() -> Path:
-    """The folder of the tutorials."""
+    """Return the folder of the tutorials."""
     return _find_shipped("tutorial")
 
 
@@ -32,7 +32,7 @@ def _find_shipped(name: str) -> Path:
 
 
 def find_cache_root() -> Path:
-    """AJET_CACHE, else `ajet` in XDG_CACHE_HOME, else ~/.cache/ajet."""
+    """Return AJET_CACHE, else `ajet` in XDG_CACHE_HOME, else ~/.cache/ajet."""
     own = os.environ.get("AJET_CACHE")
     if own:
         return Path(own).expanduser()
@@ -40,7 +40,7 @@ def find_cache_root() -> Path:
 
 
 def explain_unwritable_cache() -> str:
-    """Return why nothing can be kept in the cache, what that means, and what to do; "" if it can be written to."""
+    """Return why the cache cannot be written to, the effect and the cure; "" if the cache is writable."""
     import tempfile
 
     root = find_cache_root()

@@ -1,7 +1,7 @@
-"""Where models of other servers are asked: by judges, and by agents that play opponents.
+"""Remote model servers for judges and for agents that play opponents.
 
-Invariant: the address and the keys are those of the environment that the run was started in, also where an attempt's
-own environment names the gateway instead (rollout.isolation: process, sandbox).
+Invariant: address and keys come from the environment of the run's start, even if an attempt's own environment names the
+gateway (rollout.isolation: process, sandbox).
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ from typing import NamedTuple
 from ajet.schema.errors import ConfigError, UserError
 
 OUTSIDE = "AJET_OUTSIDE_"
-"""Before the name of a variable: what it was in the run's environment."""
+"""Prefix of a variable that holds the value from the run's environment."""
 DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI = "https://api.openai.com/v1"
 
 
 def read_outside_variable(name: str) -> str:
-    """A variable as it was in the environment that the run was started in; "" for none. Without spaces or line ends
-    around it: a client refuses a key that ends in one, in words that hold the key."""
+    """Return a variable's value at the run's start, "" for none.
+
+    Spaces and line ends are stripped: a client refuses such a key with an error that shows the key.
+    """
     return os.environ.get(OUTSIDE + name, os.environ.get(name, "")).strip()
 
 
 def read_api_key(name: str) -> str:
-    """The key that a variable holds; "" for none. Raises ConfigError for one that a header cannot carry: clients
-    refuse it with an error of their own, or take it apart where nobody looks."""
+    """Return the key in a variable; "" for none.
+
+    Raises:
+        ConfigError: A header cannot carry the key; clients would fail with an unclear error.
+    """
     key = read_outside_variable(name)
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(
@@ -38,17 +43,22 @@ def read_api_key(name: str) -> str:
 
 
 class OtherServer(NamedTuple):
-    """An OpenAI-compatible server."""
+    """An OpenAI-compatible server with its keys."""
 
     base_url: str
     keys: tuple[str, ...]
-    """To be tried in this order."""
+    """Keys in the order of trial."""
 
 
 def find_other_server() -> OtherServer:
-    """The server of DASHSCOPE_API_KEY (and DASHSCOPE_API_KEY_BACKUP; several keys with `|` between them), at
-    DASHSCOPE_BASE_URL or DashScope's own; else of OPENAI_BASE_URL and OPENAI_API_KEY. Raises UserError where neither is
-    set, and for a key that is none."""
+    """Return the server for other models.
+
+    DASHSCOPE_API_KEY and DASHSCOPE_API_KEY_BACKUP (several keys separated by `|`) choose DASHSCOPE_BASE_URL or
+    DashScope; otherwise OPENAI_BASE_URL and OPENAI_API_KEY count.
+
+    Raises:
+        UserError: No server is named, or a key is invalid.
+    """
 
     def keys_of(name: str) -> tuple[str, ...]:
         return tuple(key.strip() for key in read_api_key(name).split("|") if key.strip())

@@ -1,7 +1,7 @@
 """Overrides: `key=value` on the command line, in Hydra's grammar.
 
-Invariant: an override may leave out the leading `ajet.`; a key of ours that does not exist is an error with the nearest
-one, and an override never means two things (sweeps and Hydra's own settings are refused).
+Invariant: an override may omit the leading `ajet.`; an unknown key is an error with the nearest valid key; sweeps and
+Hydra's own settings are refused, so an override has one meaning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHAPE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<rest>=.*)?", re.S)
 
 @dataclass(frozen=True)
 class Override:
-    """One override: as written, as Hydra gets it, and its value."""
+    """One override: as written, as passed to Hydra, and its value."""
 
     written: str
     composed: str
@@ -31,13 +31,17 @@ class Override:
 
 
 def parse_overrides(written: Sequence[str], *, roots: Collection[str], backbones: Collection[str]) -> list[Override]:
-    """Parse what the command line holds; `roots` are the YAML's own root names, `backbones` those that belong to
-    backbones, in it or not. Raises ConfigError."""
+    """Parse the overrides of the command line. Raises ConfigError.
+
+    Args:
+        roots: Root names of the YAML.
+        backbones: Root names that belong to backbones.
+    """
     return [_parse_override(text, roots, backbones) for text in written]
 
 
 def find_overridden_key(text: str) -> tuple[str, ...] | None:
-    """The path of the key that an override names, if it is one of ours."""
+    """Return the path of the key that an override names, if the key is ours."""
     shape = _SHAPE.fullmatch(text)
     path = tuple(shape["key"].strip().split(".")) if shape is not None else ()
     return path if path[:1] == ("ajet",) else ("ajet", *path) if path and is_settable(path) else None
@@ -80,13 +84,13 @@ def _parse_override(text: str, roots: Collection[str], backbones: Collection[str
 
 
 def quote_value(text: str) -> str:
-    """A text as a quoted string of the grammar, whatever is in it."""
+    """Return a text as a quoted string of Hydra's grammar."""
     escaped = re.sub(r"(\\*)'", lambda match: match[1] * 2 + "\\'", text)
     return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, escaped) + "'"
 
 
 def format_override(key: str, text: str) -> str:
-    """`key=text` as one word of a shell, which says that text whatever is in it."""
+    """Return `key=text` as one shell word with exactly that value."""
     return (
         f"{key}={text}" if re.fullmatch(r"[\w./:@+-]+", text, re.ASCII) else shlex.quote(f"{key}={quote_value(text)}")
     )
@@ -101,7 +105,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _choose_sign(sign: str, path: tuple[str, ...], text: str, backbones: Collection[str]) -> str:
-    """`++` for what the composed tree need not hold yet: a backbone's own keys, and keys below a free mapping."""
+    """Return `++` for keys that the composed tree may lack: a backbone's keys, and keys below a free mapping."""
     if path[0] in backbones and not sign:
         return "++"
     if path[0] != "ajet":

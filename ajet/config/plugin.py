@@ -1,7 +1,7 @@
-"""The plug-in contract: what a package says about itself so that ajet finds its parts by name.
+"""The plug-in contract: a package's description, by which ajet finds its parts.
 
-A package that extends ajet has a module with one `Plugin` and names it in the entry-point group `ajet.plugins`. Parts
-that ship with ajet are registered by the same object. Invariant: a `Plugin` holds names, help lines and references
+A package that extends ajet has a module with one `Plugin` and registers it in the entry-point group `ajet.plugins`. The
+parts of ajet are registered by the same object. Invariant: a `Plugin` holds names, help lines and references
 `module:attribute`; reading it imports nothing but this module.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 GROUP = "ajet.plugins"
 """Entry-point group of a distribution's plug-ins: `NAME = package.plugin:PLUGIN`."""
 Kind = Literal["algorithm", "loss", "tracker", "isolation", "store", "reader", "workflow", "scorer", "sandbox"]
-"""Kinds of parts that a key names, or of which it may refer to one of the user's own."""
+"""Kinds of parts that a key names or refers to by a reference of the user."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
 NamedKind = Literal[
     Kind,
@@ -27,38 +27,37 @@ NamedKind = Literal[
     "environment_file",
     "environment_family",
 ]
-"""All kinds of parts that have a name."""
+"""All kinds of parts with a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginPart:
-    """A part that a YAML can name, known without importing it."""
+    """A part that a YAML can name, described without importing its code."""
 
     code: str
-    """Reference to its class or function."""
+    """Reference to the part's class or function."""
     variables: tuple[str, ...] = ()
-    """Environment variables that it reads; a job on a cluster passes them on."""
+    """Environment variables that the part reads; a cluster job passes them on."""
     interactive: bool = True
-    """False if it cannot run agents that are defined in the running program or notebook."""
+    """False if the part cannot run agents of the running program or notebook."""
     first_key: tuple[str, str] | None = None
-    """Required key of the section of its name, and what belongs there."""
+    """Required key of the section of the part's name, and a description of the value."""
     scorer: str = ""
-    """Of a task reader: the scorer of its rows if neither workflow nor judge decides."""
+    """For a task reader: the scorer of its rows if neither workflow nor judge decides."""
     prepare: str = ""
-    """Of a judge: reference to a function `(experiment, run or None)`, called before a run begins to play, when its
-    services answer."""
+    """For a judge: reference to a function `(experiment, run or None)`, called before a run plays, once services
+    answer."""
     schemes: tuple[str, ...] = ()
-    """Of a store that several processes share: schemes of its addresses; `code` is then its `StoreDriver`."""
+    """For a store shared by processes: schemes of its addresses; `code` is then a `StoreDriver`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of `ajet`, built only when it is called."""
+    """A command of `ajet`, built only on call."""
 
     code: str
-    """Reference to a function that typer can call, or to a `typer.Typer` with subcommands."""
+    """Reference to a function for typer, or to a `typer.Typer` with subcommands."""
     help: str
-    """Its line in `ajet --help`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,13 @@ class LaunchFlag:
     """A flag `--with-NAME` of a launch."""
 
     help: str
-    """Its line in `ajet --help`."""
     around: str = ""
-    """Reference to a function that takes the `RunDirectory` and returns a context manager, entered before the run
-    starts anything; "" if the backbone's runner reads the flag."""
+    """Reference to a function that takes the `RunDirectory` and returns a context manager around the run; "" if the
+    backbone's runner reads the flag."""
     needs: str = ""
-    """Capability of a backbone without which the flag has no effect."""
+    """Backbone capability without which the flag has no effect."""
     remote: bool = False
-    """True if the run takes place on other machines, so that this one's GPUs say nothing of it."""
+    """True if the run uses other machines, so that local GPUs do not matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +86,18 @@ class ConfigKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """What one package brings. A table's values are references `module:attribute`, or a `PluginPart` that says more."""
+    """The parts of one package. Values of a table are references `module:attribute`, or a `PluginPart`."""
 
     name: str
     about: str
-    """One line for `ajet plugins`."""
+    """Line in `ajet plugins` for the plug-in."""
     packages: tuple[str, ...] = ()
-    """Importable names of third-party packages that its code needs."""
+    """Importable names of the third-party packages that the code needs."""
     extra: str = ""
-    """Extra of its distribution that installs them."""
+    """Extra of the distribution that installs these packages."""
 
     backbones: Mapping[str, str] = field(default_factory=dict)
-    """References to `ajet.config.backbones.Descriptor` objects, whose modules import no training code."""
+    """References to `ajet.config.backbones.Descriptor` objects, in modules that import no training code."""
     algorithms: Mapping[str, str | PluginPart] = field(default_factory=dict)
     losses: Mapping[str, str | PluginPart] = field(default_factory=dict)
     trackers: Mapping[str, str | PluginPart] = field(default_factory=dict)
@@ -109,50 +107,54 @@ class Plugin:
     workflows: Mapping[str, str | PluginPart] = field(default_factory=dict)
     scorers: Mapping[str, str | PluginPart] = field(default_factory=dict)
     judges: Mapping[str, str | PluginPart] = field(default_factory=dict)
-    """Values of `task_judge.judge_type`: functions `(experiment) -> Judging | None`; None leaves it to the scorers, or
-    to the task reader's own judge."""
+    """Values of `task_judge.judge_type`: functions `(experiment) -> Judging | None`; None leaves the decision to the
+    scorers or the task reader's judge."""
     fallback_judges: tuple[str, ...] = ()
-    """References to functions `(experiment) -> Judging | None`, for a run that has no judge otherwise."""
+    """References to functions `(experiment) -> Judging | None` for a run without any other judge."""
     sandboxes: Mapping[str, str | PluginPart] = field(default_factory=dict)
     """Values of `environment.sandbox`: classes with the methods of `ajet.schema.sandbox.SandboxFactory`."""
     embedders: Mapping[str, str | PluginPart] = field(default_factory=dict)
-    """Models of this machine that embed texts (`embedded:NAME`): classes without arguments."""
+    """Local models that embed texts (`embedded:NAME`): classes without arguments."""
     train_engines: Mapping[str, str] = field(default_factory=dict)
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
     environments: Mapping[str, str | PluginPart] = field(default_factory=dict)
-    """Worlds that `environment.use` names as `NAME:…`: functions `(use, base) -> ChosenEnvironment`
-    (`ajet.environment.services.chosen`). `class` serves a reference to a class of the user's own."""
+    """Worlds of `environment.use: NAME:…`: functions `(use, base) -> ChosenEnvironment` (`ajet.environment.services.chosen`).
+    `class` is for references to the user's classes."""
     environment_files: Mapping[str, str] = field(default_factory=dict)
-    """Environments that `ajet env up NAME` starts: references to the path of the file that describes one."""
+    """Environments of `ajet env up NAME`: references to the path of a description file."""
     environment_families: Mapping[str, str] = field(default_factory=dict)
-    """Sections of such a file that name tool servers: `ajet_environments.deployment.description.EnvironmentFamily`."""
+    """Sections of such a file for tool servers: `ajet_environments.deployment.description.EnvironmentFamily`."""
     services: tuple[str, ...] = ()
-    """References to functions `(experiment) -> Iterable[Service]`: what a run must reach before it begins."""
+    """References to functions `(experiment) -> Iterable[RequiredService]`: the services that a run needs at the
+    start."""
     run_hooks: tuple[str, ...] = ()
     """References to `ajet.commands.run_hooks.RunHook` functions: context managers around a run."""
     step_observers: tuple[str, ...] = ()
-    """References to classes of `ajet.train.step.StepObserver`: numbers of each training step."""
+    """References to classes of `ajet.train.step.StepObserver`: metrics of each training step."""
     doctor_checks: Mapping[str, str] = field(default_factory=dict)
-    """Sections of `ajet doctor`: functions `(experiment, model) -> list[Finding]`. `experiment` is None without a YAML,
-    `model` is the one of the command line or None. Without findings a section is left out."""
+    """Sections of `ajet doctor`: functions `(experiment, model) -> list[Finding]`.
+
+    `experiment` is None without a YAML, `model` is the command line's model or None. A section without findings is left
+    out.
+    """
     commands: Mapping[str, Command] = field(default_factory=dict)
     launch_flags: Mapping[str, LaunchFlag] = field(default_factory=dict)
-    """Flags of a launch by their names without `--with-`."""
+    """Flags of a launch by name, without `--with-`."""
     config_keys: tuple[ConfigKeys, ...] = ()
     exports: Mapping[str, str] = field(default_factory=dict)
-    """Names below `ajet` by which users import its code: `NAME` for `from ajet import NAME`, and `workflow.NAME` for
-    `from ajet.workflow import NAME`."""
+    """Names below `ajet` for users' imports: `NAME` for `from ajet import NAME`, `workflow.NAME` for `from
+    ajet.workflow import NAME`."""
     failure_hints: Mapping[str, str] = field(default_factory=dict)
-    """What to do about a failed attempt, by its kind, such as the name of an exception's class; `KIND of CLASS` for
-    attempts of a workflow that is or extends CLASS."""
+    """Advice on failed attempts by kind, such as an exception's class; `KIND of CLASS` for workflows that are or extend
+    CLASS."""
     start: str = ""
-    """Reference to a function without arguments, called once in each process of a run, before code that the YAML names
-    is imported there: the command or script that launches it, workers, samplers."""
+    """Reference to a function without arguments, called once in each process of a run before the user's code is
+    imported."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """References that YAMLs may still have, each with the one that it stands for today."""
+    """Renamed references that YAMLs may still hold, each with the present reference."""
 
     def list_parts(self, kind: NamedKind) -> dict[str, PluginPart]:
-        """Return its parts of a kind by name."""
+        """Return the plug-in's parts of a kind by name."""
         table: Mapping[str, str | PluginPart] = getattr(self, _TABLES[kind])
         return {name: PluginPart(part) if isinstance(part, str) else part for name, part in table.items()}
 
@@ -179,11 +181,11 @@ NAMED_KINDS: tuple[NamedKind, ...] = tuple(_TABLES)
 
 
 def load_code(reference: str) -> Any:
-    """Return what a plug-in's reference names; `resolve_reference` is for references that a user wrote."""
+    """Return the object of a plug-in's reference; `resolve_reference` is for the user's references."""
     module, _, attribute = reference.replace("->", ":").partition(":")
     return getattr(import_module(module), attribute)
 
 
 def spell_reference(kind: NamedKind) -> str:
-    """Return the form of a reference to the user's own part of a kind."""
+    """Return an example of a reference to the user's own part of a kind."""
     return f"{kind}.py->My{kind.capitalize()}"

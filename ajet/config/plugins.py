@@ -1,11 +1,10 @@
-"""The plug-ins of this process, and the parts that they bring by name.
+"""The plug-ins of this process, and their parts by name.
 
-Plug-ins of the distribution `ajet` are always known; those of other distributions are loaded once, when a name is
-unknown or a list of all is asked for. A process that ajet starts loads the ones that its driver listed in AJET_PLUGINS
-instead of searching.
+Plug-ins of the distribution `ajet` are always known. Those of other distributions are loaded once, for an unknown name
+or a full list. A process that ajet starts loads the plug-ins listed in AJET_PLUGINS by its driver instead of searching.
 
-Invariant: one name of a kind belongs to one plug-in. A plug-in that cannot be loaded, or claims a name that another
-has, is reported by name and brings nothing; no command fails that does not need it.
+Invariant: a name of a kind belongs to one plug-in. A plug-in that cannot be loaded or claims a taken name is reported
+and contributes nothing; commands that do not need the plug-in still work.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ from ajet.config.locations import INSTALL_ROOT
 from ajet.config.plugin import GROUP, NAMED_KINDS, Command, LaunchFlag, NamedKind, Plugin, PluginPart, load_code
 
 KERNEL = "ajet.kernel:PLUGIN"
-"""The parts in the package `ajet` itself."""
+"""The parts of the package `ajet`."""
 DISTRIBUTION = "ajet"
 VARIABLE = "AJET_PLUGINS"
-"""References of other distributions' plug-ins, separated by commas; set for processes that ajet starts."""
+"""Environment variable with the references of other distributions' plug-ins, separated by commas, for started
+processes."""
 
 
 @dataclass(frozen=True)
 class LoadedPlugin:
-    """A plug-in, or the reason why it brings nothing."""
+    """A plug-in, or the problem with loading it."""
 
     place: str
-    """Reference to its `Plugin`."""
+    """Reference to the `Plugin` object."""
     distribution: str
     plugin: Plugin | None
     problem: str = ""
@@ -45,7 +45,7 @@ class LoadedPlugin:
 
 @dataclass(frozen=True)
 class AddedKeys:
-    """Keys that a plug-in adds to a section, with their model loaded."""
+    """Keys that a plug-in adds to a section, with the loaded model."""
 
     plugin: str
     path: str
@@ -53,10 +53,10 @@ class AddedKeys:
 
 
 _started: set[str] = set()
-"""Places of the plug-ins whose `Plugin.start` was called in this process."""
+"""References of plug-ins whose `Plugin.start` was called in this process."""
 _start_lock = RLock()
 ReferenceTable = Literal["services", "run_hooks", "fallback_judges", "step_observers"]
-"""Fields of `Plugin` that hold references without names."""
+"""Fields of `Plugin` with unnamed references."""
 PartIndex = dict[NamedKind, dict[str, PluginPart]]
 """Parts by kind and name."""
 
@@ -67,30 +67,30 @@ def find_parts(kind: NamedKind) -> dict[str, PluginPart]:
 
 
 def find_all_parts(kind: NamedKind) -> dict[str, PluginPart]:
-    """Return the parts of a kind of all distributions, by name; this may search the installed ones."""
+    """Return the parts of a kind of all distributions, by name; may search the installed distributions."""
     return _index_all(tuple(sys.path), os.environ.get(VARIABLE))[kind]
 
 
 def find_part(kind: NamedKind, name: object) -> PluginPart | None:
-    """Return a part by its name; None if no plug-in has it, and for a class or a reference of the user's own."""
+    """Return a part by name; None for an unknown name, a class or a reference."""
     if not isinstance(name, str) or "->" in name or ":" in name:
         return None
     return find_parts(kind).get(name) or find_all_parts(kind).get(name)
 
 
 def list_first_names(kind: NamedKind) -> list[str]:
-    """Return the names of the parts that ship with ajet; of one that has several names, the first."""
+    """Return the names of the parts that ship with ajet; the first name of a part with several."""
     return list({part.code: name for name, part in reversed(find_parts(kind).items())}.values())[::-1]
 
 
 def find_first_name(kind: NamedKind, name: str) -> str:
-    """Return the first name of a part that may have several; of what is no part, the name itself."""
+    """Return the first name of a part; the name itself if there is no such part."""
     part = find_part(kind, name)
     return name if part is None else next(n for n, each in find_all_parts(kind).items() if each.code == part.code)
 
 
 def find_shared_store(scheme: str) -> PluginPart | None:
-    """Return the store whose addresses have a scheme; None if no plug-in has it."""
+    """Return the store for an address scheme; None without one."""
     for stores in (find_parts, find_all_parts):
         for part in stores("store").values():
             if scheme in part.schemes:
@@ -105,7 +105,7 @@ def list_plugins() -> tuple[LoadedPlugin, ...]:
 
 @contextmanager
 def hand_to_workers() -> Iterator[None]:
-    """Within the block processes that this one starts load the plug-ins that are loaded here, and search for none."""
+    """Within the block, started processes load the plug-ins that are loaded here and search for none."""
     before = os.environ.get(VARIABLE)
     shipped = {each.place for each in _list_shipped()}
     os.environ[VARIABLE] = ",".join(each.place for each in list_plugins() if each.plugin and each.place not in shipped)
@@ -119,9 +119,9 @@ def hand_to_workers() -> Iterator[None]:
 
 
 def list_versions() -> dict[str, str]:
-    """Return the version of each plug-in that could be loaded, by its name; "" for one that is not installed here.
+    """Return the version of each loaded plug-in by name; "" if not installed here.
 
-    The machines of a cluster are compared by it: each loads the plug-ins that the driver listed.
+    Machines of a cluster compare these versions: each loads the plug-ins that the driver listed.
     """
     files = _find_entry_points(tuple(sys.path))
     installed = {place: _read_version(file) for file in files for place in _read_places(file)}
@@ -130,13 +130,13 @@ def list_versions() -> dict[str, str]:
 
 
 def find_renamed(reference: str) -> str:
-    """Return the reference that one in a YAML stands for today: itself unless a plug-in renamed it."""
+    """Return the present reference for one in a YAML; the same unless a plug-in renamed it."""
     plugins = _list_usable()
     return next((plugin.renamed[reference] for plugin in plugins if reference in plugin.renamed), reference)
 
 
 def load_export(name: str) -> Any:
-    """Return what users import by a name below `ajet` (`Plugin.exports`). Raises AttributeError without one."""
+    """Return the object of a name below `ajet` (`Plugin.exports`). Raises AttributeError for an unknown name."""
     for shipped in (True, False):
         for plugin in _list_usable(shipped=shipped):
             if name in plugin.exports:
@@ -146,28 +146,28 @@ def load_export(name: str) -> Any:
 
 
 def list_exports(package: str = "") -> list[str]:
-    """Return the names of `ajet`, or of a package in it, that plug-ins which ship with ajet export."""
+    """Return the names that shipped plug-ins export in `ajet` or in a package of it."""
     named = [name.rpartition(".") for plugin in _list_usable(shipped=True) for name in plugin.exports]
     return [name for place, _, name in named if place == package]
 
 
 def find_failure_hint(kind: str, workflow: type[object] | None = None) -> str:
-    """Return what to do about a failed attempt of a workflow (`Plugin.failure_hints`); "" if no plug-in says it."""
+    """Return the advice on a failed attempt (`Plugin.failure_hints`); "" without any."""
     hints = {key: hint for plugin in _list_usable() for key, hint in plugin.failure_hints.items()}
     classes = workflow.__mro__ if workflow is not None else ()
     return next((hints[key] for key in (*(f"{kind} of {each.__name__}" for each in classes), kind) if key in hints), "")
 
 
 def list_references(table: ReferenceTable) -> list[str]:
-    """Return the references that all plug-ins have in a field."""
+    """Return the references in a field of all plug-ins."""
     return [reference for plugin in _list_usable() for reference in getattr(plugin, table)]
 
 
 def load_references(table: ReferenceTable, what: str) -> Iterator[Any]:
-    """Yield the code of all plug-ins' references in a field; one that cannot be loaded is named in a warning.
+    """Yield the objects of all references in a field; log a warning for one that cannot be loaded.
 
     Args:
-        what: name of such a part in the warning.
+        what: Name of such a part in the warning.
     """
     for reference in list_references(table):
         found, problem = try_load(reference)
@@ -180,9 +180,9 @@ def load_references(table: ReferenceTable, what: str) -> Iterator[Any]:
 
 
 def start_plugins() -> None:
-    """Call `Plugin.start` of each plug-in, once in this process: before user code is searched for.
+    """Call `Plugin.start` of each plug-in once in this process, before the search for user code.
 
-    One that raises is named in a warning, since the run may not need it.
+    A failing one is a warning, because the run may not need the plug-in.
     """
     with _start_lock:
         for each in list_plugins():
@@ -197,26 +197,26 @@ def find_doctor_checks() -> dict[str, str]:
 
 
 def list_added_keys(*, shipped: bool = False) -> tuple[AddedKeys, ...]:
-    """Return the keys that plug-ins add to the configuration. `shipped`: only those that ship with ajet."""
+    """Return the keys that plug-ins add to the configuration. `shipped`: only plug-ins that ship with ajet."""
     plugins = _list_usable(shipped=shipped)
     loaded = [(plugin.name, keys.path, _load_model(keys.model)) for plugin in plugins for keys in plugin.config_keys]
     return tuple(AddedKeys(name, path, model) for name, path, (model, _) in loaded if model is not None)
 
 
 def describe_broken_keys(plugin: Plugin) -> str:
-    """Return which of its added keys cannot be loaded, and why; "" if all can."""
+    """Return which added keys cannot be loaded, and why; "" if all can."""
     problems = [(keys.path, _load_model(keys.model)[1]) for keys in plugin.config_keys]
     return "; ".join(f"keys of {'.'.join(filter(None, ['ajet', path]))}: {why}" for path, why in problems if why)
 
 
 def list_packages() -> list[str]:
-    """Return the importable names of the packages that ship with ajet, the kernel's first."""
+    """Return the importable names of the packages that ship with ajet, the kernel first."""
     return [*dict.fromkeys(each.place.partition(".")[0] for each in _list_shipped())]
 
 
 @lru_cache(maxsize=1)
 def list_package_roots() -> tuple[Path, ...]:
-    """Return the folders of the packages that ship with ajet: code below them is not the user's."""
+    """Return the folders of the packages that ship with ajet; code below them is not the user's."""
     files = [getattr(sys.modules.get(name), "__file__", None) for name in list_packages()]
     return tuple(Path(file).resolve().parent for file in files if file is not None)
 
@@ -232,12 +232,12 @@ def find_all_commands() -> dict[str, Command]:
 
 
 def find_launch_flags(*, shipped: bool = False) -> dict[str, LaunchFlag]:
-    """Return the flags of a launch by their names without `--with-`. `shipped`: only those that ship with ajet."""
+    """Return the flags of a launch by name without `--with-`. `shipped`: only flags that ship with ajet."""
     return {name: flag for plugin in _list_usable(shipped=shipped) for name, flag in plugin.launch_flags.items()}
 
 
 def describe_broken() -> str:
-    """Return a sentence that names each plug-in that could not be loaded, or whose keys could not; "" if all could."""
+    """Return a sentence on each plug-in, or its keys, that could not be loaded; "" if all could."""
     problems = [
         (each, each.problem or (describe_broken_keys(each.plugin) if each.plugin else "")) for each in list_plugins()
     ]
@@ -259,7 +259,7 @@ def _list_all(path: tuple[str, ...], listed: str | None) -> tuple[LoadedPlugin, 
 
 
 def _list_usable(*, shipped: bool = False) -> list[Plugin]:
-    """Return the plug-ins that could be loaded. `shipped`: only those that ship with ajet."""
+    """Return the loaded plug-ins. `shipped`: only plug-ins that ship with ajet."""
     loaded = _list_shipped() if shipped else list_plugins()
     return [each.plugin for each in loaded if each.plugin is not None]
 
@@ -269,7 +269,7 @@ def _is_checkout() -> bool:
 
 
 def _find_in_checkout() -> Iterator[str]:
-    """Yield the plug-ins below `plugins/`: a new one needs no installation."""
+    """Yield the plug-ins below `plugins/`, which need no installation."""
     for file in (INSTALL_ROOT / "plugins").glob("*/plugin.py"):
         yield f"{file.parent.name}.plugin:PLUGIN"
 
@@ -289,9 +289,10 @@ def _load_foreign(path: tuple[str, ...]) -> Iterator[LoadedPlugin]:
 
 
 def _find_entry_points(path: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the entry-point files of installed distributions that name a plug-in, except ajet's own.
+    """Yield the entry-point files of other distributions with a plug-in.
 
-    For 360 distributions this takes 3 ms; `importlib.metadata.entry_points` takes 58 ms, a fourth of `ajet --help`.
+    For 360 distributions the search takes 3 ms; `importlib.metadata.entry_points` takes 58 ms, a fourth of `ajet
+    --help`.
     """
     for folder in dict.fromkeys(folder or "." for folder in path):
         for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -302,7 +303,7 @@ def _find_entry_points(path: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _read_version(file: Path) -> str:
-    """Return the version of a distribution, which its folder is named by: `NAME-VERSION.dist-info`."""
+    """Return a distribution's version from the folder name `NAME-VERSION.dist-info`."""
     return file.parent.name.partition("-")[2].rpartition(".")[0]
 
 
@@ -314,7 +315,7 @@ def _read_places(file: Path) -> list[str]:
 
 
 def try_load(reference: str) -> tuple[Any, str]:
-    """Return what a reference names; or None, and why it cannot be loaded."""
+    """Return (object, ""), or (None, problem) for a reference that cannot be loaded."""
     try:
         return load_code(reference), ""
     except Exception as problem:  # noqa: BLE001 - the package's code runs here, it may raise anything
@@ -323,7 +324,7 @@ def try_load(reference: str) -> tuple[Any, str]:
 
 @lru_cache(maxsize=64)  # one that fails is not imported again for each key
 def _load_model(reference: str) -> tuple[type[Any] | None, str]:
-    """Return a model of added keys; or None, and why there is none."""
+    """Return (model of added keys, ""), or (None, problem)."""
     found, problem = try_load(reference)
     if problem or (isinstance(found, type) and hasattr(found, "model_fields")):
         return found, problem
@@ -349,7 +350,7 @@ def _start_plugin(plugin: Plugin) -> None:
 
 
 def _refuse_claimed_names(plugins: tuple[LoadedPlugin, ...]) -> tuple[LoadedPlugin, ...]:
-    """Return the plug-ins; those that claim a name of an earlier one bring nothing and say so."""
+    """Return the plug-ins; a plug-in that claims a taken name is replaced by its problem."""
     owners: dict[tuple[str, str], str] = {}
     result = []
     for each in plugins:

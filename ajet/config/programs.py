@@ -1,7 +1,7 @@
-"""Programs of ajet's own, run by Python in a process of their own.
+"""Command lines for ajet's own programs in separate Python processes.
 
-Invariant: they are this ajet's, whatever lies in the working directory: with `-m`, Python would look there first, and
-in a clone of AgentJet there is another package of our name.
+Invariant: the process imports this ajet from any working directory; `-m` would import the package `ajet` of an AgentJet
+clone in that directory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _START = (
     "sys.path[:1] = [root]; import ajet; sys.path[:1] = first; "
     "runpy.run_module(module, run_name='__main__', alter_sys=True)"
 )
-"""As `-m` does it, but for where ajet comes from. The working directory stays the first place for everything else."""
+"""Works as `-m` with this ajet; the working directory stays the first place for all other imports."""
 
 
 def build_command(module: str, *arguments: str, unbuffered: bool = False) -> list[str]:
-    """The command line for `python -m MODULE ARGUMENTS`, where MODULE is one of ajet's."""
+    """Return the command line for `python -m MODULE ARGUMENTS`, with a MODULE of ajet."""
     return [sys.executable, *(["-u"] if unbuffered else []), "-c", _START, str(INSTALL_ROOT), module, *arguments]
 
 
 def holds_other_ajet(folder: str) -> bool:
-    """Whether a folder of `sys.path` holds a package of our name that is not this one."""
+    """Return True if a folder of `sys.path` holds another package `ajet`."""
     own = Path(folder or ".", "ajet")
     return (own / "__init__.py").is_file() and own.resolve() != PACKAGE

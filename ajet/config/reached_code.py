@@ -1,8 +1,7 @@
-"""The statements of the user's files that a class or function reaches, and the prompt files that they name.
+"""The statements of the user's files that a class or function reaches, and the prompt files they name.
 
-Invariant: only source is read; nothing is imported or run. Comments, layout and statements that the named object does
-not reach are no part of the result. Files of Python, of installed packages and of ajet are not followed. A module that
-binds names in ways that its source does not show counts in full.
+Invariant: source is read, not imported or run. Comments, layout and unreached statements do not count. Files of Python,
+installed packages and ajet are not followed. A module that binds names invisibly counts completely.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PROMPT_SUFFIXES = {".txt", ".md", ".j2", ".jinja", ".jinja2", ".prompt", ".tmpl"
 _LONGEST_NAME = 200
 _HIDDEN_BINDINGS = {"globals", "exec", "eval", "setattr", "__getattr__"}
 _Target = tuple[Path, str | None]
-"""A file, and a name in it; None: all of it."""
+"""A file and a name in the file; None: the whole file."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Statement:
 
     @cached_property
     def binds(self) -> set[str]:
-        """Names of the module that it binds."""
+        """Names of the module that the statement binds."""
         top, *nested = self._symbol_tables
         own = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
         return own | {
@@ -61,14 +60,14 @@ class Statement:
 
     @cached_property
     def needs(self) -> set[str]:
-        """Names of the module that it reads, at once or when it is called."""
+        """Names of the module that the statement reads, directly or when called."""
         top, *nested = self._symbol_tables
         read = {each.get_name() for each in top.get_symbols() if each.is_referenced()}
         return read | {each.get_name() for table in nested for each in table.get_symbols() if each.is_global()}
 
     @cached_property
     def changes(self) -> set[str]:
-        """Names whose objects it changes in place: `NAME.x = …`, `NAME[x] = …`, `NAME.append(…)`."""
+        """Names of objects changed in place: `NAME.x = …`, `NAME[x] = …`, `NAME.append(…)`."""
         found = set()
         for node in _walk_outside_definitions(self.node):
             if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
@@ -80,17 +79,16 @@ class Statement:
 
     @property
     def is_import(self) -> bool:
-        """True for `import` and `from … import`."""
         return isinstance(self.node, (ast.Import, ast.ImportFrom))
 
     @cached_property
     def imports(self) -> list[ast.Import | ast.ImportFrom]:
-        """The imports in it, those within functions too."""
+        """The imports in the statement, including imports within functions."""
         return [node for node in self._all_nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
 
     @cached_property
     def texts(self) -> set[str]:
-        """The string literals in it that may name a file or a folder."""
+        """String literals that may name a file or a folder."""
         values = {
             node.value for node in self._all_nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
         }
@@ -111,7 +109,11 @@ class ParsedModule:
 
     @classmethod
     def parse(cls, source: str | bytes, *, as_program: bool = False) -> ParsedModule:
-        """Parse a file. `as_program`: statements below `if __name__ == "__main__":` count too. Raises SyntaxError."""
+        """Parse a file. Raises SyntaxError.
+
+        Args:
+            as_program: Statements below `if __name__ == "__main__":` also count.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # shown when the file is imported
             body = ast.parse(source).body
@@ -125,7 +127,7 @@ class ParsedModule:
 
     @classmethod
     def parse_cells(cls, cells: Iterable[str]) -> ParsedModule:
-        """Parse a notebook's cells as they were run; of several definitions of a name, the last one holds."""
+        """Parse a notebook's cells in order; the last definition of a name counts."""
         found: dict[str, Statement] = {}
         for cell in cells:
             lines = [line for line in cell.splitlines() if not line.lstrip().startswith(("%", "!"))]
@@ -140,7 +142,7 @@ class ParsedModule:
 
     @cached_property
     def hides_bindings(self) -> bool:
-        """True if its names cannot be told from its source."""
+        """True if the source does not show all names of the module."""
         for node in (each for statement in self.statements for each in statement._all_nodes):
             if isinstance(node, ast.Name) and node.id in _HIDDEN_BINDINGS:
                 return True
@@ -151,7 +153,7 @@ class ParsedModule:
         return False
 
     def select(self, name: str | None) -> list[Statement]:
-        """Return the statements that `name` reaches, in their order; all where that cannot be told."""
+        """Return the statements that `name` reaches, in order; all if unknown."""
         known = {bound for statement in self.statements for bound in statement.binds} if name is not None else set()
         if name is None or name not in known or self.hides_bindings:
             return list(self.statements)
@@ -172,10 +174,10 @@ class ParsedModule:
 
 @dataclass
 class ReachedCode:
-    """Collects what references reach, file by file."""
+    """Collects reached statements, file by file."""
 
     roots: tuple[Path, ...]
-    """Folders in which modules and prompt files are looked for after a file's own: the YAML's, the working one."""
+    """Folders searched after a file's own: the YAML's and the working directory."""
     statements: dict[Path, dict[str, None]] = field(default_factory=dict)
     """Text of the statements of each Python file."""
     prompts: set[Path] = field(default_factory=set)
@@ -184,7 +186,7 @@ class ReachedCode:
     _found: dict[tuple[Path, tuple[str, ...], int], list[Path]] = field(default_factory=dict)
 
     def add(self, file: Path, name: str | None) -> None:
-        """Add what `name` in `file` reaches; None: all of the file. A file that does not parse adds nothing."""
+        """Add the code that `name` in `file` reaches; None: the whole file. An unparsable file adds nothing."""
         pending: list[_Target] = [(file.resolve(), name)]
         while pending:
             target = pending.pop()
@@ -200,7 +202,7 @@ class ReachedCode:
             pending += self._take_statements(place, module.select(wanted))
 
     def add_module(self, place: Path, module: ParsedModule, name: str) -> None:
-        """Add what `name` reaches in a module that is known already, such as the running program."""
+        """Add the code that `name` reaches in a parsed module, such as the running program."""
         for file, wanted in self._take_statements(place, module.select(name)):
             self.add(file, wanted)
 
@@ -238,7 +240,7 @@ class ReachedCode:
                 yield files[-1], None if alias.name == "*" else alias.name
 
     def _find_import_files(self, place: Path, parts: list[str], level: int) -> list[Path]:
-        """The files that an import of a dotted name runs: each package's `__init__.py`, then the module."""
+        """Return the files that an import runs: each package's `__init__.py`, then the module."""
         key = (place.parent, tuple(parts), level)
         if key not in self._found:
             self._found[key] = self._find_files(place, parts, level)
@@ -289,7 +291,7 @@ def find_installed_files(parts: list[str]) -> list[Path]:
 
 
 def _package_root(place: Path) -> Path:
-    """The folder of the outermost package that a file is in."""
+    """Return the folder of a file's outermost package."""
     folder = place.parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent

@@ -1,7 +1,6 @@
-"""Whether an experiment can run: what is still missing, and what this version does not have.
+"""Checks that an experiment can run: missing keys and values that are not supported.
 
-Invariant: a YAML that sets only a project's name composes; only a run asks for more, and names all of it in one
-sentence.
+Invariant: a YAML with only a project's name composes; a run needs more, and one error names all missing keys.
 """
 
 from __future__ import annotations
@@ -24,13 +23,17 @@ from ajet.schema.errors import ConfigError
 
 TIMES = "trainer_common.algorithm.max_trained_count"
 TRAINING_FILE = ".training.file_path"
-"""How the key of a reader ends that has its training tasks in a file of their own."""
+"""Suffix of a reader's key for the file of training tasks."""
 _ADAPTER = re.compile(r"(?!(default|base)$)[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def list_missing_keys(config: AjetConfig, *, serving: bool = False, evaluating: bool = False) -> list[tuple[str, str]]:
-    """The keys without which no run starts, each with what belongs there. `serving`: agents and tasks may come from
-    outside. `evaluating`: no training task is read."""
+    """Return the missing required keys, each with a description.
+
+    Args:
+        serving: Agents and tasks may come from clients.
+        evaluating: No training task is read.
+    """
     rollout = config.rollout
     needs: list[tuple[str, Any, str]] = []
     if rollout.engine == "endpoint":
@@ -51,7 +54,7 @@ def list_missing_keys(config: AjetConfig, *, serving: bool = False, evaluating: 
 
 
 def has_tasks(config: AjetConfig) -> bool:
-    """Whether the task reader has what it needs."""
+    """Return True if the task reader's required keys are set."""
     return all(value is not None for _, value, _ in _list_reader_needs(config))
 
 
@@ -74,8 +77,11 @@ def require_ready(
     evaluating: bool = False,
     previewing: bool = False,
 ) -> None:
-    """Raises ConfigError for a value that this version or the backbone refuses, or, in one sentence, for all that is
-    missing. `previewing`: nothing is launched, and who does may name a store that samplers fill."""
+    """Raise ConfigError for a refused value, or in one sentence for all missing keys.
+
+    Args:
+        previewing: Nothing is launched; a later launch may name a store that samplers fill.
+    """
     backbone = find_backbone(config.backbone)
     if serving and config.sft.objective is not None:
         raise ConfigError(
@@ -120,7 +126,7 @@ def require_ready(
 
 
 def _find_misnamed_root(layers: Layers) -> str | None:
-    """A root of the YAML that holds what belongs below `ajet:`, misspelled or as AgentJet once called it."""
+    """Return a root of the YAML that holds keys of `ajet:` under another name; None without one."""
     users = [layer.tree for layer in layers.stack if layer.document is not None][-1]
     if users.get("ajet"):
         return None
@@ -134,7 +140,7 @@ def _list_capable_backbones(wanted: Capability) -> list[str]:
 
 
 def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
-    """Raises ConfigError for several adapters that cannot be, or not here."""
+    """Raise ConfigError for several adapters that are invalid or not supported here."""
     backbone, lora = find_backbone(config.backbone), config.trainer_common.lora
     if "trains" not in backbone.can or not lora.adapters:
         return
@@ -164,7 +170,7 @@ def _refuse_adapters(config: AjetConfig, layers: Layers) -> None:
 
 
 def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
-    """Raises ConfigError where a group is to be trained on by several steps and none waits for a second one."""
+    """Raise ConfigError if several steps should train on a group and the mode stores no group for a second step."""
     backbone, times = find_backbone(config.backbone), get_setting(config, tuple(TIMES.split(".")))
     mode = get_setting(config, ("trainer_common", "mode"))
     if times > 1 and "trains" in backbone.can and (serving or mode != "async"):
@@ -178,7 +184,7 @@ def _refuse_reuse(config: AjetConfig, layers: Layers, serving: bool) -> None:
 
 
 def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
-    """Raises ConfigError for two settings of which a run could follow only one."""
+    """Raise ConfigError for two settings that exclude each other."""
     rollout, given = config.rollout, config.sft
     clashes = [
         (rollout.deterministic and rollout.group_deadline is not None, ("rollout", "group_deadline"),
@@ -193,8 +199,7 @@ def _refuse_clash(config: AjetConfig, layers: Layers) -> None:
 
 
 def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
-    """Raises ConfigError for what only the running program has where other processes have to come by it: a backbone's
-    own by all of it, an isolation's by the agent."""
+    """Raise ConfigError for code of the running program that other processes of the backbone or isolation need."""
     isolation = find_part("isolation", config.rollout.isolation)
     named: list[tuple[tuple[str | int, ...], Any]] = [
         (("rollout", "user_workflow"), config.rollout.user_workflow),
@@ -220,7 +225,7 @@ def _refuse_out_of_reach(config: AjetConfig, layers: Layers) -> None:
 
 
 def get_setting(config: Any, path: tuple[str, ...]) -> Any:
-    """The value of a key of the typed config."""
+    """Return the value of a key of the typed config."""
     for name in path:
         config = getattr(config, name)
     return config

@@ -1,9 +1,8 @@
-"""The one place that opens files of a record, which somebody else may have written.
+"""The only module that opens files of a record, which another person may have written.
 
-Invariant: the folder of a run may be reached through links, as the user names it. Below it no component is followed if
-it is a link, and only regular files of a believable size are opened. So a record neither reads or replaces a file
-outside of its folder nor makes its reader wait. All opens are relative to descriptors: swapping a file for a link
-while a command reads changes nothing of this.
+Invariant: a run's folder may be reached through links, as the user names it. Below it no link is followed, and only
+regular files of a plausible size are opened. So a record cannot make its reader read or replace an outside file, or
+block. All opens are relative to descriptors: swapping a file for a link during a command has no effect.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def open_record_file(path: Path, mode: Literal["rb", "rb+", "ab"] = "rb") -> Bin
 
 
 def open_record_descriptor(path: Path, flags: int, permissions: int = 0o666) -> int:
-    """Open a regular file of a record and return its descriptor, which no program inherits. Raises OSError."""
+    """Open a regular file of a record, and return a descriptor that no child inherits. Raises OSError."""
     with _open_parent(path) as parent:
         number = _open_entry(path, flags | _SAFE, parent, permissions)
     try:
@@ -95,7 +94,7 @@ def replace_record_file(path: Path, data: bytes, *, sync: bool = False) -> None:
 
 @contextmanager
 def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryIO]:
-    """Yield a new file that takes the place of `path` when the block ends without an error."""
+    """Yield a new file that replaces `path` when the block ends without an error."""
     with _open_parent(path) as parent:
         # A name that nobody can guess, created exclusively: a link that waits there is not written through.
         temporary = f".{path.name}.{secrets.token_hex(8)}.aside"
@@ -116,19 +115,19 @@ def open_replacement_file(path: Path, *, sync: bool = False) -> Iterator[BinaryI
 
 
 def has_record_file(path: Path) -> bool:
-    """Return whether a regular file is there that `open_record_file` would open."""
+    """Return True if a regular file exists that `open_record_file` would open."""
     about = _stat_entry(path)
     return about is not None and stat.S_ISREG(about.st_mode)
 
 
 def measure_record_file(path: Path) -> int:
-    """Return the bytes of a regular file of a record. Raises OSError as `open_record_file` does."""
+    """Return the size in bytes of a regular file of a record. Raises OSError as `open_record_file` does."""
     with open_record_file(path) as stream:
         return os.fstat(stream.fileno()).st_size
 
 
 def list_record_folder(path: Path) -> list[str]:
-    """Return the sorted names in a folder of a record; none where it is missing. Raises OSError for a link."""
+    """Return the sorted names in a folder of a record; [] if missing. Raises OSError for a link."""
     try:
         with _open_parent(path / "_") as number:
             return sorted(os.listdir(number))
@@ -175,9 +174,9 @@ def refuse_special_files(folder: Path, *, links: bool) -> None:
 
 
 def split_record_path(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """Split a path into the folder that the user named and the components inside the run, the file's name last.
+    """Split a path into the user's folder and the components inside the run, the file's name last.
 
-    The layout of a run decides, and not what lies on the disk: `RUN/episodes/step-1.jsonl` is RUN and two components.
+    The layout of a run decides, not the disk: `RUN/episodes/step-1.jsonl` is RUN and two components.
     """
     parts = path.parts
     at = len(parts) - 1
@@ -199,7 +198,7 @@ def _is_inner(parts: tuple[str, ...], at: int) -> bool:
 
 @contextmanager
 def _open_parent(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the folder that holds `path`. No link is followed below the folder that the user named."""
+    """Yield a descriptor of the folder that holds `path`. No link below the user's folder is followed."""
     outer, inner = split_record_path(path)
     number = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,10 +1,9 @@
-"""The settings of a recorded run, read as data: for those who look at a record, which somebody else may have sent.
+"""The settings of a recorded run, read as data from a record of possibly another person.
 
-Invariant: reading sets no environment variable (a `.env` beside the file is not opened) and looks none up, resolves no
-interpolation, composes nothing, imports nothing that the record names. Values that the run took from the environment
-are not there: a key of `ajet` has its default, a key of the user's sections the interpolation as text. A record never
-allows the code of a model (`model.trust_remote_code` is False). A run that is started reads its YAML with
-`load_experiment` instead.
+Invariant: reading sets and looks up no environment variable, resolves no interpolation, composes nothing, and imports
+no code of the record. Values from the run's environment are absent: a key of `ajet` has its default, a key of the
+user's sections the interpolation as text. `model.trust_remote_code` is always False. A started run reads its YAML with
+`load_experiment`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from ajet.config.validate import validate_tree
 from ajet.schema.errors import ConfigError
 
 MOST_BYTES = 4 << 20
-"""Of a recorded YAML: ajet writes some ten thousand."""
+"""Limit on the size of a recorded YAML; ajet writes about ten thousand bytes."""
 _INTERPOLATION = re.compile(r"(?<!\\)\$\{")
 
 
 def read_recorded_tree(file: Path) -> dict[str, Any]:
-    """The root names of a recorded YAML as written, interpolations as text. Raises ConfigError."""
+    """Return the root names of a recorded YAML, interpolations as text. Raises ConfigError."""
     return dict(parse_document(_read_yaml(file), file).tree)
 
 
 def load_recorded_experiment(file: Path) -> Experiment:
-    """The experiment that a run's `resolved.yaml` tells of. Raises ConfigError."""
+    """Return the experiment of a run's `resolved.yaml`. Raises ConfigError."""
     document = parse_document(_read_yaml(file), file)
     parts = split_document(document, _list_backbone_roots(document.tree))
     layers = Layers((Layer("defaults", {}), Layer(file.name, document.tree, document)))
@@ -63,8 +62,7 @@ def load_recorded_experiment(file: Path) -> Experiment:
 
 
 def list_unknown_values(experiment: Experiment) -> list[str]:
-    """The dotted keys of a recorded experiment whose values the run had from its environment, or hid: they are not
-    known from the record."""
+    """Return the dotted keys whose values the run took from its environment or hid."""
     return [
         ".".join(map(str, path))
         for path, value in list_leaves(experiment.raw)
@@ -73,7 +71,7 @@ def list_unknown_values(experiment: Experiment) -> list[str]:
 
 
 def _list_backbone_roots(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """The backbones' root names. Of one that comes with a package those are the user's: none is imported for it."""
+    """Return the backbones' root names; an external backbone is not imported, its roots count as the user's."""
     ajet = tree.get("ajet")
     name = ajet.get("backbone") if isinstance(ajet, dict) else None
     return list_backbone_roots(list_shipped_backbones().get(str(name), Descriptor("", "")))
@@ -89,12 +87,12 @@ def _read_yaml(file: Path) -> str:
 
 
 def _is_unresolved(value: Any) -> bool:
-    """Whether a value was left to the environment."""
+    """Return True if a value came from the environment."""
     return isinstance(value, str) and (value == HIDDEN or _INTERPOLATION.search(value) is not None)
 
 
 def _unescape_values(tree: Any, *, keep: bool = False) -> Any:
-    """Values as they were resolved; without `keep`, keys whose values are not known are left out."""
+    """Return resolved values. Without `keep`, keys with unknown values are left out."""
     if isinstance(tree, dict):
         return {
             name: _unescape_values(value, keep=keep)

@@ -1,10 +1,9 @@
 """References: `workflow.py->Class`, `dir/file.py->Class`, `pkg.module->Class`, `pkg.module:Class`.
 
-Invariant: a reference means a place, not a base name: two files named workflow.py give two classes, the same file the
-same class. Files and modules are looked for in `base` (the YAML's folder), then in the working directory, then among
-installed modules; `tutorial.…` also among the tutorials that come with ajet; `__main__` is the running program or
-notebook, and means nothing in any other process. What does not resolve is an UnresolvedReferenceError that names the
-reference, where it looked, and for a missing name the nearest ones in that file.
+Invariant: a reference means a place, not a base name: two files named workflow.py give two classes, one file one class.
+The search order is `base` (the YAML's folder), the working directory, installed modules; for `tutorial.…` also the
+shipped tutorials. `__main__` is the running program or notebook and unknown to other processes. An
+UnresolvedReferenceError names the reference, the searched places and the nearest names.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from ajet.schema.errors import UnresolvedReferenceError
 
 FORMS = "workflow.py->Class, dir/file.py->Class, pkg.module->Class or pkg.module:Class"
 RUNNING = "__main__"
-"""The place of what is defined in the running program itself."""
+"""The place of definitions in the running program."""
 _EXTRAS = {"agentscope": "agentscope", "langchain_openai": "langchain", "aworld": "aworld", "pymongo": "mongo"}
 
 
 @dataclass(frozen=True)
 class CodeReference:
-    """A parsed reference: where, and which name there."""
+    """A parsed reference: a place and a name there."""
 
     text: str
     place: str
@@ -48,12 +47,12 @@ class CodeReference:
 
     @property
     def is_file(self) -> bool:
-        """Whether the place is a file rather than a dotted module."""
+        """True if the place is a file rather than a dotted module."""
         return self.place.endswith(".py") or "/" in self.place
 
 
 def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
-    """Split a reference. Raises UnresolvedReferenceError when it has none of the forms."""
+    """Split a reference. Raises UnresolvedReferenceError for text of another form."""
     place, arrow, name = text.partition("->")
     if not arrow:
         place, arrow, name = text.rpartition(":")
@@ -78,8 +77,13 @@ def resolve_reference(
     what: str = "reference",
     convert: Callable[[Any, str], Any] | None = None,
 ) -> Any:
-    """The object that `reference` names. `what` is the key it stands in, `expect` a class it must be a subclass of;
-    `convert` is given the object and the reference first, and answers what stands for it."""
+    """Return the object of a reference. Raises UnresolvedReferenceError.
+
+    Args:
+        what: The key that holds the reference.
+        expect: A required base class.
+        convert: Called with object and reference; the result is used instead.
+    """
     parsed = parse_reference(reference, what=what)
     file, package, dotted = _find_place(parsed, base, what)
     if file is not None:
@@ -103,8 +107,10 @@ def resolve_reference(
 
 
 def check_reference(reference: str, *, base: Path, what: str) -> None:
-    """Raises UnresolvedReferenceError where there is no such file or module, it does not parse, or plainly has no such
-    name. None of its code runs; a package that a module is in is imported."""
+    """Raise UnresolvedReferenceError for a missing file or module, a syntax error, or a plainly missing name.
+
+    The user's code does not run; a module's package is imported.
+    """
     parsed = parse_reference(reference, what=what)
     if parsed.place == RUNNING:
         return
@@ -116,8 +122,15 @@ def check_reference(reference: str, *, base: Path, what: str) -> None:
 def resolve_class(
     chosen: str, kind: NamedKind, *, base: Path, what: str, methods: Sequence[str], like: str
 ) -> type[Any]:
-    """Return the class that the key `what` names: a part of this kind, or the user's own by reference. `methods`: those
-    that it must have, as `like` documents them. Raises UnresolvedReferenceError."""
+    """Return the class of a key's value: a part of this kind, or the user's class by reference.
+
+    Args:
+        what: The key.
+        methods: Required methods, as `like` documents them.
+
+    Raises:
+        UnresolvedReferenceError: There is no such class.
+    """
     part = find_part(kind, chosen)
     found: Any = load_code(part.code) if part is not None else resolve_reference(chosen, base=base, what=what)
     missing = [name for name in methods if not callable(getattr(found, name, None))]
@@ -130,12 +143,12 @@ def resolve_class(
 
 
 def is_of_running_program(reference: str | None) -> bool:
-    """Whether `reference` names something that only the running program has."""
+    """Return True if `reference` names a definition in the running program."""
     return reference is not None and is_reference(reference) and parse_reference(reference).place == RUNNING
 
 
 def find_referenced_file(reference: str, base: Path) -> Path | None:
-    """The file that a reference of the file form means; None for a module, or where no such file is."""
+    """Return the file of a file reference; None for a module or a missing file."""
     parsed = parse_reference(reference)
     if not parsed.is_file:
         return None
@@ -143,7 +156,7 @@ def find_referenced_file(reference: str, base: Path) -> Path | None:
 
 
 def relativize(value: Any, base: Path) -> Any:
-    """A path or a reference, or a list of them, relative to `base` where it lies below it."""
+    """Return a path, a reference or a list of them relative to `base`, if below it."""
     if isinstance(value, list):
         return [relativize(each, base) for each in value]
     for folder in (base, base.resolve()):
@@ -153,8 +166,12 @@ def relativize(value: Any, base: Path) -> Any:
 
 
 def find_code_file(reference: str, base: Path) -> Path | None:
-    """The file whose code `resolve_reference` would run first for `reference`, looked for without importing anything;
-    None for an installed module, or where no such file is. Raises UnresolvedReferenceError."""
+    """Return the file that `resolve_reference` would run first, without importing; None for an installed module or a
+    missing file.
+
+    Raises:
+        UnresolvedReferenceError: The text is no reference.
+    """
     parsed = parse_reference(reference)
     if parsed.is_file:
         return find_referenced_file(reference, base)
@@ -184,7 +201,7 @@ def _list_file_candidates(parsed: CodeReference, base: Path) -> list[Path]:
 
 
 def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | None, str | None, str]:
-    """(file if known, package of the scope to import in or None for the ordinary import, dotted name there)."""
+    """Return (file or None, scope package or None for the ordinary import, dotted name)."""
     start_plugins()  # here, since every import of the user's code begins with this search
     if parsed.is_file:
         candidates = _list_file_candidates(parsed, base)
@@ -211,8 +228,7 @@ def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | No
 
 
 def _find_scope(path: Path, base: Path) -> tuple[str, str]:
-    """The scope and the dotted name under which a file is loaded, however it was referred to: below the folder of its
-    outermost package, or by its own name in its own folder."""
+    """Return scope and dotted name under which a file is loaded, for any spelling of its path."""
     parts = [path.stem] if path.stem != "__init__" else []
     folder = path.parent
     while (folder / "__init__.py").is_file():
@@ -273,7 +289,7 @@ def _find_last_user_line(error: BaseException) -> str:
 
 @lru_cache(maxsize=4096)
 def is_library_file(file: str | Path) -> bool:
-    """Whether a file is Python's, an installed package's or ajet's, and not a person's own."""
+    """Return True if a file belongs to Python, an installed package or ajet."""
     path = Path(file)
     installed = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)  # another user's or another Python's
     return installed or any(path.is_relative_to(root) for root in _library_roots())
@@ -286,7 +302,7 @@ def _library_roots() -> tuple[Path, ...]:
 
 
 def _check_name(parsed: CodeReference, file: Path, what: str) -> None:
-    """Refuse a name that the file plainly does not bind, and a file that does not parse, without running it."""
+    """Raise UnresolvedReferenceError for a syntax error or an unbound name, without running the file."""
     try:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
@@ -301,7 +317,7 @@ def _check_name(parsed: CodeReference, file: Path, what: str) -> None:
 
 
 def _list_bound_names(tree: ast.Module) -> tuple[dict[str, bool], bool]:
-    """Names bound at the top level (True for classes and functions written there), and whether these are all."""
+    """Return top-level names (True: a class or function written there), and True if the list is complete."""
     bound: dict[str, bool] = {}
     certain = True
     pending: list[ast.AST] = list(tree.body)
@@ -393,7 +409,7 @@ FOREIGN_MODULES: Mapping[str, str] = {
 
 
 def describe_replacement(name: str) -> str:
-    """Return what to write instead of a module of AgentJet's; "" for any other name."""
+    """Return the replacement for a module of AgentJet; "" for any other name."""
     parts = name.split(".")
     above = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
     return next((FOREIGN_MODULES[each] for each in above if each in FOREIGN_MODULES), "")

@@ -1,8 +1,8 @@
-"""Interpolations: `${ajet.data.train_batch_size}`, `${oc.env:NAME}`, and what may be written down of them.
+"""Interpolations: `${ajet.data.train_batch_size}`, `${oc.env:NAME}`, and their form in written files.
 
-Invariant: ajet and the user's own sections are fully resolved before a run; a backbone's own config keeps its
-interpolations, since only that backbone's composition knows all they refer to. Values that came from the environment
-into a user's section, or are secret (`ajet.schema.secrets`), are written as the interpolation they came from.
+Invariant: ajet and the user's sections are resolved before a run; a backbone's own config keeps its interpolations,
+which only its own composition can resolve. Secrets, and environment values in a user's section, are written as their
+interpolation.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 HIDDEN = "<YOUR_SECRET>"
-"""Stands for a literal secret in whatever is written; loading it again is refused as a placeholder."""
+"""Placeholder for a literal secret in written files; loading it again is refused."""
 _HOLDS_SECRETS = ("secret", "secrets", "password", "passwords", "token", "tokens", "credential", "credentials")
-"""A mapping of such a name (`secrets: {first: …}`) is secret in all its values."""
+"""Names of mappings whose values are all secret (`secrets: {first: …}`)."""
 _CHOICES = {"true", "false", "none", "null", "no", "yes", "on", "off", "auto"}
+"""Values under secret names that are choices, not secrets (`auth: basic`)."""
 _CHOICES |= {"basic", "bearer", "digest", "oauth", "oauth2", "optional", "required"}
 """What stands under such names to choose something (`auth: basic`)."""
 _FROM_ENVIRONMENT = "\ue000from the environment\ue000"
@@ -32,7 +33,7 @@ _FROM_ENVIRONMENT = "\ue000from the environment\ue000"
 def resolve_tree(
     composed: DictConfig, written: dict[str, Any], layers: Layers, roots: Collection[str]
 ) -> dict[str, Any]:
-    """All root names as plain values, but the backbones' (`roots`) as `written`. Raises ConfigError."""
+    """Return all root names as plain values; the backbones' (`roots`) as `written`. Raises ConfigError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -50,15 +51,15 @@ def resolve_tree(
 
 
 def dump_unresolved(composed: DictConfig) -> dict[str, Any]:
-    """The tree with every interpolation as written."""
+    """Return the tree with every interpolation as written."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(composed, resolve=False)  # type: ignore[return-value]
 
 
 def find_environment_paths(raw: dict[str, Any], backbones: Collection[str]) -> set[KeyPath]:
-    """The paths whose value depends on an environment variable, directly or through other keys; none below the root
-    names `backbones`."""
+    """Return the paths whose values depend on the environment, directly or through other keys; none below
+    `backbones`."""
     from omegaconf import OmegaConf
 
     marked = deepcopy({name: value for name, value in raw.items() if name not in backbones})
@@ -79,9 +80,13 @@ def make_writable(
     own: Callable[[str], str] = str,
     hide: Callable[[str], str] = lambda secret: HIDDEN,
 ) -> dict[str, Any]:
-    """A copy of `tree` (resolved) that may be written to a file: see the module's invariant. `backbones`: the root
-    names of backbones' own sections; `own`: what a text of the user's own sections is written as, besides; `hide`: what
-    a literal secret is."""
+    """Return a copy of the resolved `tree` that may be written to a file.
+
+    Args:
+        backbones: Root names of the backbones' sections.
+        own: Converts a text of the user's sections.
+        hide: Converts a literal secret.
+    """
     shown = deepcopy(tree)
     tainted = find_environment_paths(raw, backbones)
     for path, value in list_leaves(shown):
@@ -101,7 +106,7 @@ def make_writable(
 
 
 def is_secret_path(path: KeyPath) -> bool:
-    """Whether what lies at this path must not be shown, by the names that lead there."""
+    """Return True if the names of a path mark its value as secret."""
     names = [part for part in path if isinstance(part, str) and not part.isdigit()]
     if not names:
         return False
@@ -109,14 +114,14 @@ def is_secret_path(path: KeyPath) -> bool:
 
 
 def is_literal_secret(value: Any) -> bool:
-    """Whether a value under the name of a secret is one, and not empty, a choice, or a small number."""
+    """Return True if a value under a secret name is neither empty, a choice nor a small number."""
     if isinstance(value, str):
         return value.strip().lower() not in _CHOICES | {""}
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 100_000
 
 
 def hide_secrets(document: Document) -> str:
-    """The document's text as given, but for literal secrets."""
+    """Return the document's text without literal secrets."""
     text = document.text
     literal = [
         document.places[path]
@@ -135,7 +140,7 @@ def _set_value(tree: Any, path: KeyPath, value: Any) -> None:
 
 
 def _set_raw_value(tree: Any, raw: Any, path: KeyPath) -> None:
-    """Put what was written at `path`, or at the ancestor that is one interpolation as a whole."""
+    """Set the written value at `path`, or at the ancestor that is one interpolation."""
     for index, part in enumerate(path):
         raw = raw[part]
         if isinstance(raw, str):

@@ -1,11 +1,9 @@
-"""Scopes: users' files see their own neighbours, and nobody else does.
+"""Scopes: a user's files import their own neighbours, and no other code does.
 
-Invariant: a file of the folder F that says `import helpers` gets F/helpers.py, at load time and inside functions that
-run later; a file of another folder that says the same gets its own; and neither `sys.path` nor the meaning of
-`import datasets` in a library changes. A folder is a package with a name made from its real path, its modules live
-below that package, and their `__import__` looks there first. Where the ordinary import would find the very same file
-(an installed package, ajet itself in its checkout), the ordinary module is used, so no file is loaded twice.
-`ajet` is always this ajet, also beside another package of that name.
+Invariant: in folder F, `import helpers` means F/helpers.py at load time and inside later calls; a file of another
+folder gets its own. `sys.path` and the imports of libraries stay unchanged. A folder is a package named by its real
+path; its modules live below that package, and their `__import__` searches there first. A file that the ordinary import
+would also find is imported ordinarily, so no file is loaded twice. `ajet` always means this ajet.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from typing import Any
 
 PREFIX = "_ajet_scope_"
 _fallbacks: dict[str, tuple[str, ...]] = {}
-"""Package name of a scope -> package names of the scopes that are asked after it."""
+"""Package name of a scope -> package names of further scopes to search."""
 _names: dict[tuple[str, str], str | None] = {}
-"""(package, name as written) -> full name: what `_find_own_name` has found."""
+"""(package, name as written) -> full name: the cache of `_find_own_name`."""
 
 
 def make_scope(folder: Path, *, fallbacks: Sequence[Path] = ()) -> str:
-    """The package name of `folder`'s scope, made on first use; `fallbacks` are folders to look in after it."""
+    """Return the package name of a folder's scope, made on first use. `fallbacks`: folders to search afterwards."""
     folder = folder.resolve()
     package = PREFIX + hashlib.sha256(str(folder).encode()).hexdigest()[:12]
     if package not in sys.modules:
@@ -47,18 +45,18 @@ def make_scope(folder: Path, *, fallbacks: Sequence[Path] = ()) -> str:
 
 
 def import_in(package: str, dotted: str) -> ModuleType:
-    """Import `dotted` as a file in the scope would. Raises what its code raises."""
+    """Import `dotted` as a file in the scope would. Raises the errors of that code."""
     own = _find_own_name(package, dotted)
     return importlib.import_module(own if own is not None else dotted)
 
 
 def strip_scope(name: str) -> str:
-    """A module name as its author knows it, without the scope's package."""
+    """Return a module name without the scope's package."""
     return name.partition(".")[2] if name.startswith(PREFIX) else name
 
 
 class _ScopeFinder:
-    """Finds the modules below a scope's package, and gives source files the scope's `__import__`."""
+    """Finds modules below a scope's package, and gives source files the scope's `__import__`."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -98,7 +96,7 @@ def _make_import_function(package: str) -> Any:
 
 
 def _find_own_name(package: str, dotted: str) -> str | None:
-    """The full name of a neighbour called `dotted`; None where the ordinary import is to be used."""
+    """Return the full name of a neighbour module; None for the ordinary import."""
     if (package, dotted) not in _names:
         _names[package, dotted] = _look_up_own_name(package, dotted)
     return _names[package, dotted]

@@ -1,7 +1,7 @@
-"""What a run stands on outside itself: one list, to which each feature that asks somebody else adds its own.
+"""External services that a run requires.
 
-Invariant: the catalogue's `services` is the list. Each line names a function of the experiment that answers the
-services it will ask; a launch and its dry run ask them all before anything costly starts.
+Invariant: `Plugin.services` is the complete list of functions from an experiment to required services. A launch and a
+dry run check them all before anything costly starts.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from ajet.schema.bounded_json import load_json
 
 @dataclass(frozen=True)
 class RequiredService:
-    """Somebody who will be asked."""
+    """An external service that the run will call."""
 
     name: str
-    """What it is, in words: "environment service"."""
+    """Phrase such as "environment service"."""
     address: str
     key: str
-    """Where the address was set."""
+    """The key that set the address."""
     find_problem: Callable[[float], str]
-    """Given the seconds it may take: an empty string where it is there and will do, else what is wrong."""
+    """Takes a timeout in seconds; returns "" if the service works, else the problem."""
     expected: str
     do: str
 
 
 def find_model_problem(base_url: str, model: str, key: str | None, seconds: float, *, named: str) -> str:
-    """An empty string where an OpenAI-compatible server is there, else what is wrong. A model that it does not list is
-    said, by the server's name: some answer to names that they do not list."""
+    """Return the problem with an OpenAI-compatible server; "" if it answers.
+
+    A model missing from the server's list is only a warning with the server's name: some servers accept unlisted names.
+    """
     import httpx
     from loguru import logger
 

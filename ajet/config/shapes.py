@@ -1,8 +1,8 @@
-"""The shapes a user's YAML comes in, taken apart.
+"""Split a user's YAML into its parts.
 
-Invariant: every root name ends in exactly one part: `ajet` (typed), `hydra` and `defaults` (understood, then set aside:
-our own layers are composed whatever they say, so an entry that asks for something else is an error), a backbone's own
-config, or the user's section, which reaches the workflow untouched.
+Invariant: every root name ends in one part: `ajet` (typed), `hydra` and `defaults` (checked, then dropped, since our
+layers are always composed; other entries are errors), a backbone's config, or the user's section, which reaches the
+workflow unchanged.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ajet.config.schema.accepted import expand_moves
 from ajet.schema.errors import ConfigError
 
 _HYDRAS_FOLDERS = ("run", "output_subdir")
-"""Where Hydra would put what it writes: nothing, here."""
+"""Hydra's output settings, which have no effect here."""
 _SEARCHPATH = re.compile(r"file://(\./)?ajet/default_config(/(?P<of>\w+))?/?|pkg://ajet\.default_config.*")
 _VERLS = ("file://external/verl/verl/trainer/config", "ppo_trainer")
-"""verl's own defaults, which its backbone brings."""
+"""verl's own defaults, which its backbone supplies."""
 
 
 def list_backbone_roots(chosen: Descriptor) -> tuple[str, ...]:
-    """Root names that belong to a backbone's own config: the chosen one's, and those of all that come with ajet."""
+    """Return the root names of the chosen backbone and of all backbones that ship with ajet."""
     known = [*list_shipped_backbones().values(), chosen]
     return tuple(dict.fromkeys(root for each in known for root in each.roots))
 
 
 @dataclass(frozen=True)
 class YamlParts:
-    """A YAML, taken apart; values are as written, interpolations unresolved."""
+    """A YAML split into parts, values as written, interpolations unresolved."""
 
     ajet: dict[str, Any]
     sections: dict[str, Any]
@@ -41,8 +41,14 @@ class YamlParts:
 
 
 def split_document(document: Document, roots: Collection[str]) -> YamlParts:
-    """Split the root names; `roots` are the backbones'. Raises ConfigError for unknown `hydra:` or `defaults:` entries
-    and an `ajet:` that is no mapping."""
+    """Split the root names.
+
+    Args:
+        roots: The backbones' root names.
+
+    Raises:
+        ConfigError: An unknown `hydra:` or `defaults:` entry, or an `ajet:` that is no mapping.
+    """
     tree = dict(document.tree)
     _check_hydra(tree.pop("hydra", None), document)
     _check_defaults(tree.pop("defaults", None), document)
@@ -65,8 +71,7 @@ def split_document(document: Document, roots: Collection[str]) -> YamlParts:
 
 
 def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, Any]:
-    """What stands below `ajet`, keys that have another name in other versions under ours; what stands there already is
-    left as it is."""
+    """Return the keys below `ajet` with names of other versions replaced by ours; existing keys win."""
     result = deepcopy(ajet)
     for other, ours in expand_moves(result):
         *parents, name = other
@@ -86,7 +91,7 @@ def _rename_moved_keys(ajet: dict[str, Any], document: Document) -> dict[str, An
 
 
 def _find_mapping(tree: dict[str, Any], path: list[str], *, make: bool) -> dict[str, Any] | None:
-    """The mapping at `path`; None where there is none, or something else."""
+    """Return the mapping at `path`; None if missing or no mapping."""
     node: Any = tree
     for name in path:
         if make and node.get(name) is None:
@@ -134,7 +139,7 @@ def _check_defaults(block: Any, document: Document) -> None:
 def _make_unknown_entry_error(
     name: str, values: list[Any], path: KeyPath, document: Document, expected: str
 ) -> ConfigError:
-    """`path`: of the first of them."""
+    """Return the error for unknown entries. `path`: of the first entry."""
     several = len(values) > 1
     return ConfigError(
         f"`{name}` holds {' and '.join(map(repr, values))}, which mean{'' if several else 's'} nothing here.",

@@ -1,8 +1,7 @@
-"""Sections of a backbone's own config at the root of a YAML: those that nothing reads, and what says the same here.
+"""Root sections of a backbone's config that nothing reads, and our keys with the same meaning.
 
-Only the roots that a descriptor names are read there (`roots`); its other sections (`sections`) count below the
-backbone's name alone. The counterparts of their keys come from the layers that fill them (`find_counterpart`) and
-the tables of its descriptor (`advice`); there is no other list.
+Only a descriptor's `roots` are read at the root; its `sections` count below the backbone's name. Counterparts come from
+the layers that fill backbone keys (`find_counterpart`) and from the descriptor's tables (`advice`).
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ajet.config.keys import find_counterpart, find_first_filled
 _DATA_SET = "ajet.task_reader.huggingface_dat_repo.dataset_path"
 JUDGE = "ajet.task_judge.judge_protocol"
 _FIRST_LINES = ("ajet.model.path", "ajet.rollout.num_repeat", "ajet.data.")
-"""Keys, and a section, that are copied into the lines for a YAML that has none of ours."""
+"""Keys, and a section, to copy into the suggested lines for a YAML without our keys."""
 _REWARDS: tuple[KeyPath, ...] = (("custom_reward_function",), ("reward", "custom_reward_function"))
-"""Where verl's configuration names a reward function, by `path` and `name`."""
+"""Places of a reward function in verl's config, by `path` and `name`."""
 _FILES: tuple[KeyPath, ...] = (("data", "train_files"), ("data", "val_files"))
 _TURNS: KeyPath = ("actor_rollout_ref", "rollout", "multi_turn")
 _SERVERS = "mcp_servers_config_path"
@@ -33,20 +32,22 @@ _TO_FILL_IN = {_WORKFLOW: "workflow.py->MyWorkflow", _DATA_SET: "<YOUR_DATA_SET>
 
 
 class UnreadKey(NamedTuple):
-    """A key of a backbone's at a place where nothing reads it."""
+    """A backbone key at a place where nothing reads it."""
 
     path: KeyPath
     layer: Layer
     ours: str
-    """The key of ours that says the same; "" if there is none."""
+    """Our key with the same meaning; "" without one."""
     value: Any
-    """What that key has to be to say the same."""
+    """The equivalent value of our key."""
     advice: str
 
 
 def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
-    """Yield the keys in sections that only count below a backbone's name. A section of such a name that holds no key of
-    the backbone's is the workflow's own, unless the YAML has other sections of the backbone."""
+    """Yield keys in sections that count only below a backbone's name.
+
+    A section without any backbone key belongs to the workflow, unless the YAML has other sections of the backbone.
+    """
     for owner in list_shipped_backbones().values():
         has_others = any(layer.get_value((root,)) is not ABSENT for layer in users for root in owner.roots)
         for root in owner.sections:
@@ -61,8 +62,12 @@ def find_unread_keys(users: Sequence[Layer]) -> Iterator[UnreadKey]:
 
 
 def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
-    """Return the lines of `ajet:` that make a YAML of a backbone's own sections complete, with values from these
-    sections; "" for a YAML without such sections. `missing`: the keys that are still missing for a run."""
+    """Return the lines of `ajet:` that complete a YAML of a backbone's sections, with their values; "" for any other
+    YAML.
+
+    Args:
+        missing: Keys that a run still needs.
+    """
     document = [layer for layer in layers.stack if layer.document is not None][-1]
     users = layers.stack[layers.stack.index(document) :]
     for owner in list_shipped_backbones().values():
@@ -90,7 +95,7 @@ def suggest_first_lines(layers: Layers, missing: Sequence[str]) -> str:
 
 
 def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequence[str], layer: Layer) -> dict[str, Any]:
-    """Return values of our keys from a backbone's own, and something to fill in where those that lack have none."""
+    """Return our values from a backbone's own, with placeholders for missing ones."""
     values: dict[str, Any] = {"ajet.backbone": owner.name}
     for path, value in own.items():
         near = find_counterpart(path, owner.filled)
@@ -111,14 +116,14 @@ def _copy_values(own: Mapping[KeyPath, Any], owner: Descriptor, missing: Sequenc
 
 
 def _find_servers(tools: str, layer: Layer) -> str:
-    """Return the file of MCP servers that verl's file of tools names, or something to fill in."""
+    """Return the file of MCP servers in verl's tools file, or a placeholder."""
     base = layer.document.path.parent if layer.document is not None else Path()
     named = list_servers_files(base / tools)
     return named[0] if named else "<YOUR_MCP_SERVERS>"
 
 
 def list_servers_files(tools: Path) -> list[str]:
-    """Return the files of MCP servers that a file of tools in verl's format names; none for any other file."""
+    """Return the files of MCP servers in a tools file of verl's format; [] for any other file."""
     try:
         read = yaml.safe_load(tools.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -129,13 +134,13 @@ def list_servers_files(tools: Path) -> list[str]:
 
 
 def _find_data_folder(files: Any) -> str:
-    """Return the folder of verl's `train_files` or `val_files`, of which the first counts; "" for none."""
+    """Return the folder of verl's first `train_files` or `val_files`; "" for none."""
     first = files[0] if isinstance(files, list) and files else files
     return str(PurePosixPath(first).parent) if isinstance(first, str) else ""
 
 
 def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
-    """Return the reference to verl's own reward function at `prefix`; "" if none is named there."""
+    """Return the reference to verl's reward function at `prefix`; "" for none."""
     path, name = own.get((*prefix, "path")), own.get((*prefix, "name"), "compute_score")
     if not isinstance(path, str):
         return ""
@@ -143,7 +148,7 @@ def _find_judge(own: Mapping[KeyPath, Any], prefix: KeyPath) -> str:
 
 
 def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield each key below a root that holds no mapping, and its value; a list is one value."""
+    """Yield each key below a root without a mapping, and its value; a list is one value."""
     for path, _ in list_leaves({root: layer.tree.get(root)}):
         key_path = path[: next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))]
         if (value := layer.get_value(key_path)) not in (ABSENT, None):
@@ -151,8 +156,11 @@ def _list_keys(layer: Layer, root: str) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _advise_on_key(path: KeyPath, own: Mapping[KeyPath, Any], owner: Descriptor) -> tuple[str, Any, str]:
-    """Return the key of ours for one of a backbone's, its value, and what to do; "", None, "" for a key that is not
-    known. `own`: the values of all of its keys."""
+    """Return our key for a backbone's, its value and advice; "", None, "" for an unknown key.
+
+    Args:
+        own: Values of all of the backbone's keys.
+    """
     dotted, value = ".".join(map(str, path)), own[path]
     if (near := find_counterpart(path, owner.filled)) is not None:
         shown = f": {json.dumps(value, default=str)}" if near.same else ""

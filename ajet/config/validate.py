@@ -1,7 +1,7 @@
-"""From a composed tree to `AjetConfig`, with errors that say where.
+"""Validate a composed tree into `AjetConfig`, with the place of each error.
 
-Invariant: a value that the schema refuses, a key that it does not know and a placeholder that was not filled in are
-reported together, each with the file, line and column (or the override) that holds it.
+Invariant: invalid values, unknown keys and unfilled placeholders are reported together, each with file, line and column
+or the override.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NONE = "YAML has no None: [] is an empty list, null is no value"
 
 
 def validate_tree(tree: Mapping[str, Any], layers: Layers) -> AjetConfig:
-    """The typed config of a resolved tree (`{"ajet": …, …}`). Raises ConfigError."""
+    """Return the typed config of a resolved tree (`{"ajet": …, …}`). Raises ConfigError."""
     problems = [
         _make_placeholder_error(path, value, layers)
         for path, value in list_leaves(dict(tree))
@@ -105,7 +105,7 @@ def _explain_error(path: KeyPath, item: Any, layers: Layers) -> ConfigError:
 
 
 def _get_shown_value(item: Any, path: KeyPath) -> Any:
-    """The refused value; `SECRET` values never print."""
+    """Return the refused value; secrets are hidden."""
     field = find_key(path)
     extra = field.json_schema_extra if isinstance(field, FieldInfo) else None
     if isinstance(extra, dict) and extra.get("kind") == "secret":
@@ -114,7 +114,7 @@ def _get_shown_value(item: Any, path: KeyPath) -> Any:
 
 
 def describe_expected(field: FieldInfo) -> str:
-    """The type and bounds of a key, in words."""
+    """Return a key's type and bounds in words."""
     words = [describe_type(field.annotation)]
     for bound in field.metadata:
         words += [f"{text} {getattr(bound, name)}" for name, text in _BOUNDS.items() if hasattr(bound, name)]
@@ -136,7 +136,7 @@ def _join_path(path: Sequence[Any]) -> str:
 
 
 def join_errors(problems: list[ConfigError]) -> ConfigError:
-    """One error for all: the first as it is when it is alone, a list otherwise."""
+    """Return one error for all: a single error unchanged, else a list."""
     if len(problems) == 1:
         return problems[0]
     rows = []

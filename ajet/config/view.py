@@ -1,7 +1,7 @@
-"""View: the composed config as users' code reads it.
+"""View: the composed config for the user's code.
 
 Invariant: read-only. `config.frozen_lake.frozen_lake_size`, `config["frozen_lake"]` and `config.get("x", default)`
-all work; a key that has the name of a mapping's method (`items`) is reached by brackets.
+work; a key with the name of a mapping's method (`items`) needs brackets.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class View(Mapping[str, Any]):
         return View, (self._tree,)
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain copy."""
+        """Return a copy as plain dicts and lists."""
         return {name: _copy_plain(value) for name, value in self._tree.items()}
 
 

@@ -1,6 +1,6 @@
-"""Where a value comes from: each layer's, and the winner.
+"""The origin of a value: each layer's value, and the winner.
 
-Invariant: what is printed as the winner is what the run uses; secrets are hidden.
+Invariant: the printed winner is the value that the run uses; secrets are hidden.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from ajet.schema.secrets import replace_secret_shapes
 
 
 def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
-    """Lines that say, for a key (or each key of a section that anybody set), the value in each layer and the winner.
-    Raises ConfigError for a key that does not exist."""
+    """Yield lines with the value in each layer and the winner, for a key or each set key of a section.
+
+    Raises:
+        ConfigError: There is no such key.
+    """
     named = key.removeprefix("ajet.")
     if (sentence := explain_accepted_key(named.split("."))) is not None:
         yield f"ajet.{named} may be set, and has no effect: {sentence}"
@@ -39,8 +42,7 @@ def explain_key(experiment: Experiment, key: str) -> Iterator[str]:
 
 
 def list_origins(experiment: Experiment) -> dict[str, str]:
-    """Key -> where its value was set, of all that is not ajet's default: a file's name and line, a flag or an
-    override."""
+    """Return key -> place of each value that is not ajet's default: file name and line, a flag or an override."""
     tree = experiment.config.to_dict()
     first = experiment.layers.stack[0]
     found = {}

@@ -148,7 +148,7 @@ async def call_on_gateway(gateway: Gateway, function: Callable[[], T]) -> T:
 
 
 class AttemptBase(ABC):
-    """One attempt at a task, as `perform` runs it: `Attempt` in the rollout's process, `WorkerAttempt` in a worker."""
+    """One attempt at a task: `LocalAttempt` in the rollout's process, `WorkerAttempt` in a worker."""
 
     def __init__(
         self, workflow_class: type[Any], task: WorkflowTask, config: Any, replay: Replayed | None, pin: Pin
@@ -167,7 +167,7 @@ class AttemptBase(ABC):
 
     @property
     @abstractmethod
-    def passed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds since the attempt began."""
 
     @abstractmethod
@@ -179,7 +179,7 @@ class AttemptBase(ABC):
         """Open the attempt's session, for code on an event loop: other tasks there go on meanwhile."""
 
 
-class Attempt(AttemptBase):
+class LocalAttempt(AttemptBase):
     """One attempt at a task, as an isolation runs it. `open` and `close` may be called from any thread."""
 
     def __init__(
@@ -203,7 +203,7 @@ class Attempt(AttemptBase):
         self._lock = threading.Lock()
 
     @property
-    def passed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds since the attempt began, by the monotonic clock."""
         return time.monotonic() - self.since
 
@@ -231,12 +231,12 @@ class Attempt(AttemptBase):
         return session.close() if session is not None else None
 
 
-def is_plain(attempt: AttemptBase) -> bool:
+def is_plain_attempt(attempt: AttemptBase) -> bool:
     """True if `execute` is a plain function: it then gets a thread without a running event loop."""
     return not inspect.iscoroutinefunction(attempt.workflow_class.execute)
 
 
-async def perform(attempt: AttemptBase) -> WorkflowOutput:
+async def perform_attempt(attempt: AttemptBase) -> WorkflowOutput:
     """Run an async `execute` and return its output. Raises what user code raises, EpisodeError for a wrong return."""
     with _fail_on_exit():
         async with aclosing(attempt.resources):
@@ -246,7 +246,7 @@ async def perform(attempt: AttemptBase) -> WorkflowOutput:
                 return _check_output(workflow, await workflow.execute(attempt.task, tuner))
 
 
-def perform_plain(attempt: AttemptBase) -> WorkflowOutput:
+def perform_plain_attempt(attempt: AttemptBase) -> WorkflowOutput:
     """Run a plain `execute` and return its output. An awaitable that it returns is awaited."""
     with _fail_on_exit(), closing(attempt.resources):
         workflow, trainable = _make_workflow(attempt)
@@ -274,7 +274,7 @@ def _make_tuner(attempt: AttemptBase, endpoints: Endpoints, trainable: Collectio
         resources=attempt.resources,
         replay=attempt.replay,
         pin=attempt.pin,
-        deadline=Deadline(limits.episode_timeout, limits.tool_timeout, passed=attempt.passed),
+        deadline=Deadline(limits.episode_timeout, limits.tool_timeout, passed=attempt.elapsed_seconds),
     )
     if attempt.task.gym_env is not None:
         attempt.task.gym_env.on_use = tuner.tool_used

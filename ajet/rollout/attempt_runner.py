@@ -24,7 +24,7 @@ from ajet.environment.pinned import ToolPins
 from ajet.environment.replay import RunReplay, find_replayed_run
 from ajet.environment.services import GymEnv
 from ajet.environment.services.chosen import ChosenEnvironment, choose_environment
-from ajet.rollout.attempt import Attempt, AttemptResult, Identity, call_on_gateway, open_session
+from ajet.rollout.attempt import AttemptResult, Identity, LocalAttempt, call_on_gateway, open_session
 from ajet.rollout.checks import open_checks
 from ajet.rollout.failure import classify_exception, classify_timeout, find_failure
 from ajet.rollout.isolation import Isolation, open_isolation
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.gateway import Gateway, Session
 
-HANGS_S = 1.5
+HANG_TIMEOUT_S = 1.5
 """Seconds that a stopped attempt gets to close its resources; then the runner closes them."""
-RESERVE = 0.2
+RESERVE_S = 0.2
 """Share of an episode's time that is reserved after its last environment action, at most MOST_RESERVED_S: a slow
 environment then fails as the environment, not as an agent that took too long."""
 GOODBYE_S = 3.0
@@ -73,15 +73,15 @@ class AttemptRunner:
             undone.callback(self._environments.close)
             self.isolation: Isolation = open_isolation(experiment, workflow_class, gateway.ambient)
             undone.callback(self.isolation.close)
-            self._ambient = None if self.isolation.apart else RunEnvironment(gateway.ambient)
+            self._ambient = None if self.isolation.is_remote else RunEnvironment(gateway.ambient)
             undone.pop_all()
         self._hanging: list[Resources] = []
         """Resources of attempts that were stopped less than HANGS_S ago."""
 
     @property
-    def abandoned(self) -> int:
+    def abandoned_count(self) -> int:
         """The number of workflows that were stopped, could not be ended, and still run."""
-        return self.isolation.abandoned
+        return self.isolation.abandoned_count
 
     async def play(self, identity: Identity, sampling: Sampling, stopped: asyncio.Future[str]) -> AttemptResult:
         """Play one attempt. The caller must `release` its environment, once the attempt is judged."""
@@ -104,7 +104,7 @@ class AttemptRunner:
             else:
                 played.failure = classify_timeout(
                     self._settings.rollout.episode_timeout, played.capture, played.started, played.ended,
-                    shared_loop=self.isolation.shared, stood=line or "",
+                    shared_loop=self.isolation.shares_loop, stood=line or "",
                 )  # fmt: skip
             return played
         try:
@@ -116,14 +116,14 @@ class AttemptRunner:
 
     def _make_attempt(
         self, identity: Identity, sampling: Sampling, played: AttemptResult, task: WorkflowTask
-    ) -> Attempt:
+    ) -> LocalAttempt:
         def open_own_session(trainable: Collection[str] | None) -> Session:
             return open_session(
                 self._gateway, self._settings, self._inspect, identity,
                 sampling=sampling, trainable=trainable, began=played.started,
             )  # fmt: skip
 
-        attempt = Attempt(
+        attempt = LocalAttempt(
             self._workflow_class,
             task,
             self._config,
@@ -135,7 +135,7 @@ class AttemptRunner:
         return attempt
 
     async def _await_end(
-        self, attempt: Attempt, future: asyncio.Future[Any], stopped: asyncio.Future[str]
+        self, attempt: LocalAttempt, future: asyncio.Future[Any], stopped: asyncio.Future[str]
     ) -> str | None:
         """Wait until the attempt has ended and return None, or stop it and return the line that its code was at.
 
@@ -148,14 +148,14 @@ class AttemptRunner:
             await wait_first(future, stopped, timeout=left)
             ended = future.done()
             if not ended and not stopped.done():
-                where = self.isolation.stands  # in a thread, where another process replies: that may take a moment
-                line = await in_thread(where, attempt) if self.isolation.apart else where(attempt)
+                where = self.isolation.locate  # in a thread, where another process replies: that may take a moment
+                line = await in_thread(where, attempt) if self.isolation.is_remote else where(attempt)
         finally:
             if not ended:
                 future.add_done_callback(_consume_exception)
                 self.isolation.stop(attempt)
                 self._hanging.append(attempt.resources)
-                self._loop.call_later(HANGS_S, self._close_hanging, attempt.resources)
+                self._loop.call_later(HANG_TIMEOUT_S, self._close_hanging, attempt.resources)
         return None if ended else line
 
     def release(self, task: WorkflowTask | None) -> None:
@@ -236,7 +236,7 @@ class EnvironmentInstances:
             self._start_release(env)
             return
         if self._timeout is not None:
-            env.until = played.since + self._timeout - min(MOST_RESERVED_S, RESERVE * self._timeout)
+            env.until = played.since + self._timeout - min(MOST_RESERVED_S, RESERVE_S * self._timeout)
 
     def release(self, task: WorkflowTask | None) -> None:
         """Release an attempt's instance, if it has one, without waiting."""

@@ -53,7 +53,7 @@ def open_checks(names: Sequence[str]) -> Callable[[Call, dict[str, Any]], list[s
     return inspect if names else None
 
 
-def nonsense(message: dict[str, Any]) -> list[str]:
+def find_nonsense(message: dict[str, Any]) -> list[str]:
     """Return the rules of `nonsense` that an assistant message breaks."""
     texts = _list_texts(message)
     rules = []
@@ -93,7 +93,7 @@ def _is_excessive(piece: str, times: int) -> bool:
     return times >= OTHER_TIMES and length >= OTHER_LENGTH
 
 
-def wrong_toolcall(message: dict[str, Any]) -> list[str]:
+def find_wrong_toolcall(message: dict[str, Any]) -> list[str]:
     """Return the rules of `wrong_toolcall` that an assistant message breaks."""
     rules = []
     calls = [call.get("function") or {} for call in message.get("tool_calls") or []]
@@ -129,4 +129,7 @@ def _list_texts(message: dict[str, Any]) -> list[str]:
     return texts
 
 
-CHECKS: dict[str, Callable[[dict[str, Any]], list[str]]] = {"nonsense": nonsense, "wrong_toolcall": wrong_toolcall}
+CHECKS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+    "nonsense": find_nonsense,
+    "wrong_toolcall": find_wrong_toolcall,
+}

@@ -29,7 +29,7 @@ REQUEST_HEAD_S = 120.0
 """Seconds that an agent's request may come after its connection: with 20, two of 2,000 lost it on busy cores."""
 
 
-def workflow_of(experiment: Experiment) -> type[Workflow]:
+def load_workflow(experiment: Experiment) -> type[Workflow]:
     """Return the class that `rollout.user_workflow` names, or one made of the function that it names.
 
     Raises:
@@ -62,7 +62,7 @@ def workflow_of(experiment: Experiment) -> type[Workflow]:
     return found
 
 
-def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:
+def make_renderer(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None = None) -> Renderer:
     """Return the run's renderer. `images` turns images into tokens of a model that accepts them."""
     from ajet.tokens import Renderer
 
@@ -75,7 +75,7 @@ def renderer_of(settings: AjetConfig, tokenizer: Any, images: ImageTokens | None
     )
 
 
-def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
+def choose_sampling(settings: AjetConfig, split: Split) -> Sampling:
     """Return the default sampling of a split's episodes."""
     rollout = settings.rollout
     longest = rollout.max_response_length_in_one_turn
@@ -85,7 +85,7 @@ def split_sampling(settings: AjetConfig, split: Split) -> Sampling:
     return Sampling(longest, rollout.temperature, rollout.top_p, rollout.top_k)
 
 
-def split_repeats(settings: AjetConfig, split: Split) -> int:
+def choose_repeats(settings: AjetConfig, split: Split) -> int:
     """Return how often a split's tasks are played, or the number of recorded replies to each."""
     if settings.sft.objective is not None and split == "train":
         return settings.sft.replies_per_prompt
@@ -126,7 +126,7 @@ def open_gateway(
         engine = RoundEngine(engine)
     return Gateway(
         engine,
-        renderer_of(settings, tokenizer, images) if tokenizer is not None else None,
+        make_renderer(settings, tokenizer, images) if tokenizer is not None else None,
         host=settings.gateway.host,
         port=settings.gateway.port,
         advertise=settings.gateway.advertise,
@@ -135,13 +135,13 @@ def open_gateway(
         max_response_tokens=settings.rollout.max_response_length_in_one_turn,
         force_disable_toolcalls=settings.rollout.force_disable_toolcalls,
         chat_engine_for=EndpointEngine.for_model,
-        limits=limits_of(settings),
+        limits=make_gateway_limits(settings),
         adapters=adapters,
         opens_later=opens_later,
     ).start()
 
 
-def limits_of(settings: AjetConfig) -> Limits:
+def make_gateway_limits(settings: AjetConfig) -> Limits:
     """Return the connection limits of a run's gateway.
 
     A run's own agents may all come from this machine, with a connection each, before the gateway has read a key of any.

@@ -299,14 +299,14 @@ def _find_engine_error(calls: Sequence[Call]) -> str:
     return error or "" if last.finish == "aborted" else ""
 
 
-def all_failed(episodes: Sequence[Episode]) -> bool:
+def have_all_failed(episodes: Sequence[Episode]) -> bool:
     """True if there are episodes and each of them failed without a reward."""
     return bool(episodes) and all(episode.failure and not episode.scored for episode in episodes)
 
 
 def refuse_if_all_failed(episodes: list[Episode], step: int) -> None:
     """Raise UserError with the first one's reason if all episodes of a step failed and none has a reward for it."""
-    if not all_failed(episodes):
+    if not have_all_failed(episodes):
         return
     first = episodes[0].failure
     assert first is not None, "it failed"

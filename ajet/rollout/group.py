@@ -29,7 +29,7 @@ class ClosedGroup:
     """A group that was played to its end."""
 
     group: Group
-    kept: bool = True
+    is_selected: bool = True
     """False: the batch was full already, or the algorithm learns nothing from the group."""
 
 
@@ -223,14 +223,14 @@ class InflightBatch:
         self.tally = PlayTally()
         self._keep_rule, self._in_order = keep_rule, in_order
         self._closed: dict[int, InflightGroup] = {}
-        self._kept_indexes: set[int] = set()
+        self._selected_indexes: set[int] = set()
         """Indexes of the groups that are kept."""
         self._next = 0
 
     @property
     def has_enough(self) -> bool:
         """True if as many groups are kept as were requested."""
-        return self._keep_rule is not None and len(self._kept_indexes) >= self._keep_rule.count
+        return self._keep_rule is not None and len(self._selected_indexes) >= self._keep_rule.count
 
     def take_closed(self, group: InflightGroup) -> None:
         """Offer a closed group, in the order of the tasks if `in_order`."""
@@ -250,7 +250,7 @@ class InflightBatch:
 
     def finish(self) -> None:
         """Report the remaining groups, scored ones first, and end the events. Call it once all groups have closed."""
-        left = [group for group in self._closed.values() if group.index not in self._kept_indexes]
+        left = [group for group in self._closed.values() if group.index not in self._selected_indexes]
         left.sort(key=lambda group: (not group.build_group().scored, group.index))
         for group in left:
             if group.is_cut_short:
@@ -258,7 +258,7 @@ class InflightBatch:
                 self.tally.lost_tokens += lost
                 self.events.put(ReturnedTask(group.order, group.stopped.result(), lost))
             elif self.has_enough:
-                self.events.put(ClosedGroup(group.build_group(), kept=False))
+                self.events.put(ClosedGroup(group.build_group(), is_selected=False))
             else:
                 self._keep_group(group)
         self.events.put(None)
@@ -273,5 +273,5 @@ class InflightBatch:
                 self.stop("enough_groups")
 
     def _keep_group(self, group: InflightGroup) -> None:
-        self._kept_indexes.add(group.index)
+        self._selected_indexes.add(group.index)
         self.events.put(ClosedGroup(group.build_group()))

@@ -21,13 +21,13 @@ from ajet.environment.pinned import ToolPins
 from ajet.rollout.attempt import Identity
 from ajet.rollout.attempt_runner import AttemptRunner
 from ajet.rollout.breaker import Breaker
-from ajet.rollout.components import split_repeats, split_sampling
+from ajet.rollout.components import choose_repeats, choose_sampling
 from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.episode_player import EpisodePlayer
 from ajet.rollout.group import ClosedGroup, InflightBatch, InflightGroup, KeepRule, PlayTally, ReturnedTask, Slots
 from ajet.rollout.judge_caller import JudgeCaller
 from ajet.rollout.rounds import RoundEngine
-from ajet.rollout.runtime import LoopThread, rare_collections
+from ajet.rollout.runtime import LoopThread, reduce_collections
 from ajet.rollout.teacher import TeacherScorer
 from ajet.schema.episode import Episode, Group, Split
 from ajet.schema.task import Task
@@ -104,15 +104,15 @@ class Rollout:
         """The counts of the last play."""
 
     @property
-    def abandoned(self) -> int:
+    def abandoned_count(self) -> int:
         """The number of workflows that were stopped, could not be ended, and still run."""
-        return self._attempts.abandoned
+        return self._attempts.abandoned_count
 
     def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
         """Yield the kept groups of `stream`, for callers whose tasks are not returned."""
         with contextlib.closing(self.stream(tasks, **options)) as ends:
             for end in ends:
-                if isinstance(end, ClosedGroup) and end.kept:
+                if isinstance(end, ClosedGroup) and end.is_selected:
                     yield end.group
 
     def stream(
@@ -141,7 +141,7 @@ class Rollout:
             raise RuntimeError("the rollout is closed")
         rollout, debug = self._settings.rollout, self._settings.debug
         if repeats is None:
-            repeats = split_repeats(self._settings, split)
+            repeats = choose_repeats(self._settings, split)
         if keep is None and split == "train" and rollout.enable_oversample:
             keep = self._settings.data.train_batch_size
         limit = debug.debug_max_parallel if split == "debug" else rollout.max_env_worker
@@ -152,14 +152,14 @@ class Rollout:
         )
         batch = InflightBatch(keep_rule, in_order=rollout.deterministic)
         self.tally = batch.tally
-        options = PlayOptions(step, split, sampling or split_sampling(self._settings, split), repeats)
+        options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         running = asyncio.run_coroutine_threadsafe(
             self._play_tasks(batch, _list_remaining(tasks, repeats, over), options, limit), self._loop
         )
         running.add_done_callback(lambda future: _end_events(batch, future))
         self._batches[batch] = running
         try:
-            with rare_collections():
+            with reduce_collections():
                 while (event := batch.events.get()) is not None:
                     if isinstance(event, BaseException):
                         raise event
@@ -172,7 +172,7 @@ class Rollout:
             if not running.done() and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(batch.stop, "interrupted")
                 _await_end(running)
-            batch.tally.abandoned = self.abandoned
+            batch.tally.abandoned = self.abandoned_count
 
     def play_group(
         self,
@@ -200,7 +200,7 @@ class Rollout:
             raise RuntimeError("the rollout is closed")
         remaining = [repeat for repeat in range(repeats) if repeat not in over]
         groups: list[InflightGroup] = []
-        options = PlayOptions(step, split, sampling or split_sampling(self._settings, split), repeats)
+        options = PlayOptions(step, split, sampling or choose_sampling(self._settings, split), repeats)
         played = asyncio.run_coroutine_threadsafe(
             self._play_single(groups, order, task, remaining, options, on_end), self._loop
         )
@@ -271,7 +271,7 @@ class Rollout:
             InflightBatch(None, in_order=False), group, self._single_slots, repeats, options, on_end
         )
         groups.append(group)
-        with rare_collections():
+        with reduce_collections():
             await _await_all(runs)
         return await closed
 

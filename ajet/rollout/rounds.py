@@ -111,7 +111,7 @@ class RoundEngine(EngineWrapper):
             try:
                 loop.call_soon_threadsafe(arrival.admit, loop, part)
             except RuntimeError:  # the loop is closed, and its waiting requests ended with it
-                arrival.done()
+                arrival.note_arrival()
 
 
 class _RoundArrival:
@@ -126,12 +126,12 @@ class _RoundArrival:
             self._hold.enter_context(held())
 
     def admit(self, loop: asyncio.AbstractEventLoop, part: list[_WaitingRequest]) -> None:
-        """Admit the requests in order. Each reaches the engine before the loop runs `done`."""
+        """Admit the requests in order. Each reaches the engine before the loop runs `note_arrival`."""
         for waiting in part:
             waiting.admit()
-        loop.call_soon(self.done)
+        loop.call_soon(self.note_arrival)
 
-    def done(self) -> None:
+    def note_arrival(self) -> None:
         """Note that one loop's requests have arrived."""
         with self._lock:
             self._left -= 1

@@ -258,7 +258,7 @@ def _walk_awaited_frames(coroutine: Any) -> Iterator[FrameType]:
 
 
 @contextlib.contextmanager
-def rare_collections() -> Iterator[None]:
+def reduce_collections() -> Iterator[None]:
     """Collect reference cycles rarely within the block, and within others that overlap it."""
     global _gc_users, _gc_original
     with _gc_lock:
@@ -277,7 +277,7 @@ def rare_collections() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def frozen_start() -> Iterator[None]:
+def freeze_start() -> Iterator[None]:
     """Exclude the objects that exist now from garbage collections within the block.
 
     Modules and parts are half a million objects: a full collection scans them for 0.3 s while no client is answered.

@@ -1,5 +1,5 @@
-"""The vocabulary: the nouns every other room speaks in. Imports nothing of ours, does nothing.
+"""The shared vocabulary of all packages; imports no other package of ajet and has no side effects.
 
-Invariant: a value here is the same in memory, on disk, in a store, in the viewer and in the trainer. Token arrays
-are numpy int32, logprobs float32; torch never enters.
+Invariant: a value is equal in memory, on disk, in a store, in the viewer and in the trainer. Token arrays are numpy
+int32, log-probabilities float32; torch is never imported.
 """

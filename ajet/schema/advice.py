@@ -1,6 +1,6 @@
-"""What an exception of a user's code most often means, where it got one of ajet's objects, and what to write.
+"""Likely causes of exceptions in the user's code at one of ajet's objects, with the correct code.
 
-Invariant: told from the exception alone, with the task and the output where they are known; "" where nothing is sure.
+Invariant: the advice follows from the exception alone, with task and output if known; "" without a sure cause.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MEANT = {
 _VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})|%\w+%")
 _NAMES_OF_TUNER = ("tuner", "ajet_tuner", "model_tuner")
 MAX_SHOWN_COLUMNS = 12
-"""Columns that are listed."""
+"""Limit on listed columns."""
 
 
 def advise_on(problem: BaseException, task: Task | None = None, output: WorkflowOutput | None = None) -> str:
-    """Return advice on an exception of an agent's or a judge's code, or "". `task` and `output`: what it was given."""
+    """Return advice on an exception of an agent or a judge, or "". `task` and `output`: the arguments of that code."""
     if isinstance(problem, KeyError):
         return _advise_on_key(problem, task, output)
     words = str(problem)
@@ -49,7 +49,7 @@ def advise_on(problem: BaseException, task: Task | None = None, output: Workflow
 
 
 def _advise_on_renamed_tuner(problem: AttributeError, name: str) -> str:
-    """Return advice on a tuner used as a client by a function that calls it otherwise; "" for any other."""
+    """Return advice on a tuner used as a client under another parameter name; "" for any other error."""
     if name not in _OF_A_CLIENT or type(problem.obj).__name__ != "ModelTuner":
         return ""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
@@ -66,7 +66,7 @@ def _advise_on_renamed_tuner(problem: AttributeError, name: str) -> str:
 
 
 def advise_on_path(path: str) -> str:
-    """Return advice on a path that was not found, or ""."""
+    """Return advice on a missing path, or ""."""
     variable = _VARIABLE.search(path)
     if variable is None:
         return ""
@@ -74,7 +74,7 @@ def advise_on_path(path: str) -> str:
 
 
 def _advise_on_attribute(kind: str, name: str, task: Task | None) -> str:
-    """Return advice on an attribute that one of ajet's objects does not have."""
+    """Return advice on a missing attribute of one of ajet's objects."""
     if kind == "Task":
         if name.startswith("as_"):  # the tuner's
             return _OF_AGENT
@@ -93,7 +93,7 @@ def _advise_on_attribute(kind: str, name: str, task: Task | None) -> str:
 
 
 def _advise_on_key(problem: KeyError, task: Task | None, output: WorkflowOutput | None) -> str:
-    """Return advice on a key that was looked for in a `metadata`."""
+    """Return advice on a missing key of a `metadata`."""
     frames = traceback.extract_tb(problem.__traceback__)
     name = problem.args[0] if problem.args else None
     if task is None or not isinstance(name, str) or not any("metadata" in (frame.line or "") for frame in frames[-1:]):
@@ -104,7 +104,7 @@ def _advise_on_key(problem: KeyError, task: Task | None, output: WorkflowOutput 
 
 
 def _advise_on_column(name: str, task: Task | None) -> str:
-    """Return how a column is read, or that the row has others."""
+    """Return how to read a column, or the row's other columns."""
     if task is None or name in task.metadata:
         return f'`task.metadata["{name}"]`'
     if not task.metadata:

@@ -1,8 +1,8 @@
-"""TrainingBatch: timelines with credit, ready for a backbone.
+"""TrainingBatch: timelines with credit for a backbone.
 
-Invariant (DESIGN decision 8): the loss is the sum over all trained tokens of `weight * loss_t`; weights are set per
-episode, so row borders never enter and splitting a timeline leaves loss and gradient unchanged. Numpy until it
-reaches a backbone. The algorithm room writes it.
+Invariant (DESIGN decision 8): the loss is the sum over all trained tokens of `weight * loss_t`. Weights are set per
+episode, so row borders do not matter and splitting a timeline changes neither loss nor gradient. Arrays are numpy until
+a backbone reads them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ class Sample:
     timeline: Timeline
     episode: str
     group: int
-    """Samples of one group usually share their prompt: packing keeps them together."""
+    """Samples of a group usually share their prompt; packing keeps them together."""
     advantages: Floats
     """[T] per token; only entries with mask 1 are read."""
     weight: float
     """Weight of each trained token's loss (1 / (E * T_e) for `sequence`, and so on)."""
     reference: Floats | None = None
-    """[T] the reference model's logprobs, when a KL term asks for them."""
+    """[T] log-probabilities of the reference model, for a KL term."""
     values: Floats | None = None
-    """[T] what the critic expected before each trained token, where there is a critic."""
+    """[T] the critic's expected return before each trained token, if there is a critic."""
     returns: Floats | None = None
-    """[T] what it is to expect there; likewise."""
+    """[T] the critic's target."""
 
 
 @dataclass(slots=True)
@@ -44,11 +44,11 @@ class TrainingBatch:
     temperature: float = 1.0
     """The rollout's sampling temperature; the trainer's logits are divided by it."""
     written: bool = False
-    """Its tokens were given to be learned from, and no policy sampled them: there are no logprobs to compare with, and
-    none is stale."""
+    """True for given replies: no policy sampled them, so there are no log-probabilities to compare and none is
+    stale."""
     metrics: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """What becomes of each episode of the batch's groups, by its uuid."""
+    """The outcome of each episode of the batch's groups, by uuid."""
 
     @property
     def trained_tokens(self) -> int:
@@ -57,7 +57,7 @@ class TrainingBatch:
 
     @property
     def trained_by_episode(self) -> Counter[str]:
-        """The number of sampled tokens that are trained on, by the episode's uuid."""
+        """Trained tokens by the episode's uuid."""
         trained = Counter[str]()
         for sample in self.samples:
             trained[sample.episode] += sample.timeline.sampled

@@ -1,7 +1,7 @@
-"""Commands that a person can paste: how this ajet is called here, and what installs something for it.
+"""Commands to paste: ajet's own command line here, and commands that install packages.
 
-Invariant: every command of ajet's that is printed as advice is made here, so that it works where it is read: in a
-clone, with an installed wheel, with an environment that is not activated.
+Invariant: this module makes every printed command of ajet, so that the command works in a clone, with an installed
+wheel, and with an environment that is not activated.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 HOME = Path(__file__).parents[2]
 """The clone, or the folder of installed packages."""
 FRESH_ADVICE = "the launch of the run with --fresh (in Python fresh=True) begins a new one and keeps the old folder"
-"""What a person can do where a run cannot go on; the option is not one of all commands that read runs."""
+"""Advice for a run that cannot continue; not every command that reads runs has the option."""
 
 
 def format_command(*words: object) -> str:
-    """`ajet WORDS`, as it can be pasted into the shell in which this program was started."""
+    """Return `ajet WORDS` for the shell that started this program."""
     return " ".join([find_program(), *(shlex.quote(str(word)) for word in words)])
 
 
 def find_program() -> str:
-    """How ajet is called: `ajet` where that is on the PATH and this one, else by its path, else as a module."""
+    """Return the call of ajet: `ajet` if the PATH has this one, else a path, else `python -m ajet`."""
     script = Path(sys.executable).parent / "ajet"
     found = shutil.which("ajet")
     if found is not None and (not script.exists() or _is_same_file(Path(found), script)):
@@ -34,7 +34,7 @@ def find_program() -> str:
 
 
 def find_python() -> str:
-    """The word by which this interpreter is called."""
+    """Return the word that starts this interpreter."""
     found = shutil.which("python")
     if found is not None and Path(found) == Path(sys.executable):
         return "python"
@@ -42,13 +42,13 @@ def find_python() -> str:
 
 
 def format_install(*packages: str) -> str:
-    """What installs these packages into the environment of this interpreter, with the tool that is there."""
+    """Return the command that installs packages into this interpreter's environment."""
     listed = " ".join(f'"{package}"' if not package.isidentifier() else package for package in packages)
     return f"{_find_installer()} {listed}"
 
 
 def format_extra_install(extra: str) -> str:
-    """What brings one of ajet's extras: for a clone from that clone, for a wheel from where it came."""
+    """Return the command that installs an extra of ajet, from the clone or the wheel's origin."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_find_installer()} -e "{shorten_path(HOME)}[{extra}]"'
     origin = _find_origin()
@@ -56,20 +56,19 @@ def format_extra_install(extra: str) -> str:
 
 
 def format_own_install() -> str:
-    """The command that installs ajet itself anew, with what it requires."""
+    """Return the command that reinstalls ajet with its requirements."""
     if (HOME / "pyproject.toml").is_file():
         return f'{_find_installer()} -e "{shorten_path(HOME)}"'
     return f'{_find_installer()} --force-reinstall "{_find_origin() or "ajet"}"'
 
 
 def format_run_name(folder: Path, name: str) -> str:
-    """The run in `folder` as commands take it here: its name, or its folder where that lies elsewhere than commands
-    look."""
+    """Return the run as commands take it: a name, or a folder outside of the default one."""
     return name if Path("launcher_record", name).resolve() == folder.resolve() else shorten_path(folder)
 
 
 def format_list_command(root: Path) -> str:
-    """The command that lists the runs of `root`."""
+    """Return the command that lists the runs of `root`."""
     usual = Path("launcher_record").resolve() == root.resolve()
     return format_command("runs") if usual else format_command("runs", "--exp-dir", shorten_path(root))
 
@@ -87,7 +86,7 @@ def _find_installer() -> str:
 
 
 def _find_origin() -> str | None:
-    """The place that the installed ajet came from, unless it was an index."""
+    """Return the source of the installed ajet, unless it was an index."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -99,7 +98,7 @@ def _find_origin() -> str | None:
 
 
 def shorten_path(path: str | Path) -> str:
-    """The path, from the working directory on where it lies below it."""
+    """Return the path, relative if below the working directory."""
     absolute = os.path.abspath(path)  # not resolved: an environment is known by its own link to Python
     try:
         return str(Path(absolute).relative_to(Path.cwd()))

@@ -1,7 +1,7 @@
-"""Endpoint: how a client reaches the gateway for one (episode, agent, target).
+"""Endpoint: a client's access to the gateway for one (episode, agent, target).
 
-Invariant: the key is a random token looked up on the server side; it encodes nothing, dies with the episode and
-never prints. Rollout hands endpoints to the tuner, which thus imports neither gateway nor engine.
+Invariant: the key is a random token that only the server can look up; it encodes nothing, is revoked with the episode
+and never printed. The rollout hands endpoints to the tuner, which imports neither gateway nor engine.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 
 
 FOREIGN_KEY = "the-key-of-another-attempt"
-"""Stands in a request for the key of an attempt that is not the sender's: it opens nothing."""
+"""Replaces another attempt's key in a recorded request; opens nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A model's address: base URL, model name, key, and the variables that tell a client of them."""
+    """A model's address: base URL, model name, key, and environment variables for clients."""
 
     base_url: str
-    """Ends in /v1."""
     api_key: str = field(repr=False)
     model: str = "ajet"
     transport: Callable[[], httpx.AsyncBaseTransport] | None = field(default=None, repr=False, compare=False)
@@ -33,12 +32,12 @@ class Endpoint:
 
     @property
     def for_anthropic(self) -> Endpoint:
-        """This endpoint with the base URL that Anthropic's clients are given: without /v1."""
+        """The endpoint with the base URL of Anthropic's clients: without /v1."""
         return replace(self, base_url=self.base_url.removesuffix("/v1"))
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which clients that are given nothing find it."""
+        """Environment variables by which unconfigured clients find the endpoint."""
         root = self.base_url.removesuffix("/v1")
         return {
             "OPENAI_BASE_URL": self.base_url,
@@ -50,20 +49,20 @@ class Endpoint:
 
     @property
     def keyed_url(self) -> str:
-        """A base URL that holds the key, for clients that can set none. As secret as the key."""
+        """A base URL with the key, for clients without a key option. As secret as the key."""
         return f"{self.base_url.removesuffix('/v1')}/s/{self.api_key}/v1"
 
 
 class Endpoints(Protocol):
-    """Gives the endpoint of one agent of the running episode; repeated calls give the same one. Thread-safe."""
+    """Returns the endpoint of an agent of the running episode, always the same one. Thread-safe."""
 
     def __call__(self, agent_name: str, target_tag: str, debug_model: str | None) -> Endpoint: ...
 
     def context_full(self) -> bool:
-        """Whether a request of the episode was refused because its context is full, or a reply was cut for it."""
+        """Return True if a request was refused, or a reply cut, because the context is full."""
         ...
 
     def tool_used(self, use: ToolUse) -> None:
-        """Keep a use of a tool with the episode; nothing happens once that is over. Raises TypeError and ValueError
-        for what is no use."""
+        """Record a use of a tool; no effect after the episode's end. Raises TypeError or ValueError for an invalid
+        use."""
         ...

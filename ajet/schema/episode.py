@@ -1,10 +1,9 @@
-"""Episode: one attempt at one task, as a value. Outcome: what became of it. Group: the episodes of one task.
+"""Episode: one attempt at one task, as a value. Outcome: its use in a step. Group: the episodes of one task.
 
-Invariant: ONE schema, in memory, in the run directory, in a store, in the viewer, in the trainer; `SCHEMA` grows by
-one when it changes, and readers accept older numbers. An episode does not change once its group has closed; what a
-step did with it is its `Outcome`, written with the step. A failure is data: `status` says what happened, `failure`
-names the boundary, and only an episode with a reward may be trained on: one that completed and was judged, or failed by
-the policy's own doing where the configuration says what that is worth.
+Invariant: one schema in memory, run directory, store, viewer and trainer; `SCHEMA` grows by one with a change, and
+readers accept older numbers. An episode is immutable once its group has closed; its use in a step is an `Outcome`,
+written with the step. Failures are data: `status` and `failure` record them. Only an episode with a reward is trained
+on: judged after completion, or failed by the policy if the configuration gives such failures a reward.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ UntrainedReason = Literal[
     "stale",
     "not_trainable",
 ]
-"""Why sampled tokens are not trained: sampled = trained + the sum over these, asserted at every step."""
+"""Reason why sampled tokens are not trained: sampled = trained + the sum over reasons, asserted at every step."""
 
 
 @dataclass(slots=True)
 class Failure:
-    """The place and the manner in which an episode ended early."""
+    """Where and how an episode ended early."""
 
     boundary: Boundary
     kind: str
@@ -55,60 +54,59 @@ class Failure:
     retryable: bool = False
     traceback: str = ""
     own: bool = False
-    """It arose in ajet's own code (engine, judge, ajet), and in nothing that the user wrote: what is measured over all
-    attempts leaves such a one out, and no other."""
+    """True for failures in ajet's own code (engine, judge, ajet) without user code; only these are left out of
+    averages."""
     policy: bool = False
-    """The agent's code raised at, or lost its time over, what the policy said: with `rollout.policy_failure_reward`
-    such an episode has a verdict."""
+    """True if the agent's code raised at, or lost its time over, the policy's text; `rollout.policy_failure_reward`
+    scores such episodes."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """A judge's decision. `reward` None means *no score*: recorded, never trained on."""
+    """A judge's decision. `reward` None means no score: recorded, never trained on."""
 
     reward: float | None
     success: bool | None = None
     reason: str = ""
     turns: tuple[float, ...] = ()
-    """The rewards of the turns, or of the agents, that `reward` sums up; of a judged episode they are in `process`."""
+    """Rewards of the turns or agents that `reward` sums up; for a judged episode they are in `process`."""
     process: tuple[ProcessReward, ...] = ()
-    """What parts of the attempt are worth by themselves."""
+    """Rewards of parts of the attempt."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers of the judge's own: what it took, how far its votes agreed."""
+    """The judge's own numbers, such as cost and agreement of votes."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What it was told and by whom, as JSON."""
+    """The judge's inputs and their sources, as JSON."""
     scorer: str = ""
-    """Which scorers were chosen for it, by name ("exact+f1"); "" where no scorer was asked."""
+    """Names of the chosen scorers ("exact+f1"); "" without scorers."""
     parts: dict[str, float | None] = field(default_factory=dict)
-    """What each of them gave, by name; None: no score."""
+    """Score of each scorer by name; None: no score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The use that a training step made of an episode."""
+    """The use of an episode in a training step."""
 
     step: int | None = None
-    """The training step whose update it was part of; None: of none."""
+    """Training step whose update contains the episode; None: no step."""
     advantage: float | None = None
-    """Mean over its trained tokens; None where nothing of it was trained."""
+    """Mean over the trained tokens; None without any."""
     untrained: Mapping[str, int] = field(default_factory=dict)
-    """Tokens of its timelines that were not trained, by `UntrainedReason`."""
+    """Untrained tokens of the timelines, by `UntrainedReason`."""
     discarded: UntrainedReason | None = None
-    """Why its whole group is in no batch."""
+    """Reason why the whole group is in no batch."""
     values: Floats | None = field(default=None, compare=False, repr=False)
-    """[T] what the critic expected before each of its trained tokens, in sampled order; None: there was none."""
+    """[T] the critic's expected return before each trained token, in sampled order; None without a critic."""
     reference_gap: Floats | None = field(default=None, compare=False, repr=False)
-    """[T] log p - log p_ref of the same tokens by policy and reference model, as the step's credit read it; None: it
-    asked no reference model."""
+    """[T] log p - log p_ref of these tokens by policy and reference model; None without a reference model."""
 
 
 def collect_advantages(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
-    """The advantage of each episode of which something was trained, by uuid."""
+    """Return the advantage of each trained episode, by uuid."""
     return {uuid: each.advantage for uuid, each in outcomes.items() if each.advantage is not None}
 
 
 NO_OUTCOME = Outcome()
-"""Of an episode that no step has taken."""
+"""The outcome of an episode that no step has used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +118,19 @@ class Episode:
     repeat: int
     """Index within the group."""
     step: int
-    """Training step it was played for (validation: the step after which)."""
+    """Training step of the attempt; for validation, the step before."""
     split: Split
     group: str = ""
-    """Name of its group; the same where it is played again."""
+    """Name of the group, unchanged on a replay."""
     order: int = -1
-    """The task's position in the training order, or in its validation; negative: in none, its client brought it."""
+    """Position of the task in the training order or its validation; negative: a client's own task."""
     run: str = ""
-    """Identity of the run whose policy versions the calls carry."""
+    """Identity of the run whose policy versions the calls have."""
     sampler: str = ""
-    """Name of the sampler that played it; "" where the run's own processes did."""
+    """Name of the sampler; "" for the run's own processes."""
     status: Status = "completed"
     ending: str = ""
-    """Why ajet ended it: the reason of an abort ("group_deadline", "interrupted"); "" where it ended by itself."""
+    """Reason of an abort ("group_deadline", "interrupted"); "" for other endings."""
     failure: Failure | None = None
     verdict: Verdict | None = None
     calls: list[Call] = field(default_factory=list)
@@ -140,14 +138,14 @@ class Episode:
     """Distinct messages of all calls, in order of first use; calls refer to them by index."""
     tools: list[list[dict[str, Any]]] = field(default_factory=list)
     tool_uses: list[ToolUse] = field(default_factory=list)
-    """What it did with tools, in the order in which they answered, as far as its code or an adapter says so."""
+    """Uses of tools in the order of their results, as far as reported."""
     timelines: list[Timeline] = field(default_factory=list)
     untrained: Counter[str] = field(default_factory=Counter)
-    """Sampled tokens that are in none of its timelines, by `UntrainedReason`."""
+    """Sampled tokens in no timeline, by `UntrainedReason`."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The workflow's own output metadata, and nothing else."""
+    """The workflow's own output metadata."""
     printed: str = ""
-    """What the workflow wrote to its standard output, where the isolation keeps it."""
+    """The workflow's standard output, if the isolation stores it."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The numbers of the workflow's `log_metrics`."""
     checks: list[str] = field(default_factory=list)
@@ -156,11 +154,11 @@ class Episode:
     started: float = 0.0
     ended: float = 0.0
     utc_offset: int = 0
-    """Seconds that local time was ahead of UTC where it was played."""
+    """Seconds of local time ahead of UTC at the place of the attempt."""
 
     @property
     def day(self) -> date:
-        """The one that a template wrote into its prompts, if any did."""
+        """The local date that templates write into prompts."""
         return compute_day(self.started, self.utc_offset)
 
     @property
@@ -170,48 +168,51 @@ class Episode:
 
     @property
     def scored(self) -> bool:
-        """True when it may be trained on: it ended by itself and has a reward. A failed one has a reward only where the
-        policy failed and `rollout.policy_failure_reward` says what that is worth."""
+        """True if trainable: ended by itself with a reward.
+
+        A failed episode has a reward only for a policy failure under `rollout.policy_failure_reward`.
+        """
         ended = self.status == "completed" or (self.status == "failed" and self.failure is not None)
         return ended and self.reward is not None
 
     @property
     def left_out(self) -> bool:
-        """True when it says nothing about the policy, since ajet failed at it or stopped it. An attempt that took
-        longer than its group waited does count."""
+        """True if ajet failed or stopped the episode, so that the result says nothing about the policy.
+
+        An attempt beyond its group's deadline does count.
+        """
         if self.status == "aborted":
             return self.ending != "group_deadline"
         return self.failure is not None and self.failure.own
 
     @property
     def succeeded(self) -> bool:
-        """True when a verdict says so: a failure, no score and no word about success are none."""
+        """True if a verdict reports success."""
         return self.status != "aborted" and self.verdict is not None and self.verdict.success is True
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens the policy (or a debug model's token engine) sampled in all calls."""
+        """Sampled tokens of all calls."""
         return sum(len(call.response_ids) for call in self.calls)
 
     @property
     def policy(self) -> PolicySpan | None:
-        """The policy versions that sampled it; None where no call has one."""
+        """The policy versions that sampled the calls; None without any."""
         return PolicySpan.of(run for call in self.calls for run in call.versions)
 
     @property
     def uncounted(self) -> int:
-        """Sampled tokens that have no reason yet: those of its timelines."""
+        """Sampled tokens without a reason: those of the timelines."""
         return self.sampled_tokens - self.untrained.total()
 
     def untrained_with(self, outcome: Outcome) -> Counter[str]:
-        """The number of sampled tokens that were not trained, by reason."""
+        """Return the untrained tokens by reason. `outcome`: the episode's outcome."""
         return +(self.untrained + Counter(outcome.untrained))
 
 
 @dataclass(slots=True)
 class Group:
-    """The episodes of one task, played for one step. `order` is the task's position in the training order, negative for
-    one that a client brought."""
+    """The episodes of one task for one step. `order`: position in the training order, negative for a client's task."""
 
     task: Task
     order: int
@@ -219,20 +220,20 @@ class Group:
 
     @property
     def scored(self) -> list[Episode]:
-        """The episodes that may enter a baseline."""
+        """The episodes that count in a baseline."""
         return [episode for episode in self.episodes if episode.scored]
 
 
 def list_episodes(groups: Iterable[Group]) -> list[Episode]:
-    """The episodes of all groups, group by group."""
+    """Return the episodes of all groups, group by group."""
     return [episode for group in groups for episode in group.episodes]
 
 
 def measure_utc_offset(at: float) -> int:
-    """Seconds by which this process's local time was ahead of UTC at `at`, in seconds since the epoch."""
+    """Return seconds of this process's local time ahead of UTC at `at`, in seconds since the epoch."""
     return time.localtime(at).tm_gmtoff
 
 
 def compute_day(at: float, offset: int) -> date:
-    """The day of `at` where local time was `offset` seconds ahead of UTC."""
+    """Return the date of `at` in a time zone `offset` seconds ahead of UTC."""
     return datetime.fromtimestamp(at, timezone(timedelta(seconds=offset))).date()

@@ -16,15 +16,17 @@ Boundary = Literal["engine", "agent", "tool", "environment", "sandbox", "judge",
 
 
 class AjetError(Exception):
-    """Root of every error that ajet raises on purpose, but for what runs where there is no ajet to import: the client
-    (`ajet.client`), the inside of a sandbox, the servers of tools for GAIA."""
+    """Root of all errors of ajet.
+
+    Code that runs without ajet has its own: the client (`ajet.client`), the inside of a sandbox, GAIA's tool servers.
+    """
 
 
 class UserError(AjetError):
-    """Something the person wrote or chose; shown as one screen without a traceback, exit code 2.
+    """A mistake of the user: one screen without a traceback, exit code 2.
 
-    `what` is one sentence; `where` is file:line:column, a key, a task id or a reference; `expected` says what would
-    have been right; `do` is the next step to take.
+    `what` is one sentence; `where` is file:line:column, a key, a task id or a reference; `expected` is the correct
+    form; `do` is the next step.
     """
 
     def __init__(self, what: str, *, where: str = "", expected: str = "", do: str = "") -> None:
@@ -37,19 +39,18 @@ class UserError(AjetError):
         return "\n".join(rows)
 
     def rows(self) -> list[tuple[str, str]]:
-        """The labelled lines under the first one, those that are set, in the order they are shown."""
+        """Return the set labels and texts in the order of display."""
         pairs = [("where", self.where), ("expected", self.expected), ("do", self.do)]
         return [(label, text) for label, text in pairs if text]
 
 
 class RunFailed(UserError):
-    """Something that ajet stands on ended the run: a process, a node, a library. One screen like its kin, but exit code
-    1, and the traceback is in the log."""
+    """A process, node or library ended the run: one screen, exit code 1, the traceback in the log."""
 
 
 class ServiceUnreachableError(RunFailed):
-    """Something that the run stands on was out of reach for too long. One screen, exit code 75: the same command goes
-    on."""
+    """A required service was out of reach for too long: one screen, exit code 75; the same command continues the
+    run."""
 
 
 class ConfigError(UserError):
@@ -57,7 +58,7 @@ class ConfigError(UserError):
 
 
 class UnresolvedReferenceError(UserError):
-    """A `file.py->Class` that does not resolve."""
+    """A reference `file.py->Class` that does not resolve."""
 
 
 class TaskError(UserError):
@@ -65,7 +66,7 @@ class TaskError(UserError):
 
 
 class MissingExtraError(UserError):
-    """An optional package is not installed; names the extra that brings it."""
+    """An optional package is not installed; the message names its extra."""
 
     def __init__(self, package: str, extra: str, *, needed_for: str) -> None:
         super().__init__(
@@ -75,12 +76,12 @@ class MissingExtraError(UserError):
 
 
 class BoundaryError(AjetError):
-    """A failure at one of the borders of an episode; becomes a `Failure` in its record."""
+    """A failure at a boundary of an episode, recorded as a `Failure`."""
 
     boundary: Boundary = "ajet"
     retryable: bool = False
     own: bool = False
-    """Raised by ajet's own side of the border, whatever the user's code did: see `Failure.own`."""
+    """True if raised by ajet's own side of the boundary; see `Failure.own`."""
 
     def __init__(self, message: str, *, retryable: bool | None = None, own: bool = False) -> None:
         super().__init__(message)
@@ -96,18 +97,17 @@ class EngineFailure(BoundaryError):
 
 
 class EngineHangs(EngineFailure):
-    """A server took a request and sent nothing for as long as it may: to ask it again at once would be to wait as long
-    again."""
+    """A server accepted a request and sent nothing until the timeout; a retry would wait as long again."""
 
 
 class AgentFailure(BoundaryError):
-    """The user's workflow raised, hung, or returned something that is no WorkflowOutput."""
+    """The user's workflow raised, hung, or returned no WorkflowOutput."""
 
     boundary = "agent"
 
 
 class RewardFailure(AgentFailure):
-    """The user's workflow set a reward that is none."""
+    """The user's workflow set an invalid reward."""
 
 
 class ToolFailure(BoundaryError):
@@ -123,30 +123,30 @@ class EnvironmentFailure(BoundaryError):
 
 
 class SandboxFailure(BoundaryError):
-    """A sandbox could not be made, or was lost."""
+    """A sandbox could not be made or was lost."""
 
     boundary, retryable = "sandbox", True
 
 
 class TeacherFailure(BoundaryError):
-    """A teacher that is asked for log-probabilities did not answer, or not with what was asked for."""
+    """A teacher did not return the requested log-probabilities."""
 
     boundary, retryable = "judge", True
 
 
 class JudgeFailure(BoundaryError):
-    """The judge raised or returned something that is no verdict."""
+    """The judge raised or returned no verdict."""
 
     boundary = "judge"
 
 
 State = Literal["ok", "note", "warning", "problem"]
-"""`note`: good to know; `warning`: it works, at a cost; `problem`: a run would fail or learn from wrong tokens."""
+"""`note`: information; `warning`: works at a cost; `problem`: a run would fail or train on wrong tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`text` is one sentence about `topic`; `do` the next step where there is one to take."""
+    """A finding of `ajet doctor`: `text` is one sentence about `topic`, `do` the next step if any."""
 
     topic: str
     state: State

@@ -1,8 +1,8 @@
-"""Fenced code blocks in a model's reply, found by CommonMark's rules.
+"""Fenced code blocks in a model's reply, by CommonMark's rules.
 
-Invariant: every reader of fenced replies uses this module, so that languages, attributes, CRLF, `~~~`, list items and
-longer fences mean the same everywhere. Two departures from CommonMark: a line with HTML does not hide a block below it
-(`<answer>` is such a line), and a block that is not complete may be repaired, because models forget to close them.
+Invariant: all readers of fenced replies use this module, so languages, attributes, CRLF, `~~~`, list items and longer
+fences mean the same everywhere. Two departures from CommonMark: a line with HTML does not hide a block below
+(`<answer>` is such a line), and incomplete blocks may be repaired, because models forget closing fences.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 MAX_REPAIRS = 8
-"""Blocks of one reply that are repaired. Each repair may read the rest of the reply again."""
+"""Limit on repaired blocks of a reply; each repair may read the rest of the reply."""
 MAX_ENDS = 16
-"""Places at which an incomplete block may end instead."""
+"""Limit on tried ends of an incomplete block."""
 _PYTHON = re.compile(r"(?:i|c)?python[\d.]*|py[23]?|pypy3?", re.IGNORECASE)
 _GLUED_OPENING = re.compile(r"(?<![`~])(?:(?:`{3,}|~{3,})[A-Za-z][\w+.#-]*|(?<=>)`{3,})[ \t]*$")
 """A fence that opens at the end of a line of text, or after a tag. Models write so; CommonMark has no block there."""
@@ -37,7 +37,7 @@ _BUILTIN_NAMES = frozenset(dir(builtins))
 
 @dataclass(frozen=True, slots=True)
 class FencedBlock:
-    """One fenced block."""
+    """A fenced block with its language and lines."""
 
     language: str
     """First word of its info string, in lower case and without braces; "" if it has none."""
@@ -54,12 +54,12 @@ class FencedBlock:
 
 
 def read_fenced_blocks(text: str, is_complete: Callable[[str], bool] | None = None) -> list[FencedBlock]:
-    """Return the fenced blocks of a reply in their order.
+    """Return the fenced blocks of a reply in order.
 
     Args:
         text: The reply.
-        is_complete: If a block's content fails this, the block ends at the first later fence at which it passes. A
-            block that never passes ends before the next opening fence inside of it.
+        is_complete: If a block's content fails this check, the block ends at the first later fence that passes. A block
+            that never passes ends before the next opening fence inside.
     """
     lines = _split_lines(text)
     blocks: list[FencedBlock] = []
@@ -86,11 +86,11 @@ def unfence(text: str, is_complete: Callable[[str], bool] | None = None) -> str:
 
 
 def read_program(reply: str) -> str:
-    """Return the Python program in a reply; the whole reply if it has no fenced block.
+    """Return the Python program in a reply; the whole reply without a fenced block.
 
-    It is the last block labelled as Python, else the last without a label, else the last. Blocks that only state a
-    value, such as sample output, count if there is nothing else. Earlier Python blocks whose definitions it uses
-    without defining them stand before it: models split programs and show how to call them.
+    The program is the last block labelled as Python, else the last without a label, else the last. Blocks that only
+    state a value, such as sample output, count as a last resort. Earlier Python blocks with needed definitions are put
+    before: models split programs.
     """
     blocks = [block for block in read_fenced_blocks(reply, is_python_source) if block.content.strip()]
     if not blocks:
@@ -198,7 +198,7 @@ def _repair_block(
 
 
 def _is_program(block: FencedBlock) -> bool:
-    """Return True if it is a program, not just a value, a comment, a session at a prompt or something else."""
+    """Return True for a program; False for a value, a comment or a prompt session."""
     tree = parse_python(block.content)
     if tree is None:
         return block.is_python and not block.content.lstrip().startswith((">>> ", "$ "))
@@ -217,7 +217,7 @@ def _join_parts(parts: list[str]) -> str:
 
 
 def _find_free_names(text: str) -> set[str]:
-    """Names that a program reads and does not bind anywhere."""
+    """Return names that a program reads and does not bind."""
     tree = parse_python(text)
     if tree is None:
         return set()
@@ -238,7 +238,7 @@ def _find_free_names(text: str) -> set[str]:
 
 
 def _find_defined_names(text: str) -> set[str]:
-    """Names that a program binds at its top level."""
+    """Return names that a program binds at its top level."""
     tree = parse_python(text)
     found: set[str] = set()
     for node in tree.body if tree is not None else []:

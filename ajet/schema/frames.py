@@ -1,8 +1,8 @@
-"""Frames: a JSON object and byte strings, over a stream; the same code on both sides.
+"""Frames: a JSON object and byte strings over a stream; both sides run this code.
 
-Invariant: sizes are bounded before a byte of them is kept; what arrives is data and is never executed or unpickled.
-Eight bytes of lengths (of the JSON, of all bytes), the JSON, the bytes; `blobs` in the JSON says how they are split.
-Sandboxes run this file on other Pythons: it imports the standard library alone.
+Invariant: sizes are checked before a byte is stored; data is never executed or unpickled. Layout: eight bytes of
+lengths (of the JSON, of all bytes), the JSON, the bytes; `blobs` in the JSON gives the split. Sandboxes run this file
+on other Pythons, so it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 
 MAX_HEAD_BYTES = 1 << 20
-"""Bytes of JSON in one frame."""
+"""Limit on the JSON of one frame."""
 
 
 class FrameError(ValueError):
-    """The stream holds something else."""
+    """The stream holds no valid frame."""
 
 
 def pack_frame(head: dict, *blobs: bytes) -> bytes:
-    """One frame."""
     import json  # takes longer than all else that a sandbox starts with
 
     text = json.dumps({**head, "blobs": [len(blob) for blob in blobs]}).encode()
@@ -27,19 +26,19 @@ def pack_frame(head: dict, *blobs: bytes) -> bytes:
 
 
 class FrameReader:
-    """The frames that arrive over a stream; `feed` bytes, `take_frame` frames."""
+    """Collects bytes of a stream and returns complete frames."""
 
     def __init__(self, longest: int) -> None:
-        """`longest`: bytes beside the JSON that one frame may hold."""
+        """`longest`: limit on the bytes of a frame beside its JSON."""
         self._longest = longest
         self._buffer = bytearray()
 
     def feed(self, more: bytes) -> None:
-        """What was read."""
+        """Add bytes from the stream."""
         self._buffer += more
 
     def take_frame(self) -> tuple[dict, list[bytes]] | None:
-        """The next frame; None while it is not whole. Raises FrameError."""
+        """Return the next frame; None while incomplete. Raises FrameError."""
         if len(self._buffer) < 8:
             return None
         text, rest = int.from_bytes(self._buffer[:4], "big"), int.from_bytes(self._buffer[4:8], "big")
@@ -72,7 +71,7 @@ def _parse_frame(text: bytes, rest: bytes) -> tuple[dict, list[bytes]]:
 
 
 def send_all(number: int, frame: bytes) -> None:
-    """All of it, to a blocking descriptor."""
+    """Write all bytes to a blocking descriptor."""
     view = memoryview(frame)
     while view:
         view = view[os.write(number, view) :]

@@ -1,9 +1,8 @@
-"""JSON schemas: whether one can be held to, and whether what a model wrote (a reply, a tool's arguments) keeps to it.
+"""JSON schemas: checks of schemas, and of a model's replies and tool arguments against them.
 
-Invariant: nothing is fetched, and no schema can hold its reader up: references stay inside the schema, patterns get a
-bounded time, and every application of a keyword is charged to the budget of its check, so that a small schema with
-exponentially many paths ends after about a second. A check may take that long, and that of a large schema itself two:
-an event loop runs both on a thread.
+Invariant: nothing is fetched, and no schema can block its reader. References stay inside the schema, patterns have a
+timeout, and each applied keyword is charged to a budget, so exponentially many paths end after about a second. A check
+may take that long, a check of a large schema two seconds: event loops run both in a thread.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import Any
 from ajet.schema.errors import AjetError
 
 MAX_SCHEMA_CHARS = 256 << 10
-"""Characters of a schema, as JSON."""
+"""Limit on the characters of a schema as JSON."""
 MAX_CHECK_COST = 400_000
-"""Charges of one check; one stands for about a microsecond."""
+"""Charges per check; one is about a microsecond."""
 MAX_SCHEMA_COST = 2_000_000
-"""Charges of the check of a schema itself: some 350 for each schema in it, so that 5,000 properties pass."""
+"""Charges for checking a schema: about 350 per subschema, so 5,000 properties pass."""
 _REFERENCE_COST = 20
-"""Charges for following a reference, which takes that many times as long as another keyword. An anchor is looked for in
-the whole schema, so that it costs more for each of its parts."""
+"""Charges for a reference, which takes longer than another keyword. An anchor is searched in the whole schema and costs
+more for each part."""
 _ANCHOR_PART_COST = 5
 _CHARS_PER_ERROR_COST = 100
-"""Characters of an error's message, which spells the value, for which it is charged once more."""
+"""Characters of an error message, which spells the value, per additional charge."""
 _PATTERN_SECONDS = 0.1
 NAMED_SUBSCHEMAS = ("properties", "$defs", "definitions", "dependentSchemas")
 DATA_KEYWORDS = ("const", "enum", "default", "examples", "required", "type")
@@ -38,13 +37,13 @@ class _BudgetExceededError(AjetError):
 
 
 class _CheckBudget:
-    """The charges that are left to one check."""
+    """The remaining charges of one check."""
 
     def __init__(self, most: int = MAX_CHECK_COST) -> None:
         self._left = most
 
     def charge(self, cost: int) -> None:
-        """Raises _BudgetExceededError if less is left."""
+        """Subtract a cost. Raises _BudgetExceededError if too little is left."""
         self._left -= cost
         if self._left < 0:
             raise _BudgetExceededError
@@ -52,11 +51,11 @@ class _CheckBudget:
 
 _BUDGET: ContextVar[_CheckBudget] = ContextVar("budget of a JSON schema check")
 _Keyword = Callable[[Any, Any, Any, Any], Any]
-"""As jsonschema has them: (validator, value of the keyword, instance, schema) -> errors."""
+"""A keyword of jsonschema: (validator, value of the keyword, instance, schema) -> errors."""
 
 
 def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
-    """Why replies cannot be held to `schema`; None if they can."""
+    """Return why `schema` is not supported; None if it is."""
     try:
         return _load_validator(json.dumps(schema, sort_keys=True))[1]
     except RecursionError:
@@ -66,13 +65,13 @@ def find_schema_problem(schema: Mapping[str, Any]) -> str | None:
 
 
 def find_value_problem(value: Any, schema: Mapping[str, Any]) -> str | None:
-    """Why a value, such as a tool's arguments, does not keep to `schema`; None if it does, or if the schema cannot be
-    checked: then only who made it judges."""
+    """Return why a value, such as a tool's arguments, violates `schema`; None if valid, or if the schema cannot be
+    checked."""
     return None if find_schema_problem(schema) is not None else find_reply_problem(json.dumps(value), schema)
 
 
 def find_reply_problem(text: str, schema: Mapping[str, Any]) -> str | None:
-    """Why `text` is not JSON that `schema` admits; None if it is. An empty schema admits any JSON object."""
+    """Return why `text` is no JSON that `schema` admits; None if it is. An empty schema admits any JSON object."""
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         if not schema:
@@ -123,7 +122,7 @@ def _load_validator(text: str) -> tuple[Any, str | None]:
 
 
 def _find_part_problem(schema: Any, parts: Sequence[Mapping[str, Any]], budget: _CheckBudget) -> str | None:
-    """Why one of the parts of a schema is not supported. Raises _BudgetExceededError."""
+    """Return why a part of a schema is not supported. Raises _BudgetExceededError."""
     from referencing import Registry
     from referencing.exceptions import Unresolvable
     from referencing.jsonschema import DRAFT202012
@@ -146,7 +145,7 @@ def _find_part_problem(schema: Any, parts: Sequence[Mapping[str, Any]], budget: 
 
 
 def _charging_validator(kind: Any, parts: int) -> Any:
-    """The validator class, each application of whose keywords is charged; two of them have our own implementation."""
+    """Return the validator class with charged keywords; two keywords have our own implementation."""
     import attrs
     from jsonschema import validators
 
@@ -182,7 +181,7 @@ def _estimate_reference_cost(reference: Any, parts: int) -> int:
 
 
 def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
-    """In linear time: jsonschema compares every pair of objects."""
+    """Check in linear time; jsonschema compares every pair of objects."""
     from jsonschema import ValidationError
 
     if wanted and isinstance(instance, list) and len({_make_hashable(item) for item in instance}) < len(instance):
@@ -190,7 +189,7 @@ def _check_unique_items(validator: Any, wanted: Any, instance: Any, schema: Any)
 
 
 def _make_hashable(value: Any) -> Any:
-    """Two values of JSON are equal if these are: 1 and 1.0 are, 1 and true are not."""
+    """Return a value that is equal for equal JSON: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(value, dict):
         return frozenset((name, _make_hashable(item)) for name, item in value.items())
     if isinstance(value, list):
@@ -199,7 +198,7 @@ def _make_hashable(value: Any) -> Any:
 
 
 def _walk_schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """The schema and all schemas in it."""
+    """Yield the schema and all subschemas."""
     if isinstance(schema, list):
         for each in schema:
             yield from _walk_schemas(each)

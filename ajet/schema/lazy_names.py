@@ -1,4 +1,4 @@
-"""Names that a package offers and loads when they are first used, so that a run imports only what it needs."""
+"""Lazy names of a package, loaded at first use, so that a run imports only what it needs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 
 def load_lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package`, which imports the same names for type checkers alone.
+    """Return the `__getattr__` of `package`, which imports these names for type checkers only.
 
     Args:
-        package: the package's name.
-        modules: a module of the package, and the names that it defines, with commas between them; `NAME:OTHER` is
-            offered as OTHER.
+        package: The package's name.
+        modules: A module of the package, and its names separated by commas; `NAME:OTHER` is offered as OTHER.
     """
     places = {
         each.rpartition(":")[2]: (module, each) for module, names in modules.items() for each in names.split(", ")

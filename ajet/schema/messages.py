@@ -1,4 +1,4 @@
-"""What a message says, in whatever form its client wrote it."""
+"""The text of a message in any client's form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def extract_text(message: Mapping[str, Any]) -> str:
-    """The text of its content, without its images."""
+    """Return the text of a message's content, without images."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))

@@ -1,8 +1,7 @@
-"""ProcessReward: what one part of an attempt is worth by itself, beside the reward of the whole.
+"""ProcessReward: the reward of one part of an attempt, in addition to the attempt's reward.
 
-Invariant: whoever makes one names exactly one part: a step, an agent, a use of a tool, or a piece of text; its reward
-is a finite number. Which sampled tokens that part is (`tokens`) is said by ajet alone, once the attempt has ended, so
-that credit needs no tokenizer and no second look at the text.
+Invariant: a ProcessReward names exactly one part: a step, an agent, a use of a tool, or a piece of text; the reward is
+finite. Only ajet sets `tokens`, the part's sampled tokens, after the attempt's end, so credit needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class ProcessReward(BaseModel):
 
     @property
     def compared(self) -> tuple[str, str]:
-        """Parts of a group that have the same are compared with each other."""
+        """Key of comparison: parts of a group with equal keys are compared."""
         if self.text:
             return "text", self.name
         if self.agent:

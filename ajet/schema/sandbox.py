@@ -1,7 +1,7 @@
-"""What a sandbox is: a place for code that nobody has read, with limits, whose end is the end of all that ran in it.
+"""The sandbox protocol: a place with limits for unknown code; its end ends all processes inside.
 
-Invariant: how a call ended is data; only a sandbox that could not be made, or was lost, raises (SandboxFailure). One
-suite runs over every implementation.
+Invariant: the end of a call is data; only a sandbox that could not be made or was lost raises SandboxFailure. One test
+suite runs over all implementations.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 from ajet.schema.errors import SandboxFailure
 
 EndReason = Literal["exit", "signal", "time", "memory", "output", "disk", "stopped", "killed"]
-"""Why a call ended: by itself; by a signal; because it had used its seconds (of the clock or of the processor), its
-memory, its bytes of output or of disk; because `stop` was called; with the sandbox, which was lost."""
+"""Reason why a call ended: by itself; by a signal; by a limit on seconds (clock or processor), memory, bytes of output
+or disk; by `stop`; with the lost sandbox."""
 NO_VARIABLES: Mapping[str, str] = {}
 
 
@@ -25,22 +25,24 @@ class Limits:
 
     wall: float = 30.0
     cpu: int = 30
-    """Of each process."""
+    """Seconds per process."""
     memory: int = 512 * 2**20
-    """Of all processes of the sandbox together, and of each one's addresses."""
+    """Bytes of all processes of the sandbox together, and of each one's addresses."""
     processes: int = 64
     files: int = 256
-    """Open ones, of each process."""
+    """Open files per process."""
     disk: int = 256 * 2**20
-    """In the working folder, and in /tmp."""
+    """Bytes in the working folder, and in /tmp."""
     output: int = 2**20
-    """Of standard output and error together; the rest is cut and the call ended."""
+    """Bytes of standard output and error together; beyond them the call is ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a call ended. `code`: its exit code, or minus the signal's number. `kept`: whether state is held for the
-    next call that asks for it."""
+    """The result of a call.
+
+    `code`: exit code, or minus the signal's number. `kept`: True if state is held for the next call with `keep`.
+    """
 
     stdout: bytes
     stderr: bytes
@@ -51,19 +53,19 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Ended by itself, and well."""
+        """True if the call ended by itself with code 0."""
         return self.ended == "exit" and self.code == 0
 
 
 class Sandbox(Protocol):
-    """A sandbox of an episode's own. Members may be called from any thread; calls wait for each other."""
+    """An episode's own sandbox. Thread-safe; calls wait for each other."""
 
     mechanism: str
-    """Its name: see `environment.sandbox`."""
+    """Name of the mechanism; see `environment.sandbox`."""
     folder: str
-    """The working folder, as code inside sees it."""
+    """The working folder as seen from inside."""
     lost: str
-    """Why nothing can run here any more; "" while something can."""
+    """Why no code can run any more; "" while it can."""
 
     def run(
         self,
@@ -73,7 +75,7 @@ class Sandbox(Protocol):
         environment: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> Result:
-        """A command in the working folder, with nothing of the host's environment. Raises SandboxFailure."""
+        """Run a command in the working folder without the host's environment. Raises SandboxFailure."""
         ...
 
     def python(
@@ -85,34 +87,38 @@ class Sandbox(Protocol):
         limits: Limits | None = None,
         keep: bool = False,
     ) -> Result:
-        """Code in a fork of a warm interpreter. keep: in one process with earlier calls that asked for it, whose names
-        it sees; a call that does not end by itself takes their state with it. Raises SandboxFailure."""
+        """Run code in a fork of a warm interpreter. Raises SandboxFailure.
+
+        Args:
+            keep: Run in one process with earlier calls with `keep`, sharing names; a call that does not end by itself
+                discards their state.
+        """
         ...
 
     def put(self, path: str, content: bytes) -> None:
-        """Write a file of the working folder, its folders too. Raises SandboxFailure, UnsafePathError."""
+        """Write a file of the working folder, with its folders. Raises SandboxFailure, UnsafePathError."""
         ...
 
     def read(self, path: str, longest: int) -> bytes:
-        """The file's first bytes, `longest` at most. Raises FileNotFoundError, SandboxFailure, UnsafePathError."""
+        """Return the first `longest` bytes of a file. Raises FileNotFoundError, SandboxFailure, UnsafePathError."""
         ...
 
     def stop(self) -> None:
-        """End the call at hand, if there is one."""
+        """End the present call, if any."""
         ...
 
     def close(self) -> None:
-        """End all that runs here and remove what it left. Idempotent."""
+        """End all processes inside and remove their files. Idempotent."""
         ...
 
 
 class SandboxFactory(Protocol):
-    """Opens the sandboxes of an experiment: what a value of `environment.sandbox` stands for."""
+    """Opens the sandboxes of an experiment, for a value of `environment.sandbox`."""
 
     mechanism: str
-    """What holds them; `none` if nothing does."""
+    """Name of the mechanism; `none` without confinement."""
     limits: Limits
-    """Of a call that names none."""
+    """Limits of a call without its own."""
 
     @classmethod
     def of(cls, config: Any, base: Path) -> SandboxFactory:
@@ -125,6 +131,6 @@ class SandboxFactory(Protocol):
 
 
 class UnsafePathError(SandboxFailure):
-    """A path that leads out of the working folder: absolute, with .., or over a link that was left there."""
+    """A path that leads out of the working folder: absolute, with .., or over a link."""
 
     retryable = False

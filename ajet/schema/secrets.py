@@ -1,8 +1,8 @@
-"""What is a secret: the one rule that the record, the configuration and the commands share (DESIGN decision 16).
+"""Detection of secrets, shared by record, configuration and commands (DESIGN decision 16).
 
-Invariant: a secret is known by the name that it lies under or by its own shape, and both are decided here and nowhere
-else. Names are read as words (`accessToken`, `DB_PASS`, `x-api-key` and `PGPASSWORD` alike). Shapes are the user
-information of URLs (`https://user:password@host`) and the keys of well-known services.
+Invariant: a secret is detected by its name or by its shape, here only. Names are split into words, so `accessToken`,
+`DB_PASS`, `x-api-key` and `PGPASSWORD` match. Shapes are user information in URLs (`https://user:password@host`) and
+keys of well-known services.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _SECRET_WORDS = _split_words(
 )
 _ENDINGS = ("password", "passwd", "passphrase", "secret", "apikey", "credential", "credentials", "accesstoken")
 _SHOUTED_ENDINGS = (*_ENDINGS, "key", "token", "auth", "pass", "pat")
-"""Words of variables are written together (PGPASSWORD, OPENAIKEY, MYAUTH)."""
+"""Endings of variables, whose words may be joined (PGPASSWORD, OPENAIKEY, MYAUTH)."""
 _KEYS_OF = _split_words(
     "access account admin api app auth client crypt deploy encryption license licence master private secret "
     "service session signing ssh storage subscription x"
 )
-"""What stands before `key` where it opens something; `prompt_key` and `answer_key` are names of columns."""
+"""Words before `key` that make it a secret; `prompt_key` and `answer_key` are column names."""
 _NO_TOKENS_OF = _split_words(
     "bos eos pad unk sep cls mask special stop end start begin image video audio vision tool think max min num "
     "per first last next new total"
 )
-"""What stands before `token` where it is a piece of text."""
+"""Words before `token` that mean a piece of text."""
 _ABOUT = _split_words(
     "path paths file files dir directory folder env name names type kind mode method count level limit len length "
     "size max min n k rate at ttl timeout expiry sock socket host port"
 )
-"""A last word that makes a name say something about a secret."""
+"""Last words of names that describe a secret without holding one."""
 _NO_SECRETS = frozenset({"PWD", "OLDPWD", "XAUTHORITY", "XMODIFIERS", "GIT_ASKPASS", "SSH_ASKPASS"})
 
 _USER_INFORMATION = (
@@ -75,11 +75,11 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
 )
 _RARE_CHARACTERS = "_-/JI"
-"""Each mark has one of these; the parts of a text between them are few."""
+"""Each mark has one of these; splitting a text at them gives few parts."""
 
 
 def _index_marks_by_character() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Shapes of secrets by a seldom character in them: what stands before it in marks, and the shapes."""
+    """Return shapes of secrets by a rare character: the text before it in marks, and the marks."""
     found: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for mark in (mark for marks, _ in _SHAPES for mark in marks):
         char = next(char for char in _RARE_CHARACTERS if char in mark)
@@ -94,10 +94,10 @@ _LONG_CHARS, _LONGEST_MARK = 1 << 20, 32
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what lies under this name, of a variable or of a key in a file, is a secret.
+    """Return True if the value under this name of a variable or key is a secret.
 
-    Not one: a name that ends by saying where the secret is or what it is like (`HF_TOKEN_PATH`, `api_key_env`), a piece
-    of text (`eos_token`, `max_tokens`), a column (`prompt_key`).
+    False for names that end in a place or property of the secret (`HF_TOKEN_PATH`, `api_key_env`), for pieces of text
+    (`eos_token`, `max_tokens`) and for columns (`prompt_key`).
     """
     if name.upper() in _NO_SECRETS:
         return False
@@ -119,7 +119,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def has_secret_shape(text: str) -> bool:
-    """Whether a text holds user information of a URL, or a key of a known service."""
+    """Return True if a text holds user information of a URL, or a key of a known service."""
     return _has_mark(text) and any(
         _compile_shape(shape).search(text, concurrent=len(text) > _LONG_CHARS)
         for marks, shape in _SHAPES
@@ -128,8 +128,7 @@ def has_secret_shape(text: str) -> bool:
 
 
 def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
-    """The text with `put`, or what `put` answers, for each secret that shows itself by its shape; the same object where
-    there is none."""
+    """Return the text with each secret shape replaced by `put` or its result; the same object without any."""
     if not _has_mark(text):
         return text
     for marks, shape in _SHAPES:
@@ -142,7 +141,7 @@ def replace_secret_shapes(text: str, put: str | Callable[[str], str]) -> str:
 
 
 def list_secret_parts(text: str) -> list[str]:
-    """The secrets inside one, to be hidden by themselves: the password of a URL, what follows `Bearer` or `Basic`."""
+    """Return the secrets inside one, to hide separately: a URL's password, the text after `Bearer` or `Basic`."""
     user_parts = [match.group().removeprefix("://") for match in _compile_shape(_USER_INFORMATION).finditer(text)]
     found = [each.partition(":")[2] or each for each in user_parts]
     scheme, _, credential = text.strip().partition(" ")
@@ -152,7 +151,7 @@ def list_secret_parts(text: str) -> list[str]:
 
 
 def _has_mark(text: str) -> bool:
-    """Whether any is there. To look for each of them in all of a text takes three times as long, and lines are long."""
+    """Return True if any mark is in the text. Searching each mark separately takes three times as long."""
     starts = range(0, len(text), _LONG_CHARS)
     return any(_holds_mark(text[start : start + _LONG_CHARS + _LONGEST_MARK]) for start in starts)
 

@@ -1,7 +1,7 @@
-"""What others sent as JSON, so that it can be kept.
+"""Storable JSON from other programs.
 
-Invariant: whatever came is a value that a file can hold and a reader walk through: no half of a letter (a lone
-surrogate), nothing nested deeper than any reader goes. What is no such JSON is kept as its text.
+Invariant: the result can be written to a file and traversed: no lone surrogates, no nesting beyond any reader's depth.
+Input that is no such JSON is stored as text.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, may_hold_surrogates
 
 MAX_LEVELS = 100
-"""Levels; what is nested deeper is kept as text."""
+"""Limit on nesting; deeper values are stored as text."""
 
 
 def parse_storable_json(data: bytes) -> Any:
-    """A body as JSON; what is none, as text; the beginning of one that has too many values."""
+    """Return a body as JSON; else as text; the first bytes of a body with too many values."""
     try:
         value = load_json(data)
         return make_storable(value) if may_hold_surrogates(data) else _require_shallow(value)
@@ -28,12 +28,12 @@ def parse_storable_json(data: bytes) -> Any:
 
 
 def make_storable(value: Any) -> Any:
-    """A value of JSON. Raises ValueError for one that is nested too deeply."""
+    """Return a storable value of JSON. Raises ValueError for too deep nesting."""
     return repair_surrogates(_require_shallow(value))
 
 
 def is_shallow(value: Any) -> bool:
-    """Whether it has no more levels than DEEPEST."""
+    """Return True if a value has at most MAX_LEVELS levels."""
     layer = [value]
     for _ in range(MAX_LEVELS):
         layer = [child for each in layer for child in _list_children(each) if isinstance(child, (dict, list))]
@@ -43,14 +43,14 @@ def is_shallow(value: Any) -> bool:
 
 
 def repair_surrogates(value: Any) -> Any:
-    """Halves of letters put together, or marked as unreadable."""
+    """Return the value with surrogate halves joined, or marked as unreadable."""
     text = json.dumps(value, ensure_ascii=False)
     repaired = repair_text(text)
     return value if repaired is text else json.loads(repaired)
 
 
 def repair_text(text: str) -> str:
-    """A text in whole letters; itself where nothing is halved."""
+    """Return the text without lone surrogates; the same object if there are none."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -59,7 +59,6 @@ def repair_text(text: str) -> str:
 
 
 def _require_shallow(value: Any) -> Any:
-    """Raises ValueError."""
     if not is_shallow(value):
         raise ValueError("it is nested too deeply")
     return value

@@ -1,7 +1,7 @@
-"""What to solve, and what an attempt hands back: the three models that users' workflows see.
+"""Task, WorkflowTask and WorkflowOutput: the models that users' workflows see.
 
-Invariant: a `Task` is a value. The reader makes it, nobody changes it, and `task_id` names it in every record. Whoever
-makes one, its numbers are finite, so that it can be recorded, sent and made again as it was.
+Invariant: a `Task` is an unchanged value of its reader, and `task_id` names it in every record. Its numbers are finite,
+so that a task can be recorded, sent and rebuilt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ajet.schema.process_reward import ProcessReward
 
 
 class Task(BaseModel):
-    """One thing to solve. Fields of your own are kept. Raises TaskError for a number that is not finite."""
+    """One task to solve. Further fields are allowed. Raises TaskError for a number that is not finite."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -72,11 +72,11 @@ class WorkflowTask(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
-    """What `Workflow.execute` returns.
+    """The result of `Workflow.execute`.
 
-    A `reward` that is set wins; None asks the judge. A list is one reward per model call, or per agent: the episode's
-    reward is their sum, discounted by `rollout.gamma`, and each also credits its own tokens. Fields of your own are
-    kept, and recorded with the metadata. Raises TypeError for a reward that is no number.
+    A set `reward` wins; None calls the judge. A list is one reward per model call or per agent: the episode's reward is
+    their sum, discounted by `rollout.gamma`, and each credits its own tokens. Further fields are recorded with the
+    metadata. Raises TypeError for a reward that is no number.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -108,8 +108,8 @@ class WorkflowOutput(BaseModel):
 
 
 def find_non_finite(value: Any) -> tuple[str, float] | None:
-    """The first number within `value` that is NaN or infinite, with its place (`scores.2`, "" for the value itself);
-    None where all are finite. Values of other types are let be."""
+    """Return place and value of the first NaN or infinite number (`scores.2`, "" for the value itself); None without
+    any. Other types are ignored."""
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         place, each = waiting.pop()

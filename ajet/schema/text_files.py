@@ -1,6 +1,6 @@
-"""Text files of users in whatever encoding editors write.
+"""Text files of users in any editor's encoding.
 
-Invariant: UTF-8 and what a byte order mark names are read; any other encoding is refused by name, never guessed.
+Invariant: UTF-8 and encodings with a byte order mark are read; any other is refused by name, never guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MARKS = (
 
 
 def guess_encoding(data: bytes) -> str:
-    """Return the name, as iconv takes it, of what `data` most likely is if it is no UTF-8."""
+    """Return the likely encoding of data that is no UTF-8, by iconv's name."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return "utf-16" if encoding.startswith("utf-16") else encoding
@@ -34,7 +34,7 @@ def guess_encoding(data: bytes) -> str:
 
 
 def read_marked_encoding(path: Path) -> str:
-    """Return the encoding that the file's byte order mark names, as Python calls it; "utf-8" without a mark."""
+    """Return the encoding of the file's byte order mark by Python's name; "utf-8" without a mark."""
     with path.open("rb") as stream:
         head = stream.read(4)
     found = next((encoding for mark, encoding in _MARKS if head.startswith(mark)), "utf-8")

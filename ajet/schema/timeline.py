@@ -1,7 +1,7 @@
-"""Timeline: a linear token sequence with a loss mask, made of one or more calls that extend each other exactly.
+"""Timeline: a linear token sequence with a loss mask, from calls that extend each other exactly.
 
-Invariant (kept by context_tracker, tested by properties): every sampled token of an episode is in exactly one
-timeline with mask 1, however many calls replayed it as context; `ids`, `mask`, `logprobs` and `versions` align.
+Invariant (kept by context_tracker, tested by properties): every sampled token of an episode is in exactly one timeline
+with mask 1, however many calls repeat the token as context; `ids`, `mask`, `logprobs` and `versions` align.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ajet.schema.call import Floats, Ids
 
 
 class SampledSpan(NamedTuple):
-    """Tokens [start, stop) of the timeline are call `call`'s reply, sampled here and trained here."""
+    """Tokens [start, stop) of the timeline are the reply of call `call`, sampled and trained here."""
 
     call: int
     start: int
@@ -25,15 +25,15 @@ class SampledSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Timeline:
-    """Shapes: [T] tokens."""
+    """A token sequence to train on. Shapes: [T] tokens."""
 
     leaf: int
-    """The call whose prompt + response are this timeline's ids."""
+    """The call whose prompt and response are the timeline's ids."""
     agent: str
     target: str
     ids: Ids
     mask: npt.NDArray[np.bool_]
-    """[T] True where the policy sampled the token and it is this timeline's to train."""
+    """[T] True where the policy sampled the token for training in this timeline."""
     logprobs: Floats
     """[T] of the distribution sampled from; 0 where mask is False."""
     logprobs_unit: Floats
@@ -42,7 +42,7 @@ class Timeline:
     """[T] lowest policy step that sampled the token; -1 where mask is False."""
     spans: tuple[SampledSpan, ...]
     adapter: str | None = None
-    """That all its sampled tokens are of, and the only one that they train; see `Terms.adapter`."""
+    """The only adapter that the sampled tokens use and train; see `Terms.adapter`."""
 
     @property
     def sampled(self) -> int:

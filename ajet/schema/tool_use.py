@@ -1,8 +1,8 @@
 """ToolUse: one use of a tool by an attempt, as a value.
 
-Invariant: whoever ran the tool makes it once, when the tool has answered or failed; its times are two readings of one
-clock, its `digest` is that of the whole result, also where `result` holds the part that the model was shown, or the
-part of that which the record keeps. A failure is data: `error` says whose it was, at the source.
+Invariant: the tool's caller makes the value once, after result or failure. Both times come from one clock. `digest`
+covers the whole result, even if the model saw, or the record keeps, only a part. Failures are data: `error` names the
+source.
 """
 
 from __future__ import annotations
@@ -15,57 +15,56 @@ from typing import Any, Literal
 ToolError = Literal[
     "", "tool", "unknown_tool", "arguments", "too_large", "timeout", "transport", "environment", "sandbox"
 ]
-"""Why a use has no good result. The model's own doing: "unknown_tool" and "arguments" (checked before anything is
-sent). The tool's answer: "tool" (it says that it failed), "too_large". Nobody's that is trained: the rest."""
+"""Reason of a missing result. The model's mistake: "unknown_tool" and "arguments" (checked before sending). The tool's
+answer: "tool" (a reported failure), "too_large". All others say nothing about the policy."""
 BROWSE_AGENT = "browse_agent"
-"""The name under which questions to a browse agent are recorded; what it answers is in the result of the tool."""
+"""Name under which questions to a browse agent are recorded; its answers are in the tool's result."""
 POLICY_ERRORS: frozenset[ToolError] = frozenset({"unknown_tool", "arguments"})
 EXTERNAL_ERRORS: frozenset[ToolError] = frozenset({"timeout", "transport", "environment", "sandbox"})
-"""What says nothing about the model: an episode that such a use ended is no outcome of it."""
+"""Errors that say nothing about the model; an episode ended by one is no outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """One use of a tool: what was called, with what, and what came of it."""
+    """One use of a tool: name, arguments and result."""
 
     name: str
-    """As the model was told it."""
+    """The tool's name as the model knows it."""
     arguments: Mapping[str, Any]
     result: str
-    """The text that the model was shown, without the last `cut` characters."""
+    """The text shown to the model, without the last `cut` characters."""
     digest: str
-    """`digest_of` the whole result, before it was cut."""
+    """`compute_digest` of the whole result."""
     started: float
     """Seconds since the epoch, as `ended`."""
     ended: float
     error: ToolError = ""
     server: str = ""
-    """The server or environment that ran it; "" for a function of the workflow."""
+    """Server or environment of the tool; "" for a function of the workflow."""
     call_id: str = ""
-    """The id under which the model asked for it; "" where the code asked."""
+    """The model's id of the tool call; "" for calls by the code."""
     whole: int = -1
-    """Characters of the whole result; -1: the model was shown all of it. Whoever shows less says how much there is."""
+    """Characters of the whole result; -1: the model saw all."""
     json: bool = False
-    """Whether a value was returned that is shown as JSON, and not a text."""
+    """True if a returned value is shown as JSON."""
     cut: int = 0
-    """Characters at the end of what the model was shown that the record does not keep; only the record sets it."""
+    """Characters at the end of the shown text that the record omits; only the record sets it."""
     images: int = 0
-    """Images that the model was shown beside the text; the use has none of them."""
+    """Images shown to the model with the text; they are not stored here."""
     chain: str = ""
-    """Digest of all that the record has of this use and, through the one before it, of all earlier ones: what the state
-    of the world that they acted on is known by. Only the record sets it."""
+    """Digest of this use and all earlier ones, which identifies the world's state; only the record sets it."""
 
     @property
     def shown(self) -> int:
-        """Characters that the model was shown."""
+        """Characters shown to the model."""
         return len(self.result) + self.cut
 
     @property
     def shown_whole(self) -> bool:
-        """Whether `digest` is that of the very text that the model was shown."""
+        """True if `digest` is the digest of the shown text."""
         return self.whole in (-1, self.shown)
 
 
 def compute_digest(text: str) -> str:
-    """SHA-256 of a result's text, in hexadecimal."""
+    """Return the SHA-256 of a result's text in hexadecimal."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -17,7 +17,7 @@ from loguru import logger
 from ajet.context_tracker import snaps
 from ajet.record.held_out import Measurement
 from ajet.record.intervals import half_width, wilson
-from ajet.rollout.checks import wrong_toolcall
+from ajet.rollout.checks import find_wrong_toolcall
 from ajet.schema.episode import NO_OUTCOME, Episode, Group, Outcome, list_episodes
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def log_formats(episodes: Iterable[Episode], settings: ContextTrackerConfig) -> 
         if settings.log_tool_format_check:
             for call in episode.calls:
                 reply = episode.messages[call.reply] if call.reply is not None else {}
-                rules = wrong_toolcall(reply)
+                rules = find_wrong_toolcall(reply)
                 if rules:
                     detail = f": {reply}" if settings.log_tool_format_error_detail else ""
                     logger.warning("{}: the tool call in call {} is wrong ({}){}", name, call.index, rules, detail)

@@ -238,7 +238,7 @@ def require_tools_fit(experiment: Experiment) -> None:
 def find_tool_workflow(experiment: Experiment) -> type[ToolWorkflow] | None:
     """Return the workflow if the model is certain to be shown all tools of `environment.use`, as by mcp_agent."""
     from ajet.environment.replay import replays_alone
-    from ajet.rollout.components import workflow_of
+    from ajet.rollout.components import load_workflow
     from ajet.workflow.workflow import ToolWorkflow
 
     rollout, environment = experiment.ajet.rollout, experiment.ajet.environment
@@ -246,7 +246,7 @@ def find_tool_workflow(experiment: Experiment) -> type[ToolWorkflow] | None:
         return None
     if replays_alone(environment):
         return None
-    workflow = workflow_of(experiment)
+    workflow = load_workflow(experiment)
     return workflow if issubclass(workflow, ToolWorkflow) else None
 
 
@@ -261,13 +261,13 @@ def render_with_tools(
     Raises:
         UserError: the tools cannot be listed, or leave no room for a reply.
     """
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
 
     agent = find_tool_workflow(experiment)
     tools = agent.list_tools(experiment, start=start) if agent is not None else None
     if agent is None or tools is None:
         return None
-    renderer, messages = renderer_of(experiment.ajet, tokenizer), agent.opening(experiment.config, task)
+    renderer, messages = make_renderer(experiment.ajet, tokenizer), agent.opening(experiment.config, task)
     prompt, bare = renderer.render(messages, tools), renderer.render(messages)
     names = [tool["function"]["name"] for tool in tools]
     tokens = len(prompt.ids) - len(bare.ids)

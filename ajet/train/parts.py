@@ -76,14 +76,14 @@ def assemble(
         with paused_collection():
             from ajet.backbone import open_backbone, open_teacher
             from ajet.rollout import Rollout
-            from ajet.rollout.components import open_gateway, require_gateway, workflow_of
+            from ajet.rollout.components import load_workflow, open_gateway, require_gateway
             from ajet.task_judge import open_judge
             from ajet.task_reader import open_reader
 
             require_gateway(experiment.ajet)
             reader = reader or open_reader(experiment)
             judge = open_judge(experiment, reader_judge=reader.judge)
-            workflow = workflow_of(experiment)
+            workflow = load_workflow(experiment)
             reader.tasks(split)
             backbone = (opens or open_backbone)(experiment)
             gateway = open_gateway(experiment, backbone.engine, backbone.tokenizer, adapters=backbone.adapters)

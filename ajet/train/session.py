@@ -18,7 +18,7 @@ from ajet.algorithm import Algorithm, assign_credit, build_discarded_outcomes, o
 from ajet.backbone.contract import score_samples
 from ajet.record.held_out import Measurement
 from ajet.record.learned import is_idle
-from ajet.rollout.components import renderer_of
+from ajet.rollout.components import make_renderer
 from ajet.schema.episode import Group, Outcome, collect_advantages, list_episodes
 from ajet.store import Store, is_shared
 from ajet.store import open_store as open_ledger
@@ -81,7 +81,7 @@ class TrainingSession:
         settings, run, tokenizer = self.experiment.ajet, self.run, self.backbone.tokenizer
         self._given_up = DeadLetterLog(self.store)
         self.algorithm = open_algorithm(settings, base=self.experiment.base)
-        renderer = renderer_of(settings, tokenizer) if tokenizer is not None else None
+        renderer = make_renderer(settings, tokenizer) if tokenizer is not None else None
         self.sink.begin(renderer, total=self.total_steps)
         if run.resumed is not None:
             self.backbone.load(run.resumed.path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ajet.record.status import TO_VALIDATE
 from ajet.rollout.attempt import Identity
-from ajet.rollout.components import split_repeats
+from ajet.rollout.components import choose_repeats
 from ajet.rollout.failure import refuse_if_all_failed
 from ajet.schema.episode import Episode, Group, list_episodes
 from ajet.schema.task import Task
@@ -32,7 +32,7 @@ def play_validation(parts: RunParts, sink: RunSink, *, step: int) -> tuple[dict[
     """
     began, run = time.monotonic(), sink.run
     tasks = list(enumerate(parts.tasks("validation")))
-    repeats = split_repeats(parts.experiment.ajet, "validation")
+    repeats = choose_repeats(parts.experiment.ajet, "validation")
     earlier = _read_recorded(run, tasks, step, repeats=repeats)
     over = {(episode.order, episode.repeat) for episode in earlier}
     run.status.set(phase="validation", step=step, **{TO_VALIDATE: len(tasks) * repeats - len(over)})

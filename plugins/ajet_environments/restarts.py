@@ -31,8 +31,8 @@ class Restartable(Protocol):
     """Seconds until the process must be ready."""
 
     def is_over(self) -> bool: ...
-    def ended_well(self) -> bool: ...
-    def how(self) -> str: ...
+    def has_succeeded(self) -> bool: ...
+    def describe_exit(self) -> str: ...
     def is_ready(self) -> bool: ...
     def restart(self) -> None: ...
     def close(self) -> None: ...
@@ -107,17 +107,17 @@ class WatchedProcess:
     def _handle_end(self, now: float) -> None:
         if self._ready_since is not None and now - self._ready_since > STEADY_S:
             self._restarts = 0
-        if self._companion.ended_well() and not self._is_late:
+        if self._companion.has_succeeded() and not self._is_late:
             self._has_given_up = True  # it had nothing more to do
             logger.info("the service {} ended", self._companion.name)
         elif self._restarts == self._max_restarts:
-            self._give_up(f"ended{self._companion.how()}, and is not started again (restarts: {self._max_restarts})")
+            self._give_up(f"ended{self._companion.describe_exit()}, and is not started again (restarts: {self._max_restarts})")
         else:
             after = min(2.0**self._restarts, LONGEST_S)
             self._restarts += 1
             self._restart_at = now + after
             which = f"{self._restarts} of {self._max_restarts}"
-            ended = f"the service {self._companion.name} ended{self._companion.how()}"
+            ended = f"the service {self._companion.name} ended{self._companion.describe_exit()}"
             logger.warning("{}; it is started again in {:g} s ({})", ended, after, which)
 
     def _give_up(self, reason: str) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.engine.contract import TokenEngine
 from ajet.environment.pinned import ToolPins
 from ajet.rollout import Rollout
-from ajet.rollout.components import open_gateway, workflow_of
+from ajet.rollout.components import load_workflow, open_gateway
 from ajet.schema.episode import Group, Split
 from ajet.schema.task import Task
 from ajet.task_judge import open_judge
@@ -53,7 +53,7 @@ class Host:
         self._engine, self._post, self._grant = engine, post, grant
         self._gateway = gateway = open_gateway(experiment, engine, tokenizer, images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
-        self._rollout = Rollout(experiment, gateway, workflow_of(experiment), judge, run_id=run_id, pins=pins)
+        self._rollout = Rollout(experiment, gateway, load_workflow(experiment), judge, run_id=run_id, pins=pins)
         self._groups: dict[str, _UnderWay] = {}
 
     @property

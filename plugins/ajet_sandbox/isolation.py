@@ -25,7 +25,7 @@ from ajet.config.plugins import list_package_roots
 from ajet.record.remove_folder import remove_folder
 from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.process import ProcessIsolation
-from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds, lower_priority, worker_command
+from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds, build_worker_command, lower_priority
 from ajet.schema.commands import format_extra_install
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import ConfigError, SandboxFailure
@@ -100,7 +100,7 @@ class WorkerSandbox:
 
     def start_worker(self, fds: WorkerFds) -> StartedWorker:
         """Start a worker in a new sandbox. Raises SandboxFailure."""
-        return self._start_process(worker_command(fds), fds.output, (fds.channel, fds.control))
+        return self._start_process(build_worker_command(fds), fds.output, (fds.channel, fds.control))
 
     def probe_sandbox(self) -> None:
         """Start a Python in a sandbox that reads the shown folders and files. Raises ConfigError."""

@@ -139,7 +139,7 @@ def _config(
     the run that is resumed had others, ConfigError where its checkpoint is of another backbone."""
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_image_tokens, load_tokenizer, prepare_folder
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
@@ -160,7 +160,7 @@ def _config(
             expected="a model of text, or --backbone verl",
         )
     reader, tokenizer = open_reader(experiment), load_tokenizer(source)
-    words = renderer_of(settings, tokenizer, None)
+    words = make_renderer(settings, tokenizer, None)
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     known = find_overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None

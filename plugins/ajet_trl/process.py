@@ -48,7 +48,7 @@ def run_training(experiment: Experiment, run: RunDirectory) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     from ajet.rollout import Rollout
-    from ajet.rollout.components import open_gateway, workflow_of
+    from ajet.rollout.components import load_workflow, open_gateway
     from ajet.task_judge import open_judge
     from ajet.task_reader import TaskOrder, open_reader
     from ajet.task_reader.overlong import drop_overlong
@@ -57,7 +57,7 @@ def run_training(experiment: Experiment, run: RunDirectory) -> None:
     from ajet_trl.settings import build_grpo_settings
 
     reader = open_reader(experiment)
-    judge, workflow = open_judge(experiment, reader_judge=reader.judge), workflow_of(experiment)
+    judge, workflow = open_judge(experiment, reader_judge=reader.judge), load_workflow(experiment)
     with (
         closing(SharedModel(experiment)) as model,
         closing(open_gateway(experiment, model.engine, model.tokenizer)) as gateway,

@@ -159,7 +159,7 @@ def _config(
     run that is resumed had others."""
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer, prepare_folder
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
     from ajet.task_reader import open_reader
 
     settings = experiment.ajet
@@ -170,7 +170,7 @@ def _config(
     images = shown_images(folder)
     reader = open_reader(experiment)
     tokenizer = load_tokenizer(source)
-    words = renderer_of(settings, tokenizer, images)
+    words = make_renderer(settings, tokenizer, images)
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.count_steps(len(tasks))

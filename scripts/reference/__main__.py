@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ajet.rollout.served.protocol import openapi
+from ajet.rollout.served.protocol import build_openapi
 from scripts.reference.configuration import configuration_md, defaults_yaml
 from scripts.reference.pages import (
     ROOT,
@@ -28,7 +28,7 @@ def build_files() -> dict[Path, str]:
         ROOT / "default_config" / "ajet_default.yaml": defaults_yaml(),
         ROOT / "docs" / "configuration.md": configuration_md(),
         ROOT / "docs" / "cli.md": cli_md(),
-        ROOT / "docs" / "openapi.json": json.dumps(openapi(), indent=1) + "\n",
+        ROOT / "docs" / "openapi.json": json.dumps(build_openapi(), indent=1) + "\n",
         ROOT / "docs" / "architecture.md": architecture_md(),
         ROOT / "docs" / "algorithms.md": algorithms_md(),
         ROOT / "docs" / "verl_keys.md": verl_keys_md(),

@@ -12,11 +12,11 @@ import pytest
 from ajet import Task
 from ajet.cli import launcher
 from ajet.commands.agent_hints import (
-    comparison_hints,
-    is_unasked,
-    printed_task_hint,
-    shared_messages_hint,
-    unasked_hint,
+    hint_on_comparisons,
+    hint_on_missing_question,
+    hint_on_printed_task,
+    hint_on_shared_messages,
+    is_question_missing,
 )
 from ajet.config import Experiment
 from ajet.schema.call import Call
@@ -86,18 +86,18 @@ def text(words: str, role: str = "user") -> dict[str, Any]:
     ],
 )
 def test_what_was_sent_decides(task: Task, sent: list[dict[str, Any]], unasked: bool) -> None:
-    assert is_unasked(played(task, *sent)) is unasked
+    assert is_question_missing(played(task, *sent)) is unasked
 
 
 @pytest.mark.parametrize("shown", ["{}", "Answer this: {}", "{!r}"])
 def test_a_task_printed_into_a_prompt_is_named(shown: str) -> None:
     task = Task(main_query="it's 2 + 2?", metadata={"answer": "4"})
-    assert "task.main_query" in printed_task_hint([played(task, text(shown.format(task)))])
-    assert printed_task_hint([played(task, text(task.main_query))]) == ""
+    assert "task.main_query" in hint_on_printed_task([played(task, text(shown.format(task)))])
+    assert hint_on_printed_task([played(task, text(task.main_query))]) == ""
 
 
 def test_no_line_of_ajets_is_named() -> None:
-    hint = unasked_hint([played(Task(main_query="", task_id="t", metadata={"n": 1}))], CommandWorkflow)
+    hint = hint_on_missing_question([played(Task(main_query="", task_id="t", metadata={"n": 1}))], CommandWorkflow)
     assert "task.metadata" in hint and "workflow.py" not in hint
 
 
@@ -120,7 +120,7 @@ def user(text: str) -> dict[str, Any]:
     ],
 )
 def test_shared_messages_are_found(sent: list[dict[str, Any]], is_found: bool) -> None:
-    hint = shared_messages_hint([played(FIRST, user(FIRST.main_query)), played(SECOND, *sent)], None)
+    hint = hint_on_shared_messages([played(FIRST, user(FIRST.main_query)), played(SECOND, *sent)], None)
     assert ("1 episode" in hint) is is_found
 
 
@@ -129,17 +129,17 @@ def test_example_in_the_task_is_its_own() -> None:
         played(FIRST, user(FIRST.main_query)),
         played(EXAMPLE, user(FIRST.main_query), user(EXAMPLE.main_query)),
     ]
-    assert shared_messages_hint(episodes, None) == ""
+    assert hint_on_shared_messages(episodes, None) == ""
 
 
 def test_example_of_each_request_is_the_prompt() -> None:
     example = user(FIRST.main_query)
-    assert shared_messages_hint([played(SECOND, example, user(SECOND.main_query))] * 2, None) == ""
+    assert hint_on_shared_messages([played(SECOND, example, user(SECOND.main_query))] * 2, None) == ""
 
 
 def test_attempts_at_one_task_that_share_messages() -> None:
     episodes = [played(FIRST, user(FIRST.main_query)), played(FIRST, user(FIRST.main_query), user(FIRST.main_query))]
-    assert "test_agent_hints.py" in shared_messages_hint(episodes, type("Agent", (), {"__module__": __name__}))
+    assert "test_agent_hints.py" in hint_on_shared_messages(episodes, type("Agent", (), {"__module__": __name__}))
 
 
 NEVER = [  # the line that compares, the row's answer, the agent's
@@ -173,7 +173,7 @@ def hints(folder: Path, code: str, row: Any, said: Any, **named: Any) -> list[st
     (folder / "code.py").write_text(code)
     made = Experiment.from_dict({"ajet": named}, base=folder)
     episode = Episode("u", Task(metadata={"answer": row}), 0, 1, "debug", metadata={"final_answer": said})
-    return comparison_hints(made, episode)
+    return hint_on_comparisons(made, episode)
 
 
 def judged(folder: Path, line: str, row: Any, said: Any) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ajet.algorithm import open_algorithm
-from ajet.commands.debug import advise, describe_tasks
+from ajet.commands.debug import advise_on_groups, describe_tasks
 from ajet.config import AjetConfig
 from ajet.schema.commands import format_command
 from ajet.schema.episode import Episode, Failure, Group, Verdict
@@ -48,16 +48,16 @@ def test_what_to_change_follows_from_what_was_played() -> None:
     failed = group(None)
     failed.episodes = [replace(each, status="failed", failure=Failure("agent", "E", "m")) for each in failed.episodes]
     half = [failed, group(*[0.0] * len(failed.episodes))]
-    assert advise(half, AjetConfig()).endswith("episodes failed: correct what the hints above name")
-    assert "name a judge" in advise([group(None)], AjetConfig())
+    assert advise_on_groups(half, AjetConfig()).endswith("episodes failed: correct what the hints above name")
+    assert "name a judge" in advise_on_groups([group(None)], AjetConfig())
     judged = settings(task_judge__judge_protocol="judge.py->judge")
-    assert "the judge decided none" in advise([group(None)], judged)
-    never = advise([group(0.0, 0.0), group(0.0)], AjetConfig())
+    assert "the judge decided none" in advise_on_groups([group(None)], judged)
+    never = advise_on_groups([group(0.0, 0.0), group(0.0)], AjetConfig())
     for given in (format_command("sft", "--model", AjetConfig().model.path), "docs/sft.md"):
         assert never.index(given) < never.index("easier tasks")
-    assert "harder tasks" in advise([group(1.0, 1.0)], AjetConfig())
-    assert "rollout.num_repeat to 4" in advise([group(1.0), group(0.0)], settings(rollout__num_repeat=1))
-    assert "rollout.temperature" in advise([group(1.0, 1.0)], settings(rollout__temperature=0.0))
+    assert "harder tasks" in advise_on_groups([group(1.0, 1.0)], AjetConfig())
+    assert "rollout.num_repeat to 4" in advise_on_groups([group(1.0), group(0.0)], settings(rollout__num_repeat=1))
+    assert "rollout.temperature" in advise_on_groups([group(1.0, 1.0)], settings(rollout__temperature=0.0))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_given_answers_come_first_where_nothing_succeeds(verdicts, is_never) -> 
     made = group(*(reward for reward, _ in verdicts))
     for episode, (_, success) in zip(made.episodes, verdicts, strict=True):
         episode.verdict.success = success
-    assert ("docs/sft.md" in advise([made], AjetConfig())) is is_never
+    assert ("docs/sft.md" in advise_on_groups([made], AjetConfig())) is is_never
 
 
 def test_a_line_a_task_is_one_whatever_the_task_is_called() -> None:

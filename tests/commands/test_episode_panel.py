@@ -11,7 +11,7 @@ from rich.console import Console
 
 import ajet
 import ajet.commands.episode_panel as panel
-from ajet.commands.episode_panel import hint_of, parse_traceback, printable, show_episode
+from ajet.commands.episode_panel import find_hint, parse_traceback, printable, show_episode
 from ajet.schema.call import Call
 from ajet.schema.episode import Episode, Failure
 from ajet.schema.task import Task
@@ -116,15 +116,15 @@ def test_what_the_judge_was_given_is_shown_where_it_is_not_what_was_said_last(mo
 
 
 def test_hints_fit_what_failed() -> None:
-    assert "an `except` hid" in hint_of(Failure("agent", "calls_refused", "its calls were refused: …"))
-    assert "rollout.episode_timeout" in hint_of(Failure("judge", "timeout", "the judge did not end"))
-    lacks = hint_of(Failure("judge", "JudgeFailure", "right raised KeyError: 'final_answer'"))
+    assert "an `except` hid" in find_hint(Failure("agent", "calls_refused", "its calls were refused: …"))
+    assert "rollout.episode_timeout" in find_hint(Failure("judge", "timeout", "the judge did not end"))
+    lacks = find_hint(Failure("judge", "JudgeFailure", "right raised KeyError: 'final_answer'"))
     assert "no metadata['final_answer']: return WorkflowOutput(metadata=" in lacks
-    assert "judge" in hint_of(Failure("judge", "JudgeFailure", "it raised"))
+    assert "judge" in find_hint(Failure("judge", "JudgeFailure", "it raised"))
     pair = Failure("agent", "wrong_type", "agent returned a tuple, which is not read; expected text")
-    assert "WorkflowOutput(reward=" in hint_of(pair)
+    assert "WorkflowOutput(reward=" in find_hint(pair)
     silent = Failure("agent", "no_model_call", "the workflow ended without calling the model")
-    assert "OPENAI_BASE_URL" in hint_of(silent, CommandWorkflow) and "OPENAI_BASE_URL" not in hint_of(silent)
+    assert "OPENAI_BASE_URL" in find_hint(silent, CommandWorkflow) and "OPENAI_BASE_URL" not in find_hint(silent)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_hints_fit_what_failed() -> None:
     ],
 )
 def test_down_server_of_the_users_is_no_fault_of_ajet(failure: Failure, named: str) -> None:
-    hint = hint_of(failure)
+    hint = find_hint(failure)
     assert hint.startswith("start ") and named in hint and ("address" in hint or "base_url" in hint)
     assert "ajet" not in hint
 
@@ -165,18 +165,18 @@ def test_frames_of_others_are_counted_and_the_hint_names_the_own_line(monkeypatc
     failure = Failure("agent", "Lost", "w.Lost", traceback=CHAIN)
     assert "_base.py" not in "\n".join(shown(monkeypatch, failure))
     assert shown(monkeypatch, failure)[-2] == "(not shown: 2 of openai, 1 of ajet, 1 of Python)"
-    assert hint_of(failure).startswith("correct /home/me/site/tools.py:2;")
+    assert find_hint(failure).startswith("correct /home/me/site/tools.py:2;")
     nowhere = Failure(
         "agent", "Lost", "no", traceback=f"Traceback (most recent call last):\n{OTHERS}openai.Refused: no\n"
     )
-    assert "no line of its own" in hint_of(nowhere) and "raise Refused()" in shown(monkeypatch, nowhere)
+    assert "no line of its own" in find_hint(nowhere) and "raise Refused()" in shown(monkeypatch, nowhere)
 
 
 def test_a_reward_that_is_none_is_no_traceback_of_ajets_and_a_lost_client_has_a_way_out(monkeypatch) -> None:
     reward = Failure("agent", "RewardFailure", "the workflow's reward is nan", traceback=f"Traceback:\n{OTHERS}")
     assert shown(monkeypatch, reward)[1:-1] == ["✗ agent: RewardFailure: the workflow's reward is nan"]
-    assert hint_of(reward).startswith("let `execute` return a finite number")
-    lost = hint_of(Failure("agent", "APIConnectionError", "Connection error.", traceback=CHAIN))
+    assert find_hint(reward).startswith("let `execute` return a finite number")
+    lost = find_hint(Failure("agent", "APIConnectionError", "Connection error.", traceback=CHAIN))
     assert "/home/me/site/tools.py:2;" in lost and lost.endswith("give it `tuner.as_oai_baseurl_apikey()`")
 
 
@@ -184,7 +184,7 @@ def test_what_a_judge_gave_is_no_traceback_of_ajets_and_what_is_not_installed_is
     said = shown(monkeypatch, Failure("judge", "JudgeFailure", "it is 'good'", traceback=f"Traceback:\n{OTHERS}"))
     assert said[1:-1] == ["✗ judge: JudgeFailure: it is 'good'"]
     lacking = Failure("agent", "ModuleNotFoundError", "No module named 'textarena.envs'", traceback=CHAIN)
-    assert hint_of(lacking).startswith("install textarena, ") and hint_of(lacking).endswith(" textarena")
+    assert find_hint(lacking).startswith("install textarena, ") and find_hint(lacking).endswith(" textarena")
 
 
 def test_a_failure_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

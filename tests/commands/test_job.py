@@ -9,7 +9,7 @@ import yaml
 from ajet import AgentJetJob
 from ajet.algorithm import open_algorithm
 from ajet.config import load_experiment, resolve_reference
-from ajet.rollout.components import workflow_of
+from ajet.rollout.components import load_workflow
 from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge import open_judge
 from ajet.workflow import Workflow
@@ -95,7 +95,7 @@ def test_functions_become_references_that_find_them(tmp_path, monkeypatch):
 
     job = AgentJetJob().set_workflow(my_functions.agent).set_judge(my_functions.reward)
     experiment = load_experiment(job.dump_job_as_yaml(tmp_path / "elsewhere.yaml"))
-    assert issubclass(workflow_of(experiment), Workflow)
+    assert issubclass(load_workflow(experiment), Workflow)
     assert str(open_judge(experiment)).endswith("reward")
 
 
@@ -116,7 +116,7 @@ def test_a_function_of_a_notebook_is_found_there(monkeypatch):
     monkeypatch.setattr(sys.modules["__main__"], "agent", agent, raising=False)
     job = AgentJetJob().set_workflow(agent)
     assert job.experiment().ajet.rollout.user_workflow == "__main__->agent"
-    assert issubclass(workflow_of(job.experiment()), Workflow)
+    assert issubclass(load_workflow(job.experiment()), Workflow)
     monkeypatch.delattr(sys.modules["__main__"], "agent")
     with pytest.raises(UserError, match="can't be named by a reference"):
         AgentJetJob().set_workflow(agent)

@@ -116,7 +116,7 @@ def test_services_that_are_started_for_a_plan_are_ended_and_named(
 
 
 def test_seconds_come_from_what_was_measured_with_this_model(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"step": 0, "debug/episodes": 8, "model": "another", **EpisodePace(8, 40.0, 800, 4, 9.0).metrics()}
+    row = {"step": 0, "debug/episodes": 8, "model": "another", **EpisodePace(8, 40.0, 800, 4, 9.0).to_metrics()}
     for name, model in (("20260102-000000", "another"), ("20260101-000000", "embedded:tiny-tools")):
         folder = project / "launcher_record" / "x" / "debug" / name
         folder.mkdir(parents=True)

@@ -168,10 +168,10 @@ def test_no_more_is_begun_in_a_minute_than_its_rate(
         paced._look_at_store()
         paced._begin_groups()
         begun += [now[0]] * (len(rollout.begun) - len(begun))
-        now[0] += module.LOOK + late
+        now[0] += module.STORE_POLL_S + late
     apart = [later - earlier for earlier, later in zip(begun, begun[1:], strict=False)]
     assert min(apart) >= 8.0, "never two within what one may take"
-    assert max(apart) <= 8.0 + module.LOOK + late, "and no later than the next look after that"
+    assert max(apart) <= 8.0 + module.STORE_POLL_S + late, "and no later than the next look after that"
     assert max(sum(2 for each in begun if start <= each < start + 60) for start in begun) <= 16
 
 

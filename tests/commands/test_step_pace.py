@@ -26,6 +26,6 @@ def test_seconds_of_a_step_are_between_no_speed_up_and_a_full_one() -> None:
     assert describe_step_time(quick, eight).startswith(
         "about 5 min to play 64 episodes (at 20 tokens a second with 4 at once)"
     )
-    assert EpisodePace.of_metrics({"debug/episodes": 16.0, **pace.metrics()}) == pace
-    assert EpisodePace.of_metrics({"debug/episodes": 16.0}) is None, "no pace was recorded"
+    assert EpisodePace.from_metrics({"debug/episodes": 16.0, **pace.to_metrics()}) == pace
+    assert EpisodePace.from_metrics({"debug/episodes": 16.0}) is None, "no pace was recorded"
     assert [format_seconds(s) for s in (1.23, 40, 100, 9000)] == ["1.2 s", "40 s", "2 min", "2.5 h"]

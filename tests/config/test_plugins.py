@@ -16,9 +16,9 @@ from loguru import logger
 import ajet
 import ajet.workflow
 from ajet.commands.doctor import examine, examine_store
-from ajet.commands.episode_panel import hint_of
+from ajet.commands.episode_panel import find_hint
 from ajet.commands.gpu_estimate import find_own_gpu
-from ajet.commands.launch import flags_around
+from ajet.commands.launch import enter_launch_flags
 from ajet.commands.plugins import show_plugins
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.config import Experiment, load_experiment
@@ -407,9 +407,9 @@ def test_hints_on_failures_go_by_kind_and_workflow(install: Install) -> None:
         """Another one."""
 
     failure = Failure("agent", "calm", "no wind")
-    assert "wind" not in hint_of(failure, Jib)
+    assert "wind" not in find_hint(failure, Jib)
     install("sails", "failure_hints={'calm': 'wait for wind', 'calm of Sail': 'wait for more wind'}")
-    assert [hint_of(failure, flow) for flow in (None, int, Jib)] == ["wait for wind"] * 2 + ["wait for more wind"]
+    assert [find_hint(failure, flow) for flow in (None, int, Jib)] == ["wait for wind"] * 2 + ["wait for more wind"]
 
 
 MAZE = """
@@ -549,11 +549,11 @@ def test_flags_of_plugins_are_around_a_run(install: Install) -> None:
     install("bells", f"launch_flags={{{flags}, 'gone': LaunchFlag('Go.', 'bells.no_such:go')}}", code=BELL)
     rung: list[str] = []
     run = cast("RunDirectory", rung)
-    with pytest.raises(KeyError), flags_around(run, ["bell", "quiet"]):
+    with pytest.raises(KeyError), enter_launch_flags(run, ["bell", "quiet"]):
         assert rung == ["ding"]
         raise KeyError
     assert rung == ["ding", "dong"]
-    with pytest.raises(UserError) as error, flags_around(run, ["bell", "gone"]):
+    with pytest.raises(UserError) as error, enter_launch_flags(run, ["bell", "gone"]):
         pass
     assert "--with-gone" in error.value.what and "no_such" in error.value.what
     assert rung == ["ding", "dong"] * 2, "what was entered is left"

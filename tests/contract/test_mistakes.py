@@ -17,7 +17,7 @@ from rich.console import Console
 from ajet.cli import launcher
 from ajet.commands import episode_panel
 from ajet.config import load_experiment
-from ajet.rollout.components import workflow_of
+from ajet.rollout.components import load_workflow
 from ajet.rollout.isolation import worker_process
 from ajet.schema.errors import AgentFailure, UserError
 from ajet.schema.task import WorkflowOutput
@@ -70,7 +70,7 @@ def test_in_the_files(project, number, yaml, expected):
     (project / "x.yaml").write_text(f"ajet:\n  {yaml}\n")
     with pytest.raises(UserError) as caught:
         experiment = load_experiment(project / "x.yaml")
-        workflow_of(experiment) if "rollout" in yaml else open_reader(experiment).tasks("train")
+        load_workflow(experiment) if "rollout" in yaml else open_reader(experiment).tasks("train")
     error = caught.value
     shown = f"{error.what}\n{error.where}\n{error.expected}\n{error.do}"
     assert all(words in shown for words in expected), (number, shown)
@@ -89,14 +89,14 @@ def test_in_the_files(project, number, yaml, expected):
 )
 def test_what_a_function_returns_is_told_as_a_functions(project, name, said):
     (project / "x.yaml").write_text(f"ajet: {{rollout: {{user_workflow: flow.py->{name}}}}}")
-    with stage(workflow_of(load_experiment(project / "x.yaml")), judge=Judge(None)) as made:
+    with stage(load_workflow(load_experiment(project / "x.yaml")), judge=Judge(None)) as made:
         failure = made.episode().failure
     assert failure is not None and failure.message.startswith(said), failure
 
 
 def test_a_function_is_a_workflow(project):
     (project / "x.yaml").write_text("ajet: {rollout: {user_workflow: flow.py->function}}")
-    assert workflow_of(load_experiment(project / "x.yaml")).__name__ == "function"
+    assert load_workflow(load_experiment(project / "x.yaml")).__name__ == "function"
 
 
 class Playing:

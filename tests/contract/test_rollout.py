@@ -331,7 +331,7 @@ def test_oversampling_keeps_the_first_useful_groups() -> None:
 
 def sorted_ends(ended: Sequence[Closed | GivenBack]) -> tuple[list[int], list[int], list[int]]:
     """Orders of the groups that were kept, of the others, and of what was given back."""
-    groups = [(each.group.order, each.kept) for each in ended if isinstance(each, Closed)]
+    groups = [(each.group.order, each.is_selected) for each in ended if isinstance(each, Closed)]
     given_back = [each.order for each in ended if isinstance(each, GivenBack)]
     return [order for order, kept in groups if kept], [order for order, kept in groups if not kept], given_back
 

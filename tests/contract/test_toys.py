@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ajet.cli import launcher
-from ajet.commands.runner import runner_of
+from ajet.commands.runner import load_runner
 from ajet.config import load_experiment
 from ajet.config.backbones import find_backbone
 from ajet.config.plugin import KINDS, load_code
@@ -187,7 +187,7 @@ def test_what_is_no_such_part_is_one_error(run: Command, key: str, value: str, s
 @pytest.mark.parametrize("name", sorted(find_parts("backbone")))
 def test_each_descriptor_is_its_code(name: str) -> None:
     backbone = find_backbone(name)
-    assert backbone.name == name and isinstance(runner_of(backbone), Runner)
+    assert backbone.name == name and isinstance(load_runner(backbone), Runner)
     if backbone.opens is not None:
         assert load_code(backbone.opens).trains is ("trains" in backbone.can)
     if backbone.scorer is not None:

@@ -114,9 +114,9 @@ def ended(url: str) -> int:
 def test_the_table_of_requests_is_what_is_served(server):
     url, _ = server
     told = re.findall(r"^\| `(POST|GET|DELETE) (/\S+)` \|", PAGE.read_text(), re.M)
-    from ajet.rollout.served import routes
+    from ajet.rollout.served import make_routes
 
-    served = {(method, route.path) for route in routes(None, "x") for method in route.methods - {"HEAD"}}  # type: ignore[arg-type,operator]
+    served = {(method, route.path) for route in make_routes(None, "x") for method in route.methods - {"HEAD"}}  # type: ignore[arg-type,operator]
     assert {(method, path.replace("{id}", "{name}")) for method, path in told} == served
     admin = {"authorization": f"Bearer {KEY}"}
     opened = httpx.post(f"{url}/episodes", json={"task": "hello"}, headers=admin).json()

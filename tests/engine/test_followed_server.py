@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.commands.sampling.sampler import _require_young
+from ajet.commands.sampling.sampler import _require_fresh_weights
 from ajet.engine import followed_server
 from ajet.engine.followed_server import UNKNOWN, ServerFollower, name_weights
 from ajet.engine.probe import WeightsProbe
@@ -233,10 +233,10 @@ def test_a_server_that_keeps_its_weights_is_the_oldest_version_that_fits(monkeyp
 
 
 def test_weights_that_stay_what_they_are_play_while_they_are_young_enough() -> None:
-    _require_young(0, 2, 2)
-    _require_young(0, 99, None)
+    _require_fresh_weights(0, 2, 2)
+    _require_fresh_weights(0, 99, None)
     with pytest.raises(UserError, match="keeps policy 0, and the trainer is at 3") as refusal:
-        _require_young(0, 3, 2)
+        _require_fresh_weights(0, 3, 2)
     assert refusal.value.do and "VLLM_SERVER_DEV_MODE" in refusal.value.do
 
 

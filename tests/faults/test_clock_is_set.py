@@ -15,7 +15,7 @@ from ajet.environment.services.wire import EnvService
 from ajet.gateway.observing import ObservedSessions
 from ajet.gateway.recorder import Recorder
 from ajet.record.secrets import Redactor
-from ajet.rollout.attempt import Attempt
+from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.served.deadlines import DeadlineWatcher
 from ajet.rollout.served.episode import ServedEpisode
 from ajet.schema.episode import Episode
@@ -31,11 +31,11 @@ def put_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_of_an_attempt_and_an_action(put_on: Any) -> None:
-    attempt = Attempt(object, WorkflowTask(task=Task()), None, lambda targets: None)  # type: ignore[arg-type,return-value]
+    attempt = LocalAttempt(object, WorkflowTask(task=Task()), None, lambda targets: None)  # type: ignore[arg-type,return-value]
     env = GymEnv(EnvService("http://there", "kind", "secret"), "7")
     env.until = time.monotonic() + HOUR_S
     put_on()
-    assert attempt.passed < HOUR_S
+    assert attempt.elapsed_seconds < HOUR_S
     left = env._time_left()
     assert left is not None and left > 0
 

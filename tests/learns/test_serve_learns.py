@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles, read_status
 from ajet.record.logs import main_log
 from tests.ajet_command import ajet, metric_rows, start
@@ -127,7 +127,7 @@ def test_clients_over_http_teach_the_model_to_look_prices_up(tmp_path, steps):
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
     first, last = sum(rewards[:2]) / 2, sum(rewards[-2:]) / 2
     assert first < 0.4 and (steps == 4 or last > first + 0.2), rewards  # four are too few to be sure
-    tally = Tally.of(rows)
+    tally = RunTally.from_rows(rows)
     assert (tally.skipped, tally.doubled, tally.failed) == (0, 0, 0)
     episodes = [episode for step in range(1, steps + 1) for episode in EpisodeFiles(run / "episodes").read(step)]
     assert len({episode.uuid for episode in episodes}) == len(episodes) >= steps * 16 * 8

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from tests.ajet_command import ajet, metric_rows
 
 pytestmark = pytest.mark.slow
@@ -25,9 +25,9 @@ def test_the_tool_agent_learns_to_use_its_tool(tmp_path):
     held_out = [row["validation/reward"] for row in rows if "validation/reward" in row]
     assert held_out[0] < 0.3 and held_out[-1] > 0.9, (held_out, done.stdout)
     assert not json.loads((run / "status.json").read_text()).get("gamed"), "an honest run raises no alarm"
-    tally = Tally.of(rows)
+    tally = RunTally.from_rows(rows)
     assert (tally.skipped, tally.doubled, tally.failed) == (0, 0, 0)
-    assert tally.line() in done.stdout
+    assert tally.describe_counts() in done.stdout
     assert (run / "metrics.png").stat().st_size > 1000
     assert {"resolved.yaml", "status.json", "metrics.jsonl", "episodes", "checkpoints", "logs"} <= {
         path.name for path in run.iterdir()

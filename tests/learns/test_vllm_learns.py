@@ -3,7 +3,7 @@ handed over. In float32 engine and trainer must agree on every token of every st
 
 import pytest
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.record.episodes import read_recorded
 from tests.ajet_command import ajet, metric_rows
 from tests.learns.test_distillation_learns import learns_from
@@ -29,7 +29,7 @@ def test_the_tool_agent_learns_with_vllm(tmp_path):
     assert held_out[0] < 0.3 and held_out[-1] > 0.9, (held_out, done.stdout)
     gaps = [row["logprob_gap_max"] for row in rows if "logprob_gap_max" in row]
     assert len(gaps) == 12 and max(gaps) < 1e-3, "engine and trainer are the same policy at every step"
-    tally = Tally.of(rows)
+    tally = RunTally.from_rows(rows)
     assert (tally.skipped, tally.doubled, tally.failed) == (0, 0, 0)
 
     checked = ajet("export", run.name, "--check", "--engine", "vllm", "--at-most", "4", cwd=tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.held_out import Measurement, format_short_validation, format_validation
 from ajet.record.intervals import exceeds_noise, half_width, plus_minus, t_quantile, wilson
@@ -108,7 +108,10 @@ def test_an_agent_that_fails_where_it_is_wrong_is_not_better_by_it():
     assert "1 of 64 scored" in format_validation(metrics) and "63 failed" in format_validation(metrics)
     honest = groups_of([an_episode(1.0, True)], *([an_episode(0.0, False)] for _ in range(63)))
     assert measurement_of(raises).score == measurement_of(honest).score == 1 / 64
-    assert Tally.of([metrics]).held_out_failed == 63 and "63 held-out episodes failed" in Tally.of([metrics]).line()
+    assert (
+        RunTally.from_rows([metrics]).held_out_failed == 63
+        and "63 held-out episodes failed" in RunTally.from_rows([metrics]).describe_counts()
+    )
 
 
 def test_only_what_ajet_failed_at_is_left_out_and_much_of_it_is_no_measurement():

@@ -11,7 +11,7 @@ import pytest
 from ajet.commands.doctor_checks import check_machine as checked
 from ajet.record import processors
 from ajet.record.processors import count_cores
-from ajet.rollout.isolation.loops import processes_of_this_machine
+from ajet.rollout.isolation.loops import count_worker_processes
 from ajet_environments.hosting.trial import measure_machine as planned
 
 GROUP = "sys/fs/cgroup"
@@ -61,16 +61,16 @@ def test_a_quota_is_the_count(files: dict[str, str], usable: int, made: Path) ->
 
 
 def test_all_who_share_out_work_know_the_quota(made: Path) -> None:
-    before = (processes_of_this_machine(), count_cores(), planned()[0], _said(made))
+    before = (count_worker_processes(), count_cores(), planned()[0], _said(made))
     assert before == (63, 32, 64, "64")
     write(made, {f"{GROUP}/cpu.max": "300000 100000\n"})
-    assert (processes_of_this_machine(), count_cores(), planned()[0], _said(made)) == (2, 3, 3, "3")
+    assert (count_worker_processes(), count_cores(), planned()[0], _said(made)) == (2, 3, 3, "3")
 
 
 def test_an_affinity_that_is_less_than_the_quota_is_the_count(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(made, {f"{GROUP}/cpu.max": "300000 100000\n"})
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 7}, raising=False)
-    assert (processors.usable_cpus(), processes_of_this_machine(), count_cores()) == (2, 1, 1)
+    assert (processors.usable_cpus(), count_worker_processes(), count_cores()) == (2, 1, 1)
 
 
 def _said(folder: Path) -> str:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from loguru import logger
 
-from ajet.commands.launch import closed_by_outcome
+from ajet.commands.launch import close_with_outcome
 from ajet.config import Experiment, load_experiment
 from ajet.record import RunDirectory, read_status
 from ajet.record.lock import Holder, RunLock
@@ -149,7 +149,7 @@ def test_a_start_of_which_nothing_came_holds_nobody_to_its_settings(tmp_path: Pa
 def mistaken(root: Path, **more: Any) -> Path:
     """A start that a mistake of the person's ends before anything is played; answers its folder."""
     run = RunDirectory.open(experiment(root, **more), root=root)
-    with pytest.raises(UserError), closed_by_outcome(run):
+    with pytest.raises(UserError), close_with_outcome(run):
         raise UserError("no such model")
     return run.path
 
@@ -380,7 +380,7 @@ def test_a_fresh_start_that_was_killed_before_anything_came_of_it_is_undone(
 def test_a_mistake_in_a_fresh_start_names_no_log_of_the_run_that_is_back(tmp_path: Path) -> None:
     trained(tmp_path, 1)
     run = RunDirectory.open(experiment(tmp_path), root=tmp_path, fresh=True)
-    with pytest.raises(UserError) as error, closed_by_outcome(run):
+    with pytest.raises(UserError) as error, close_with_outcome(run):
         raise UserError("The model is not there.")
     assert sorted(os.listdir(tmp_path)) == ["demo"] and not hasattr(error.value, "log")
 

@@ -15,7 +15,7 @@ import pytest
 from ajet.commands.evaluation import report
 from ajet.commands.evaluation.models import EvaluatedModel
 from ajet.commands.evaluation.play import EvaluationResult, ModelScores
-from ajet.commands.summary import flips
+from ajet.commands.summary import describe_flips
 from ajet.record.attempts import AttemptRecord
 from ajet.record.episodes import EpisodeFiles
 from ajet.record.scores import Scores, compare, failure_reward, noise_floor, paired_p, pass_at_k
@@ -97,7 +97,7 @@ def test_scorers_that_stages_chose_are_scored_apart_and_shown_with_what_each_gav
     result = EvaluationResult(
         (ModelScores(EvaluatedModel("m"), Path("r"), scores, {}),), tasks=1, repeats=3, sampling="greedy", seed=0
     )
-    report.show(result)
+    report.print_report(result)
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert any(line.startswith("scorer f1+exact") for line in shown) and "m exact 0.500 2/3" in shown
     assert json.loads(report.dump_json(result))["models"][0]["scorers"]["exact"]["reward"] == 0.5
@@ -187,13 +187,13 @@ def test_a_runs_end_says_which_held_out_tasks_flipped(tmp_path):
                 for won in [(float(n in solved), n in solved)]
             ],
         )
-    said = flips(files, 0, 20)
+    said = describe_flips(files, 0, 20)
     assert said.startswith("2 held-out tasks newly solved, 1 no longer; success +16.7%"), said
     assert "p = 1.000 (exact McNemar test): may be chance" in said
-    assert flips(files, 0, 40) is None
+    assert describe_flips(files, 0, 40) is None
     with files.path(0, "validation").open("a") as file:
         file.write("{}\n")
-    assert "not known" in flips(files, 0, 20)
+    assert "not known" in describe_flips(files, 0, 20)
 
 
 def test_where_nothing_was_scored_no_task_flipped(tmp_path):
@@ -201,7 +201,7 @@ def test_where_nothing_was_scored_no_task_flipped(tmp_path):
     for step in (0, 20):
         attempt = Episode(f"{step}", Task(task_id="t"), 0, step, "validation", order=0, verdict=Verdict(None))
         files.write(step, "validation", [attempt])
-    assert flips(files, 0, 20) is None
+    assert describe_flips(files, 0, 20) is None
 
 
 def test_equal_differences_have_no_interval() -> None:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ajet.commands import export as exporting
-from ajet.commands.export import checkpoint_of, export, model_folder
+from ajet.commands.export import export, find_model_folder, select_checkpoint
 from ajet.record.checkpoints import Checkpoints
 from ajet.record.write_errors import explain_write_errors
 from ajet.schema.errors import UserError
@@ -76,7 +76,7 @@ def test_an_export_is_told_of_the_models_size_and_of_out(run, monkeypatch):
 
 def test_a_deployment_that_merges_first_is_told_of_nothing_that_it_does_not_take(run, monkeypatch):
     monkeypatch.setattr(exporting, "_write_model", fails)
-    told = refused(model_folder, run, checkpoint_of(Checkpoints(run / "checkpoints"), 1))
+    told = refused(find_model_folder, run, select_checkpoint(Checkpoints(run / "checkpoints"), 1))
     assert told.do == "free some space; then start the same command again" and "--" not in str(told)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.rollout.checks import find_loop, nonsense, open_checks, wrong_toolcall
+from ajet.rollout.checks import find_loop, find_nonsense, find_wrong_toolcall, open_checks
 from ajet.schema.call import Call
 from ajet.schema.errors import ConfigError
 from tests.support.cost_of_text import cost
@@ -42,7 +42,7 @@ HONEST = {
 
 @pytest.mark.parametrize("text", HONEST.values(), ids=HONEST.keys())
 def test_honest_text_passes(text: str) -> None:
-    assert nonsense(says(text)) == []
+    assert find_nonsense(says(text)) == []
 
 
 LOOPS = {
@@ -59,7 +59,7 @@ LOOPS = {
 
 @pytest.mark.parametrize("text", LOOPS.values(), ids=LOOPS.keys())
 def test_loops_fire(text: str) -> None:
-    assert nonsense(says(text)) == ["loop"]
+    assert find_nonsense(says(text)) == ["loop"]
 
 
 @given(
@@ -92,13 +92,13 @@ def test_the_cost_is_linear() -> None:
     "token", ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "[INST]", "<end_of_turn>"]
 )
 def test_template_tokens_in_the_text_fire(token: str) -> None:
-    assert nonsense(says(f"The answer{token}user")) == ["special_token"]
-    assert nonsense(says("fine", reasoning_content=f"hm {token}")) == ["special_token"]
-    assert nonsense(says([{"type": "text", "text": token}])) == ["special_token"]
+    assert find_nonsense(says(f"The answer{token}user")) == ["special_token"]
+    assert find_nonsense(says("fine", reasoning_content=f"hm {token}")) == ["special_token"]
+    assert find_nonsense(says([{"type": "text", "text": token}])) == ["special_token"]
 
 
 def test_what_only_resembles_a_template_token_passes() -> None:
-    assert nonsense(says("a <|> b, F# has <| and |>, <think> is a tag, x<|y|>z")) == []
+    assert find_nonsense(says("a <|> b, F# has <| and |>, <think> is a tag, x<|y|>z")) == []
 
 
 def calls(*functions: dict[str, Any]) -> dict[str, Any]:
@@ -106,25 +106,25 @@ def calls(*functions: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_good_tool_calls_pass() -> None:
-    assert wrong_toolcall(says("I call no tool {}.")) == []
+    assert find_wrong_toolcall(says("I call no tool {}.")) == []
     assert (
-        wrong_toolcall(calls({"name": "add", "arguments": json.dumps({"a": 1})}, {"name": "f", "arguments": "{}"}))
+        find_wrong_toolcall(calls({"name": "add", "arguments": json.dumps({"a": 1})}, {"name": "f", "arguments": "{}"}))
         == []
     )
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1', "[1, 2]", '"text"', "", None, "7", "[" * 100_000])
 def test_arguments_that_are_no_object_fire(arguments: Any) -> None:
-    assert wrong_toolcall(calls({"name": "add", "arguments": arguments})) == ["arguments"]
+    assert find_wrong_toolcall(calls({"name": "add", "arguments": arguments})) == ["arguments"]
 
 
 @pytest.mark.parametrize("text", ['<tool_call>{"name": "add"', "</tool_call>", "<function=add>", "<|python_tag|>x"])
 def test_leftover_markup_fires(text: str) -> None:
-    assert wrong_toolcall(says(f"I will. {text}")) == ["leftover"]
+    assert find_wrong_toolcall(says(f"I will. {text}")) == ["leftover"]
 
 
 def test_a_call_without_a_name_fires() -> None:
-    assert wrong_toolcall(calls({"name": "", "arguments": "{}"})) == ["name"]
+    assert find_wrong_toolcall(calls({"name": "", "arguments": "{}"})) == ["name"]
 
 
 def a_call(trained: bool) -> Call:

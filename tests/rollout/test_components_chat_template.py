@@ -1,7 +1,7 @@
 """`model.chat_template_kwargs` reaches every prompt of a run."""
 
 from ajet.config import Experiment
-from ajet.rollout.components import renderer_of
+from ajet.rollout.components import make_renderer
 from tests.chat_templates import tokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -9,7 +9,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 def prompt(tmp_path, **options):
     experiment = Experiment.from_dict({"ajet": {"model": {"chat_template_kwargs": options}}}, base=tmp_path)
-    return renderer_of(experiment.ajet, tokenizer("qwen3")).render(MESSAGES).text
+    return make_renderer(experiment.ajet, tokenizer("qwen3")).render(MESSAGES).text
 
 
 def test_an_option_changes_the_prompt_as_the_template_says(tmp_path):

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from ajet.rollout.attempt import Attempt
+from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.isolation.loop import LoopIsolation
 from ajet.rollout.runtime import UserLoop
 from ajet.schema.task import Task, WorkflowTask
@@ -31,8 +31,8 @@ class Blocks:
 def test_an_attempt_that_is_stopped_as_it_ends_is_not_kept() -> None:
     isolation = LoopIsolation()
 
-    def of_a_stopped_one() -> weakref.ref[Attempt]:
-        attempt = Attempt(Asks, WorkflowTask(task=Task(main_query="x")), None, lambda _: None)  # type: ignore[arg-type, return-value]
+    def of_a_stopped_one() -> weakref.ref[LocalAttempt]:
+        attempt = LocalAttempt(Asks, WorkflowTask(task=Task(main_query="x")), None, lambda _: None)  # type: ignore[arg-type, return-value]
         before = Blocks(isolation._loops[0])
         before.begun.wait()
         isolation.start(attempt)  # it ends in its first step, for it has no session

@@ -15,7 +15,7 @@ from loguru import logger
 
 from ajet.config import Experiment
 from ajet.config.view import View
-from ajet.rollout.attempt import Attempt
+from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.failure import EpisodeError
 from ajet.rollout.isolation import process, worker_handle, worker_process
 from ajet.rollout.isolation.channel import Message, MessageChannel, encode_value
@@ -80,12 +80,12 @@ class PuppetWorkers(ProcessIsolation):
         self.puppets.append(puppet)
         return StartedWorker(puppet.process)
 
-    def play(self, count: int = 1) -> list[tuple[Attempt, Future[WorkflowOutput]]]:
+    def play(self, count: int = 1) -> list[tuple[LocalAttempt, Future[WorkflowOutput]]]:
         """Start so many attempts."""
         made = []
         for number in range(count):
             task = WorkflowTask(task=Task(main_query=str(number)), task_tag="T")
-            attempt = Attempt(Flow, task, View({"ajet": {}}), lambda _: None)  # type: ignore[arg-type, return-value]
+            attempt = LocalAttempt(Flow, task, View({"ajet": {}}), lambda _: None)  # type: ignore[arg-type, return-value]
             made.append((attempt, self.start(attempt)))
         return made
 
@@ -215,7 +215,7 @@ def test_worker_that_sends_anything_else_is_killed(
         future.result(60)
     failure = problem.value.failure
     assert (failure.boundary, failure.kind, failure.retryable) == ("agent", "process_died", False)
-    assert workers.puppets[0].is_killed and until(lambda: workers.abandoned == 0)
+    assert workers.puppets[0].is_killed and until(lambda: workers.abandoned_count == 0)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from loguru import logger
 
 from ajet.config.view import View
-from ajet.rollout.attempt import Attempt
+from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError
 from ajet.rollout.isolation import messages, worker_handle, worker_process
 from ajet.rollout.isolation.channel import MAX_MESSAGE_BYTES, Message, MessageChannel, encode_value
@@ -66,10 +66,10 @@ class Puppet:
             self.number = -1
         return ended
 
-    def begin(self, **metadata: Any) -> tuple[Attempt, Future[WorkflowOutput]]:
+    def begin(self, **metadata: Any) -> tuple[LocalAttempt, Future[WorkflowOutput]]:
         """One more attempt."""
         task = WorkflowTask(task=Task(main_query="q", metadata=metadata), task_tag="T")
-        attempt, future = Attempt(object, task, CONFIG, lambda _: None), Future[WorkflowOutput]()  # type: ignore[arg-type, return-value]
+        attempt, future = LocalAttempt(object, task, CONFIG, lambda _: None), Future[WorkflowOutput]()  # type: ignore[arg-type, return-value]
         assert self.handle.begin(attempt, future)
         return attempt, future
 
@@ -96,7 +96,7 @@ def test_a_process_that_stands_still_in_the_midst_of_a_message_is_ended(puppet: 
     assert os.read(puppet.number, 8), "it is being sent, and there is no room for it"
     puppet.handle.stop(attempt)
     assert until(lambda: not puppet.handle.is_accepting)
-    assert puppet.is_ended() and until(lambda: puppet.handle.abandoned == 0)
+    assert puppet.is_ended() and until(lambda: puppet.handle.abandoned_count == 0)
 
 
 def test_it_is_ended_when_the_last_that_it_plays_is_stopped(puppet: Puppet) -> None:
@@ -120,7 +120,7 @@ def test_one_that_does_not_even_say_where_an_attempt_stands_is_given_no_others(
     assert [puppet.hear(kind).about for kind in ("setup", "attempt", "attempt")] == [0, 1, 2]
     assert puppet.handle.locate(first) == "" and puppet.handle.is_accepting
     puppet.handle.stop(first)
-    assert not puppet.handle.is_accepting and puppet.handle.playing == 1
+    assert not puppet.handle.is_accepting and puppet.handle.playing_count == 1
     puppet.handle.stop(second)
 
 
@@ -132,9 +132,9 @@ def test_one_that_was_stopped_before_it_was_told_costs_no_process(monkeypatch: p
     made.handle = WorkerHandle(HOME, made.start)
     attempt, future = made.begin()
     made.handle.stop(attempt)
-    assert made.handle.abandoned == 1
+    assert made.handle.abandoned_count == 1
     made.may_start.set()
-    assert until(lambda: made.handle.abandoned == 0) and made.handle.is_accepting and not future.done()
+    assert until(lambda: made.handle.abandoned_count == 0) and made.handle.is_accepting and not future.done()
     made.hear("setup")
     assert made.hear("stop").about == 1
     made.handle.close()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ajet.commands.episode_panel import hint_of
+from ajet.commands.episode_panel import find_hint
 from ajet.config import Experiment
-from ajet.rollout.components import workflow_of
+from ajet.rollout.components import load_workflow
 from ajet.rollout.failure import classify_exception
 from ajet.schema.advice import advise_on
 from ajet.schema.errors import ConfigError, JudgeFailure
@@ -123,10 +123,10 @@ def test_an_agents_failure_bears_hint_and_line(
     tmp_path: Path, isolation: str, name: str, words: str, line: str
 ) -> None:
     made = experiment(tmp_path, rollout={"user_workflow": f"code.py->{name}"})
-    with stage(workflow_of(made), judge=Judge(None), isolation=isolation) as played:
+    with stage(load_workflow(made), judge=Judge(None), isolation=isolation) as played:
         failure = played.episode().failure
     assert failure is not None and words in failure.message, failure
-    assert f"code.py:{line_of(line)}" in hint_of(failure)
+    assert f"code.py:{line_of(line)}" in find_hint(failure)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_judges_failure_bears_hint_and_line(tmp_path: Path, name: str, words: 
     with pytest.raises(JudgeFailure) as raised:
         asyncio.run(open_judge(made).verdict(WorkflowTask(task=TASK), OUTPUT))
     failure = classify_exception(raised.value.__cause__ or raised.value, "judge")
-    assert words in str(raised.value) and f"code.py:{line_of(line)}" in hint_of(failure)
+    assert words in str(raised.value) and f"code.py:{line_of(line)}" in find_hint(failure)
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_a_judges_failure_bears_hint_and_line(tmp_path: Path, name: str, words: 
 )
 def test_an_agent_in_another_order_is_refused(tmp_path: Path, name: str, do: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        workflow_of(experiment(tmp_path, rollout={"user_workflow": f"code.py->{name}"}))
+        load_workflow(experiment(tmp_path, rollout={"user_workflow": f"code.py->{name}"}))
     assert do in refused.value.do and "code.py:" in refused.value.where

@@ -11,7 +11,7 @@ import pytest
 
 from ajet.gateway import Refused
 from ajet.record.write_errors import CannotWriteError
-from ajet.rollout.served.groups import ask_store_or_refuse
+from ajet.rollout.served.groups import call_store_or_refuse
 from ajet.schema.errors import UserError
 from ajet.store import (
     TRANSIENT_ERRORS,
@@ -71,10 +71,10 @@ def test_a_client_is_told_to_come_again_only_where_that_may_help() -> None:
 
     for problem in (StoreUnavailableError("It is away."), OSError(28, "No space left")):
         with pytest.raises(Refused, match="cannot be asked now"):
-            asyncio.run(ask_store_or_refuse(refused, problem))
+            asyncio.run(call_store_or_refuse(refused, problem))
     for mistake in (UserError("A sentence about something else."), sqlite3.ProgrammingError("of ours")):
         with pytest.raises(type(mistake)):
-            asyncio.run(ask_store_or_refuse(refused, mistake))
+            asyncio.run(call_store_or_refuse(refused, mistake))
 
 
 def test_a_run_store_without_room_may_be_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ class RunningDeployment:
     @property
     def is_idle(self) -> bool:
         """True if nobody is being answered."""
-        return self._model.idle
+        return self._model.is_idle
 
     @property
     def session(self) -> DeployedSession:
@@ -120,7 +120,7 @@ def start_configured_deployment(settings: dict[str, Any], folder: Path, key: str
 def replace_sessions_after(count: int) -> Iterator[None]:
     """Within the block a deployment's session is replaced after `count` calls."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deploy, "MOST_CALLS", count)
+        patch.setattr(deploy, "MAX_SESSION_CALLS", count)
         yield
 
 

@@ -263,9 +263,9 @@ def seeing_renderer() -> Renderer:
 def renderer_of_config(yaml: Path, made: Any) -> Renderer:
     """Return the renderer that a run of this configuration has for the tokenizer `made`."""
     from ajet.config import load_experiment  # both take half a second that other tests need not spend
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
 
-    return renderer_of(load_experiment(yaml).ajet, made)
+    return make_renderer(load_experiment(yaml).ajet, made)
 
 
 @contextmanager

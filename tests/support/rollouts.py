@@ -197,7 +197,7 @@ class Stage:
     @property
     def abandoned(self) -> int:
         """Attempts that were given up and whose code still runs."""
-        return self.rollout.abandoned
+        return self.rollout.abandoned_count
 
     @property
     def is_paused(self) -> bool:
@@ -374,7 +374,7 @@ def tool_deadline_leaves(seconds: float) -> Iterator[None]:
 def cancelled_attempts_have_time() -> Iterator[None]:
     """Within the block a cancelled attempt may take a minute to close what it opened."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempt_runner, "HANGS_S", 60.0)
+        patch.setattr(attempt_runner, "HANG_TIMEOUT_S", 60.0)
         yield
 
 
@@ -392,13 +392,13 @@ def stuck_stack_probe(made: Stage, answer: str) -> Iterator[None]:
     """Within the block a process says that its attempt stands at `answer`, or "" if the rollout's loop stood still."""
     isolation, went_on = made.rollout._attempts.isolation, threading.Event()
 
-    def stands(_: Any) -> str:
+    def locate(_: Any) -> str:
         made.rollout._loop.call_soon_threadsafe(went_on.set)
         return answer if went_on.wait(10) else ""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolation, "apart", True)
-        patch.setattr(isolation, "stands", stands)
+        patch.setattr(isolation, "is_remote", True)
+        patch.setattr(isolation, "locate", locate)
         yield
 
 

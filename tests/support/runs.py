@@ -138,9 +138,9 @@ def _print_json(name: str, run: Path | None, *options: str) -> dict[str, Any]:
 
 def count_tasks(rows: list[dict[str, Any]]) -> tuple[int, int, tuple[Any, ...]]:
     """Return (skipped, doubled, given up) tasks of the rows of metrics.jsonl; of the last each with its reasons."""
-    from ajet.commands.summary import Tally
+    from ajet.commands.summary import RunTally
 
-    tally = Tally.of(rows)
+    tally = RunTally.from_rows(rows)
     return tally.skipped, tally.doubled, tally.given_up
 
 

@@ -23,7 +23,7 @@ from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
 from ajet.gateway.limits import Limits, Shared
-from ajet.rollout.served import EpisodeRegistry, EpisodeStore, deadlines, protocol, routes
+from ajet.rollout.served import EpisodeRegistry, EpisodeStore, deadlines, make_routes, protocol
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
 from ajet.store import RunStore, StoreUnavailableError
@@ -112,12 +112,12 @@ class RunningServer:
     @property
     def is_playing(self) -> bool:
         """True if an episode is open."""
-        return self.desk.playing
+        return self.desk.open_count
 
     @property
     def expects_results(self) -> bool:
         """True if a result is still to be taken."""
-        return self.desk.expects
+        return self.desk.has_pending
 
     def mark_trained(self, orders: list[int], step: int) -> None:
         """Note that groups and episodes of these orders were used in a step."""
@@ -311,7 +311,7 @@ def start_serving(
         held_out=[Task(main_query=f"held out {n}", task_id=f"h{n}") for n in range(held_out)],
     )
     desk.restore()
-    served.add_routes(routes(desk, KEY))
+    served.add_routes(make_routes(desk, KEY))
     root = served.base_url.removesuffix("/v1")
     try:
         with httpx.Client(base_url=root, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client:
@@ -384,7 +384,7 @@ def episode_routes(served: RunningServer) -> set[tuple[str, str]]:
     """Return (path, method) of what the server answers about episodes."""
     return {
         (route.path.replace("{name}", "{episode}"), method.lower())
-        for route in routes(served.desk, KEY)
+        for route in make_routes(served.desk, KEY)
         for method in getattr(route, "methods", ()) - {"HEAD"}
         if route.path.startswith("/episodes")
     }

@@ -11,7 +11,7 @@ from types import SimpleNamespace as Made
 import numpy as np
 import pytest
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.config import Experiment
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Call, VersionRun, full_ids, prompt_ids
@@ -97,14 +97,14 @@ def test_pass_at_n():
 
 def test_tally_counts_gaps_and_repeats_from_the_record():
     rows = [{"tasks": [0, 1], "train/failed": 1}, {"tasks": [3, 1], "train/forks": 2}, {"validation/reward": 1.0}]
-    tally = Tally.of(rows)
+    tally = RunTally.from_rows(rows)
     assert (tally.trained, tally.skipped, tally.doubled, tally.failed, tally.forked) == (3, 1, 1, 1, 2)
-    assert "1 skipped, 1 doubled" in tally.line()
+    assert "1 skipped, 1 doubled" in tally.describe_counts()
 
 
 def test_what_was_played_ahead_and_still_waits_is_not_skipped():
     rows = [{"tasks": [0, 2], "waiting": [1, 3]}, {"tasks": [3, 5], "waiting": [4]}, {"validation/reward": 1.0}]
-    assert Tally.of(rows).skipped == 1, "task 1 left without a step"
+    assert RunTally.from_rows(rows).skipped == 1, "task 1 left without a step"
 
 
 def test_what_is_given_up_is_not_skipped_and_is_said_with_its_reasons():
@@ -112,12 +112,14 @@ def test_what_is_given_up_is_not_skipped_and_is_said_with_its_reasons():
         {"step": 1, "tasks": [0, 2], "given_up": {"1": ["no tool", "no tool", "its lease ended"]}},
         {"step": 2, "tasks": [3, 4], "given_up": {"5": ["no"]}},
     ]
-    tally = Tally.of(rows)
+    tally = RunTally.from_rows(rows)
     assert (tally.trained, tally.skipped, tally.doubled) == (4, 0, 0)
     assert tally.given_up == ((1, ("no tool", "no tool", "its lease ended")), (5, ("no",)))
-    assert "0 skipped, 0 doubled, 2 given up; " in tally.line()
+    assert "0 skipped, 0 doubled, 2 given up; " in tally.describe_counts()
     revived = [*rows, {"step": 3, "tasks": [1, 6]}]
-    assert [order for order, _ in Tally.of(revived).given_up] == [5] and Tally.of(revived).skipped == 0
+    assert [order for order, _ in RunTally.from_rows(revived).given_up] == [5] and RunTally.from_rows(
+        revived
+    ).skipped == 0
 
 
 def test_an_interrupt_waits_for_the_end_of_the_step():
@@ -230,8 +232,8 @@ def test_a_second_interrupt_does_not_wait():
 
 def test_given_replies_are_rows_in_the_last_line() -> None:
     given = {"step": 1, "tasks": [0, 1], "train/rows": 2}
-    assert Tally.of([given]).line().startswith("2 rows trained, 0 skipped")
-    assert Tally.of([{"step": 1, "tasks": [0]}]).line().startswith("1 task trained")
+    assert RunTally.from_rows([given]).describe_counts().startswith("2 rows trained, 0 skipped")
+    assert RunTally.from_rows([{"step": 1, "tasks": [0]}]).describe_counts().startswith("1 task trained")
 
 
 def test_a_group_of_two_steps_is_counted_once_and_held_to_the_settings_of_its_step(tmp_path):
@@ -253,7 +255,9 @@ def test_a_group_of_two_steps_is_counted_once_and_held_to_the_settings_of_its_st
         sink.begin(None, total=2)
         sink.commit(TrainedStep(step, step - 1, [Group(lost.task, 0, [lost])], {}, {}, {}, tasks, again))
     assert (
-        [row["train/failed"] for row in rows] == [1, 1] and Tally.of(rows).failed == 1 and Tally.of(rows).trained == 1
+        [row["train/failed"] for row in rows] == [1, 1]
+        and RunTally.from_rows(rows).failed == 1
+        and RunTally.from_rows(rows).trained == 1
     )
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tree["trainer_common"]["algorithm"]["max_trained_count"] = 1

@@ -14,7 +14,7 @@ import pytest
 
 from ajet import Task, Workflow, WorkflowOutput, WorkflowTask, bp
 from ajet.config import Experiment
-from ajet.rollout.components import workflow_of
+from ajet.rollout.components import load_workflow
 from ajet.schema.errors import ConfigError
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
@@ -155,7 +155,7 @@ def test_a_function_that_cannot_be_called_so_is_refused_when_it_is_resolved(tmp_
     (tmp_path / "agent.py").write_text("def agent(task): ...\n")
     experiment = Experiment.from_dict({"ajet": {"rollout": {"user_workflow": "agent.py->agent"}}}, base=tmp_path)
     with pytest.raises(ConfigError) as refused:
-        workflow_of(experiment)
+        load_workflow(experiment)
     screen = str(refused.value)
     assert "agent.py->agent is a function of (task), and is called with (task, tuner)" in screen
     assert f"{tmp_path / 'agent.py'}:1" in screen and "def agent(task, tuner):" in screen

@@ -19,7 +19,7 @@ from loguru import logger
 from ajet.backbone.decoupled.closed_groups import find_newest_version
 from ajet.backbone.decoupled.terms import MOST, PROBE, SERVER, SamplingTerms
 from ajet.record.console import counted
-from ajet.rollout.failure import all_failed
+from ajet.rollout.failure import have_all_failed
 from ajet.store import Address, GroupRefusedError, check_values, open_shared, recorded_settings, write_store_address
 from ajet.store.given_up import DeadLetterLog
 from ajet.store.signs_of_life import signs_of_life
@@ -256,6 +256,6 @@ def _make_usable_check(repeats: int, step: int) -> Callable[[Sequence[Kept]], bo
                 check_values(episode)
         except GroupRefusedError:  # is quarantined, with its reason, once the group is taken
             return True
-        return find_newest_version(episodes, 0) <= step and (len(episodes) < repeats or not all_failed(episodes))
+        return find_newest_version(episodes, 0) <= step and (len(episodes) < repeats or not have_all_failed(episodes))
 
     return usable

@@ -76,7 +76,7 @@ class JudgeComparison:
     judges: tuple[JudgeSummary, ...]
     pairs: tuple[JudgePair, ...]
 
-    def undecided(self) -> list[JudgeSummary]:
+    def list_undecided(self) -> list[JudgeSummary]:
         """Return the judges that decided nothing, except the judge of the play."""
         return [each for each in self.judges if not each.decided and each.judge != PLAYED]
 
@@ -84,8 +84,8 @@ class JudgeComparison:
 def compare_judges(by_judge: Mapping[str, Sequence[AttemptRecord]]) -> JudgeComparison:
     """Compare the verdicts of judges on the same attempts, in the same order, without attempts that failed in play."""
     every = list(zip(*by_judge.values(), strict=True))
-    kept = [each for each in every if not all(attempt.failure for attempt in each)]
-    columns = dict(zip(by_judge, zip(*kept, strict=True), strict=True)) if kept else dict.fromkeys(by_judge, ())
+    compared = [each for each in every if not all(attempt.failure for attempt in each)]
+    columns = dict(zip(by_judge, zip(*compared, strict=True), strict=True)) if compared else dict.fromkeys(by_judge, ())
     return JudgeComparison(
         tuple(_summarize_judge(name, attempts) for name, attempts in columns.items()),
         tuple(_compare_pair(one, other, columns[one], columns[other]) for one, other in combinations(columns, 2)),
@@ -117,13 +117,15 @@ def _compare_pair(one: str, other: str, first: Sequence[AttemptRecord], second: 
     successes = [(_is_success(a), _is_success(b)) for a, b, _, _ in both]
     cells = tuple(successes.count(each) for each in ((True, True), (True, False), (False, True), (False, False)))
     low, high = kappa_interval(cells) if both else (None, None)
-    apart = sorted((each for each in both if each[2] != each[3]), key=lambda each: abs(each[2] - each[3]), reverse=True)
+    differences = sorted(
+        (each for each in both if each[2] != each[3]), key=lambda each: abs(each[2] - each[3]), reverse=True
+    )
     return JudgePair(
         one, other, len(both),
         sum(a == b for a, b in successes) / len(successes) if successes else None,
         kappa(cells) if both else None, low, high,
         correlate([(x, y) for _, _, x, y in both]),
-        tuple(JudgeDifference(a.uuid, a.task, (x, y), (a.reason, b.reason)) for a, b, x, y in apart),
+        tuple(JudgeDifference(a.uuid, a.task, (x, y), (a.reason, b.reason)) for a, b, x, y in differences),
     )  # fmt: skip
 
 
@@ -131,7 +133,7 @@ def _is_success(attempt: AttemptRecord) -> bool:
     return attempt.success if attempt.judged else (attempt.reward or 0.0) >= 0.5
 
 
-def show(found: JudgeComparison) -> None:
+def print_comparison(found: JudgeComparison) -> None:
     """Print a table of judges, one of pairs, and the largest differences."""
     table = make_table("judge", "decided", "mean reward", "calls", "cost", "a verdict")
     for each in found.judges:
@@ -140,7 +142,7 @@ def show(found: JudgeComparison) -> None:
             f"{each.cost:.4g}", "–" if each.seconds is None else _format_time(each.seconds),
         )  # fmt: skip
     console.print(table)
-    for each in found.undecided():
+    for each in found.list_undecided():
         why = f": {printable(each.failure)[:300]}" if each.failure else ""
         line = f"{printable(each.judge)}: nothing is known of it: it decided no episode (exit code 1){why}"
         print_line(line)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.config.schema.choices import is_reference
 from ajet.record.attempts import AttemptRecord
 from ajet.record.scores import Scores, failure_reward
-from ajet.rollout.runtime import rare_collections
+from ajet.rollout.runtime import reduce_collections
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, JudgeFailure, UserError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
@@ -77,15 +77,15 @@ def _open_judge(experiment: Experiment, reference: str) -> Judge:
         raise UserError(what, where=where, expected=error.expected, do=error.do) from error
 
 
-def scores_by_judge(
+def score_by_judge(
     judges: Mapping[str, Judge], attempts: Sequence[AttemptRecord], tasks: Mapping[int, Task]
 ) -> dict[str, Scores]:
     """Return the attempts' scores under each judge; `tasks` by order."""
     found = {}
     for reference, judge in judges.items():
-        again = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
+        rejudged = asyncio.run(rejudge_attempts(judge, [(attempt, tasks[attempt.order]) for attempt in attempts]))
         judge.let_go()
-        after = [each.attempt for each in again]
+        after = [each.attempt for each in rejudged]
         found[reference] = Scores(after, failure_reward(after))
     return found
 
@@ -106,7 +106,7 @@ async def rejudge_attempts(judge: Judge, played: Sequence[tuple[AttemptRecord, T
                 return record_failure(attempt, problem)
         return record_verdict(attempt, verdict, time.monotonic() - began)
 
-    with rare_collections():
+    with reduce_collections():
         return list(await asyncio.gather(*(one(*each) for each in played)))
 
 

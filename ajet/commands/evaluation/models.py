@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.commands.export import checkpoint_of, model_folder, run_of
+from ajet.commands.export import find_model_folder, find_training_run, select_checkpoint
 from ajet.config.other_models import read_api_key
 from ajet.record.checkpoint import NAME, STATE, Checkpoint, damaged_checkpoint_error, inspect_checkpoint
 from ajet.record.checkpoints import checkpoints_of
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-BASE = ("base", "start")
+BASE_NAMES = ("base", "start")
 """Names of the model that the run began with."""
-OF_RUN = ("best", "latest", "last")
+CHECKPOINT_NAMES = ("best", "latest", "last")
 EXPECTED = (
     "base, best, latest, step-N, a run's name, a checkpoint or model folder, a Hugging Face name, embedded:NAME, or "
     "NAME@http://HOST:PORT/v1"
 )
-ASK_S = 20.0
+REQUEST_TIMEOUT_S = 20.0
 """Seconds in which an endpoint must list its models."""
 _STEP = re.compile(r"(?:step-)?(\d+)")
 _ENDPOINT = re.compile(r"(?:(?P<model>[^\s]+)@)?(?P<url>https?://[^\s]+)")
@@ -56,7 +56,7 @@ class EvaluatedModel:
     step: int = 0
     """Training step after which the model was saved."""
 
-    def of(self, experiment: Experiment) -> Experiment:
+    def apply_to(self, experiment: Experiment) -> Experiment:
         """Return the experiment with this model in place of its own."""
         settings = experiment.ajet.model_copy(deep=True)
         if self.url is not None:
@@ -69,7 +69,7 @@ class EvaluatedModel:
                 settings.rollout.engine = "auto"
         return replace(experiment, ajet=settings)
 
-    def identity(self, base: Path) -> dict[str, Any]:
+    def make_identity(self, base: Path) -> dict[str, Any]:
         """Return what identifies the model, as JSON values.
 
         For a folder this is a checkpoint's digest, or names, sizes and times of its files.
@@ -99,12 +99,12 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
     """
     if not named:
         tuned = run is not None and checkpoints_of(run).all()
-        return [_find_tuned(run) if tuned and run is not None else _base_model(experiment, BASE[0])]
+        return [_find_tuned_model(run) if tuned and run is not None else _make_base_model(experiment, BASE_NAMES[0])]
     found: list[EvaluatedModel] = []
     identities: list[dict[str, Any]] = []
     for each in named:
         model = _parse_model(each, experiment, run)
-        if (identity := model.identity(experiment.base)) in identities:
+        if (identity := model.make_identity(experiment.base)) in identities:
             raise UserError(
                 f"--model {each} is the same model as {found[identities.index(identity)].label}.",
                 expected="different models: how far two runs of one lie apart is told by --repeat",
@@ -116,17 +116,17 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
 
 def needs_run(named: Sequence[str]) -> bool:
     """True if a checkpoint of the run of the YAML's name is among the models."""
-    return not named or any(each in OF_RUN or _STEP.fullmatch(each) for each in named)
+    return not named or any(each in CHECKPOINT_NAMES or _STEP.fullmatch(each) for each in named)
 
 
 def _parse_model(named: str, experiment: Experiment, run: Path | None) -> EvaluatedModel:
     if match := _ENDPOINT.fullmatch(named):
         url = match["url"].rstrip("/")
         return EvaluatedModel(named, url=url, name=match["model"] or find_served_model(url, experiment))
-    if named in BASE:
-        return _base_model(experiment, named)
+    if named in BASE_NAMES:
+        return _make_base_model(experiment, named)
     place, step = Path(named).expanduser(), _STEP.fullmatch(named)
-    if named in OF_RUN or (step and not place.exists()):
+    if named in CHECKPOINT_NAMES or (step and not place.exists()):
         if run is None:
             raise UserError(
                 f"There is no run yet whose checkpoint {named} could be.",
@@ -134,23 +134,23 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
                 expected=EXPECTED,
             )
         if named == "best":
-            return _of_checkpoint(named, run, checkpoints_of(run).best())
+            return _make_checkpoint_model(named, run, checkpoints_of(run).best())
         number = int(step[1]) if step else None
-        return _of_checkpoint(
-            named if number is None else f"step-{number}", run, checkpoint_of(checkpoints_of(run), number)
+        return _make_checkpoint_model(
+            named if number is None else f"step-{number}", run, select_checkpoint(checkpoints_of(run), number)
         )
     if (place / STATE).is_file() and NAME.fullmatch(place.name):
         found = inspect_checkpoint(place)
         if isinstance(found, str):
             raise damaged_checkpoint_error(place, found)
-        return _of_checkpoint(named, place.absolute().parent.parent, found)
+        return _make_checkpoint_model(named, place.absolute().parent.parent, found)
     for folder in (place, experiment.root / named):
         if (folder / "run.json").is_file():
-            return replace(_find_tuned(folder), label=named)
+            return replace(_find_tuned_model(folder), label=named)
     return EvaluatedModel(named, path=named)
 
 
-def _base_model(experiment: Experiment, label: str) -> EvaluatedModel:
+def _make_base_model(experiment: Experiment, label: str) -> EvaluatedModel:
     rollout = experiment.ajet.rollout
     if rollout.engine == "endpoint":
         assert rollout.endpoint.base_url is not None and rollout.endpoint.model is not None, "require_ready asks for it"
@@ -159,15 +159,15 @@ def _base_model(experiment: Experiment, label: str) -> EvaluatedModel:
     return EvaluatedModel(label, path=experiment.ajet.model.path)
 
 
-def _find_tuned(run: Path) -> EvaluatedModel:
+def _find_tuned_model(run: Path) -> EvaluatedModel:
     """Return the best measured model of a run, else the last."""
     checkpoints = checkpoints_of(run)
     checkpoints.require_whole()
-    found = checkpoints.best() or checkpoint_of(checkpoints, None)
-    return _of_checkpoint(f"step-{found.step}", run, found)
+    found = checkpoints.best() or select_checkpoint(checkpoints, None)
+    return _make_checkpoint_model(f"step-{found.step}", run, found)
 
 
-def _of_checkpoint(label: str, run: Path, checkpoint: Checkpoint | None) -> EvaluatedModel:
+def _make_checkpoint_model(label: str, run: Path, checkpoint: Checkpoint | None) -> EvaluatedModel:
     if checkpoint is None:
         raise UserError(
             "No checkpoint of this run was measured, so none is known as the best.",
@@ -175,7 +175,7 @@ def _of_checkpoint(label: str, run: Path, checkpoint: Checkpoint | None) -> Eval
             expected="latest, or step-N",
             do="play it with --model latest; trainer_common.test_freq measures while it trains",
         )
-    return EvaluatedModel(label, path=str(model_folder(run, checkpoint).absolute()), step=checkpoint.step)
+    return EvaluatedModel(label, path=str(find_model_folder(run, checkpoint).absolute()), step=checkpoint.step)
 
 
 def find_served_model(url: str, experiment: Experiment) -> str:
@@ -186,12 +186,12 @@ def find_served_model(url: str, experiment: Experiment) -> str:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     names: list[str] = []
     try:
-        reply = httpx.get(f"{url}/models", headers=headers, timeout=ASK_S)
+        reply = httpx.get(f"{url}/models", headers=headers, timeout=REQUEST_TIMEOUT_S)
         names = [str(each["id"]) for each in load_json(reply.raise_for_status().content)["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}".replace(key or "\0", "…")
         if isinstance(error, httpx.ReadTimeout):
-            why = f"it hangs: it took the request and sent nothing for {ASK_S:g} s"
+            why = f"it hangs: it took the request and sent nothing for {REQUEST_TIMEOUT_S:g} s"
         elif not isinstance(error, httpx.HTTPError):
             kind = reply.headers.get("content-type") or "nothing that says what it is"
             why = f"its GET /models answers with no list of models ({kind})"
@@ -226,7 +226,7 @@ def open_target(
         conf, target = Path(target), None
     if conf is not None:
         experiment = load_experiment(conf, backbone="debug", overrides=overrides, exp_dir=exp_dir)
-        folder = experiment.root / experiment.name if target is None else run_of(target, experiment.root)
+        folder = experiment.root / experiment.name if target is None else find_training_run(target, experiment.root)
         run = folder if (folder / "run.json").is_file() else None
         if run is not None and target is None and needs_run(models):
             _require_own_project(experiment, run, conf)
@@ -253,13 +253,13 @@ def _open_recorded(
     from ajet.commands.recorded_run import find_recorded_model, load_recorded_settings, require_own_code
     from ajet.config.dotenv import load_project_dotenv
 
-    folder = run_of(target, root)
+    folder = find_training_run(target, root)
     load_project_dotenv(record=folder)
     experiment = load_recorded_settings(folder)
     require_own_code(experiment, folder, judged=True, otherwise=format_command("eval", target, "--conf", "FILE.yaml"))
     chosen = []
     for model in choose_models(models, experiment, folder):
-        if model.label in BASE and model.path is not None:
+        if model.label in BASE_NAMES and model.path is not None:
             found = find_recorded_model(model.path, base=experiment.base, record=folder, fetch=fetch)
             model = replace(model, path=str(found))
         chosen.append(model)

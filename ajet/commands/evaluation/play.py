@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ajet.commands.evaluation import record
 from ajet.commands.evaluation.judge_comparison import PLAYED, JudgeComparison, compare_judges
-from ajet.commands.evaluation.judged import open_judges, scores_by_judge
-from ajet.commands.evaluation.models import BASE, EvaluatedModel
+from ajet.commands.evaluation.judged import open_judges, score_by_judge
+from ajet.commands.evaluation.models import BASE_NAMES, EvaluatedModel
 from ajet.commands.evaluation.record import Evaluation
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.services import list_services, require_answers
@@ -85,13 +85,13 @@ class EvaluationResult:
     known: TaskOverlap | None = None
     """Which of the tasks are trained on, if the reader has training tasks."""
 
-    def comparisons(self) -> list[tuple[ModelScores, Comparison]]:
+    def compare_with_first(self) -> list[tuple[ModelScores, Comparison]]:
         """Return the comparison of each other model with the first."""
         first, *others = self.evaluated
         pairs = [(each, compare(first.scores, each.scores, seed=self.seed)) for each in others]
         return [(each, comparison) for each, comparison in pairs if comparison is not None]
 
-    def untold(self) -> list[str]:
+    def list_unscored(self) -> list[str]:
         """Return the models, and models under a further judge, without any scored attempt."""
         found = [each.model.label for each in self.evaluated if not each.scores.scored]
         return found + [
@@ -101,7 +101,7 @@ class EvaluationResult:
             if each.scores.scored and not scores.scored
         ]
 
-    def judges(self) -> JudgeComparison | None:
+    def compare_by_judge(self) -> JudgeComparison | None:
         """Compare the judge of the play with the further ones over all models; None without further ones."""
         names = list(self.evaluated[0].judged)
         if not names:
@@ -141,26 +141,26 @@ def _play_models(
     played: list[tuple[EvaluatedModel, Path, list[AttemptRecord]]] = []
     for evaluation in evaluations:
         folder = _complete_record(evaluation, fresh=options.fresh)
-        played.append((evaluation.model, folder, record.read_recorded(evaluation, folder, told=bool(judges))))
+        played.append((evaluation.model, folder, record.read_recorded(evaluation, folder, for_judges=bool(judges))))
     lowest = failure_reward(attempt for _, _, attempts in played for attempt in attempts)
     first = evaluations[0]
     tasks = dict(first.tasks)
     return EvaluationResult(
         tuple(
-            ModelScores(model, folder, Scores(attempts, lowest), scores_by_judge(judges, attempts, tasks))
+            ModelScores(model, folder, Scores(attempts, lowest), score_by_judge(judges, attempts, tasks))
             for model, folder, attempts in played
         ),
         tasks=first.count,
         repeats=first.repeats,
-        sampling=sampling_words(experiment),
+        sampling=describe_sampling(experiment),
         seed=experiment.ajet.seed,
         played=[task for _, task in first.tasks[: first.count]],
         known=None if options.training else _find_overlap(reader, [task for _, task in first.tasks[: first.count]]),
     )
 
 
-def _is_played(evaluation: Evaluation, again: Path | None) -> bool:
-    return again is not None and record.count_missing(evaluation, again) == 0
+def _is_played(evaluation: Evaluation, earlier: Path | None) -> bool:
+    return earlier is not None and record.count_missing(evaluation, earlier) == 0
 
 
 def _require_model_server(evaluation: Evaluation) -> None:
@@ -216,7 +216,7 @@ def prepare_experiment(experiment: Experiment, options: EvaluationOptions) -> Ex
     return found
 
 
-def sampling_words(experiment: Experiment) -> str:
+def describe_sampling(experiment: Experiment) -> str:
     """Return how replies are sampled, in words."""
     val = experiment.ajet.rollout.val_kwargs
     if not val.do_sample or val.temperature == 0:
@@ -238,25 +238,25 @@ def _make_evaluations(
     tasks = list(enumerate(reader.tasks("validation")))
     count = len(tasks) if options.at_most is None else min(options.at_most, len(tasks))
     repeats = experiment.ajet.validation_repeats
-    return [Evaluation(model, model.of(experiment), tasks, count, repeats, reader) for model in models]
+    return [Evaluation(model, model.apply_to(experiment), tasks, count, repeats, reader) for model in models]
 
 
 def _complete_record(evaluation: Evaluation, *, fresh: bool) -> Path:
     """Return the folder of the complete record, after playing missing attempts."""
-    from ajet.commands.launch import closed_by_outcome, warn_of_unconfined
+    from ajet.commands.launch import close_with_outcome, warn_of_unconfined
 
-    again = None if fresh else record.find_earlier(evaluation)
-    if again is not None and _is_played(evaluation, again):
-        then = record.file_of(again, evaluation.model.step).stat().st_mtime
-        _print_note(f"{evaluation.model.label}: played {format_age(then)}, read from {again}; --fresh plays it again")
-        return again
-    run = record.open_record(evaluation, again)
+    earlier = None if fresh else record.find_earlier(evaluation)
+    if earlier is not None and _is_played(evaluation, earlier):
+        then = record.find_episode_file(earlier, evaluation.model.step).stat().st_mtime
+        _print_note(f"{evaluation.model.label}: played {format_age(then)}, read from {earlier}; --fresh plays it again")
+        return earlier
+    run = record.open_record(evaluation, earlier)
     warn_of_unconfined(evaluation.experiment)
-    with closed_by_outcome(run):
+    with close_with_outcome(run):
         try:
             _play_missing(evaluation, run)
         except UserError as error:
-            if error.where == "model.path" and evaluation.model.label not in BASE:  # the YAML's own is another
+            if error.where == "model.path" and evaluation.model.label not in BASE_NAMES:  # the YAML's own is another
                 error.where = f"--model {evaluation.model.label}"
             raise
     return run.path
@@ -268,13 +268,13 @@ def _play_missing(evaluation: Evaluation, run: RunDirectory) -> None:
 
     label, step = evaluation.model.label, evaluation.model.step
     run.status.set(phase="loading", step=step)
-    before = record.list_over(record.read_recorded(evaluation, run.path))
+    before = record.list_finished(record.read_recorded(evaluation, run.path))
     with Progress() as bars, EpisodeWriter(run.episodes, step, record.SPLIT) as writer:
         shown = _AttemptBar(label, bars)
 
         def on_episode(episode: Episode) -> None:
             writer.put(episode)
-            shown.ended(episode)
+            shown.count_end(episode)
 
         with assemble(
             evaluation.experiment,
@@ -319,7 +319,7 @@ class _AttemptBar:
             _print_note(f"{self._label}: {done} of {total} attempts are recorded, {total - done} are played")
         self._bar = self._bars.bar(self._label, total, "attempts", done=done)
 
-    def ended(self, episode: Episode) -> None:
+    def count_end(self, episode: Episode) -> None:
         self._count += 1
         self._reward += episode.reward or 0.0
         if self._bar is not None:

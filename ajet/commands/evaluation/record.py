@@ -51,7 +51,7 @@ class Evaluation:
     repeats: int
     reader: OpenedReader
 
-    def identity(self) -> dict[str, Any]:
+    def make_identity(self) -> dict[str, Any]:
         """Return the identity of the evaluation, as JSON values."""
         val, settings = self.experiment.ajet.rollout.val_kwargs, self.experiment.list_training_settings()
         code = digest_code(self.experiment)
@@ -59,7 +59,7 @@ class Evaluation:
         drawn = [val.temperature, val.top_p, val.top_k] if val.do_sample else "greedy"
         tasks = [(order, task.model_dump()) for order, task in self.tasks]
         return {
-            "model": self.model.identity(self.experiment.base),
+            "model": self.model.make_identity(self.experiment.base),
             "tasks": _digest_value(tasks),
             "settings": _digest_value(bearing),
             "code": _digest_value({key: code[key] for key in code if not key.startswith(NO_EFFECT)}),
@@ -67,7 +67,7 @@ class Evaluation:
         }
 
 
-def file_of(folder: Path, step: int) -> Path:
+def find_episode_file(folder: Path, step: int) -> Path:
     """Return the file of a record's episodes."""
     return folder / "episodes" / f"step-{step}.{SPLIT}.jsonl"
 
@@ -75,7 +75,7 @@ def file_of(folder: Path, step: int) -> Path:
 def find_earlier(evaluation: Evaluation) -> Path | None:
     """Return the newest record of the same evaluation."""
     place = evaluation.experiment.root / evaluation.experiment.name / "eval"
-    wanted = json.loads(json.dumps(evaluation.identity()))
+    wanted = json.loads(json.dumps(evaluation.make_identity()))
     for folder in sorted(place.iterdir(), reverse=True) if place.is_dir() else ():
         try:
             if read_json(folder / FILE)["identity"] == wanted:
@@ -85,16 +85,16 @@ def find_earlier(evaluation: Evaluation) -> Path | None:
     return None
 
 
-def open_record(evaluation: Evaluation, again: Path | None) -> RunDirectory:
+def open_record(evaluation: Evaluation, earlier: Path | None) -> RunDirectory:
     """Open the evaluation's record. Raises UserError."""
     experiment = evaluation.experiment
-    run = RunDirectory.open(experiment, root=experiment.root, kind="eval", again=again)
+    run = RunDirectory.open(experiment, root=experiment.root, kind="eval", again=earlier)
     try:
-        if again is None:
-            content = {"model": evaluation.model.label, "identity": evaluation.identity()}
+        if earlier is None:
+            content = {"model": evaluation.model.label, "identity": evaluation.make_identity()}
             write_atomically(run.path / FILE, json.dumps(content, indent=1) + "\n")
         else:
-            keep_rows(file_of(run.path, evaluation.model.step), lambda row: not decode_attempt(row).left_out)
+            keep_rows(find_episode_file(run.path, evaluation.model.step), lambda row: not decode_attempt(row).left_out)
     except BaseException:
         run.close("failed")
         raise
@@ -116,16 +116,16 @@ def count_missing(evaluation: Evaluation, folder: Path) -> int | None:
     if orders is None:
         return None
     wanted = {(order, repeat) for order in orders if order < evaluation.count for repeat in range(evaluation.repeats)}
-    return len(wanted - list_over(read_recorded(evaluation, folder)))
+    return len(wanted - list_finished(read_recorded(evaluation, folder)))
 
 
-def read_recorded(evaluation: Evaluation, folder: Path, *, told: bool = False) -> list[AttemptRecord]:
+def read_recorded(evaluation: Evaluation, folder: Path, *, for_judges: bool = False) -> list[AttemptRecord]:
     """Return the recorded attempts of the requested tasks. `told`: see `read_attempts`."""
-    found = read_attempts(file_of(folder, evaluation.model.step), judge_inputs=told)
+    found = read_attempts(find_episode_file(folder, evaluation.model.step), judge_inputs=for_judges)
     return [each for each in found if each.order < evaluation.count and each.repeat < evaluation.repeats]
 
 
-def list_over(attempts: Sequence[AttemptRecord]) -> set[tuple[int, int]]:
+def list_finished(attempts: Sequence[AttemptRecord]) -> set[tuple[int, int]]:
     """Return the attempts that are not played again, by order and number."""
     return {(each.order, each.repeat) for each in attempts if not each.left_out}
 

@@ -36,7 +36,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def show(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
+def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
     """Print the table by model and tag, the comparisons with the first model, and the records."""
     everything = [scores for each in result.evaluated for scores in (each.scores, *each.judged.values())]
     console.print(_describe_played(result), soft_wrap=True)
@@ -59,11 +59,11 @@ def show(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> None:
         text = f"No task has {' or '.join(keys)} in its metadata: there is nothing to split by."
         print_line(printable(text), style="yellow")
     _show_parts(result)
-    if (judges := result.judges()) is not None:
-        judge_comparison.show(judges)
+    if (judges := result.compare_by_judge()) is not None:
+        judge_comparison.print_comparison(judges)
     for line in _list_remarks(result):
         print_line(line)
-    for after, compared in result.comparisons():
+    for after, compared in result.compare_with_first():
         before = result.evaluated[0].model.label
         style = ("green" if compared.difference > 0 else "red") if compared.is_beyond_noise else ""
         text = f"{after.model.label} against {before}: {compared.describe_difference()}; {compared.describe_noise()}"
@@ -91,20 +91,20 @@ def _show_parts(result: EvaluationResult) -> None:
     console.print(table)
 
 
-def as_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> dict[str, Any]:
+def to_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> dict[str, Any]:
     """Return the result as JSON values."""
     return {
         "tasks": result.tasks,
         "repeats": result.repeats,
         "sampling": result.sampling,
         "known_from_training": None if result.known is None else asdict(result.known),
-        "models": [_as_json(each, keys) for each in result.evaluated],
-        "judges": None if (judges := result.judges()) is None else asdict(judges),
+        "models": [_scores_to_json(each, keys) for each in result.evaluated],
+        "judges": None if (judges := result.compare_by_judge()) is None else asdict(judges),
         "comparisons": [
             {"before": result.evaluated[0].model.label, "after": each.model.label}
             | asdict(compared)
             | {"beyond_noise": compared.is_beyond_noise}
-            for each, compared in result.comparisons()
+            for each, compared in result.compare_with_first()
         ],
     }
 
@@ -163,7 +163,7 @@ def write_parquet(result: EvaluationResult, file: Path, keys: Sequence[str] = TA
         raise _refuse_file(file, "--parquet", error) from error
 
 
-def draw(result: EvaluationResult, file: Path) -> None:
+def draw_report(result: EvaluationResult, file: Path) -> None:
     """Draw bars with intervals as .svg, .png or .pdf. Raises UserError."""
     try:
         from matplotlib.figure import Figure
@@ -176,7 +176,7 @@ def draw(result: EvaluationResult, file: Path) -> None:
     width = 0.8 / len(result.evaluated)
     for at, each in enumerate(result.evaluated):
         places = [group + at * width for group in range(len(names))]
-        bars = [_rate_bar(each.scores.pass_rate(k)) for k in ks] or [_reward_bar(each.scores)]
+        bars = [_make_rate_bar(each.scores.pass_rate(k)) for k in ks] or [_make_reward_bar(each.scores)]
         values = [value for value, _, _ in bars]
         errors = [[low for _, low, _ in bars], [high for _, _, high in bars]]
         drawn = axes.bar(places, values, width * 0.92, yerr=errors, capsize=3, label=each.model.label)
@@ -238,10 +238,10 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
     for each in result.evaluated:
         scores, label = each.scores, printable(each.model.label)
         if scores.failed or scores.unscored:
-            worth = f"a failed attempt solves nothing and counts as reward {scores.lowest:g}"
+            reward_note = f"a failed attempt solves nothing and counts as reward {scores.lowest:g}"
             by = Counter(a.failure.partition(":")[0] for a in scores.attempts if a.failure and not a.left_out)
             named = f" ({', '.join(f'{count} {boundary}' for boundary, count in by.most_common())})" if by else ""
-            yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {worth}"
+            yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {reward_note}"
         if scores.left_out:
             why, _ = Counter(a.failure for a in scores.attempts if a.left_out).most_common(1)[0]
             by = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
@@ -260,21 +260,21 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
             )
         if not scores.has_success_verdicts and scores.scored:
             yield f"{label}: no pass rate: neither workflow nor judge says whether an attempt succeeded"
-    for untold in result.untold():
-        yield f"{printable(untold)}: nothing is known of it: no attempt came to a verdict (exit code 1)"
+    for unscored in result.list_unscored():
+        yield f"{printable(unscored)}: nothing is known of it: no attempt came to a verdict (exit code 1)"
     if any(each.scores.failed == len(each.scores.attempts) for each in result.evaluated if each.scores.attempts):
         worst = next(e for e in result.evaluated if e.scores.failed == len(e.scores.attempts))
         yield f"All attempts failed; the first: {printable(worst.scores.attempts[0].failure)[:300]}"
 
 
-def _as_json(each: ModelScores, keys: Sequence[str]) -> dict[str, Any]:
+def _scores_to_json(each: ModelScores, keys: Sequence[str]) -> dict[str, Any]:
     return {
         "model": each.model.label,
         "record": str(each.folder),
-        **_score_numbers(each.scores),
-        "judges": {judge: _score_numbers(scores) for judge, scores in each.judged.items()},
-        "tags": {tag: _score_numbers(scores) for tag, scores in each.scores.group_by_tag(keys).items()},
-        "scorers": {name: _score_numbers(scores) for name, scores in each.scores.group_by_scorer().items()},
+        **_list_score_numbers(each.scores),
+        "judges": {judge: _list_score_numbers(scores) for judge, scores in each.judged.items()},
+        "tags": {tag: _list_score_numbers(scores) for tag, scores in each.scores.group_by_tag(keys).items()},
+        "scorers": {name: _list_score_numbers(scores) for name, scores in each.scores.group_by_scorer().items()},
         "scorer_means": {
             name: {"mean": mean, "scored": scored, "of": of}
             for name, (mean, scored, of) in each.scores.average_by_scorer().items()
@@ -282,7 +282,7 @@ def _as_json(each: ModelScores, keys: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _score_numbers(scores: Scores) -> dict[str, Any]:
+def _list_score_numbers(scores: Scores) -> dict[str, Any]:
     passes = {f"pass@{k}": asdict(rate) for k in scores.ks() if (rate := scores.pass_rate(k)) is not None}
     return {
         **passes,
@@ -297,11 +297,11 @@ def _score_numbers(scores: Scores) -> dict[str, Any]:
     }
 
 
-def _rate_bar(rate: TaskRate | None) -> tuple[float, float, float]:
+def _make_rate_bar(rate: TaskRate | None) -> tuple[float, float, float]:
     return (0.0, 0.0, 0.0) if rate is None else (rate.value, rate.value - rate.low, rate.high - rate.value)
 
 
-def _reward_bar(scores: Scores) -> tuple[float, float, float]:
+def _make_reward_bar(scores: Scores) -> tuple[float, float, float]:
     error = scores.reward_error or 0.0
     return scores.reward or 0.0, error, error
 
@@ -312,4 +312,4 @@ def _refuse_file(file: Path, option: str, error: Exception) -> UserError:
 
 def dump_json(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> str:
     """Return the result as JSON text."""
-    return json.dumps(as_json(result, keys), indent=1, ensure_ascii=False)
+    return json.dumps(to_json(result, keys), indent=1, ensure_ascii=False)

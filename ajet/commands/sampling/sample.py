@@ -22,7 +22,7 @@ from ajet.backbone.decoupled.terms import OVER, SERVER, SamplingTerms
 from ajet.commands.launch import warn_of_unconfined
 from ajet.commands.launch_checks import refuse_untrainable
 from ajet.commands.run_hooks import enter_run_hooks
-from ajet.commands.sampling.sampler import LOOK, GroupSampler, PolicyWentBackError, SamplerCounts
+from ajet.commands.sampling.sampler import STORE_POLL_S, GroupSampler, PolicyWentBackError, SamplerCounts
 from ajet.commands.services import require_services
 from ajet.engine.followed import read_server_address
 from ajet.record.console import counted, print_line
@@ -135,7 +135,7 @@ class SamplerProcess:
                     logger.info(
                         "no trainer has announced a policy in {} yet: waiting for one", self._options.store.shown
                     )
-                time.sleep(LOOK)
+                time.sleep(STORE_POLL_S)
 
     def open_backbone(self, opens: Callable[[Experiment], FollowingBackbone]) -> FollowingBackbone:
         """Return the backbone of `opens`, waiting for a remote server that is away.
@@ -161,7 +161,7 @@ class SamplerProcess:
                 announced = self._store.announced()
                 if announced is not None and announced.policy.told.get(OVER):
                     raise EndedBeforeStartError
-                time.sleep(LOOK)
+                time.sleep(STORE_POLL_S)
 
     def _show_life(self, shown: float) -> float:
         """Show other samplers of the same server that this one lives, if due; return the time of the last sign."""

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from ajet.train.interrupts import Interrupts
     from ajet.train.parts import RunParts
 
-LOOK = 0.25
+STORE_POLL_S = 0.25
 """Seconds between two checks of the store for a newer policy and for positions."""
-LONGEST_LOAD = 3600.0
+MAX_LOAD_S = 3600.0
 """Seconds of loading weights after which a sampler is taken to hang: its groups end with their leases."""
 SILENT = 4
 """Missed signs of life after which a sampler leads no other."""
@@ -52,7 +52,7 @@ class PolicyWentBackError(AjetError):
 
 
 @dataclass(slots=True)
-class InflightGroup:
+class LeasedGroup:
     """A group that is being played."""
 
     lease: Lease
@@ -111,7 +111,7 @@ class GroupSampler:
         self._compares = parts.judge.ranks is not None
         self._events: queue.SimpleQueue[tuple[Lease, Episode | Future[Group]]] = queue.SimpleQueue()
         """Ended attempts and groups with their lease: a lost position may be leased here again."""
-        self._under_way: dict[int, InflightGroup] = {}
+        self._under_way: dict[int, LeasedGroup] = {}
         self._policy: Policy | None = None
         self._trainer = 0
         """Number of the trainer that announced the policy; 0: none has."""
@@ -132,7 +132,7 @@ class GroupSampler:
         while not self._is_over():
             with interrupts.defer():
                 self._look_at_store()
-                self._take_in(LOOK)
+                self._take_in(STORE_POLL_S)
                 self._begin_groups()
 
     def drain(self, interrupts: Interrupts, grace: float) -> None:
@@ -157,7 +157,7 @@ class GroupSampler:
                     self._renew_leases()
                     if follows:
                         follows = self._follow_on(until)
-                    self._take_in(min(LOOK, left))
+                    self._take_in(min(STORE_POLL_S, left))
         finally:
             self._take_in(0.0)
             self._give_back()
@@ -198,7 +198,7 @@ class GroupSampler:
 
     def _give_back(self) -> None:
         for order in list(self._under_way):
-            with self._unless_lost(order):
+            with self._handle_lost_lease(order):
                 self._store.give_back([self._under_way[order].lease])
                 del self._under_way[order]
                 self.played.given_back += 1
@@ -208,7 +208,7 @@ class GroupSampler:
 
     def _look_at_store(self) -> None:
         """Read the newest policy, renew leases and begin groups, if a check is due."""
-        if time.monotonic() - self._looked < LOOK:
+        if time.monotonic() - self._looked < STORE_POLL_S:
             return
         self._looked, self._gets_more = time.monotonic(), False
         announced = self._store.announced()
@@ -248,7 +248,7 @@ class GroupSampler:
             raise PolicyWentBackError
         folder = Path(policy.weights) if policy.weights else None
         try:
-            with self._renewed_meanwhile():
+            with self._renew_while_loading():
                 probe, leads = WeightsProbe.from_json(policy.told.get(PROBE)), self._is_leader()
                 if probe is None and self._server:
                     raise FileNotFoundError("the trainer has yet to say by what a server that has them is known")
@@ -268,7 +268,7 @@ class GroupSampler:
             return False
         self._missed = 0.0
         if not taken:
-            _require_young(self._backbone.version, version, policy.told.get(MOST))
+            _require_fresh_weights(self._backbone.version, version, policy.told.get(MOST))
             return True
         logger.info("sampling with policy {} (step {})", version, policy.step)
         return True
@@ -301,17 +301,17 @@ class GroupSampler:
             self._store.renew([each.lease for each in self._under_way.values()])
         except LeaseLostError:
             for order in list(self._under_way):  # find out which
-                with self._unless_lost(order):
+                with self._handle_lost_lease(order):
                     self._store.renew([self._under_way[order].lease])
 
     def _join_store(self) -> None:
         """Send a sign of life to the store. Thread-safe."""
         played = self.played
-        told: dict[str, float] = {"version": self._backbone.version, "episodes": played.episodes}
-        told |= {"tokens": played.tokens, "seconds": round(time.monotonic() - played.began, 3)}
-        self._store.join("sampler", self._name, {**told, SERVER: "" if self._draining else self._server})
+        member_state: dict[str, float] = {"version": self._backbone.version, "episodes": played.episodes}
+        member_state |= {"tokens": played.tokens, "seconds": round(time.monotonic() - played.began, 3)}
+        self._store.join("sampler", self._name, {**member_state, SERVER: "" if self._draining else self._server})
 
-    def _renewed_meanwhile(self) -> AbstractContextManager[None]:
+    def _renew_while_loading(self) -> AbstractContextManager[None]:
         """Renew leases from a thread within the block: loading weights may take longer than a lease lasts.
 
         A load that hangs renews nothing any more after `LONGEST_LOAD`.
@@ -322,8 +322,8 @@ class GroupSampler:
             self._join_store()
             self._store.renew(leases)
 
-        silent = f"weights are being loaded for {LONGEST_LOAD:g} s: others play on"
-        return signs_of_life(renew, self._renew_every, longest=LONGEST_LOAD, silent=silent)
+        silent = f"weights are being loaded for {MAX_LOAD_S:g} s: others play on"
+        return signs_of_life(renew, self._renew_every, longest=MAX_LOAD_S, silent=silent)
 
     def _begin_groups(self) -> None:
         """Begin as many groups as there is room for."""
@@ -339,10 +339,10 @@ class GroupSampler:
             self._play_lease(leases[0])
 
     def _play_lease(self, lease: Lease) -> None:
-        kept = [each.episode for each in lease.kept]
-        over = {episode.repeat for episode in kept}
-        order, step = lease.order, kept[0].step if kept else self._backbone.version + 1
-        self._under_way[order] = InflightGroup(lease, self._repeats - len(over))
+        stored = [each.episode for each in lease.kept]
+        over = {episode.repeat for episode in stored}
+        order, step = lease.order, stored[0].step if stored else self._backbone.version + 1
+        self._under_way[order] = LeasedGroup(lease, self._repeats - len(over))
         if len(over) == self._repeats:  # a sampler stored all, and was killed before it closed the group
             self._close_group(order)
             return
@@ -373,7 +373,7 @@ class GroupSampler:
         each = self._under_way.get(order)
         if each is None or each.lease.fence != lease.fence:  # its lease was lost
             return
-        with self._unless_lost(order):
+        with self._handle_lost_lease(order):
             if isinstance(ended, Future):
                 if (problem := ended.exception()) is not None:
                     del self._under_way[order]
@@ -386,20 +386,20 @@ class GroupSampler:
             each.left -= 1
             self.played.episodes += 1
             self.played.tokens += ended.sampled_tokens
-            kept = Kept(replace(ended, sampler=self._name), ended_by=self._name)
+            record = Kept(replace(ended, sampler=self._name), ended_by=self._name)
             if self._compares:
-                each.held.append(kept)
+                each.held.append(record)
             else:
-                self._store.put(each.lease, kept)
+                self._store.put(each.lease, record)
 
     def _close_group(self, order: int) -> None:
-        with self._unless_lost(order):
+        with self._handle_lost_lease(order):
             self._store.close(self._under_way[order].lease)
             del self._under_way[order]
             self.played.groups += 1
 
     @contextmanager
-    def _unless_lost(self, order: int) -> Iterator[None]:
+    def _handle_lost_lease(self, order: int) -> Iterator[None]:
         try:
             yield
         except LeaseLostError as lost:
@@ -410,13 +410,13 @@ class GroupSampler:
             self.played.lost += 1
 
 
-def _require_young(version: int, announced: int, most: int | None) -> None:
+def _require_fresh_weights(version: int, announced: int, max_staleness: int | None) -> None:
     """Raise UserError if weights that cannot be replaced are so old that no sample of them would be trained on."""
-    if most is not None and announced - version > most:
+    if max_staleness is not None and announced - version > max_staleness:
         raise UserError(
             f"The server keeps policy {version}, and the trainer is at {announced}: what it samples would be too old.",
             where="ajet.rollout.vllm.base_url",
-            expected=f"weights of at most {most} versions ago (trainer_common.max_staleness)",
+            expected=f"weights of at most {max_staleness} versions ago (trainer_common.max_staleness)",
             do="start it with VLLM_SERVER_DEV_MODE=1, so that it can be given the checkpoints, or leave base_url out: "
             "ajet sample then starts vLLM itself",
         )

@@ -1,8 +1,8 @@
-"""Keys of other versions' YAMLs that are not in the schema: a name, and what becomes of it.
+"""Keys of other versions' YAMLs that are not in the schema, by name and treatment.
 
-Invariant: no code can read one. ACCEPTED may have any value and no effect, and whoever sets one is told the sentence.
-UNCHANGED mean what is done here anyway at one value, and are refused at any other. MOVED are other names of ours: their
-values are read there, their places in a file included.
+Invariant: no code reads these keys. ACCEPTED keys may have any value and no effect, which is reported. FIXED keys
+describe present behaviour at one value and are refused at others. MOVED keys are other names of ours: values are read
+there, with their places in a file.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ ACCEPTED: Mapping[str, str] = {
     "execute_test": _OTHERS_TESTS,
     "execute_testing_lambda": _OTHERS_TESTS,
 }
-"""Below `ajet`. One that names a section stands for all that is in it."""
+"""Keys below `ajet`; a section's name includes all its keys."""
 
 
 class FixedKey(NamedTuple):
-    """A key that is understood at one value."""
+    """A key that is accepted at one value."""
 
     value: Any
     refusal: str
-    """The sentence for any other."""
+    """The sentence for any other value."""
 
 
 _ADAMW = "The optimizer is AdamW, without others to choose from."
@@ -88,7 +88,6 @@ FIXED: Mapping[str, FixedKey] = {
     "trainer_common.optim.lr_warmup_steps_ratio": FixedKey(0.0, _WARM_UP),
     "trainer_common.optim.num_cycles": FixedKey(0.5, "The cosine schedule falls once, over half a cycle."),
 }
-"""Below `ajet`."""
 
 MOVED: Mapping[str, str] = {
     "rollout.agentscope_workflow": "rollout.user_workflow",
@@ -110,15 +109,15 @@ MOVED: Mapping[str, str] = {
     "trainer_common.lora.adapters.*.lora_alpha": "trainer_common.lora.adapters.*.alpha",
     "trainer_common.optim.lr_scheduler_type": "trainer_common.optim.lr_schedule",
 }
-"""Below `ajet`: another name, and ours. One that names a section stands for all that is in it; `*` is any name."""
+"""Below `ajet`: another name, and ours. A section's name includes all its keys; `*` is any name."""
 
 
 OLDER_READERS: Mapping[Any, str] = {"dataset_file": "jsonl_dataset_file"}
-"""Another name of a reader, where a key says which one reads."""
+"""Another name of a reader, for keys that choose a reader."""
 
 
 def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
-    """MOVED as paths, with each `*` as the names that `tree`, which may change meanwhile, has there."""
+    """Yield MOVED as paths, with each `*` replaced by the names in `tree`, which may change meanwhile."""
     for other, ours in MOVED.items():
         before, star, _ = other.partition(".*.")
         node = tree
@@ -130,7 +129,7 @@ def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def map_moved_key(path: Sequence[Any]) -> tuple[Any, ...]:
-    """Our name of the key at `path` below `ajet`; the same one where it is ours."""
+    """Return our name of the key at `path` below `ajet`; the same path for our keys."""
     for n in range(len(path), 0, -1):
         if (ours := MOVED.get(".".join(map(str, path[:n])))) is not None:
             return map_moved_key((*ours.split("."), *path[n:]))
@@ -141,7 +140,7 @@ def map_moved_key(path: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def find_changed_keys(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """(path below `ajet`, value, sentence) of each UNCHANGED key that has another value there."""
+    """Yield (path below `ajet`, value, sentence) of each FIXED key with another value."""
     for name, known in FIXED.items():
         path, node = tuple(name.split(".")), tree
         for part in path:
@@ -151,7 +150,7 @@ def find_changed_keys(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
 
 
 def explain_accepted_key(path: Sequence[Any]) -> str | None:
-    """Why the key at `path` below `ajet` has no effect; None for one that is not of these tables."""
+    """Return why the key at `path` below `ajet` has no effect; None for a key in none of the tables."""
     names = [str(part) for part in path]
     if ".".join(names) in FIXED:
         return "it is so in any case"
@@ -159,7 +158,7 @@ def explain_accepted_key(path: Sequence[Any]) -> str | None:
 
 
 def remove_accepted(tree: Any) -> Any:
-    """A copy of what stands below `ajet` in which none of them is left."""
+    """Return a copy of the tree below `ajet` without accepted and fixed keys."""
     left = _remove_accepted_below(tree, ())
     for section, name in ((left, "lora"), (left.get("task_reader") if isinstance(left, dict) else None, _TRACING)):
         if isinstance(section, dict) and section.get(name) == {}:

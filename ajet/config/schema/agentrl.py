@@ -1,7 +1,7 @@
-"""Settings of AgentRL by the names of its flags, and what says the same here.
+"""AgentRL's settings by the names of its flags, with the equivalents here.
 
-Invariant: each flag of its `src/configs.py` and scripts is in one of the two tables, and a key that stands here is one
-of ours; docs/agentrl.md has a row for each, with the same keys. Nothing is read by these names: who gives one is told.
+Invariant: each flag of AgentRL's `src/configs.py` and scripts is in one of the two tables, and each named key is ours;
+docs/agentrl.md has a row per flag with equal keys. Nothing is read by these names: a user of one gets the advice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`trainer_common.algorithm`: how rewards become advantages, and those a loss."""
+"""The section `trainer_common.algorithm`: advantages from rewards, and the loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOSS = "trainer_common.algorithm.policy_loss"
 
 
 class TeacherConfig(Section):
-    """Who is asked for the log-probabilities of what the policy sampled."""
+    """The model that scores the policy's samples with log-probabilities."""
 
     path: str | None = key(
         None,
@@ -89,7 +89,7 @@ class OverlongConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """The policy gradient."""
+    """The policy gradient: advantages, loss and regularization."""
 
     adv_estimator: str = key(
         "grpo",

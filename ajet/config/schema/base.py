@@ -1,8 +1,8 @@
-"""What a section and a key are.
+"""Declarations of sections and keys.
 
-Invariant: all that ajet knows about a key (its type, default, meaning, where it has an effect, and whether it bears on
-training) is in one place, the field; documentation, defaults file, refusals, what is said of a key that does nothing
-here, and the comparison of two runs are derived from it. A test records what real runs read, and holds it against this.
+Invariant: a field holds everything that ajet knows of a key: type, default, meaning, where it has an effect, and
+whether it affects training. Documentation, defaults file, refusals, reports of idle keys and the comparison of runs
+derive from the field. A test compares the declarations with the reads of real runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ajet.config.schema.accepted import OLDER_READERS
 from ajet.config.schema.choices import require_known
 
 SERVE = "serve"
-"""Stands for `ajet serve` where a key has an effect there and not in a launch on the same backbone, or the reverse."""
+"""Name of `ajet serve` in `idle`, for keys whose effect differs there from a launch on the same backbone."""
 EVERYWHERE = "everywhere"
-"""Stands for every backbone."""
+"""Name of all backbones in `idle`."""
 SHARED_STORES = "{shared}"
-"""Stands in `when` for the stores that several processes share: plug-ins bring them."""
+"""Placeholder in `when` for the stores that several processes share, which plug-ins add."""
 
 # Why a key has no effect, where several keys have the same reason; those of one backbone are its descriptor's. Each is
 # the end of a line that begins with the key's name and ends without a full stop.
@@ -36,7 +36,7 @@ CLIENTS_BEGIN = "clients begin episodes when they like"
 ONLY_SERVED = "only `ajet serve` reads it"
 ALL_TIMELINES = "a step trains on all timelines of its episodes, however many they are"
 OF_CLIENTS = (NO_VALIDATION, OWN_AGENTS)
-"""They hold in `ajet serve` without `rollout.user_workflow`, by which the server plays held-out tasks itself."""
+"""Reasons that hold in `ajet serve` without `rollout.user_workflow`, which plays held-out tasks."""
 
 
 class Section(BaseModel):
@@ -54,7 +54,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_boolean_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """`num_repeat: true` would silently be 1."""
+        """Refuse `num_repeat: true`, which pydantic would read as 1."""
         if isinstance(value, bool) and info.field_name is not None:
             annotation = cls.model_fields[info.field_name].annotation
             if not _contains_type(annotation, bool) and annotation is not Any:
@@ -64,7 +64,7 @@ class Section(BaseModel):
     @field_validator("*", mode="after")
     @classmethod
     def _require_known_part(cls, value: Any, info: ValidationInfo) -> Any:
-        """Or a reference to one."""
+        """Refuse a name that is neither a known part nor a reference."""
         notes = read_notes(cls.model_fields[info.field_name]) if info.field_name else {}
         kind: NamedKind | None = notes.get("part") or notes.get("named")
         if kind == "reader" and value in OLDER_READERS:
@@ -91,20 +91,20 @@ def key(
     or_own: bool = False,
     **constraints: Any,
 ) -> Any:
-    """A key of a section.
+    """Declare a key of a section.
 
-    training: whether two runs that differ in it count as different trainings (a resume is refused).
-    idle: where it has no effect (SERVE, EVERYWHERE), with the reason or what does it there instead; None: it has one
-    there, although its section or the backbone has not. What it says of SERVE holds whatever the backbone. On which
-    backbones a key has none, their descriptors say.
-    needs: values that are refused where the backbone cannot do what they ask for.
-    unless: another key, and its value with which this one is read even where a backbone's descriptor says it is not.
-    kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
-    part: it names parts of this kind, or refers to the user's own; `{names}` in the description are those known.
-    named: the same, without a reference.
-    lists: the same, where the user's code may register more under names of its own, so that none is refused here.
-    when, or_own: the key that chooses it, and the values, as a YAML spells them, for which it is read, as a section has
-    them.
+    Args:
+        training: True if a resume is refused after a change of the key.
+        idle: Where the key has no effect (SERVE, EVERYWHERE), with the reason or replacement; None: an effect despite
+            its section or backbone. SERVE entries hold on every backbone. Descriptors declare idle keys per backbone.
+        needs: Values that are refused on backbones without the capability.
+        unless: Another key, and its value with which this key is read even if a backbone's descriptor says otherwise.
+        kind: "reference" (`file.py->Class`), "path" (a local file or folder if it exists) or "secret".
+        part: Kind of parts that the key names or refers to; `{names}` in the description lists known names.
+        named: Like `part`, without references.
+        lists: Like `part`, but user code may register further names, so none is refused here.
+        when: The key that chooses this one, and the values, spelled as in YAML, for which this one is read.
+        or_own: True if a reference there may also read this key.
     """
     extra: dict[str, Any] = {"training": training}
     if idle is not None:
@@ -135,10 +135,11 @@ def section(
     when: tuple[str, ...] | None = None,
     or_own: bool = False,
 ) -> Any:
-    """A nested mapping with its own keys; `training=False` and `idle` apply to all of them.
+    """Declare a nested mapping with its own keys; `training=False` and `idle` apply to all of them.
 
-    when: the key that chooses it, and the values for which its keys are read; for any other they have no effect.
-    or_own: a reference of the user's there may read them, too.
+    Args:
+        when: The key that chooses the section, and the values for which its keys are read.
+        or_own: True if a reference there may also read them.
     """
     extra: dict[str, Any] = {} if training else {"training": False}
     if idle is not None:
@@ -149,31 +150,31 @@ def section(
 
 
 def idle_everywhere(why: str) -> dict[str, str | None]:
-    """`idle` of what has no effect on any backbone."""
+    """Return `idle` for a key without effect on any backbone."""
     return {EVERYWHERE: why}
 
 
 def list_values(values: Iterable[str], stores: Mapping[str, PluginPart]) -> list[str]:
-    """Return the values of a `when`, with the names of the shared ones of `stores` in place of SHARED_STORES."""
+    """Return the values of a `when`, with SHARED_STORES replaced by the names of the shared `stores`."""
     shared = [name for name, part in stores.items() if part.schemes]
     return [name for value in values for name in (shared if value == SHARED_STORES else [value])]
 
 
 def read_notes(field: FieldInfo) -> dict[str, Any]:
-    """The notes that `key` or `section` made about the field."""
+    """Return the notes that `key` or `section` made on the field."""
     extra = field.json_schema_extra
     return extra if isinstance(extra, dict) else {}
 
 
 def describe_field(field: FieldInfo) -> str:
-    """The description of a key or a section."""
+    """Return the description of a key or a section."""
     text, notes = field.description or "", read_notes(field)
     kind: NamedKind | None = next((notes[each] for each in ("part", "named", "lists") if each in notes), None)
     return text.replace("{names}", ", ".join(find_parts(kind))) if kind is not None else text
 
 
 def find_section_model(field: FieldInfo) -> type[Section] | None:
-    """The model of a nested section; None for a plain key."""
+    """Return the model of a nested section; None for a plain key."""
     annotation = field.annotation
     if get_origin(annotation) is not None:  # on Python 3.10 list[str] passes for a type
         return None
@@ -181,35 +182,36 @@ def find_section_model(field: FieldInfo) -> type[Section] | None:
 
 
 def find_entry_model(field: FieldInfo) -> type[Section] | None:
-    """The model of each value of a mapping by names; None for any other key."""
+    """Return the section model of a named mapping's values; None for any other key."""
     values = get_args(field.annotation)[1:] if get_origin(field.annotation) is dict else ()
     return next((each for each in values if isinstance(each, type) and issubclass(each, Section)), None)
 
 
 class IdleReason(NamedTuple):
-    """Why a key has no effect."""
+    """The reason why a key has no effect."""
 
     source: tuple[str, ...]
-    """Path of the section or key that says so."""
+    """Path of the section or key that declares the reason."""
     why: str
 
 
 class RequiredChoice(NamedTuple):
-    """A choice without which a key has no effect."""
+    """A choice that a key needs to have an effect."""
 
     source: tuple[str, ...]
     key: str
     values: tuple[str, ...]
-    """One of them."""
     or_own: bool
-    """A reference to something of the user's own does, too."""
+    """True if a reference to the user's code also counts."""
 
 
 @lru_cache(maxsize=4)
 def walk_keys(model: type[Section]) -> tuple[tuple[tuple[str, ...], FieldInfo, dict], ...]:
-    """Every plain key below `model`, in order: its path, its field, and its notes with those of its sections. Of the
-    notes, `path` is the same, `idle` is by SERVE or EVERYWHERE an `IdleReason` or None, and `when` lists each
-    `RequiredChoice`."""
+    """Return every plain key below `model` in order: path, field and notes, with the notes of its sections.
+
+    In the notes, `path` is the path, `idle` maps SERVE or EVERYWHERE to an `IdleReason` or None, and `when` lists each
+    `RequiredChoice`.
+    """
     return tuple(_walk_section(model, (), {"idle": {}, "when": []}))
 
 
@@ -244,7 +246,7 @@ _PLAIN = {str: "text", int: "integer", float: "number", bool: "true or false", t
 
 
 def describe_type(annotation: Any) -> str:
-    """A type as people say it: "integer", "one of sync, separate_async", "list of text", "number or null"."""
+    """Return a type in words: "integer", "one of sync, separate_async", "list of text", "number or null"."""
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation in _PLAIN:
         return _PLAIN[annotation]

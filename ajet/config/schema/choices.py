@@ -1,7 +1,7 @@
-"""Values that are a known name or a reference to something of the user's own.
+"""Values that are a known name or a reference to the user's code.
 
-Invariant: a reference to a class of the user's is taken wherever a name is. Names are known from plug-ins; what is
-neither is one error, with the nearest of them.
+Invariant: a reference is valid wherever a name of such a kind is. Plug-ins supply the names; any other value is one
+error with the nearest name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ajet.config.plugins import describe_broken, find_all_parts, find_parts
 
 
 def is_reference(text: str) -> bool:
-    """Whether `text` has the form `file.py->Class` or `pkg.module:Class`."""
+    """Return True if `text` has the form `file.py->Class` or `pkg.module:Class`."""
     left, arrow, right = text.rpartition("->")
     if not arrow:
         left, arrow, right = text.rpartition(":")
@@ -21,7 +21,7 @@ def is_reference(text: str) -> bool:
 
 
 def require_known(text: str, kind: NamedKind, *, or_own: bool) -> None:
-    """Raises ValueError unless `text` names a part of this kind, or, with `or_own`, refers to one."""
+    """Raise ValueError unless `text` names a part of the kind or, with `or_own`, is a reference."""
     if text in find_parts(kind) or (or_own and is_reference(text)):
         return
     names = [*find_all_parts(kind)]  # this searches the installed packages

@@ -33,12 +33,12 @@ class CurriculumConfig(Section):
     )
 
     def count_epoch_tasks(self, tasks: int) -> int:
-        """The number of tasks of an epoch, of so many in all."""
+        """Return the number of tasks in an epoch. `tasks`: the number of all tasks."""
         return max(1, math.ceil(self.share * tasks)) if self.prefer is not None else tasks
 
 
 class DataConfig(Section):
-    """Lengths and batch size."""
+    """Token limits of samples, and the batch size."""
 
     max_prompt_length: int = key(3000, "Tokens before the first trained token, at most.", ge=1)
     max_response_length: int = key(15000, "Tokens of a timeline after its prompt, at most.", ge=1)

@@ -1,7 +1,6 @@
-"""The root: `ajet:` itself.
+"""The root section `ajet:`.
 
-Invariant: the names and defaults are those that people's YAMLs already use; a project that sets only
-`project_name` composes.
+Invariant: names and defaults are those in existing YAMLs; a project with only `project_name` composes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WHEN_SHARED = ("store.type", SHARED_STORES)
 
 
 class StoreConfig(Section):
-    """The ledger: which task is leased, which group is closed, what a step has used."""
+    """The store: leased tasks, closed groups, and the groups that steps have used."""
 
     type: str = key(
         "run_directory",
@@ -71,14 +70,14 @@ class StoreConfig(Section):
 
 
 class DebugConfig(Section):
-    """The debug backbone."""
+    """Limits of the debug backbone's runs."""
 
     debug_max_parallel: int = key(4, "Episodes that run at the same time.", ge=1)
     debug_first_n_tasks: int = key(2, "Tasks to play.", ge=1)
 
 
 class GatewayConfig(Section):
-    """Where the workflows' model calls arrive."""
+    """The address of the workflows' model calls."""
 
     host: str | None = key(None, "Address to listen on; null is the loopback interface.")
     port: int = key(0, "Port; 0 lets the kernel choose a free one.", ge=0, le=65535)
@@ -95,7 +94,7 @@ class GatewayConfig(Section):
 
 
 class ServeConfig(Section):
-    """When a step is made of what clients bring, and how much of one task they may play at once."""
+    """Composition of a step from clients' episodes, and limits per task."""
 
     batch_by: Literal["groups", "tasks", "episodes"] = key(
         "groups",
@@ -118,7 +117,7 @@ class ServeConfig(Section):
 
 
 class AjetConfig(Section):
-    """What one experiment is: model, tasks, workflow, judge, and how to train."""
+    """The settings of an experiment: model, tasks, workflow, judge and training."""
 
     project_name: str = key(
         "ajet_default_project", "A label of your own, kept in the record and told to trackers.", training=False
@@ -168,19 +167,21 @@ class AjetConfig(Section):
     )
 
     def count_steps(self, tasks: int) -> int:
-        """Training steps over so many tasks: `total_training_steps`, or else as many as `total_epochs` take: the next
-        epoch begins within a batch, and the last step alone goes beyond the last one."""
+        """Return the training steps over `tasks` tasks: `total_training_steps`, or the steps of `total_epochs`.
+
+        An epoch may begin within a batch, so only the last step exceeds the last epoch.
+        """
         trainer = self.trainer_common
         return trainer.total_training_steps or math.ceil(trainer.total_epochs * tasks / self.data.train_batch_size)
 
     @property
     def needs_reference_model(self) -> bool:
-        """Whether the model that training began with is asked for logprobs."""
+        """True if log-probabilities of the initial model are needed."""
         trainer = self.trainer_common
         return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward or self.sft.objective == "dpo"
 
     @property
     def validation_repeats(self) -> int:
-        """The number of times each validation task is played: once when greedy, or as often as pass@n asks."""
+        """Attempts at each validation task: one when greedy, otherwise at least the n of pass@n."""
         val = self.rollout.val_kwargs
         return max(self.trainer_common.val_pass_n, val.num_repeat) if val.do_sample else val.num_repeat

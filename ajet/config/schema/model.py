@@ -8,7 +8,7 @@ from ajet.config.schema.base import Section, key
 
 
 class ModelConfig(Section):
-    """The model to tune."""
+    """The model to tune and its options."""
 
     path: str | None = key(
         None,
@@ -29,7 +29,7 @@ class ModelConfig(Section):
 
 
 class JudgeModelConfig(Section):
-    """A model of another server."""
+    """A model on a remote server."""
 
     model: str = key("", "Its name at its server.", min_length=1)
     base_url: str | None = key(

@@ -38,7 +38,7 @@ class MultiTurnConfig(Section):
 
 
 class ValidationSamplingConfig(Section):
-    """Sampling during validation."""
+    """How replies are sampled during validation."""
 
     temperature: float = key(0.0, "0 is greedy.", training=False, ge=0)
     top_k: int = key(-1, "-1 does not truncate.", training=False, ge=-1)
@@ -96,7 +96,7 @@ class VllmConfig(Section):
 
 
 class BreakerConfig(Section):
-    """When new attempts pause because what is outside of the model fails."""
+    """The pause of new attempts during failures outside of the model."""
 
     share: float | None = key(
         0.5,
@@ -250,6 +250,8 @@ class RolloutConfig(Section):
 
     @property
     def truncates_sampling(self) -> bool:
-        """Whether training draws from a part of the distribution only: then a logprob of what was drawn and one of the
-        whole distribution are not the same number."""
+        """True if training samples from a part of the distribution only.
+
+        Then log-probabilities of the sampled and of the whole distribution differ.
+        """
         return self.top_p < 1 or self.top_k > 0

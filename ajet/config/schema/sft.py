@@ -1,4 +1,4 @@
-"""`sft`: what is learned from replies that are given, instead of from attempts that are played."""
+"""The section `sft`: training on given replies instead of played attempts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ IDLE_IN_SFT: dict[str, str | None] = {
     "trainer_common.val_pass_n": NOTHING_IS_PLAYED,
     "trainer_common.keep_best": "no checkpoint is picked by a loss",
 }
-"""Keys and sections that have no effect where replies are given, as a backbone's descriptor has them."""
+"""Keys and sections without effect on given replies, in the form of a backbone's descriptor."""
 
 
 class SftConfig(Section):
-    """Learning from replies that are given: rows of a file, or what a recorded run said."""
+    """Training on given replies: rows of a file, or episodes of a recorded run."""
 
     objective: Literal["sft", "dpo"] | None = key(
         None,
@@ -86,5 +86,5 @@ class SftConfig(Section):
 
     @property
     def replies_per_prompt(self) -> int:
-        """Replies that are given to one prompt."""
+        """Given replies per prompt."""
         return 2 if self.objective == "dpo" else 1

@@ -24,7 +24,7 @@ class HuggingFaceReaderConfig(Section):
 
 
 class TaskFileConfig(Section):
-    """A file of tasks."""
+    """A file with one task per line."""
 
     file_path: str | None = key(None, "A JSON Lines file, one task a line.", kind="path")
 
@@ -38,7 +38,7 @@ class ValidationFileConfig(Section):
 
 
 class JsonlReaderConfig(Section):
-    """JSON Lines files."""
+    """Tasks in JSON Lines files, one file per split."""
 
     training: TaskFileConfig = section(TaskFileConfig, "Tasks to train on.")
     validation: ValidationFileConfig = section(ValidationFileConfig, "Tasks to validate on.")
@@ -71,7 +71,7 @@ class BenchmarkReaderConfig(Section):
 
 
 class GaiaReaderConfig(BenchmarkReaderConfig):
-    """A local copy of GAIA: metadata.jsonl, and the files of its tasks beside it."""
+    """A local copy of GAIA: metadata.jsonl next to the files of its tasks."""
 
     files_at: str | None = key(
         None, "Folder in which the environment has the tasks' files; null: where they lie on this machine."
@@ -118,7 +118,7 @@ class ReasoningGymReaderConfig(Section):
 
 
 class ColumnsConfig(Section):
-    """Which columns of a row mean what; null finds the usual names. Case and surrounding blanks do not matter."""
+    """The columns of a row by meaning; null finds the usual names. Case and surrounding blanks do not matter."""
 
     main_query: str | None = key(None, "The question; null: main_query, question, query, prompt, problem or messages.")
     task_id: str | None = key(None, "The task's name; null: task_id or id, else one made from the content.")
@@ -130,7 +130,7 @@ class ColumnsConfig(Section):
 
 
 class TaskReaderConfig(Section):
-    """Where tasks come from."""
+    """The source of tasks and its options."""
 
     type: str = key("huggingface_dat_repo", "One of {names}, or a reference to a reader of your own.", part="reader")
     on_bad_row: Literal["error", "skip"] = key(
@@ -190,7 +190,7 @@ class TaskReaderConfig(Section):
 
 
 class EnvironmentConfig(Section):
-    """What agents act in, beside what their own code opens."""
+    """Tools and worlds for agents, besides those that their own code opens."""
 
     use: str | None = key(
         None,
@@ -233,7 +233,7 @@ class EnvironmentConfig(Section):
 
 
 class WeightedScorerConfig(Section):
-    """One of several scorers."""
+    """One of several scorers with its weight."""
 
     name: str = key("", "A scorer's name, or a reference to a function.", min_length=1)
     weight: float = key(1.0, "The reward is the sum of weight times score; 0: recorded only.")
@@ -241,7 +241,7 @@ class WeightedScorerConfig(Section):
 
 
 class ScorerStageConfig(Section):
-    """From when on, or for which tasks, another scorer decides."""
+    """Another scorer from a step on, or for certain tasks."""
 
     scorer: str = key("", "Its name, or a reference.", min_length=1)
     from_step: int = key(0, "Training step from which on.", ge=0)
@@ -250,7 +250,7 @@ class ScorerStageConfig(Section):
 
 
 class TaskJudgeConfig(Section):
-    """Who decides the reward when the workflow leaves it open."""
+    """The source of rewards if the workflow sets none."""
 
     judge_type: str = key(
         "customized_protocol",
@@ -290,7 +290,7 @@ class TaskJudgeConfig(Section):
     alien_llm_response_length: int = key(512, "For judges to read: tokens of its reply.", ge=1)
 
     def list_judges(self) -> list[tuple[tuple[str | int, ...], str]]:
-        """The judges and scorers that decide by this, a name or a reference each, with its path below `ajet`."""
+        """Return the deciding judges and scorers, names or references, each with its path below `ajet`."""
         found: list[tuple[tuple[str | int, ...], str | None]] = [
             (("task_judge", "judge_protocol"), self.judge_protocol),
             (("task_judge", "scorer"), self.scorer),
@@ -300,6 +300,6 @@ class TaskJudgeConfig(Section):
         return [(path, name) for path, name in found if name]
 
     def replace_judges(self, *, judge_protocol: str | None = None, scorer: str | None = None) -> TaskJudgeConfig:
-        """A copy of these settings with this judge or this scorer, and no other."""
+        """Return a copy of the settings with only this judge or scorer."""
         chosen: dict[str, Any] = {"judge_protocol": judge_protocol, "scorer": scorer, "scorers": [], "stages": []}
         return self.model_copy(update={"judge_type": "customized_protocol", **chosen})

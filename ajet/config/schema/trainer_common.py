@@ -10,16 +10,16 @@ from ajet.config.schema.algorithm import AlgorithmConfig
 from ajet.config.schema.base import NO_VALIDATION, SERVE, Section, key, section
 
 STALE_CAP = 2.0
-"""What `is_cap: auto` is where older weights may have sampled: that of Yao et al. (2025), and verl's own."""
+"""Value of `is_cap: auto` if older weights may have sampled: as in Yao et al. (2025) and in verl."""
 
 CANARY_FLOAT32, CANARY_ROUNDED = 0.01, 0.2
 """What `canary: auto` is: nats between the logprobs of engine and trainer, in float32 and in types of fewer bits."""
 ALARM_SHARE = 0.5
-"""What `mismatch_alarm: auto` is of that."""
+"""Value of `mismatch_alarm: auto`, as a share of `canary`."""
 
 
 class OptimizerConfig(Section):
-    """AdamW."""
+    """The AdamW optimizer and its schedule."""
 
     lr: float = key(1e-6, "Learning rate.", ge=0)
     lr_schedule: Literal["constant", "linear", "cosine"] = key("constant", "After the warm-up.")
@@ -34,7 +34,7 @@ class OptimizerConfig(Section):
 
 
 class AdapterConfig(Section):
-    """One of several adapters. What it leaves out is that of `lora`."""
+    """One of several adapters; keys left out are those of `lora`."""
 
     rank: int | None = key(None, "Rank.", ge=1)
     alpha: float | None = key(None, "Scale: updates are multiplied by alpha / rank.", gt=0)
@@ -58,16 +58,16 @@ class LoraConfig(Section):
 
     @property
     def trains_adapters(self) -> bool:
-        """Whether the model's own weights stay as they are."""
+        """True if the model's own weights stay unchanged."""
         return self.rank > 0 or bool(self.adapters)
 
     @property
     def total_rank(self) -> int:
-        """The rank of all adapters together."""
+        """Sum of the ranks of all adapters."""
         return sum(self.resolve_adapter(name).rank for name in self.adapters) if self.adapters else self.rank
 
     def resolve_adapter(self, name: str) -> LoraConfig:
-        """The settings that one of `adapters` is trained with."""
+        """Return the settings of one of `adapters`."""
         own = self.adapters[name]
         return LoraConfig(
             rank=own.rank or self.rank,
@@ -77,7 +77,7 @@ class LoraConfig(Section):
 
 
 class FsdpConfig(Section):
-    """What the verl backbone keeps in main memory, whatever the `strategy`."""
+    """Offloading to main memory on the verl backbone, for any `strategy`."""
 
     param_offload: bool = key(True, "Keep parameters in main memory between uses.", training=False)
     optimizer_offload: bool = key(True, "Keep the optimizer's state there.", training=False)
@@ -235,7 +235,7 @@ class TrainerConfig(Section):
 
     @property
     def importance_cap(self) -> float | None:
-        """`algorithm.is_cap`, with what `auto` is in this mode. (`ajet serve` settles it for itself.)"""
+        """`algorithm.is_cap`, with `auto` resolved for this mode; `ajet serve` resolves its own."""
         cap = self.algorithm.is_cap
         if cap == "auto":
             in_turns = self.mode == "sync" or self.algorithm.old_policy == "behaviour"
@@ -243,13 +243,13 @@ class TrainerConfig(Section):
         return cap
 
     def canary_tolerance(self, *, rounded: bool) -> float | None:
-        """`canary`, with what `auto` is. `rounded`: the trainer computes in a type of fewer bits than float32."""
+        """Return `canary` with `auto` resolved. `rounded`: the trainer's number type is coarser than float32."""
         if isinstance(self.canary, str):
             return CANARY_ROUNDED if rounded else CANARY_FLOAT32
         return self.canary
 
     def mismatch_alarm(self, *, rounded: bool) -> float | None:
-        """`algorithm.mismatch_alarm`, likewise."""
+        """Return `algorithm.mismatch_alarm` with `auto` resolved."""
         alarm, tolerance = self.algorithm.mismatch_alarm, self.canary_tolerance(rounded=rounded)
         if isinstance(alarm, str):
             return None if tolerance is None else ALARM_SHARE * tolerance

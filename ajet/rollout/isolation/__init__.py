@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ajet.config.references import resolve_class
-from ajet.rollout.attempt import Attempt
+from ajet.rollout.attempt import LocalAttempt
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 class Isolation(Protocol):
     """Runs attempts. `rollout.isolation` chooses the class, by name or by reference.
 
-    All members may be called from any thread and return at once; `stands` of a remote isolation may take a moment.
+    All members may be called from any thread and return at once; `locate` of a remote isolation may take a moment.
     """
 
-    shared: bool
+    shares_loop: bool
     """True if attempts share an event loop, so that one which blocks delays the others."""
 
-    apart: bool
+    is_remote: bool
     """True if attempts run in other processes, which do not see changes of this process' environment variables."""
 
     @classmethod
-    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
+    def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
         """Return an isolation for attempts of this workflow.
 
         Args:
@@ -46,19 +46,22 @@ class Isolation(Protocol):
         ...
 
     @property
-    def abandoned(self) -> int:
+    def abandoned_count(self) -> int:
         """The number of stopped attempts whose code could not be ended and still runs."""
         ...
 
-    def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
-        """Begin the attempt. The future gets the result or exception of `perform`. After `stop` it may stay open."""
+    def start(self, attempt: LocalAttempt) -> Future[WorkflowOutput]:
+        """Begin the attempt.
+
+        The future gets the result or exception of `perform_attempt`. After `stop` the future may stay open.
+        """
         ...
 
-    def stands(self, attempt: Attempt) -> str:
+    def locate(self, attempt: LocalAttempt) -> str:
         """Return the line of user code that the attempt is at, as file:line, or "" if it is not known."""
         ...
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: LocalAttempt) -> None:
         """End the attempt as far as this isolation can: a cancellation, or a signal to its process."""
         ...
 
@@ -68,8 +71,8 @@ class Isolation(Protocol):
 
 
 def open_isolation(experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
-    """Return the isolation that `rollout.isolation` names, made by `Isolation.opened`. Raises UserError."""
-    found: Isolation = _find_class(experiment).opened(experiment, workflow_class, ambient)
+    """Return the isolation that `rollout.isolation` names, made by `Isolation.create`. Raises UserError."""
+    found: Isolation = _find_class(experiment).create(experiment, workflow_class, ambient)
     return found
 
 
@@ -89,6 +92,6 @@ def _find_class(experiment: Experiment) -> type[Any]:
         "isolation",
         base=experiment.base,
         what="ajet.rollout.isolation",
-        methods=("opened", "start", "stands", "stop", "close"),
+        methods=("create", "start", "locate", "stop", "close"),
         like="ajet.rollout.isolation.Isolation",
     )

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from ajet.rollout.attempt import AttemptBase, is_plain, perform
+from ajet.rollout.attempt import AttemptBase, is_plain_attempt, perform_attempt
 from ajet.rollout.isolation.thread import ThreadIsolation
 from ajet.rollout.runtime import UserLoop
 from ajet.schema.endpoint import Endpoint
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class LoopIsolation:
     """Runs attempts as tasks of one loop. A plain `execute` gets a thread of its own."""
 
-    shared, apart = True, False
+    shares_loop, is_remote = True, False
 
     @classmethod
-    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopIsolation:
+    def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopIsolation:
         """Return the isolation. It is made for code that awaits."""
         return cls()
 
@@ -44,14 +44,14 @@ class LoopIsolation:
         """Stopped attempts whose tasks may still run. Weak: an attempt that is stopped as it ends is never removed."""
 
     @property
-    def abandoned(self) -> int:
+    def abandoned_count(self) -> int:
         """The number of tasks and threads that still run although their episode was stopped."""
         with self._lock:
-            return sum(attempt in self._stopped for attempt in self._live) + self._threads.abandoned
+            return sum(attempt in self._stopped for attempt in self._live) + self._threads.abandoned_count
 
     def start(self, attempt: AttemptBase) -> Future[WorkflowOutput]:
         """Begin the attempt on the newest loop."""
-        if is_plain(attempt):
+        if is_plain_attempt(attempt):
             return self._threads.start(attempt)
         with self._lock:
             loop = self._loops[-1]
@@ -60,11 +60,11 @@ class LoopIsolation:
         future.add_done_callback(lambda _: self._note_end(attempt))
         return future
 
-    def stands(self, attempt: AttemptBase) -> str:
-        """Return the line of user code that the attempt is at, as `Isolation.stands` does."""
+    def locate(self, attempt: AttemptBase) -> str:
+        """Return the line of user code that the attempt is at, as `Isolation.locate` does."""
         with self._lock:
             task, found = self._live.get(attempt), self._running.get(attempt)
-        return found[1].locate_task(task) if task is not None and found is not None else self._threads.stands(attempt)
+        return found[1].locate_task(task) if task is not None and found is not None else self._threads.locate(attempt)
 
     def stop(self, attempt: AttemptBase) -> None:
         """Cancel the task. The next attempts get a new loop if this one is blocked."""
@@ -106,7 +106,7 @@ class LoopIsolation:
         with self._lock:
             self._live[attempt] = task
         try:
-            return await perform(attempt)
+            return await perform_attempt(attempt)
         finally:
             with self._lock:
                 self._live.pop(attempt, None)

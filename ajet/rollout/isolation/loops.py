@@ -26,9 +26,9 @@ class LoopsIsolation(WorkerPool):
     shared = True
 
     @classmethod
-    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopsIsolation:
+    def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopsIsolation:
         """Return the isolation. Raises ConfigError if another process could not import the workflow."""
-        processes = experiment.ajet.rollout.processes or processes_of_this_machine()
+        processes = experiment.ajet.rollout.processes or count_worker_processes()
         return cls(find_setup(workflow_class, experiment, ambient), processes)
 
     def __init__(self, setup: WorkerSetup, processes: int) -> None:
@@ -39,12 +39,12 @@ class LoopsIsolation(WorkerPool):
     def _choose_worker(self) -> WorkerHandle:
         """Return the worker that plays the fewest attempts, or a new one."""
         able = [worker for worker in self._workers if worker.is_accepting]
-        fewest = min(able, key=lambda worker: (worker.abandoned > 0, worker.playing), default=None)
-        if fewest is None or (fewest.playing + fewest.abandoned and len(able) < self._processes):
+        fewest = min(able, key=lambda worker: (worker.abandoned_count > 0, worker.playing_count), default=None)
+        if fewest is None or (fewest.playing_count + fewest.abandoned_count and len(able) < self._processes):
             return self._open_worker()
         return fewest
 
 
-def processes_of_this_machine() -> int:
+def count_worker_processes() -> int:
     """Return the number of usable cores without one for the gateway and the engine, at least 1."""
     return max(1, (usable_cpus() or 1) - 1)

@@ -32,7 +32,7 @@ class ProcessIsolation(WorkerPool):
     """True if a worker that an attempt left unchanged plays another one."""
 
     @classmethod
-    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ProcessIsolation:
+    def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ProcessIsolation:
         """Return the isolation. Raises ConfigError if another process could not import the workflow."""
         return cls(experiment, workflow_class, ambient)
 
@@ -50,7 +50,7 @@ class ProcessIsolation(WorkerPool):
             if worker.is_alive:
                 return worker
             worker.close()
-        starting = [left for worker in self._workers if (left := worker.start_left)]
+        starting = [left for worker in self._workers if (left := worker.remaining_start_seconds)]
         if len(starting) < self._most_starts:
             return self._open_worker()
         if self._timer is None:
@@ -69,7 +69,7 @@ class ProcessIsolation(WorkerPool):
         if worker.is_over:
             with self._lock:
                 self._idle = [each for each in self._idle if each is not worker]
-        elif worker.is_accepting and not worker.playing:  # its attempt has ended
+        elif worker.is_accepting and not worker.playing_count:  # its attempt has ended
             if self.keeps_workers and worker.is_alive and not worker.changes:
                 worker.forget_output()
                 with self._lock:

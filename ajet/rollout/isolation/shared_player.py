@@ -29,7 +29,7 @@ from ajet.rollout.isolation.messages import WorkerSetup, decode_attempt, decode_
 from ajet.rollout.isolation.thread import ThreadIsolation
 from ajet.rollout.isolation.worker_attempt import WorkerAttempt, encode_end, exit_fork, exit_forks
 from ajet.rollout.isolation.worker_channel import NO_ATTEMPT, OutputStream, WorkerChannel
-from ajet.rollout.runtime import rare_collections
+from ajet.rollout.runtime import reduce_collections
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput
 from ajet.workflow.ambient import RunEnvironment
@@ -83,7 +83,7 @@ class SharedPlayer:
     def locate(self, number: int) -> str:
         """Return the line of user code that the attempt of that number is at, or ""."""
         found = self._attempts.get(number)
-        return "" if found is None else self._loop.stands(found[0])
+        return "" if found is None else self._loop.locate(found[0])
 
     def close_resources(self) -> Sequence[threading.Thread]:
         """Start to close what attempts opened. Return the threads that do it."""
@@ -251,7 +251,7 @@ def open_shared_player(channel: WorkerChannel, setup: WorkerSetup) -> Iterator[S
     logger.remove()
     logger.add(sys.stderr)
     logger.add(warn, level="WARNING", format="{message}", filter=lambda _: current_attempt.get() is None)
-    with rare_collections():
+    with reduce_collections():
         yield SharedPlayer(channel, setup)
 
 

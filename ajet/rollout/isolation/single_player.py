@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from ajet.config import resolve_reference
-from ajet.rollout.attempt import is_plain, perform, perform_plain
+from ajet.rollout.attempt import is_plain_attempt, perform_attempt, perform_plain_attempt
 from ajet.rollout.failure import classify_exception
 from ajet.rollout.isolation.channel import Message
 from ajet.rollout.isolation.messages import WorkerSetup, decode_attempt
@@ -82,8 +82,8 @@ class SinglePlayer:
                 before = ProcessState.capture()
                 attempt = WorkerAttempt(self._channel, number, workflow_class, task, config, began, enter=enter_attempt)
                 self._attempt, self._task = attempt, None
-                if is_plain(attempt):
-                    return before, perform_plain(attempt)
+                if is_plain_attempt(attempt):
+                    return before, perform_plain_attempt(attempt)
                 return before, asyncio.run(self._perform_on_loop(attempt))
         except BaseException as problem:  # noqa: BLE001 - the border where user code runs
             return before, classify_exception(problem, attempt.stage if attempt else "construct", task.task)
@@ -92,7 +92,7 @@ class SinglePlayer:
         asyncio.get_running_loop().set_default_executor(DaemonThreads())
         self._task = asyncio.current_task()
         with exit_forks(self._channel.owner):
-            return await perform(attempt)
+            return await perform_attempt(attempt)
 
 
 @dataclass(frozen=True)

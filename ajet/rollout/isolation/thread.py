@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.rollout.attempt import AttemptBase, is_plain, perform, perform_plain
+from ajet.rollout.attempt import AttemptBase, is_plain_attempt, perform_attempt, perform_plain_attempt
 from ajet.rollout.runtime import DaemonThreads, call_into_future, cancel_remaining, locate_code
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.task import WorkflowOutput
@@ -35,10 +35,10 @@ class _RunningAttempt:
 class ThreadIsolation:
     """Runs each attempt in a thread of its own."""
 
-    shared = apart = False
+    shares_loop = is_remote = False
 
     @classmethod
-    def opened(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ThreadIsolation:
+    def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> ThreadIsolation:
         """Return an isolation for code of any kind."""
         return cls()
 
@@ -47,7 +47,7 @@ class ThreadIsolation:
         self._running: dict[AttemptBase, _RunningAttempt] = {}
 
     @property
-    def abandoned(self) -> int:
+    def abandoned_count(self) -> int:
         """The number of threads that still run although their episode was stopped."""
         with self._lock:
             return sum(running.stopped for running in self._running.values())
@@ -61,8 +61,8 @@ class ThreadIsolation:
         threading.Thread(target=self._run_attempt, args=(attempt, running, future), name=name, daemon=True).start()
         return future
 
-    def stands(self, attempt: AttemptBase) -> str:
-        """Return the line of user code that the attempt is at, as `Isolation.stands` does."""
+    def locate(self, attempt: AttemptBase) -> str:
+        """Return the line of user code that the attempt is at, as `Isolation.locate` does."""
         with self._lock:
             running = self._running.get(attempt)
         return "" if running is None else locate_code(running.thread, running.task)
@@ -86,8 +86,8 @@ class ThreadIsolation:
     def _run_attempt(self, attempt: AttemptBase, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
         running.thread = threading.get_ident()
         try:
-            if is_plain(attempt):
-                call_into_future(future, perform_plain, attempt)
+            if is_plain_attempt(attempt):
+                call_into_future(future, perform_plain_attempt, attempt)
             else:
                 self._run_loop(attempt, running, future)
         finally:
@@ -97,7 +97,7 @@ class ThreadIsolation:
     def _run_loop(self, attempt: AttemptBase, running: _RunningAttempt, future: Future[WorkflowOutput]) -> None:
         loop = asyncio.new_event_loop()
         loop.set_default_executor(DaemonThreads())
-        task = loop.create_task(perform(attempt))
+        task = loop.create_task(perform_attempt(attempt))
         running.task = task
         with self._lock:
             running.cancel = lambda: loop.call_soon_threadsafe(task.cancel)

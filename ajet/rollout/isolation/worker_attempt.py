@@ -123,7 +123,7 @@ class WorkerAttempt(AttemptBase):
         self._channel, self._began, self._enter = channel, began, enter
 
     @property
-    def passed(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds since it began, by the system clock: another process measured the begin."""
         return max(0.0, time.time() - self._began)
 

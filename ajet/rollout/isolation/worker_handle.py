@@ -21,7 +21,7 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.rollout.attempt import Attempt
+from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.failure import OUTPUT_CHARS, EpisodeError, classify_exception, keep_tail, make_error
 from ajet.rollout.isolation.channel import Message, encode_value
 from ajet.rollout.isolation.messages import (
@@ -53,7 +53,7 @@ class _InflightAttempt:
     """An attempt that the worker plays, and its output so far."""
 
     number: int
-    attempt: Attempt
+    attempt: LocalAttempt
     future: Future[WorkflowOutput]
     printed: str = ""
     dropped: int = 0
@@ -88,7 +88,7 @@ class WorkerHandle:
         self._lock = threading.Lock()
         self._process: WorkerProcess | None = None
         self._playing: dict[int, _InflightAttempt] = {}
-        self._numbers: dict[Attempt, int] = {}
+        self._numbers: dict[LocalAttempt, int] = {}
         self._last = 0
         self._stopped: dict[int, float] = {}
         """Attempts that were stopped and have not ended, with the time of the stop, the oldest first."""
@@ -108,17 +108,17 @@ class WorkerHandle:
         threading.Thread(target=self._run_worker, name="ajet-worker", daemon=True).start()
 
     @property
-    def playing(self) -> int:
+    def playing_count(self) -> int:
         """The number of attempts that it plays, without stopped ones."""
         return len(self._playing)
 
     @property
-    def abandoned(self) -> int:
+    def abandoned_count(self) -> int:
         """The number of attempts that were stopped and have not ended."""
         return len(self._stopped)
 
     @property
-    def start_left(self) -> float:
+    def remaining_start_seconds(self) -> float:
         """Seconds for which its start is still counted, or 0 after its first message, and without an attempt."""
         is_starting = self.is_accepting and not self._has_answered and bool(self._playing)
         return max(0.0, self._created + START_WINDOW_S - time.monotonic()) if is_starting else 0.0
@@ -129,7 +129,7 @@ class WorkerHandle:
         process = self._process
         return process is not None and process.is_alive
 
-    def begin(self, attempt: Attempt, future: Future[WorkflowOutput]) -> bool:
+    def begin(self, attempt: LocalAttempt, future: Future[WorkflowOutput]) -> bool:
         """Queue the attempt, whose outcome goes into the future. Return False if it accepts no more."""
         with self._lock:
             if not self.is_accepting:
@@ -140,7 +140,7 @@ class WorkerHandle:
             self._outgoing.put(played)
         return True
 
-    def locate(self, attempt: Attempt) -> str:
+    def locate(self, attempt: LocalAttempt) -> str:
         """Return the line of user code that the attempt is at, or ""."""
         with self._lock:
             number, process = self._numbers.get(attempt), self._process
@@ -151,7 +151,7 @@ class WorkerHandle:
         self._is_unresponsive = not found and time.monotonic() - began > UNRESPONSIVE_S
         return found
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: LocalAttempt) -> None:
         """Cancel the attempt, or kill the worker that plays it alone. Its future stays open."""
         with self._lock:
             number = self._numbers.pop(attempt, None)
@@ -271,7 +271,7 @@ class WorkerHandle:
             why = f"the output cannot be read in the rollout's process: {problem}"
             return AttemptEnd(make_error("wrong_type", why).failure, [])
 
-    def _answer_request(self, process: WorkerProcess, attempt: Attempt, message: Message) -> None:
+    def _answer_request(self, process: WorkerProcess, attempt: LocalAttempt, message: Message) -> None:
         try:
             request = decode_request(message.kind, message.body)
             if message.kind == "open" and attempt.session is not None:
@@ -382,7 +382,7 @@ class WorkerHandle:
         return lost
 
 
-def _call_attempt(attempt: Attempt, kind: str, request: Any) -> Any:
+def _call_attempt(attempt: LocalAttempt, kind: str, request: Any) -> Any:
     """Return the attempt's answer to a request of that kind."""
     if kind == "open":
         attempt.open(request)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.rollout.attempt import Attempt
+from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.failure import make_error
 from ajet.rollout.isolation.messages import WorkerSetup
 from ajet.rollout.isolation.worker_handle import WorkerHandle
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class WorkerPool(ABC):
     """An isolation that plays attempts in workers."""
 
-    apart = True
+    is_remote = True
 
     @classmethod
     def require_isolable(cls, experiment: Experiment, workflow_class: type[Any]) -> None:
@@ -46,20 +46,20 @@ class WorkerPool(ABC):
         self._lock = threading.RLock()
         self._workers: list[WorkerHandle] = []
         """Workers whose processes have not ended, the oldest first."""
-        self._waiting: deque[tuple[Attempt, Future[WorkflowOutput]]] = deque()
+        self._waiting: deque[tuple[LocalAttempt, Future[WorkflowOutput]]] = deque()
         """Attempts that are not placed yet."""
-        self._worker_of: dict[Attempt, WorkerHandle] = {}
+        self._worker_of: dict[LocalAttempt, WorkerHandle] = {}
         self._warned: set[str] = set()
         """Warnings that were logged already and are logged once."""
         self._closed = False
 
     @property
-    def abandoned(self) -> int:
+    def abandoned_count(self) -> int:
         """The number of attempts that were stopped and have not ended."""
         with self._lock:
-            return sum(worker.abandoned for worker in self._workers)
+            return sum(worker.abandoned_count for worker in self._workers)
 
-    def start(self, attempt: Attempt) -> Future[WorkflowOutput]:
+    def start(self, attempt: LocalAttempt) -> Future[WorkflowOutput]:
         """Begin the attempt, at once or when a worker is free for it."""
         future: Future[WorkflowOutput] = Future()
         with self._lock:
@@ -70,12 +70,12 @@ class WorkerPool(ABC):
         self._place_waiting()
         return future
 
-    def stands(self, attempt: Attempt) -> str:
-        """Return the line of user code that the attempt is at, as `Isolation.stands` does."""
+    def locate(self, attempt: LocalAttempt) -> str:
+        """Return the line of user code that the attempt is at, as `Isolation.locate` does."""
         worker = self._worker_of.get(attempt)
         return worker.locate(attempt) if worker is not None else ""
 
-    def stop(self, attempt: Attempt) -> None:
+    def stop(self, attempt: LocalAttempt) -> None:
         """Cancel the attempt, or kill its process, as `WorkerHandle.stop` does."""
         with self._lock:
             worker = self._worker_of.pop(attempt, None)
@@ -127,12 +127,12 @@ class WorkerPool(ABC):
                     self._worker_of[attempt] = worker
                     future.add_done_callback(partial(self._forget_attempt, attempt))
 
-    def _forget_attempt(self, attempt: Attempt, future: Future[WorkflowOutput]) -> None:
+    def _forget_attempt(self, attempt: LocalAttempt, future: Future[WorkflowOutput]) -> None:
         if not future.cancelled():  # then it goes on until it is stopped
             self._worker_of.pop(attempt, None)
 
 
-def _fail_stopped(waiting: Iterable[tuple[Attempt, Future[WorkflowOutput]]]) -> None:
+def _fail_stopped(waiting: Iterable[tuple[LocalAttempt, Future[WorkflowOutput]]]) -> None:
     """Fail attempts that no worker got."""
     for _, future in waiting:
         if future.set_running_or_notify_cancel():

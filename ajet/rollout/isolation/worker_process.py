@@ -246,7 +246,7 @@ class WorkerOutput:
 def start_process(setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
     """Start a worker as a process of this machine."""
     process = subprocess.Popen(
-        worker_command(fds),
+        build_worker_command(fds),
         stdin=subprocess.DEVNULL,
         stdout=fds.output,
         stderr=fds.output,
@@ -257,7 +257,7 @@ def start_process(setup: WorkerSetup, fds: WorkerFds) -> StartedWorker:
     return StartedWorker(process)
 
 
-def worker_command(fds: WorkerFds) -> list[str]:
+def build_worker_command(fds: WorkerFds) -> list[str]:
     """Return the command line of a worker."""
     return build_command(WORKER, str(fds.channel), str(fds.control), unbuffered=True)
 

@@ -7,7 +7,7 @@ counted reasons); one that no client finishes is ended by the server and recorde
 
 from ajet.rollout.served.episode import EpisodeRequest
 from ajet.rollout.served.finisher import EpisodeStore
-from ajet.rollout.served.http import routes
+from ajet.rollout.served.http import make_routes
 from ajet.rollout.served.registry import EpisodeRegistry
 
-__all__ = ["EpisodeRegistry", "EpisodeRequest", "EpisodeStore", "routes"]
+__all__ = ["EpisodeRegistry", "EpisodeRequest", "EpisodeStore", "make_routes"]

@@ -18,7 +18,7 @@ from ajet.rollout.episode import EpisodeBuilder
 from ajet.rollout.failure import find_failure
 from ajet.rollout.judge_caller import JudgeCaller
 from ajet.rollout.served.episode import ServedEpisode
-from ajet.rollout.served.groups import ask_store
+from ajet.rollout.served.groups import call_store
 from ajet.rollout.served.ranker import WAITING_REASON
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.errors import UserError
@@ -80,7 +80,7 @@ class EpisodeFinisher:
         assert served.built is not None
         record = Kept(served.built, alone=served.group is None, ended_by=served.ended_by)
         try:
-            await ask_store(self._store.put, served.lease, record)
+            await call_store(self._store.put, served.lease, record)
         except LeaseLostError as lost:
             if served.unrecorded_since is None:
                 served.unrecorded_since = time.monotonic()

@@ -40,16 +40,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def ask_store(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def call_store(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call the store's method in a thread and return its answer. Raises what the method raises."""
     with limited_patience(STORE_PATIENCE):
         return await asyncio.to_thread(method, *args, **kwargs)
 
 
-async def ask_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def call_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call the store's method in a thread. Raises Refused while the store is out of reach."""
     try:
-        return await ask_store(method, *args, **kwargs)
+        return await call_store(method, *args, **kwargs)
     except TRANSIENT_ERRORS as error:
         logger.warning("the store cannot be asked: {}", error)
         raise Refused(
@@ -200,10 +200,10 @@ class OpenGroups:
 
     async def _make_group(self, task: Task | None) -> OpenGroup:
         if task is not None:
-            lease = await ask_store_or_refuse(self._store.bring)
+            lease = await call_store_or_refuse(self._store.bring)
         else:
             assert self._tasks is not None
-            (lease,) = await ask_store_or_refuse(self._store.lease, 1)
+            (lease,) = await call_store_or_refuse(self._store.lease, 1)
             task = self._tasks.task(lease.order)
         group = OpenGroup(task, lease, self._places)
         self._open.append(group)
@@ -228,7 +228,7 @@ class OpenGroups:
     async def return_task(self, group: OpenGroup) -> None:
         """Return the task of a group without attempts to the store. The group stays while the store is out of reach."""
         try:
-            await ask_store(self._store.give_back, [group.lease])
+            await call_store(self._store.give_back, [group.lease])
         except TRANSIENT_ERRORS as error:
             if not self._is_store_away:
                 logger.warning("position {} is not given back yet: {}", group.lease.order, error)
@@ -248,7 +248,7 @@ class OpenGroups:
         if report:
             self._removing.add(group)
             try:
-                await ask_store(self._store.close, group.lease)
+                await call_store(self._store.close, group.lease)
             except (
                 LeaseLostError,
                 *TRANSIENT_ERRORS,

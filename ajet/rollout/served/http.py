@@ -22,7 +22,7 @@ from ajet.gateway import Refused
 from ajet.gateway.limits import Held, after_wrong_key, welcome
 from ajet.record.tool_uses import bound_tool_use, decode_uses
 from ajet.rollout.served.episode import EpisodeRequest
-from ajet.rollout.served.protocol import Finish, Open, openapi
+from ajet.rollout.served.protocol import Finish, Open, build_openapi
 from ajet.rollout.served.registry import EpisodeRegistry
 from ajet.schema.bounded_json import LONG_BYTES, TooManyNodesError, load_json, may_hold_surrogates
 from ajet.schema.episode import Failure
@@ -35,7 +35,7 @@ T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
-def routes(registry: EpisodeRegistry, admin_key: str) -> list[Route]:
+def make_routes(registry: EpisodeRegistry, admin_key: str) -> list[Route]:
     """Return the routes of a registry, for clients that have the key."""
 
     async def open_episode(request: Request) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def routes(registry: EpisodeRegistry, admin_key: str) -> list[Route]:
         return await registry.get_overview()
 
     async def show_openapi(request: Request) -> dict[str, Any]:
-        return openapi()
+        return build_openapi()
 
     def make_route(path: str, method: str, handler: Handler, status: int = 200) -> Route:
         async def guarded(request: Request) -> Response:

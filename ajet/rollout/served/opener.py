@@ -18,7 +18,7 @@ from ajet.gateway import Refused
 from ajet.rollout.attempt import open_session
 from ajet.rollout.breaker import Breaker
 from ajet.rollout.checks import open_checks
-from ajet.rollout.components import split_sampling
+from ajet.rollout.components import choose_sampling
 from ajet.rollout.served.episode import EpisodeRequest, ServedEpisode, ServedIdentity, describe_open
 from ajet.rollout.served.groups import OpenGroup
 from ajet.schema.episode import Split
@@ -156,7 +156,7 @@ class EpisodeOpener:
             self._settings,
             self._inspect,
             identity,
-            sampling=split_sampling(self._settings, "validation" if is_held_out_turn else "train"),
+            sampling=choose_sampling(self._settings, "validation" if is_held_out_turn else "train"),
             trainable=request.trainable if request.trains else (),
             began=began,
         )

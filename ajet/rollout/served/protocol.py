@@ -55,7 +55,7 @@ class Finish(BaseModel):
     )
 
 
-class Begun(BaseModel):
+class OpenEpisode(BaseModel):
     """An episode that is open."""
 
     episode: str = Field(description="Its name.")
@@ -65,7 +65,7 @@ class Begun(BaseModel):
     version: int = Field(description="Of the weights, now.")
 
 
-class Opened(Begun):
+class OpenedEpisode(OpenEpisode):
     """An opened episode, with what its agent needs."""
 
     task: dict[str, Any]
@@ -75,7 +75,7 @@ class Opened(Begun):
     model: str
 
 
-class Ended(BaseModel):
+class EndedEpisode(BaseModel):
     """An episode that has ended."""
 
     episode: str
@@ -106,13 +106,13 @@ class Overview(BaseModel):
 class Problem(BaseModel):
     """The body of every refusal."""
 
-    class Said(BaseModel):
+    class ProblemDetails(BaseModel):
         message: str
         type: Literal["invalid_request_error", "server_error"]
         code: str | None
         param: str | None = Field(description="The field at fault.")
 
-    error: Said
+    error: ProblemDetails
 
 
 class RouteSpec(NamedTuple):
@@ -127,12 +127,17 @@ class RouteSpec(NamedTuple):
 
 
 ROUTES = (
-    RouteSpec("post", "/episodes", "Begin an episode.", 201, (Opened,), Open),
+    RouteSpec("post", "/episodes", "Begin an episode.", 201, (OpenedEpisode,), Open),
     RouteSpec("get", "/episodes", "What is open, and counts.", 200, (Overview,)),
-    RouteSpec("get", "/episodes/{episode}", "One episode.", 200, (Begun, Ended)),
-    RouteSpec("delete", "/episodes/{episode}", "Give it up: it is recorded as aborted.", 200, (Ended,)),
+    RouteSpec("get", "/episodes/{episode}", "One episode.", 200, (OpenEpisode, EndedEpisode)),
+    RouteSpec("delete", "/episodes/{episode}", "Give it up: it is recorded as aborted.", 200, (EndedEpisode,)),
     RouteSpec(
-        "post", "/episodes/{episode}/finish", "Say how it went; again, for the same answer.", 200, (Ended,), Finish
+        "post",
+        "/episodes/{episode}/finish",
+        "Say how it went; again, for the same answer.",
+        200,
+        (EndedEpisode,),
+        Finish,
     ),
 )
 _REFUSALS = {
@@ -146,7 +151,7 @@ _REFUSALS = {
 }
 
 
-def openapi() -> dict[str, Any]:
+def build_openapi() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the routes."""
     used = sorted({model for route in ROUTES for model in (*route.replies, route.body, Problem) if model},
                   key=lambda model: model.__name__)  # fmt: skip

@@ -51,7 +51,7 @@ class ServedRanker:
         self._running: dict[asyncio.Task[tuple[list[Episode], Failure | None]], OpenGroup] = {}
 
     @property
-    def under_way(self) -> int:
+    def inflight_count(self) -> int:
         """The number of groups that are being ranked."""
         return len(self._running)
 

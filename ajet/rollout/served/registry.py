@@ -31,7 +31,7 @@ from ajet.rollout.served.episode import (
     describe_outcome,
 )
 from ajet.rollout.served.finisher import EpisodeFinisher, EpisodeStore
-from ajet.rollout.served.groups import OpenGroup, OpenGroups, ask_store, ask_store_or_refuse
+from ajet.rollout.served.groups import OpenGroup, OpenGroups, call_store, call_store_or_refuse
 from ajet.rollout.served.opener import AdmissionControl, EpisodeOpener, HeldOutTasks, describe_opened
 from ajet.rollout.served.ranker import ServedRanker, needs_ranking
 from ajet.rollout.served.results import EndedEpisodes, ResultQueue
@@ -138,12 +138,12 @@ class EpisodeRegistry:
         return asyncio.run_coroutine_threadsafe(self._restore_episodes(), self._loop).result()
 
     @property
-    def playing(self) -> int:
+    def open_count(self) -> int:
         """The number of open episodes, from any thread."""
         return len(self._open)
 
     @property
-    def expects(self) -> bool:
+    def has_pending(self) -> bool:
         """True if an episode is open or ranked, or a result waits. For any thread, or a signal's handler."""
         return bool(self._open) or self._count_complete() > 0
 
@@ -214,7 +214,7 @@ class EpisodeRegistry:
                 raise Refused("An episode that does not train needs a task.", param="task")
             group = await self._groups.find_or_make(task, lambda group: not self._admission.is_crowded(group.task))
             task = group.task
-        lease = group.lease if group is not None else await ask_store_or_refuse(self._store.bring)
+        lease = group.lease if group is not None else await call_store_or_refuse(self._store.bring)
         if self._closing:
             raise make_closing_refusal()
         self._admission.refuse_crowded(task)
@@ -272,7 +272,7 @@ class EpisodeRegistry:
 
     def _count_complete(self) -> int:
         """Return the number of complete groups that wait for the trainer."""
-        return self.results.qsize() + self._ranker.under_way
+        return self.results.qsize() + self._ranker.inflight_count
 
     @property
     def _policy_version(self) -> int:
@@ -319,7 +319,7 @@ class EpisodeRegistry:
             return
         if group.may_repeat(episode.repeat, self._settings.rollout.max_retries):
             try:
-                lease = await ask_store(self._store.bring)
+                lease = await call_store(self._store.bring)
             except TRANSIENT_ERRORS as error:
                 logger.warning("the attempt {} counts, though it was lost: {}", episode.uuid, error)
                 return

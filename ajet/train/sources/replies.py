@@ -17,7 +17,7 @@ import numpy as np
 from ajet.algorithm.given_replies import TEMPERATURE, build_likelihood_batch, build_pairs_batch, list_samples
 from ajet.backbone.contract import score_samples
 from ajet.config.schema.algorithm import AlgorithmConfig
-from ajet.rollout.components import renderer_of
+from ajet.rollout.components import make_renderer
 from ajet.task_reader import TaskOrder
 from ajet.train.session import TrainingSession, open_store, score_twice
 from ajet.train.sft.lessons import Lesson
@@ -117,7 +117,7 @@ def train_on_replies(sink: RunSink, interrupts: Interrupts) -> None:
     experiment, settings = sink.experiment, sink.experiment.ajet
     assert settings.model.path is not None, "a run does not begin without"
     model = locate_model(settings.model.path, base=experiment.base, weights=False)
-    renderer = renderer_of(settings, load_tokenizer(model))
+    renderer = make_renderer(settings, load_tokenizer(model))
     lessons, validation = read_lessons(experiment, renderer), read_held_out_lessons(experiment, renderer)
     backbone = open_backbone(adapt_to_replies(experiment))
     try:

@@ -42,7 +42,7 @@ class RolloutSource(TaskReaderSource):
             if isinstance(ended, ReturnedTask):
                 returned.append(leases[ended.order])
             else:
-                (batch if ended.kept else oversampled).append(ended.group)
+                (batch if ended.is_selected else oversampled).append(ended.group)
                 session.show_depths(closed=len(batch) + len(oversampled))
         batch.sort(key=lambda group: group.order)
         refuse_if_all_failed(list_episodes(batch), step)

@@ -60,7 +60,7 @@ class ServedSource(Source):
         began = time.monotonic()
         session.run.status.set(phase="serving", step=batch.step)
         while not batch.is_complete(settings):
-            session.show_depths(closed=len(batch.groups), open=self._desk.playing)
+            session.show_depths(closed=len(batch.groups), open=self._desk.open_count)
             with suppress(queue.Empty):  # the batch may wait no longer
                 result = self._desk.results.get(timeout=batch.seconds_left(settings.serve.batch_seconds))
                 batch.add(result, session.backbone.version, session.trainer.max_staleness)
@@ -72,7 +72,7 @@ class ServedSource(Source):
 
     def may_complete(self) -> bool:
         """Return whether the batch is complete, or open episodes may still complete it."""
-        return self._desk.expects or self._batch.is_complete(self._settings)
+        return self._desk.has_pending or self._batch.is_complete(self._settings)
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
         """Begin the next batch; warn after every `stop_after_idle_steps` idle steps."""

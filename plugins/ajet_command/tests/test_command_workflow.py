@@ -16,7 +16,7 @@ import yaml
 from loguru import logger
 
 from ajet.config import Experiment
-from ajet.rollout.components import workflow_of
+from ajet.rollout.components import load_workflow
 from ajet.schema.errors import AgentFailure, ConfigError
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import CommandWorkflow
@@ -230,7 +230,7 @@ def test_a_section_that_cannot_be_used_is_refused_before_the_run(section, named,
     if section is not None:
         tree["command_agent"] = section
     with pytest.raises(ConfigError) as refused:
-        workflow_of(Experiment.from_dict(tree, base=tmp_path))
+        load_workflow(Experiment.from_dict(tree, base=tmp_path))
     assert refused.value.where == named
 
 
@@ -244,7 +244,7 @@ def test_a_section_that_cannot_be_used_is_refused_before_the_run(section, named,
 def test_a_slip_in_a_name_of_the_section_is_told(tree, do, tmp_path):
     ajet = {"rollout": {"user_workflow": "ajet.workflow->CommandWorkflow"}}
     with pytest.raises(ConfigError) as refused:
-        workflow_of(Experiment.from_dict({"ajet": ajet, **tree}, base=tmp_path))
+        load_workflow(Experiment.from_dict({"ajet": ajet, **tree}, base=tmp_path))
     assert refused.value.do == do
 
 

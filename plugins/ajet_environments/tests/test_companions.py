@@ -122,7 +122,7 @@ def test_one_that_ran_for_longer_than_its_grace_still_has_it(tmp_path: Path, mon
     running.wait_until_ready()
     time.sleep(kept_process.GRACE_S + 0.1)
     running.close()
-    assert (tmp_path / "cleaned").exists() and running.how().startswith(" with code 3")
+    assert (tmp_path / "cleaned").exists() and running.describe_exit().startswith(" with code 3")
 
 
 def test_one_that_is_killed_comes_back(tmp_path: Path, service: str) -> None:
@@ -302,10 +302,10 @@ class Ending:
         self.looks += 1
         return self.closed == self.starts if self._deaf else not self._steady or self.looks % 2 == 1
 
-    def ended_well(self) -> bool:
+    def has_succeeded(self) -> bool:
         return self._well and (self.starts > 0 or not self._deaf)
 
-    def how(self) -> str:
+    def describe_exit(self) -> str:
         return " with code 3"
 
     def is_ready(self) -> bool:
@@ -366,11 +366,15 @@ def test_how_one_ended_that_took_too_long_to_is_read_once(tmp_path: Path, monkey
         patch.setattr(type(keeper), "wait", lambda self, timeout=None: (_ for _ in ()).throw(TIMEOUT))
         lake.close()
     keeper.wait(60)
-    assert lake.is_over() and not lake.ended_well() and (said := lake.how()) in (" with code -15", " with code -9")
+    assert (
+        lake.is_over()
+        and not lake.has_succeeded()
+        and (said := lake.describe_exit()) in (" with code -15", " with code -9")
+    )
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(report)
     lake.close()
-    assert lake.how() == said
+    assert lake.describe_exit() == said
 
 
 def test_one_that_is_started_in_a_busy_run_is_looked_after(tmp_path: Path) -> None:
@@ -389,14 +393,14 @@ def test_one_that_is_started_in_a_busy_run_is_looked_after(tmp_path: Path) -> No
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     os.close(low)
     lake.close()
-    assert lake.is_over() and lake.how().startswith(" with code -")
+    assert lake.is_over() and lake.describe_exit().startswith(" with code -")
 
 
 def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
     lake = RunningCompanion("lake", Companion(command="x"), tmp_path, log := tmp_path / "lake.log")
     log.write_text("x" * (1 << 17) + "\nthe last\n\n")
     lake._ended = {"code": 3}
-    assert lake.how() == " with code 3 (the last)" and len(lake._last_lines()[0]) < 1 << 16
+    assert lake.describe_exit() == " with code 3 (the last)" and len(lake._last_lines()[0]) < 1 << 16
 
 
 def test_of_its_log_only_what_is_new_is_read(tmp_path: Path) -> None:
@@ -505,7 +509,7 @@ def test_what_a_run_stands_on_is_asked_at_once_and_what_is_down_is_named(
     clock = iter([0.0, 0.0, 60.0, 60.0, 60.0])  # a minute passes once the first has answered
     with monkeypatch.context() as patch:
         patch.setattr(services, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        assert [why for _, why in services.ask_services(some, within=60)] == ["", *["no answer within 60 s"] * 3]
+        assert [why for _, why in services.check_services(some, within=60)] == ["", *["no answer within 60 s"] * 3]
     over.set()
     tree = {
         "task_reader": {"type": "env_service", "env_service": {"env_url": "http://127.0.0.1:9"}},

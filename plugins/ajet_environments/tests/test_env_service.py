@@ -161,14 +161,14 @@ def test_an_address_is_a_tool_servers_by_its_path_alone() -> None:
 
 
 def test_what_a_check_raises_is_its_answer_and_the_others_are_asked() -> None:
-    from ajet.commands.services import ask_services
+    from ajet.commands.services import check_services
     from ajet.config.services import RequiredService
 
     def raises(seconds: float) -> str:
         raise KeyError("data")
 
     both = [RequiredService("one", "a", "k", raises, "", ""), RequiredService("other", "b", "k", lambda _: "", "", "")]
-    assert [why for _, why in ask_services(both)] == ["it could not be asked: KeyError: 'data'", ""]
+    assert [why for _, why in check_services(both)] == ["it could not be asked: KeyError: 'data'", ""]
 
 
 def test_whatever_is_raised_where_an_instance_is_made_is_the_environments_loss(service: EnvService) -> None:

@@ -72,7 +72,7 @@ def test_a_step_that_fails_is_an_environment_lost_and_is_asked_once(fault: str) 
 
 
 def test_a_hung_step_ends_before_its_episode_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempt_runner, "RESERVE", 1.0)
+    monkeypatch.setattr(attempt_runner, "RESERVE_S", 1.0)
     for left in (1.0, 10.0, 50.0):  # on a busy machine the step may come later than that
         monkeypatch.setattr(attempt_runner, "MOST_RESERVED_S", 120.0 - left)
         service = Failing(step="hang")

@@ -132,5 +132,5 @@ def compare(
     if as_json:
         typer.echo(json.dumps(asdict(found), indent=1, ensure_ascii=False))
     else:
-        judge_comparison.show(found)
-    return NEGATIVE if found.undecided() else OK
+        judge_comparison.print_comparison(found)
+    return NEGATIVE if found.list_undecided() else OK

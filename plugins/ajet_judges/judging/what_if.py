@@ -170,9 +170,9 @@ def _open_decoder(experiment: Experiment) -> Decode:
     machine."""
     from ajet.engine.model_source import find_local_model, locate_model
     from ajet.engine.models import load_tokenizer
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
 
     named = experiment.ajet.model.path
     if named is None or find_local_model(named, base=experiment.base, weights=False) is None:
         raise JudgeFailure("a reward for a text needs the run's tokenizer, which is not on this machine")
-    return renderer_of(experiment.ajet, load_tokenizer(locate_model(named, base=experiment.base, weights=False))).decode
+    return make_renderer(experiment.ajet, load_tokenizer(locate_model(named, base=experiment.base, weights=False))).decode

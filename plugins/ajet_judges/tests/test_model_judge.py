@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.commands.services import ask_services as asked_services
+from ajet.commands.services import check_services as asked_services
 from ajet.commands.services import list_services
 from ajet.config import Experiment
 from ajet.record.intervals import kappa, kappa_interval

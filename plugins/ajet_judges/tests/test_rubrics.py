@@ -388,7 +388,7 @@ def test_the_model_is_the_sections_where_no_judges_are_named(made, server, tmp_p
     with pytest.raises(UserError, match="the environment names no server"):
         open_judge(told())
     (service,) = list_services(told(base_url=server.url, model_name="own", api_key="sk-own-4711"))
-    assert service.key == "ajet.task_judge.rubrics_auto_grader" and service.ask(2.0) == ""
+    assert service.key == "ajet.task_judge.rubrics_auto_grader" and service.find_problem(2.0) == ""
     judge = open_judge(told(base_url=server.url, model_name="own", api_key="sk-own-4711"))
     assert ", by own: to be written" in str(judge)
     monkeypatch.setenv("DASHSCOPE_API_KEY", "sk-d")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ajet.commands.services import ask_services as asked_services
+from ajet.commands.services import check_services as asked_services
 from ajet.commands.services import list_services
 from ajet.config import Experiment
 from ajet.config.view import View

@@ -22,7 +22,7 @@ from ajet.record.checkpoints import checkpoints_folder
 from ajet.record.episodes import decode_recorded
 from ajet.record.files import read_rows
 from ajet.record.progress import Progress
-from ajet.rollout.components import split_sampling
+from ajet.rollout.components import choose_sampling
 from ajet.schema.errors import UserError
 from ajet_proof.auditing.altered import list_altered_episodes
 from ajet_proof.auditing.chain_state import read_chain
@@ -221,18 +221,18 @@ def load_tokenizer_and_renderer(experiment: Experiment) -> tuple[Any, Any]:
     """Return the tokenizer and the renderer of a recorded run. The model must be on this machine."""
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_image_tokens, load_tokenizer, prepare_folder
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
 
     settings = experiment.ajet
     assert settings.model.path is not None
     source = locate_model(settings.model.path)
     tokenizer = load_tokenizer(source)
-    return tokenizer, renderer_of(settings, tokenizer, load_image_tokens(prepare_folder(source, weights=False)))
+    return tokenizer, make_renderer(settings, tokenizer, load_image_tokens(prepare_folder(source, weights=False)))
 
 
 def prove_episode(episode: Episode, settings: AjetConfig, renderer: Any, *, newest: int | None = None) -> Proof:
     """Prove an episode from its record alone. `newest`: the latest possible policy version."""
-    drawn = split_sampling(settings, episode.split)
+    drawn = choose_sampling(settings, episode.split)
     return prove(
         episode.calls,
         episode.messages,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet.context_tracker.packing import PackedRow, pack, placed
-from ajet.rollout.components import split_sampling
+from ajet.rollout.components import choose_sampling
 from ajet.schema.batch import Sample
 from ajet.schema.call import Call, Floats
 from ajet_proof.tokens.proof import Proof, build_full_timelines, build_samples, compare_logprobs
@@ -131,7 +131,7 @@ class LogprobRecomputation:
         """Return the sampling distribution of a call; None if unknown or greedy."""
         if not call.trained or call.temperature <= 0 or call.terms.constrained:
             return None
-        meant = split_sampling(self._settings, split)
+        meant = choose_sampling(self._settings, split)
         if is_untruncated(call) and split == "validation" and (meant.top_p < 1 or meant.top_k > 0):
             return None  # validation may have been drawn otherwise when the call was made
         if is_untruncated(call):

@@ -25,7 +25,7 @@ from ajet.record.files import read_rows
 from ajet.record.resume import FILE as RUN_IDENTITY
 from ajet.record.status import read_status
 from ajet.rollout.attempt import Identity
-from ajet.rollout.components import split_repeats
+from ajet.rollout.components import choose_repeats
 from ajet.schema.episode import NO_OUTCOME, Group, list_episodes
 from ajet.schema.errors import UserError
 from ajet.task_reader.order import shuffle_key
@@ -152,7 +152,7 @@ class StepChecker:
                 yield f"episode {episode.uuid} ended normally but has a reason ({episode.ending})"
 
     def _check_groups(self, split: str, found: Sequence[tuple[Episode, Outcome]]) -> Iterator[str]:
-        wanted = split_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
+        wanted = choose_repeats(self._settings, split)  # type: ignore[arg-type] # a file's name says a split
         for name, members in _group_episodes(found).items():
             repeats = sorted(episode.repeat for episode, _ in members)
             is_complete = members[0][0].uuid[12:13] == NAMED_BY_RUN and not self._unfinished

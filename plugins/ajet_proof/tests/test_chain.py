@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ajet.commands.gc import collect
+from ajet.commands.gc import collect_removable_files
 from ajet.record import EpisodeFiles, RunDirectory, checkpoints
 from ajet.record.chain import FILE, KEY, Chain, LinkedLines
 from ajet.record.files import append_lines
@@ -251,7 +251,7 @@ def test_of_an_episode_that_two_steps_trained_on_the_line_that_is_left_is_told_i
         return [line.split()[0] for line in lines if line.startswith(("episode ", "again ", "verdict ", "used "))]
 
     assert told() == ["episode", "verdict", "used", "again", "used"]
-    assert collect("demo", tmp_path, episodes=1, yes=True).done
+    assert collect_removable_files("demo", tmp_path, episodes=1, yes=True).done
     assert told() == ["episode", "episode", "verdict", "used"]
 
 
@@ -266,7 +266,7 @@ def test_a_link_that_is_being_written_leads_nowhere(run: Path) -> None:
 
 def test_gc_says_first_and_what_it_removed_is_known_as_removed(run: Path) -> None:
     root = run.parent
-    told = collect("demo", root, episodes=1, arrays=0, checkpoints=1)
+    told = collect_removable_files("demo", root, episodes=1, arrays=0, checkpoints=1)
     going = {kind: [path.name for path in paths] for kind, paths in told.found.paths.items()}
     assert told.sizes["episodes"][1] > 0 and not told.done and (run / "episodes" / "step-2.jsonl").exists()
     assert going["checkpoints"] == ["step-2"] and "step-3.bin" in going["arrays"]
@@ -276,7 +276,7 @@ def test_gc_says_first_and_what_it_removed_is_known_as_removed(run: Path) -> Non
         for split in ("", ".validation")
         for kind in ("jsonl", "bin")
     )
-    assert collect("demo", root, episodes=1, arrays=0, checkpoints=1, yes=True).done
+    assert collect_removable_files("demo", root, episodes=1, arrays=0, checkpoints=1, yes=True).done
     assert not (run / "episodes" / "step-2.jsonl").exists() and not (run / "checkpoints" / "step-2").exists()
     found = audit_run(run)
     assert found.ok and found.state is not None and len(found.state.removed) == 10, said(found)
@@ -285,10 +285,10 @@ def test_gc_says_first_and_what_it_removed_is_known_as_removed(run: Path) -> Non
     assert trace_step(run, 3).episodes[0]["as_committed"], "a line without its arrays is held to the chain"
     with pytest.raises(UserError, match="removed by `ajet gc`"):
         EpisodeFiles(run / "episodes").read(3)
-    assert not collect("demo", root, episodes=1, arrays=0, checkpoints=1).found, "once"
+    assert not collect_removable_files("demo", root, episodes=1, arrays=0, checkpoints=1).found, "once"
     with RunDirectory.open(experiment(root), root=root) as again:
         with pytest.raises(UserError, match="This run is live"):
-            collect("demo", root, episodes=0, yes=True)
+            collect_removable_files("demo", root, episodes=0, yes=True)
         step(again, 4)
     found = audit_run(run)
     assert found.ok, said(found)
@@ -318,7 +318,7 @@ def test_gc_leaves_a_checkpoint_whose_replacement_was_killed(run: Path) -> None:
     saved = run / "checkpoints"
     (saved / "step-3").rename(saved / ".step-3.replaced")
     (saved / ".step-2.replaced").mkdir()
-    gone = collect("demo", run.parent, yes=True).found.paths["leftovers"]
+    gone = collect_removable_files("demo", run.parent, yes=True).found.paths["leftovers"]
     assert [path.name for path in gone] == [".step-2.replaced"], "that one has its successor"
     with RunDirectory.open(experiment(run.parent), root=run.parent) as again:
         assert again.resumed is not None and again.resumed.step == 3
@@ -370,9 +370,11 @@ def test_checkpoints_that_gc_removes_lose_their_name_first(run: Path, monkeypatc
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("shutil.rmtree", killed)
-        collect("demo", run.parent, checkpoints=1, yes=True)
+        collect_removable_files("demo", run.parent, checkpoints=1, yes=True)
     assert not (run / "checkpoints" / "step-2").exists() and audit_run(run).ok
-    assert [path.name for path in collect("demo", run.parent).found.paths["leftovers"]] == [".step-2.pruned"]
+    assert [path.name for path in collect_removable_files("demo", run.parent).found.paths["leftovers"]] == [
+        ".step-2.pruned"
+    ]
 
 
 @pytest.mark.parametrize("damage", ["arrays", "line"])

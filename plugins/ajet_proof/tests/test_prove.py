@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 
-from ajet.commands.gc import collect
+from ajet.commands.gc import collect_removable_files
 from ajet.config import load_experiment
 from ajet.context_tracker import timelines
 from ajet.record import EpisodeFiles
@@ -105,7 +105,7 @@ def test_a_run_is_held_to_its_chain_and_followed_both_ways(project, run, tmp_pat
 
 
 def test_what_gc_removed_is_not_held_and_not_wrong(copy):
-    assert collect(str(copy), copy.parent, arrays=1, yes=True).sizes["arrays"][0] == 2, "steps 0 and 1"
+    assert collect_removable_files(str(copy), copy.parent, arrays=1, yes=True).sizes["arrays"][0] == 2, "steps 0 and 1"
     report = proven(copy, ids_only=True)
     assert report.ok and report.unheld_steps == {REMOVED: 1} and report.held_steps == 1, report.wrong_steps
     assert audit_run(copy).ok
@@ -165,7 +165,7 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     from loguru import logger
 
     from ajet.backbone.local import LocalBackbone
-    from ajet.rollout.components import renderer_of
+    from ajet.rollout.components import make_renderer
     from ajet_proof.recorded.each_step import StepProof
 
     experiment = load_experiment(run / "resolved.yaml", overrides=["context_tracker.proof_sample=9"])
@@ -174,7 +174,7 @@ def test_a_wrong_token_in_a_step_is_an_error_in_its_log(run):
     said: list[str] = []
     sink = logger.add(lambda line: said.append(str(line)), level="ERROR")
     try:
-        proof = StepProof(experiment.ajet, renderer_of(experiment.ajet, backbone.tokenizer))
+        proof = StepProof(experiment.ajet, make_renderer(experiment.ajet, backbone.tokenizer))
         metrics = proof.metrics(episodes, 1, lambda _: 0)
         assert metrics["proof/episodes"] == 8 and metrics["proof/wrong_tokens"] == 0 and not said
         assert proof.recomputed(episodes, 1, backbone)["logprob_gap_max"] < 1e-3

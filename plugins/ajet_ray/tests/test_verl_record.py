@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.config import Experiment
 from ajet.environment.pinned import ToolPins, ToolsChangedError, read_pinned
 from ajet.record import EpisodeFiles, RunDirectory
@@ -300,7 +300,7 @@ def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_
         assert last["train/staleness_max"] == 1, "sampled before step 1, trained in step 2"
         episodes = EpisodeFiles(run.path / "episodes").read(2)
         assert [episode.uuid for episode in episodes] == [e.uuid for each in (ahead, again) for e in each.episodes]
-        assert Tally.of(rows(run)).skipped == 0
+        assert RunTally.from_rows(rows(run)).skipped == 0
 
 
 def test_a_token_that_is_neither_trained_nor_counted_stops_the_run(made):

@@ -207,7 +207,7 @@ def test_a_hang_is_killed_with_all_that_it_started(project: Path) -> None:
         stages.append(made)
         episode = made.episode()
         assert episode.failure is not None and episode.failure.kind == "timeout"
-        assert until(lambda: made.rollout.abandoned == 0)
+        assert until(lambda: made.rollout.abandoned_count == 0)
         assert until(lambda: not _running("654.321") and not _below("inside/door.py"))
 
 
@@ -271,7 +271,7 @@ def opened(base: Path, tree: dict[str, Any]) -> Callable[[], Any]:
     rollout = {"user_workflow": "flow.py->Never", "isolation": "sandbox"}
     experiment = Experiment.from_dict({"ajet": {**tree, "rollout": rollout}}, base=base)
     ambient = Endpoint("http://127.0.0.1:9/v1", "key")
-    return lambda: sandbox.SandboxIsolation.opened(experiment, Never, ambient)
+    return lambda: sandbox.SandboxIsolation.create(experiment, Never, ambient)
 
 
 def test_what_the_machine_or_the_experiment_lacks_is_said_at_launch(

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ajet.algorithm import assign_credit
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.config import load_experiment
 from ajet.engine.embedded import shipped_folder
 from ajet.record import EpisodeFiles
@@ -189,7 +189,7 @@ def test_a_run_goes_on_after_its_end_and_after_its_engine_was_killed_and_its_mod
     assert run == runs["trinity"] and len(resumed) == 1, said
     rows = steps_of(run)
     assert [row["step"] for row in rows] == list(range(1, last + 1))
-    assert (Tally.of(rows).skipped, Tally.of(rows).doubled) == (0, 0)
+    assert (RunTally.from_rows(rows).skipped, RunTally.from_rows(rows).doubled) == (0, 0)
     tasks = [task for row in rows for task in row["tasks"]]
     assert len(tasks) == len(set(tasks)) == TASKS * last
     for step in range(STEPS + 1, last + 1):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
 from ajet_proof.auditing.audit import audit_run
 from ajet_ray.cluster.leftovers import mapped
@@ -71,7 +71,7 @@ def test_nothing_is_lost_or_trained_twice(life):
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
         assert row["tasks"] == list(range(16 * row["step"] - 16, 16 * row["step"])), "the order goes on where it was"
-    tally = Tally.of(rows)
+    tally = RunTally.from_rows(rows)
     assert (tally.skipped, tally.doubled) == (0, 0)
     audited = audit_run(run.run)
     assert audited.ok and audited.state is not None and len(audited.state.starts) == 2, audited.changes

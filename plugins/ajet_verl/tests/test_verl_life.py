@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
 from ajet_proof.auditing.audit import audit_run
 from ajet_ray.cluster.leftovers import mapped
@@ -92,7 +92,7 @@ def test_every_sampled_token_is_trained_or_counted_and_engine_and_trainer_are_on
     rows = run.rows()
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     assert [row["tasks"] for row in rows] == [list(range(BATCH * at, BATCH * at + BATCH)) for at in range(len(rows))]
-    tally = Tally.of(rows)
+    tally = RunTally.from_rows(rows)
     assert (tally.skipped, tally.doubled) == (0, 0)
     assert max(row["logprob_gap_max"] for row in rows) < 1e-3, "each step's weights have reached the servers"
     assert all(row["train/staleness_max"] == 0 and row["train/failed"] == BATCH for row in rows)

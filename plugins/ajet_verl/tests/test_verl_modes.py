@@ -2,7 +2,7 @@
 
 import pytest
 
-from ajet.commands.summary import Tally
+from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import skip_without_verl, tool_project
@@ -41,7 +41,7 @@ def test_it_trains(tmp_path, mode, settings):
     assert all(0 < weight <= 2 for weight in weights), "stale tokens are weighed by default"
     assert weights or mode == "colocate_async", "servers of their own are ahead of the trainer"
     assert all(0 <= row["train/staleness_max"] <= 2 and row["grad_norm"] > 0 for row in trained)
-    assert Tally.of(rows).doubled == 0
+    assert RunTally.from_rows(rows).doubled == 0
     for row in trained:
         episodes = EpisodeFiles(run / "episodes").read(row["step"])
         assert len({episode.uuid for episode in episodes}) == len(episodes) == row["train/episodes"]

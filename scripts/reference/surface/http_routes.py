@@ -12,8 +12,8 @@ from starlette.routing import BaseRoute, Route
 
 from ajet.engine.scripted import ScriptedChat
 from ajet.gateway import Gateway
-from ajet.rollout.served.http import routes
-from ajet.rollout.served.protocol import openapi
+from ajet.rollout.served.http import make_routes
+from ajet.rollout.served.protocol import build_openapi
 from ajet.rollout.served.registry import EpisodeRegistry
 from ajet_environments.front.app import Front, build_front
 from ajet_environments.services.server import REQUESTS
@@ -29,8 +29,8 @@ _DIALECTS = {
 
 def list_serve(root: Path) -> Iterator[str]:
     """Yield the routes of `ajet serve` as they are answered, and its OpenAPI document."""
-    yield from _list_routes(routes(cast(EpisodeRegistry, None), ""))
-    yield from _list_openapi(openapi())
+    yield from _list_routes(make_routes(cast(EpisodeRegistry, None), ""))
+    yield from _list_openapi(build_openapi())
 
 
 def list_gateway(root: Path) -> Iterator[str]:

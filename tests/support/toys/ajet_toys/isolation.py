@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from ajet.rollout.attempt import perform
+from ajet.rollout.attempt import perform_attempt
 
 
 class ToyIsolation:
-    shared, apart = True, False
-    abandoned = 0
+    shares_loop, is_remote = True, False
+    abandoned_count = 0
     played = 0
 
     @classmethod
-    def opened(cls, experiment, workflow_class, ambient):
+    def create(cls, experiment, workflow_class, ambient):
         return cls()
 
     def __init__(self):
@@ -22,9 +22,9 @@ class ToyIsolation:
 
     def start(self, attempt):
         ToyIsolation.played += 1
-        return self._pool.submit(asyncio.run, perform(attempt))
+        return self._pool.submit(asyncio.run, perform_attempt(attempt))
 
-    def stands(self, attempt):
+    def locate(self, attempt):
         return ""
 
     def stop(self, attempt):
