@@ -24,7 +24,7 @@ from ajet.config.other_models import OPENAI, key_in, outside
 from ajet.config.services import why_no_model
 from ajet.environment.files import expand_variables, find_named_file, first_message, invalid_section_error, read_yaml
 from ajet.environment.loop import close_at_exit, process_local
-from ajet.record.seldom import RateLimiter
+from ajet.record.rate_limiter import RateLimiter
 from ajet.schema.addresses import is_loopback, parts_of
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, ConfigError

@@ -22,7 +22,7 @@ from ajet.rollout.components import renderer_of
 from ajet.schema.episode import Group, Outcome, advantages_of, episodes_of
 from ajet.store import Store, is_shared
 from ajet.store import open_store as open_ledger
-from ajet.store.given_up import DeadLetterLog, list_dead_letters
+from ajet.store.dead_letters import DeadLetterLog, list_dead_letters
 from ajet.task_reader import TaskOrder
 from ajet.train.interrupts import Interrupts
 from ajet.train.sink import RunSink

@@ -1,6 +1,6 @@
 """Reads a store in MongoDB without changing it.
 
-Invariant: see `ajet.store.reading`. A position whose documents are gone is asked for again: it may have been let go of,
+Invariant: see `ajet.store.reader`. A position whose documents are gone is asked for again: it may have been let go of,
 or played anew, meanwhile, and only what it still names was changed.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.store.digest import AlteredEpisodeError
 from ajet.store.opening import missing_store_error
-from ajet.store.reading import State, StoredPosition, build_stored_position
+from ajet.store.reader import State, StoredPosition, build_stored_position
 from ajet.store.shared import Policy
 from ajet_mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
 from ajet_mongo.connection import Connection
@@ -28,7 +28,7 @@ STATES: dict[str, State] = {WAITING: "waiting", RUNNING: "leased", CLOSED: "clos
 
 
 class MongoReading:
-    """See `ajet.store.reading.Reading`."""
+    """See `ajet.store.reader.Reading`."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = Connection(uri, database, login, patience=PATIENCE)

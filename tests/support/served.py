@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.client import asking
+from ajet.client import request_sender as asking
 from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway

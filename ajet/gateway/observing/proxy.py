@@ -36,7 +36,7 @@ from ajet.gateway.observing.hidden import Hidden
 from ajet.gateway.observing.requests import DIALECTS, Sent, read_request, without_keys
 from ajet.gateway.observing.sessions import Sessions
 from ajet.gateway.request import Refused
-from ajet.record.seldom import RateLimiter
+from ajet.record.rate_limiter import RateLimiter
 from ajet.schema.addresses import hostname_in_header, is_loopback
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.settled import settled, settled_json
