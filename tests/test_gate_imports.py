@@ -94,7 +94,7 @@ def test_gate_names_public_things_alone(gate: str) -> None:
         "import ajet; ajet.gateway.Gateway",
         "from ajet.record import episodes",
         "from ajet.record.episodes import EpisodeFiles",
-        "from ajet.client.asking import Asking",
+        "from ajet.client.request_sender import Asking",
         "from tests.rollout_workflows import Asks",
         "def test(session): session._ledger.idle",
         "def test(monkeypatch): monkeypatch.setattr('ajet.rollout.breaker.FIRST_PAUSE', 1)",

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
-from ajet.client.asking import RequestSender
 from ajet.client.episode import Episode
 from ajet.client.refusals import EpisodeLost, Refused, Unreachable
+from ajet.client.request_sender import RequestSender
 
 Task = str | Mapping[str, Any]
 """A question, or a row of a task file."""

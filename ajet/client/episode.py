@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ajet.client.asking import RequestSender
+from ajet.client.request_sender import RequestSender
 
 Boundary = Literal["agent", "tool", "environment", "sandbox"]
 

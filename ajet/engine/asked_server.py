@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import httpx
 from loguru import logger
 
-from ajet.record.seldom import RateLimiter
+from ajet.record.rate_limiter import RateLimiter
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import EngineFailure, EngineHangs, UserError
 

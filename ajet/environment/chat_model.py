@@ -24,7 +24,7 @@ from ajet.config.other_models import OPENAI, read_api_key, read_outside_variable
 from ajet.config.services import find_model_problem
 from ajet.environment.files import expand_variables, find_named_file, first_message, invalid_section_error, read_yaml
 from ajet.environment.loop import close_at_exit, process_local
-from ajet.record.seldom import RateLimiter
+from ajet.record.rate_limiter import RateLimiter
 from ajet.schema.addresses import is_loopback, parse_address
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, ConfigError
@@ -149,13 +149,10 @@ async def request_embeddings(model: ChatModel, texts: Sequence[str], seconds: fl
         raise NoAnswerError(
             f"it answered what are no embeddings: {_shorten_body(model, body)}", is_retryable=False
         ) from None
-    if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not all(map(_is_finite_row, found)):
+    are_finite = all(row and all(map(math.isfinite, row)) for row in found)
+    if len(found) != len(texts) or len({len(row) for row in found}) != 1 or not are_finite:
         raise NoAnswerError("it answered not one vector a text", is_retryable=False)
     return found
-
-
-def _is_finite_row(row: Sequence[float]) -> bool:
-    return bool(row) and all(map(math.isfinite, row))
 
 
 async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], seconds: float, most: int) -> bytes:
@@ -181,17 +178,12 @@ async def _post_request(model: ChatModel, path: str, body: Mapping[str, Any], se
                     after=_retry_after_seconds(reply.headers.get("Retry-After")),
                 )
     except asyncio.TimeoutError:
-        _warn_of_hang(model, seconds)
+        if _hung.is_due(model.place):
+            logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
         raise NoAnswerError(f"it did not answer within {seconds:g} s", is_retryable=True) from None
     except (aiohttp.ClientError, OSError) as problem:
         raise NoAnswerError(f"it did not answer: {type(problem).__name__}", is_retryable=True) from None
     return content
-
-
-def _warn_of_hang(model: ChatModel, seconds: float) -> None:
-    """Log a hanging server, rate-limited."""
-    if _hung.is_due(model.place):
-        logger.warning("{} at {} hangs: no whole reply within {:g} s", model.model, model.place, seconds)
 
 
 def _shorten_body(model: ChatModel, body: bytes, most: int = 120) -> str:

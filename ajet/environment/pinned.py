@@ -45,7 +45,8 @@ class PinnedTools:
     @classmethod
     def of(cls, tools: ToolList) -> PinnedTools:
         """Build from a request's `tools`. Raises ValueError, KeyError or TypeError for invalid entries."""
-        return cls({each["function"]["name"]: _spell_function(each["function"]) for each in tools})
+        functions = [each["function"] for each in tools]
+        return cls({each["name"]: json.dumps(each, sort_keys=True, indent=1, ensure_ascii=False) for each in functions})
 
     @property
     def digest(self) -> str:
@@ -131,7 +132,3 @@ def read_pinned(folder: Path) -> list[Any] | None:
             do="restore the file from a copy, or remove it: the next attempt pins the tools as they are then",
         ) from error
     return list(tools)
-
-
-def _spell_function(function: Mapping[str, Any]) -> str:
-    return json.dumps(function, sort_keys=True, indent=1, ensure_ascii=False)

@@ -134,15 +134,12 @@ class ReplayWalk:
             self._count += 1
             left = []
             for each in self._followed:
-                same = [at for at in each.next(use.name, arguments) if _has_same_outcome(each.uses[at].use, use)]
+                recorded = ((at, each.uses[at].use) for at in each.next(use.name, arguments))
+                same = [at for at, one in recorded if (one.digest, one.error) == (use.digest, use.error)]
                 if same:
                     each.done.add(same[0])
                     left.append(each)
             self._followed = left
-
-
-def _has_same_outcome(one: ToolUse, other: ToolUse) -> bool:
-    return (one.digest, one.error) == (other.digest, other.error)
 
 
 def _task_key(task: Task) -> str:

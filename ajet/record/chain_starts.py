@@ -51,7 +51,8 @@ def start_facts(
         "files": {name: digest_of(_read_bytes(folder / name)) for name in SETTLED if has_record_file(folder / name)},
     }
     if base is not None:
-        facts["from"] = _base(base, own=base.path.parent.resolve() == checkpoints.resolve())
+        own = base.path.parent.resolve() == checkpoints.resolve()
+        facts["from"] = {"step": base.step, "digest": base.digest, "head": base.chain, "own": own}
     return facts
 
 
@@ -67,10 +68,6 @@ def resume_facts(folder: Path, step: int) -> dict[str, Any]:
         if rows := _stray_rows(folder / METRICS, step, known):
             facts["rows"] = rows
     return facts
-
-
-def _base(checkpoint: Checkpoint, *, own: bool) -> dict[str, Any]:
-    return {"step": checkpoint.step, "digest": checkpoint.digest, "head": checkpoint.chain, "own": own}
 
 
 def _package_versions() -> dict[str, str]:

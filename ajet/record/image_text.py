@@ -16,7 +16,9 @@ def text_of(content: Any) -> str:
     if not isinstance(content, list):
         return str(content or "")
     parts = (part if isinstance(part, dict) else {"text": part} for part in content)
-    return " ".join(str(part.get("text") or f"[{_kind(part)}]") for part in parts)
+    return " ".join(
+        str(part.get("text") or "[" + str(part.get("type") or "part").removesuffix("_url") + "]") for part in parts
+    )
 
 
 def without_images(text: str) -> str:
@@ -30,10 +32,6 @@ def image_characters(value: Any) -> int:
         return len(value) if value.startswith("data:") else 0
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return sum(map(image_characters, items))
-
-
-def _kind(part: dict[str, Any]) -> str:
-    return str(part.get("type") or "part").removesuffix("_url")
 
 
 def last_words(messages: list[Any]) -> str:

@@ -32,11 +32,11 @@ def main_log(run: Path) -> Path:
     """Return the newest log of a leading process; the trainer's path without any."""
     ends = tuple(f"_{role}_0.log" for role in LEADING)
     named = [run / "logs" / name for name in list_record_folder(run / "logs") if name.endswith(ends)]
-    return max(filter(has_record_file, named), key=_modified_time, default=run / "logs" / log_name(run, LEADING[0]))
-
-
-def _modified_time(path: Path) -> float:
-    return path.stat().st_mtime
+    return max(
+        filter(has_record_file, named),
+        key=lambda path: path.stat().st_mtime,
+        default=run / "logs" / log_name(run, LEADING[0]),
+    )
 
 
 class LogFile:

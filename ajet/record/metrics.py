@@ -55,7 +55,9 @@ class Metrics:
             if self.chain is not None:
                 self.chain.note_row(line)
                 self.chain.commit("step" if "tasks" in more else "record", step)
-            self._track_numbers(step, {name: value for name, value in numbers.items() if value is not None})
+            finite = {name: value for name, value in numbers.items() if value is not None}
+            if step % self._every == 0 or any(name.startswith("validation/") for name in finite):
+                self.trackers.metrics(step, finite)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all rows in logged order; each has `step` and `time`."""
@@ -77,11 +79,6 @@ class Metrics:
         if step % self._every == 0 or split == "validation":
             with self._lock:
                 self.trackers.episodes(step, split, episodes, outcomes)
-
-    def _track_numbers(self, step: int, numbers: dict[str, float]) -> None:
-        if step % self._every and not any(name.startswith("validation/") for name in numbers):
-            return
-        self.trackers.metrics(step, numbers)
 
 
 def _finite_or_none(value: float) -> float | int | None:

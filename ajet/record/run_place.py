@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.config.code_digests import digest_code, digest_judge
-from ajet.record.aside import FILE as ASIDE_FILE
-from ajet.record.aside import ArchivedRun
+from ajet.record.archived_run import FILE as ASIDE_FILE
+from ajet.record.archived_run import ArchivedRun
 from ajet.record.chain import FILE as CHAIN_FILE
 from ajet.record.chain import Chain, chain_key, has_saved_checkpoint
 from ajet.record.chain_starts import SETTLED

@@ -25,7 +25,7 @@ from ajet.config.functions import is_function, require_callable_with
 from ajet.context_tracker import choose, cut_over_length, timelines
 from ajet.environment.loop import in_thread
 from ajet.record.plain_json import dumps
-from ajet.record.seldom import RateLimiter
+from ajet.record.rate_limiter import RateLimiter
 from ajet.rollout.attempt import AttemptResult, Identity
 from ajet.rollout.failure import bound_failure, classify_exception, keep_head, score_failure
 from ajet.rollout.runtime import wait_first

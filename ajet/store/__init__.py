@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         store_address,
         store_class,
     )
-    from ajet.store.reading import StoreReader
+    from ajet.store.reader import StoreReader
     from ajet.store.run_store import RunStore
     from ajet.store.shared import (
         AnnouncedPolicy,
@@ -103,7 +103,7 @@ __getattr__ = load_lazily(
         "require_store",
         "own_store": "is_shared, check_own_store, open_reader, open_store, require_own_store, store_address, "
         "store_class",
-        "reading": "StoreReader",
+        "reader": "StoreReader",
         "run_store": "RunStore",
         "shared": "AnnouncedPolicy, DeadLetter, StoreDepths, TrainerFencedError, StoreMember, StoreOptions, "
         "Policy, Role, SharedStore",

@@ -21,7 +21,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.errors import ConfigError, Finding, UserError
 from ajet.store.contract import StoreDownError, StoreUnreachableError
 from ajet.store.outage import UNREACHABLE_TIMEOUT
-from ajet.store.reading import StoreReader
+from ajet.store.reader import StoreReader
 from ajet.store.shared import LEASE_SECONDS, MAX_ATTEMPTS, SharedStore, StoreOptions, Usable
 
 ADDRESS_FILE = "store.address"

@@ -19,7 +19,7 @@ from ajet.store.opening import (
     require_store,
     write_store_address,
 )
-from ajet.store.reading import StoreReader
+from ajet.store.reader import StoreReader
 from ajet.store.run_store import RunStore
 from ajet.store.shared import SharedStore
 

@@ -1,7 +1,7 @@
 """Driver of SQLite stores: `sqlite:PATH` and plain paths.
 
 Invariant of readers: the file is opened read-only, and a position is read with its episodes in one transaction (see
-`ajet.store.reading`).
+`ajet.store.reader`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ajet.record.secrets import SHAPES_ONLY
 from ajet.schema.errors import Finding, UserError
 from ajet.store import findings, sqlite_tables
 from ajet.store.opening import Address, StoreLeftovers, missing_store_error
-from ajet.store.reading import StoredPosition, build_stored_position
+from ajet.store.reader import StoredPosition, build_stored_position
 from ajet.store.shared import Policy, StoreOptions
 from ajet.store.sqlite_rows import (
     DamagedRowError,

@@ -23,11 +23,9 @@ from ajet.record.secrets import Redactor
 from ajet.schema.errors import AjetError
 from ajet.store.contract import Kept, Lease, LeaseLostError
 from ajet.store.digest import AlteredEpisodeError, digest_episode, explain_alteration
+from ajet.store.group_check import quote
 from ajet.store.outage import Outage
 from ajet.store.shared import EXPIRED, AnnouncedPolicy, Policy, Role, StoreMember
-
-LONGEST_VALUE = 60
-"""Characters of a wrong value that a message quotes."""
 
 
 class DamagedRowError(AjetError):
@@ -37,14 +35,14 @@ class DamagedRowError(AjetError):
 def read_count(name: str, row: tuple[Any, ...] | None) -> int:
     """The value of a row of `counts`."""
     if row is None or not isinstance(row[0], int):
-        raise DamagedRowError(f"the count {name!r} is {_quote_value(row and row[0])}")
+        raise DamagedRowError(f"the count {name!r} is {quote(row and row[0])}")
     return row[0]
 
 
 def read_position(row: tuple[Any, ...]) -> int:
     """Return the position of an attempt's row."""
     if not isinstance(row[0], int):
-        raise DamagedRowError(f"an attempt is of position {_quote_value(row[0])}")
+        raise DamagedRowError(f"an attempt is of position {quote(row[0])}")
     return row[0]
 
 
@@ -56,7 +54,7 @@ def read_reasons(text: object) -> list[str]:
         found = None
     if isinstance(found, list) and all(isinstance(each, str) for each in found):
         return found
-    return [f"its earlier reasons cannot be read: {_quote_value(text)}"]
+    return [f"its earlier reasons cannot be read: {quote(text)}"]
 
 
 def read_member(row: tuple[Any, ...], now: float) -> StoreMember | None:
@@ -79,7 +77,7 @@ def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
     try:
         policy = Policy(**parse_json(text))
     except (TypeError, ValueError) as error:
-        raise DamagedRowError(f"the announced policy is {_quote_value(text)}") from error
+        raise DamagedRowError(f"the announced policy is {quote(text)}") from error
     texts = (policy.run, policy.weights, policy.lineage, policy.tokenizer, policy.template)
     numbers = (policy.step, trainer, 0 if policy.below is None else policy.below)
     if not (
@@ -88,17 +86,12 @@ def read_announced(row: tuple[Any, ...], now: float) -> AnnouncedPolicy:
         and isinstance(policy.told, dict)
         and _is_time(time)
     ):
-        raise DamagedRowError(f"the announced policy is {_quote_value(text)}")
+        raise DamagedRowError(f"the announced policy is {quote(text)}")
     return AnnouncedPolicy(policy, trainer, now - time)
 
 
 def _is_time(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def _quote_value(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 
 
 Row = tuple[Any, ...]

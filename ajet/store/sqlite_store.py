@@ -27,6 +27,7 @@ from ajet.record.secrets import Redactor
 from ajet.schema.episode import UntrainedReason
 from ajet.store.contract import Kept, Lease, LeaseLostError
 from ajet.store.digest import AlteredEpisodeError
+from ajet.store.group_check import LONGEST_VALUE
 from ajet.store.outage import Outage
 from ajet.store.shared import (
     NONE,
@@ -44,7 +45,6 @@ from ajet.store.shared import (
     other_version_error,
 )
 from ajet.store.sqlite_rows import (
-    LONGEST_VALUE,
     DamagedRowError,
     SqliteEpisodes,
     SqlitePositions,

@@ -7,14 +7,14 @@ function is never called with (task, output), which would be taken for lists.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
 from ajet.config.functions import is_function, locate_function
 from ajet.schema.errors import ConfigError, JudgeFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.task_judge.scorers.call import ScorerCall
+from ajet.task_judge.scorers.call import ScorerCall, read_parameters
 from ajet.task_reader.column_names import RowColumns
 
 SIGNATURE = "(completions, **kwargs), with prompts and columns of the rows by name, which returns a list of rewards"
@@ -27,7 +27,7 @@ _OF_OTHERS = ("completion", "prompt")
 
 def is_trl_reward(found: Any) -> bool:
     """Return True for a function whose parameters are called as TRL's are."""
-    return is_function(found) and not {_COMPLETIONS, _PROMPTS}.isdisjoint(_parameters_of(found))
+    return is_function(found) and not {_COMPLETIONS, _PROMPTS}.isdisjoint(read_parameters(found))
 
 
 def adapt_trl_reward(
@@ -41,7 +41,7 @@ def adapt_trl_reward(
     Raises:
         ConfigError: the function requires values only TRL's trainer has.
     """
-    parameters = _parameters_of(function)
+    parameters = read_parameters(function)
     missing = [name for name in _NOT_HERE if name in parameters and parameters[name].default is inspect.Parameter.empty]
     if missing:
         raise ConfigError(
@@ -64,7 +64,7 @@ def adapt_trl_reward(
 
 def refuse_other_signature(function: Callable[..., Any], reference: str, *, what: str) -> None:
     """Refuse a function with parameter names of another library. Raises ConfigError."""
-    names = [name for name in _OF_OTHERS if name in _parameters_of(function)]
+    names = [name for name in _OF_OTHERS if name in read_parameters(function)]
     if names:
         raise ConfigError(
             f"{what}: {reference} asks for {' and '.join(names)}, and is called with (task, output).",
@@ -75,14 +75,9 @@ def refuse_other_signature(function: Callable[..., Any], reference: str, *, what
         )
 
 
-def _parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    try:
-        return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of C, and silent on what it takes
-        return {}
-
-
-def _arguments_of(parameters: dict[str, inspect.Parameter], task: Task, output: WorkflowOutput) -> dict[str, list[Any]]:
+def _arguments_of(
+    parameters: Mapping[str, inspect.Parameter], task: Task, output: WorkflowOutput
+) -> dict[str, list[Any]]:
     """Return one-item lists for the function's parameters. Raises JudgeFailure for a missing column."""
     text = ScorerCall(WorkflowTask(task=task), output).text
     known: dict[str, Any] = {_PROMPTS: task.main_query, _COMPLETIONS: text}

@@ -141,7 +141,8 @@ def locate_dataset(path: str, config: str | None, base: Path) -> DatasetPlace:
         return _locate_in_folder(found, config)
     head, _, tail = path.rstrip("/").rpartition("/")
     above = find_path(head, base) if head.strip("./~") else None
-    if above is not None and above.is_dir() and config is None and _is_data_set(above):
+    is_parent = above is not None and above.is_dir() and config is None
+    if is_parent and above is not None and (_named_configs(above) or _config_folders(above)):
         return _locate_in_folder(above, tail)
     advice = advise_on_path(path)
     if advice or Path(path).expanduser().is_absolute() or path.startswith((".", "~")):
@@ -367,10 +368,6 @@ def _config_folders(folder: Path) -> list[str]:
 def _has_data_files(folder: Path, *, deep: bool = False) -> bool:
     items = folder.rglob("*") if deep else folder.iterdir()
     return any(item.suffix.lower() in FORMATS for item in items if item.is_file())
-
-
-def _is_data_set(folder: Path) -> bool:
-    return bool(_named_configs(folder) or _config_folders(folder))
 
 
 def _locate_on_hub(path: str, config: str | None) -> DatasetPlace:

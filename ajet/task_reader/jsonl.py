@@ -137,10 +137,6 @@ def _recognize_other_format(file: Path, line: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _is_utf16(line: bytes) -> bool:
-    return line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line
-
-
 def _is_utf8(line: bytes) -> bool:
     try:
         line.decode()
@@ -173,7 +169,8 @@ def _read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
         require_no_spreadsheet(file)
         for number, line in enumerate(stream, start=1):
             if number == 1:
-                if _is_utf16(line) and file.suffix.lower() not in TABLES:
+                is_utf16 = line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in line
+                if is_utf16 and file.suffix.lower() not in TABLES:
                     raise _encoding_error(file, number, line)
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():

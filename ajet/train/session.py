@@ -22,7 +22,7 @@ from ajet.rollout.components import make_renderer
 from ajet.schema.episode import Group, Outcome, collect_advantages, list_episodes
 from ajet.store import Store, is_shared
 from ajet.store import open_store as open_ledger
-from ajet.store.given_up import DeadLetterLog, list_dead_letters
+from ajet.store.dead_letters import DeadLetterLog, list_dead_letters
 from ajet.task_reader import TaskOrder
 from ajet.train.interrupts import Interrupts
 from ajet.train.sink import RunSink

@@ -1,6 +1,6 @@
 """Reads a store in MongoDB without changing it.
 
-Invariant: as in `ajet.store.reading`. A position with missing documents is read again: it may have been released or
+Invariant: as in `ajet.store.reader`. A position with missing documents is read again: it may have been released or
 replayed meanwhile; only documents still referred to count as changed.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from ajet.record.secrets import SHAPES_ONLY
 from ajet.store.digest import AlteredEpisodeError
 from ajet.store.opening import missing_store_error
-from ajet.store.reading import State, StoredPosition, build_stored_position
+from ajet.store.reader import State, StoredPosition, build_stored_position
 from ajet.store.shared import Policy
 from ajet_mongo.changes import CLOSED, DEAD, NEVER_HAD, OVER, RUNNING, WAITING
 from ajet_mongo.connection import MongoConnection
@@ -28,7 +28,7 @@ STATES: dict[str, State] = {WAITING: "waiting", RUNNING: "leased", CLOSED: "clos
 
 
 class MongoReading:
-    """Implements `ajet.store.reading.Reading` for MongoDB."""
+    """Implements `ajet.store.reader.Reading` for MongoDB."""
 
     def __init__(self, uri: str, database: str, login: tuple[str, str] | None) -> None:
         self._link = MongoConnection(uri, database, login, patience=PATIENCE)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, open_store
-from ajet.store.given_up import DeadLetterLog, list_dead_letters
+from ajet.store.dead_letters import DeadLetterLog, list_dead_letters
 from ajet_ray.mailbox import Credited, Grant
 from ajet_ray.modes import SYNC
 

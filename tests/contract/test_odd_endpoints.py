@@ -18,7 +18,7 @@ from ajet.environment import chat_model
 from ajet.environment.chat_model import ChatModel, NoAnswerError, request_completion, request_embeddings
 from ajet.environment.loop import tools_loop
 from ajet.gateway import Gateway, Refused
-from ajet.record.seldom import RateLimiter
+from ajet.record.rate_limiter import RateLimiter
 from ajet.schema.errors import ConfigError, EngineFailure, EngineHangs, JudgeFailure, TeacherFailure, UserError
 from ajet.task_judge import other_model
 from ajet.task_judge.other_model import make_model_caller

@@ -287,7 +287,7 @@ def test_the_checkpoints_of_a_run_that_is_put_back_come_before_it(tmp_path: Path
             renamed.append(Path(old).parent.name)
         rename(old, new, **folders)
 
-    monkeypatch.setattr("ajet.record.aside.os.replace", noted)
+    monkeypatch.setattr("ajet.record.archived_run.os.replace", noted)
     run.discard()
     assert renamed == ["disk", "runs"], "killed between, a run without its checkpoints would begin anew"
 

@@ -8,13 +8,13 @@ import signal
 import pytest
 
 from ajet.environment import chat_model
-from ajet.record import seldom
-from ajet.record.seldom import RateLimiter
+from ajet.record import rate_limiter
+from ajet.record.rate_limiter import RateLimiter
 
 
 def test_the_first_of_a_while_is_due_for_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(seldom.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rate_limiter.time, "monotonic", lambda: now[0])
     said = RateLimiter(60.0)
     assert [said.is_due(), said.is_due(), said.is_due("other")] == [True, False, True]
     now[0] = 59.9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from loguru import logger
 
-from ajet.record.seldom import RateLimiter
+from ajet.record.rate_limiter import RateLimiter
 from ajet.rollout import episode
 from ajet.schema.task import WorkflowOutput
 

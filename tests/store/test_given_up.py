@@ -10,7 +10,7 @@ from loguru import logger
 
 from ajet.record.resume import RecoveryCounts
 from ajet.store import RunStore, open_shared
-from ajet.store.given_up import LONGEST_REASON, DeadLetterLog, list_dead_letters
+from ajet.store.dead_letters import LONGEST_REASON, DeadLetterLog, list_dead_letters
 
 TASKS: Any = SimpleNamespace(task=lambda order: SimpleNamespace(task_id=f"task-{order}"))
 

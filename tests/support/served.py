@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet.client import asking
+from ajet.client import request_sender
 from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
@@ -43,7 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 KEY = "an-admin-key"
-LONGEST_PAUSE = asking.LONGEST_PAUSE
+LONGEST_PAUSE = request_sender.LONGEST_PAUSE
 """Seconds that `ajet.client` waits at most before it asks again."""
 HOUR_S, GLANCE_S = 3600.0, 0.05
 
@@ -335,7 +335,7 @@ def hold_wrong_keys(seconds: float) -> Iterator[None]:
 def pass_client_pauses(clock: Any) -> Iterator[None]:
     """Within the block the pauses of `ajet.client` pass by this clock: it has `monotonic` and `sleep`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "time", clock)
+        patch.setattr(request_sender, "time", clock)
         yield
 
 

@@ -24,8 +24,8 @@ from ajet.schema.episode import Group, Outcome
 from ajet.schema.errors import UserError
 from ajet.schema.task import Task
 from ajet.store import Kept, Lease, SharedStore, open_shared
+from ajet.store.dead_letters import LONGEST_REASON
 from ajet.store.digest import ALTERED
-from ajet.store.given_up import LONGEST_REASON
 from ajet.train.sources import store as module
 from ajet.train.sources.store import SamplerPool, StoreSource
 from ajet.train.step import StepUpdate

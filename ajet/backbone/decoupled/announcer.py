@@ -21,7 +21,7 @@ from ajet.backbone.decoupled.terms import MOST, PROBE, SERVER, SamplingTerms
 from ajet.record.console import counted
 from ajet.rollout.failure import have_all_failed
 from ajet.store import Address, GroupRefusedError, check_values, open_shared, recorded_settings, write_store_address
-from ajet.store.given_up import DeadLetterLog
+from ajet.store.dead_letters import DeadLetterLog
 from ajet.store.signs_of_life import signs_of_life
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import httpx
 from loguru import logger
 
-from ajet.engine.asked_server import patience
+from ajet.engine.asked_server import build_timeout
 from ajet.gateway.asgi import Receive, Scope, Send, break_off, end_by_shutdown, send_json, send_refusal
 from ajet.gateway.dialects import anthropic, chat
 from ajet.gateway.exchange import read_body
@@ -93,7 +93,7 @@ class ObservingRelay:
         self._salt = secrets.token_bytes(16)
         no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))  # one client's are not for another
         limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(timeout=patience(timeout), limits=limits, cookies=no_cookies)
+        self._client = httpx.AsyncClient(timeout=build_timeout(timeout), limits=limits, cookies=no_cookies)
         self._requests: set[asyncio.Task[Any]] = set()
         self._writers: set[asyncio.Task[Any]] = set()
         self._is_closing = False

@@ -7,7 +7,7 @@ score without a call; without an answer the score is 0.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from ajet.schema.advice import advise_on
 from ajet.schema.episode import Verdict
 from ajet.schema.errors import BoundaryError, ConfigError, JudgeFailure, UserError
 from ajet.task_judge.judgement import call_user_function, read_verdict
-from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, REFERENCE, VERL_PARAMETERS, ScorerCall
+from ajet.task_judge.scorers.call import ANSWER, ARGUMENTS, REFERENCE, VERL_PARAMETERS, ScorerCall, read_parameters
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -33,7 +33,7 @@ def is_scorer_function(found: Any) -> bool:
     """True for a function with scorer parameters (an answer or a reference)."""
     if not is_function(found):
         return False
-    return not _SCORER_PARAMETERS.isdisjoint(_parameters_of(found))
+    return not _SCORER_PARAMETERS.isdisjoint(read_parameters(found))
 
 
 class BoundScorer:
@@ -69,7 +69,7 @@ class BoundScorer:
             self._function, self._arguments = found, dict(arguments)
         if not callable(self._function):
             raise self._signature_error(f"is a {type(found).__name__}")
-        self._agentrls = AGENTRL_PARAMETER in _parameters_of(self._function)
+        self._agentrls = AGENTRL_PARAMETER in read_parameters(self._function)
         if self._agentrls:
             self._arguments = {AGENTRL_PARAMETER: _scorer_agent(experiment), **self._arguments}
         self._wanted = self._bind_parameters()
@@ -159,13 +159,6 @@ class BoundScorer:
             "truth by position",
             do=do or f"mend {self._what}, or the function",
         )
-
-
-def _parameters_of(function: Callable[..., Any]) -> Collection[str]:
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
 
 
 def _scorer_agent(experiment: Experiment) -> dict[str, Any]:

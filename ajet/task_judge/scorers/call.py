@@ -5,6 +5,7 @@ Invariant: an answer is read in one form, named by the row or the configuration;
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,3 +98,11 @@ ARGUMENTS: Mapping[str, Callable[[ScorerCall], Any]] = {
 """Value of each scorer parameter by name."""
 VERL_PARAMETERS = ("data_source", "solution_str", REFERENCE, "extra_info")
 """Parameters of verl's reward functions."""
+
+
+def read_parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return a function's parameters; empty for C functions without a signature."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}

@@ -10,7 +10,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from ajet.schema.errors import ConfigError, JudgeFailure
@@ -54,11 +54,7 @@ def squad(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", letters).split()) or fold_text(text)
 
 
-def _as_written(text: str) -> str:
-    return text.strip()
-
-
-_NORMALISED: dict[str, Callable[[str], str]] = {"plain": fold_text, "squad": squad, "none": _as_written}
+_NORMALISED: dict[str, Callable[[str], str]] = {"plain": fold_text, "squad": squad, "none": str.strip}
 
 
 def read_truths(ground_truth: Any) -> list[str]:
@@ -110,12 +106,8 @@ def contains(
         for each in (reply, *read_truths(ground_truth))
     )
     found = [bool(each) and _stands_in(each, text, whole_words) for each in wanted]
-    right = _all_found(found) if all else any(found)
+    right = False not in found if all else any(found)
     return float(right), right
-
-
-def _all_found(found: Iterable[bool]) -> bool:
-    return False not in list(found)
 
 
 def _stands_in(wanted: str, text: str, whole_words: bool) -> bool:

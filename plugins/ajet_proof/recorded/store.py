@@ -22,7 +22,7 @@ from ajet.schema.commands import format_command
 from ajet.schema.episode import NO_OUTCOME
 from ajet.schema.errors import UserError
 from ajet.store import Address, StoreReader, open_reader
-from ajet.store.reading import StoredPosition
+from ajet.store.reader import StoredPosition
 from ajet_proof.recorded.prove import (
     PlayedFile,
     ProofReport,

@@ -56,7 +56,8 @@ class RequestSender:
                 problem = _refusal_error(reply)
                 if reply.status_code not in _RETRYABLE:
                     raise problem
-                pause = max(pause, _retry_seconds(reply.headers.get("Retry-After", "")))
+                wanted = reply.headers.get("Retry-After", "")
+                pause = max(pause, float(wanted) if wanted.isdecimal() else 0.0)
             pause = min(LONGEST_PAUSE, pause) * random.uniform(0.8, 1.2)
             if time.monotonic() + pause > until:
                 raise problem
@@ -83,7 +84,3 @@ def _refusal_error(reply: httpx.Response) -> Refused:
         code, message, param = "", reply.text[:500], ""
     kind = EpisodeLost if code in _LOST else Refused
     return kind(reply.status_code, code, message, param)
-
-
-def _retry_seconds(header: str) -> float:
-    return float(header) if header.isdecimal() else 0.0
