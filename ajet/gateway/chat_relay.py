@@ -38,7 +38,6 @@ async def relay_chat(
     reply.deltas.clear()
     reply.chunk_ends.clear()
     async with recorder.admission_lock:
-        recorder.refuse_ended()
         call = reply.call = recorder.add(
             agent=request.agent,
             target=target,
@@ -63,9 +62,8 @@ async def relay_chat(
         message, finish, usage = await relay_stream(engine.stream(body), reply.add_deltas)
     else:
         message, finish, usage = read_answer(await engine.chat(body))
-    if recorder.is_settled(call):
+    if not recorder.settle(call, finish, message=message):
         raise build_ended_error()
-    recorder.settle(call, finish, message=message)
     reply.message, reply.finish = message, finish
     reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
 

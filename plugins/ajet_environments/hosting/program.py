@@ -117,6 +117,8 @@ class Draining(Listener):
     """A listener whom the first SIGTERM tells to take no new episode; it ends when the open ones are over, or `seconds`
     later."""
 
+    tick_seconds = 0.1
+
     def __init__(self, app: ASGIApp, episodes: Episodes, seconds: float) -> None:
         super().__init__(app)
         self._episodes, self._seconds, self._until = episodes, seconds, 0.0
