@@ -79,7 +79,7 @@ class Ambient:
         bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
         self._before = {name: os.environ.get(name) for name in (*names, *bypass)}
         os.environ.update(bypass)
-        _watch(endpoint)
+        _register_endpoint(endpoint)
         for name in names:
             os.environ[OUTSIDE + name] = self._before[name] or ""
             os.environ[name] = given[name]
@@ -107,21 +107,21 @@ def entering(endpoint: Endpoint) -> None:
         os.environ.setdefault(OUTSIDE + name, os.environ.get(name, ""))
         os.environ[name] = value
     os.environ.update(build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or ""))
-    _watch(endpoint)
+    _register_endpoint(endpoint)
 
 
-def _watch(endpoint: Endpoint) -> None:
+def _register_endpoint(endpoint: Endpoint) -> None:
     with _lock:
         _untied.add(endpoint.api_key)
         _hosts.add(urlsplit(endpoint.base_url).netloc)
         for name in _LIBRARIES:
             if find_spec(name) is not None:
                 library: Any = import_module(name)
-                _wrap(library.Client, _plain)
-                _wrap(library.AsyncClient, _async)
+                _replace_send(library.Client, _wrap_sync_send)
+                _replace_send(library.AsyncClient, _wrap_async_send)
 
 
-def _wrap(kind: Any, made: Any) -> None:
+def _replace_send(kind: Any, made: Any) -> None:
     if kind not in _wrapped:
         original = kind.send
         kind.send = wraps(original)(made(original))
@@ -136,7 +136,7 @@ def _unwrap_clients() -> None:
             del _wrapped[kind]
 
 
-def _plain(send: Any) -> Any:
+def _wrap_sync_send(send: Any) -> Any:
     def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         tie(request)
         return send(self, request, *args, **kwargs)
@@ -144,7 +144,7 @@ def _plain(send: Any) -> Any:
     return sends
 
 
-def _async(send: Any) -> Any:
+def _wrap_async_send(send: Any) -> Any:
     async def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         if _untied and self not in _split:
             split_pools(self)
@@ -164,7 +164,7 @@ def tie(request: Any) -> None:
     if endpoints is None:
         return
     if request.url.netloc.decode() not in _hosts:
-        _name(request.url)
+        _warn_of_host(request.url)
         return
     headers = request.headers
     for header, prefix in (("authorization", "Bearer "), ("x-api-key", ""), ("api-key", "")):
@@ -178,7 +178,7 @@ def tie(request: Any) -> None:
             headers[header] = prefix + ANOTHERS
 
 
-def _name(url: Any) -> None:
+def _warn_of_host(url: Any) -> None:
     """Say once a host that an agent called a model elsewhere: it may be meant so, and it may be forgotten."""
     if not url.path.endswith(_CALLS) or url.host in _elsewhere:
         return
