@@ -31,7 +31,7 @@ from ajet.gateway.asgi import (
 from ajet.gateway.dialects.contract import Caller, Dialect
 from ajet.gateway.inflight_call import NO_RETRY, InflightCall, RetryHint
 from ajet.gateway.keys import Grant, check_name
-from ajet.gateway.limits import PEER, Held
+from ajet.gateway.limits import PEER, BodyBytes
 from ajet.gateway.reply import ReplyReader
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.gateway.session import Session
@@ -336,7 +336,7 @@ async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Recei
         return bytes(body)  # from this process, and complete
     parts: list[bytes] = []
     size = 0
-    with Held(scope) as held:
+    with BodyBytes(scope) as held:
         while message["type"] != "http.disconnect":
             part = message.get("body", b"")
             size += len(part)

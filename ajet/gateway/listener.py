@@ -20,7 +20,7 @@ from loguru import logger
 from starlette.types import ASGIApp
 
 from ajet.gateway.connection import Connection
-from ajet.gateway.limits import Limits, Shared
+from ajet.gateway.limits import ServerCounters, ServerLimits
 from ajet.schema.errors import UserError
 
 _BACKLOG = 4096
@@ -76,9 +76,9 @@ class Listener(uvicorn.Server):
     _stopping: asyncio.Future[None] | None = None
     """Done once the server is to end; None before it serves."""
 
-    def __init__(self, app: ASGIApp, limits: Limits | None = None, **settings: Any) -> None:
+    def __init__(self, app: ASGIApp, limits: ServerLimits | None = None, **settings: Any) -> None:
         """`settings`: of uvicorn."""
-        limits = limits or Limits()
+        limits = limits or ServerLimits()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -92,7 +92,7 @@ class Listener(uvicorn.Server):
                 **settings,
             )
         )
-        self.shared = Shared(limits)
+        self.shared = ServerCounters(limits)
 
     def stop(self) -> None:
         """End it; what is not answered at once is not waited for. Thread-safe."""
@@ -146,7 +146,7 @@ def _wake_server(waiting: asyncio.Future[None]) -> None:
 class Acceptor:
     """Lets clients in by one socket. On the server's loop."""
 
-    def __init__(self, server: Listener, listening: socket.socket, shared: Shared) -> None:
+    def __init__(self, server: Listener, listening: socket.socket, shared: ServerCounters) -> None:
         self.shared, self._limits = shared, shared.limits
         self._server, self._listening = server, listening
         self._loop = asyncio.get_running_loop()

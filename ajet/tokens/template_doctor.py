@@ -1,8 +1,8 @@
-"""Template doctor: what a chat template does to an agent's turns, and what that costs.
+"""Template doctor: the effect of a chat template on an agent's turns, and its cost.
 
-Invariant: every verdict comes from turns played through a renderer without a model (`Rehearsal`), none from a model's
-name. The turns take the way that runs take (render, parse, extend), on replies as the chat template itself spells them,
-so that a fork here is a fork there.
+Invariant: every finding comes from turns that are rendered without a model (`TemplateRehearsal`), none from a model's
+name. The turns use the functions of runs (render, parse, extend) on replies that the chat template itself writes, so
+that a fork here is a fork in a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ajet.tokens.renderer import Rendered, Renderer
 from ajet.tokens.template import TemplateRefused
 
 TURNS = 8
-"""Replies of each episode that costs are told for."""
+"""Replies of each episode whose cost is computed."""
 
 _SYSTEM: Message = {"role": "system", "content": "You are a careful assistant."}
 _ASK: Message = {"role": "user", "content": "What does the word mean?"}
@@ -42,7 +42,7 @@ _STATES: dict[Outcome, State] = {"extends": "ok", "forks": "warning", "refused":
 
 
 def examine(renderer: Renderer) -> list[Finding]:
-    """All checks of one tokenizer's chat template. Quick: no model, some dozens of renderings."""
+    """Check a tokenizer's chat template. It takes some dozens of renderings, and no model."""
     try:
         renderer.render([_ASK])
     except TemplateRefused as refusal:
@@ -95,7 +95,7 @@ def _check_system(renderer: Renderer) -> list[Finding]:
 
 
 def _list_opening(renderer: Renderer) -> list[Message]:
-    """The messages that open each rehearsed conversation."""
+    """Return the first messages of each conversation."""
     return [_SYSTEM, _ASK] if renderer.template.takes_system else [_ASK]
 
 
@@ -122,7 +122,7 @@ def _build_thought(renderer: Renderer) -> Message:
 
 
 def thinks(renderer: Renderer) -> bool:
-    """Whether replies have reasoning apart from their content."""
+    """Return True if replies have reasoning besides their content."""
     return renderer.thinks or renderer.template.style == "harmony"
 
 
@@ -146,7 +146,7 @@ def _check_tools(renderer: Renderer) -> list[Finding]:
         found.append(Finding("several calls", "note", "One reply holds one call: the template shows no more."))
     else:
         found.append(_judge_outcome("several calls", outcome, "two adjacent results after two calls"))
-    later = Rehearsal(renderer, _list_opening(renderer), [TOOL])
+    later = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL])
     if later.play(calling, results[0]) in ("extends", "forks"):
         found.append(
             _judge_outcome(
@@ -160,7 +160,7 @@ def _check_tools(renderer: Renderer) -> list[Finding]:
 
 def _play_turn(renderer: Renderer, reply: Message, *then: Message, cut: bool = False, respell: bool = False) -> Outcome:
     tools = [TOOL] if reply.get("tool_calls") else None
-    return Rehearsal(renderer, _list_opening(renderer), tools).play(reply, *then, cut=cut, respell=respell)
+    return TemplateRehearsal(renderer, _list_opening(renderer), tools).play(reply, *then, cut=cut, respell=respell)
 
 
 def _judge_outcome(topic: str, outcome: Outcome, turn: str) -> Finding:
@@ -180,14 +180,14 @@ def _describe_outcome(outcome: Outcome, turn: str) -> str:
 
 def _check_episodes(renderer: Renderer) -> list[Finding]:
     thought = _build_thought(renderer)
-    talk = Rehearsal(renderer, _list_opening(renderer))
+    talk = TemplateRehearsal(renderer, _list_opening(renderer))
     played = [
         talk.play({**_ANSWER, **thought}, {"role": "user", "content": f"{_MORE['content']} ({turn})"})
         for turn in range(TURNS)
     ]
     found = [_judge_episode(f"{TURNS} answers", talk, played)]
     if renderer.reads_tool_calls:
-        work, played = Rehearsal(renderer, _list_opening(renderer), [TOOL]), []
+        work, played = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL]), []
         for turn in range(TURNS):
             made = call("skiff", turn)
             reply = {"role": "assistant", "content": None, "tool_calls": [made], **thought}
@@ -196,7 +196,7 @@ def _check_episodes(renderer: Renderer) -> list[Finding]:
     return found
 
 
-def _judge_episode(what: str, played: Rehearsal, outcomes: Sequence[Outcome]) -> Finding:
+def _judge_episode(what: str, played: TemplateRehearsal, outcomes: Sequence[Outcome]) -> Finding:
     topic = f"episode of {what}"
     if len(played.lengths) == 0 or played.replies < len(outcomes):
         bad: Outcome = "refused" if "refused" in outcomes else "misread"
@@ -211,7 +211,12 @@ def _judge_episode(what: str, played: Rehearsal, outcomes: Sequence[Outcome]) ->
 
 
 def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence[int]]) -> list[Finding]:
-    """Vocabulary against embeddings. `config` is config.json; `rows` the shapes of embedding and head, where known."""
+    """Compare the vocabulary with the embeddings.
+
+    Args:
+        config: The model's config.json.
+        rows: The shapes of embedding and head, if known.
+    """
     known, told = len(tokenizer), (config.get("text_config") or config).get("vocab_size")
     shapes = {name: shape[0] for name, shape in rows.items() if shape}
     least = min([*shapes.values(), *([told] if isinstance(told, int) else [])], default=None)
@@ -249,13 +254,13 @@ TOOL: Message = {
 
 
 def call(word: str, page: int, index: int = 0) -> Message:
-    """A call of TOOL, as a client sends it back."""
+    """Return a call of TOOL, as a client sends it back."""
     function = {"name": "look_up", "arguments": json.dumps({"word": word, "page": page}, ensure_ascii=False)}
     return {"id": f"call_{word}_{index}", "type": "function", "function": function}
 
 
 def result(of: Message, text: str) -> Message:
-    """The message with which a tool answers call `of`."""
+    """Return the message with the result of call `of`."""
     return {"role": "tool", "tool_call_id": of["id"], "content": text}
 
 
@@ -268,8 +273,12 @@ def own_reply(
     *,
     respell: bool = False,
 ) -> Ids:
-    """The reply to `messages` as the template spells it when it is the last message, ended as it is before `follow`;
-    `respell`: JSON without blanks and with escapes, as a model might. Raises TemplateRefused."""
+    """Return the ids of a reply as the template writes it as the last message. Raises TemplateRefused.
+
+    Args:
+        follow: The message behind the reply; its end token is that before `follow`.
+        respell: Write JSON without blanks and with reversed keys, as a model might.
+    """
     text = renderer.template.text
     head, full = text(messages, tools), text([*messages, reply], tools, prompt=False)
     if full.startswith(head):
@@ -297,8 +306,8 @@ def own_reply(
 
 
 @dataclass
-class Rehearsal:
-    """One conversation as it grows, and the timelines that training on it would take."""
+class TemplateRehearsal:
+    """A growing conversation, and the timelines of training on it."""
 
     renderer: Renderer
     messages: list[Message]
@@ -316,7 +325,7 @@ class Rehearsal:
         cut: bool = False,
         respell: bool = False,
     ) -> Outcome:
-        """The model gives `reply`, the client goes on with `then`. `cut`: the length limit took the end token."""
+        """Add a reply and the client's next messages. `cut`: the length limit cut the end token."""
         try:
             if self.prompt is None:
                 self.prompt = self.renderer.render(self.messages, self.tools)
@@ -343,7 +352,7 @@ class Rehearsal:
 
     @property
     def cost(self) -> float:
-        """Tokens of all timelines over those of the longest: 1 without forks."""
+        """Tokens of all timelines divided by those of the longest: 1 without forks."""
         return sum(self.lengths) / max(self.lengths)
 
 

@@ -1,7 +1,7 @@
 """The token ids of a reply that was written instead of sampled.
 
 Invariant: the ids are the chat template's text behind the prompt, from the first token of the reply to its end token,
-and they parse to the message that was written. If that is impossible, `NotExact` is raised.
+and they parse to the message that was written. If that is impossible, `InexactReplyError` is raised.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ajet.tokens.content_format import Message
 from ajet.tokens.renderer import Rendered, Renderer
 
 
-class NotExact(UserError):
+class InexactReplyError(UserError):
     """The template and tokenizer do not determine the tokens of a reply."""
 
 
@@ -36,13 +36,13 @@ def written_reply(
         before: The prompt, which renders `history`.
 
     Raises:
-        NotExact: The ids cannot be determined.
+        InexactReplyError: The ids cannot be determined.
         TemplateRefused: The template refuses the conversation.
     """
     prompt = words.template.text(history, tools)
     whole = words.template.text([*history, reply], tools, prompt=False)
     if not whole.startswith(prompt):
-        raise NotExact(
+        raise InexactReplyError(
             "the chat template shows this history otherwise once it is answered: no text is the reply's alone",
             expected="a template that puts a reply after the prompt as the model was shown it",
         )
@@ -50,12 +50,12 @@ def written_reply(
     ends = np.flatnonzero(np.isin(encoded, words.end_ids))
     ids = encoded[: int(ends[0]) + 1] if ends.size else np.append(encoded, np.int32(words.end_ids[0]))
     if ends.size and words.decode(encoded[ids.size :]).strip():
-        raise NotExact("the reply holds the text of an end token, or the template goes on after one")
+        raise InexactReplyError("the reply holds the text of an end token, or the template goes on after one")
     if not words.decode(ids, after=before.ids).startswith(whole[len(prompt) :][:1]):
-        raise NotExact("the tokenizer encodes a reply otherwise where it follows a prompt")
+        raise InexactReplyError("the tokenizer encodes a reply otherwise where it follows a prompt")
     said = words.parse(ids, tools=tools, before=before)
     if (wrong := _find_difference(reply, said)) is not None:
-        raise NotExact(f"the chat template writes {wrong} so that it does not read as the same")
+        raise InexactReplyError(f"the chat template writes {wrong} so that it does not read as the same")
     return ids, said
 
 
