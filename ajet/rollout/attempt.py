@@ -25,7 +25,7 @@ from ajet.schema.endpoint import Endpoints
 from ajet.schema.episode import Failure, Split
 from ajet.schema.errors import EnvironmentFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from ajet.workflow.ambient import playing
+from ajet.workflow.ambient import bind_endpoints
 from ajet.workflow.function import is_of_function
 from ajet.workflow.resources import Deadline, Resources, aclosing, closing
 from ajet.workflow.tools import Replayed
@@ -242,7 +242,7 @@ async def perform(attempt: AttemptBase) -> WorkflowOutput:
         async with aclosing(attempt.resources):
             workflow, trainable = _make_workflow(attempt)
             tuner = _make_tuner(attempt, await attempt.aopen(trainable), trainable)
-            with playing(tuner.endpoints), _fail_if_environment_lost(attempt.task):
+            with bind_endpoints(tuner.endpoints), _fail_if_environment_lost(attempt.task):
                 return _check_output(workflow, await workflow.execute(attempt.task, tuner))
 
 
@@ -251,7 +251,7 @@ def perform_plain(attempt: AttemptBase) -> WorkflowOutput:
     with _fail_on_exit(), closing(attempt.resources):
         workflow, trainable = _make_workflow(attempt)
         tuner = _make_tuner(attempt, attempt.open(trainable), trainable)
-        with playing(tuner.endpoints), _fail_if_environment_lost(attempt.task):
+        with bind_endpoints(tuner.endpoints), _fail_if_environment_lost(attempt.task):
             output = workflow.execute(attempt.task, tuner)
             if inspect.isawaitable(output):
                 output = asyncio.run(_await_output(output, attempt.resources))

@@ -1,12 +1,11 @@
-"""Clients that were given nothing: `OpenAI()`, `AsyncAnthropic()`, whatever a library makes of the environment.
+"""Clients without settings: `OpenAI()`, `AsyncAnthropic()`, the clients that libraries make of the environment.
 
-Invariants: the environment is written once a run, never for an episode, and only where the person has set no such
-address and key: then it holds the gateway's address and one key of the run. A request that bears that key gets the key
-of the episode in whose context (contextvars) it is sent, on its way through the SDKs' httpx, or none: then it reaches
-the gateway with the run's key and is refused there, never answered under another episode's. Nor is one that bears a
-key which the tuner of another attempt gave (a client that a module keeps). A worker process, which plays one attempt at
-a time, has the attempt's own address and key in its environment (`entering`). Asynchronous clients that episodes share
-have connections in each of their event loops (`split_pools`).
+Invariants: the environment is set once a run, never for an episode, and only variables that the person has not set: it
+holds the gateway's address and one key of the run. A request with this key gets the key of the episode in whose context
+(contextvars) it is sent, in the `send` of the SDKs' httpx; without an episode it keeps the run's key, which the gateway
+refuses. A request with the key of another attempt (a client that a module stores) is refused too. A worker process that
+plays one attempt at a time has the attempt's own address and key in its environment (`enter_attempt`). Asynchronous
+clients that episodes share have connections in each of their event loops (`split_pools`).
 """
 
 from __future__ import annotations
@@ -31,49 +30,50 @@ from ajet.schema.endpoint import ANOTHERS, Endpoint, Endpoints
 from ajet.workflow.loop_pools import split_pools
 
 AGENT = "default"
-"""The agent that such a client is."""
+"""The agent of such clients."""
 _BRANDS = (("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"), ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"))
-"""Variables that are set together, or not at all."""
+"""Variables that are set together, or not at all: an address and its key."""
 _ADDRESSES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL")
 _LIBRARIES = ("httpx", "httpx2")
-"""What OpenAI's and Anthropic's SDKs send by, in this version of theirs or another."""
+"""HTTP libraries of OpenAI's and Anthropic's SDKs, in this version or another."""
 _CALLS = ("/chat/completions", "/completions", "/responses", "/messages")
-_playing: ContextVar[Endpoints | None] = ContextVar("ajet_playing", default=None)
+_bound_endpoints: ContextVar[Endpoints | None] = ContextVar("ajet_playing", default=None)
 _lock = threading.Lock()
-_untied: set[str] = set()
-"""Keys that stand for whatever episode is playing in the sender's context: those of runs, and of attempts that were."""
-_given: WeakValueDictionary[str, Endpoints] = WeakValueDictionary()
-"""Whose the keys are that tuners gave."""
-_split: WeakSet[Any] = WeakSet()
-"""Clients whose connections belong to the event loop that they send in."""
-_wrapped: dict[type[Any], tuple[Any, Any]] = {}
+_shared_keys: set[str] = set()
+"""Keys of the episode in the sender's context: those of runs, and of earlier attempts of this process."""
+_endpoints_of_keys: WeakValueDictionary[str, Endpoints] = WeakValueDictionary()
+"""Key that a tuner gave -> the attempt's endpoints."""
+_split_clients: WeakSet[Any] = WeakSet()
+"""Clients whose connections belong to the event loop in which they send."""
+_replaced_sends: dict[type[Any], tuple[Any, Any]] = {}
 """Class of an HTTP client -> its own `send`, and the one that replaces it while a run lasts: `OpenAI()` in a user's
 agent reads the run's key, and only where the request is sent is it known which episode sends it."""
 _hosts: set[str] = set()
-_elsewhere: set[str] = set()
+_warned_hosts: set[str] = set()
 
 
 @contextmanager
-def playing(endpoints: Endpoints) -> Iterator[None]:
-    """Within the block, and in tasks and `asyncio.to_thread` begun in it, such clients are this episode's."""
-    token = _playing.set(endpoints)
+def bind_endpoints(endpoints: Endpoints) -> Iterator[None]:
+    """Give such clients to this episode within the block, its tasks and `asyncio.to_thread` calls."""
+    token = _bound_endpoints.set(endpoints)
     try:
         yield
     finally:
-        _playing.reset(token)
+        _bound_endpoints.reset(token)
 
 
-def given(endpoint: Endpoint, by: Endpoints) -> Endpoint:
-    """The endpoint, which a tuner hands to the code of its attempt: its key is that attempt's alone."""
-    _given[endpoint.api_key] = by
+def register_key(endpoint: Endpoint, by: Endpoints) -> Endpoint:
+    """Register the key of an endpoint that a tuner gives to its attempt: other attempts may not use it."""
+    _endpoints_of_keys[endpoint.api_key] = by
     return endpoint
 
 
 class Ambient:
-    """The environment of a run, from now until `close`. `endpoint`: the gateway's address with the run's key."""
+    """The environment variables of a run, until `close`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        given = endpoint.environment
+        """Set the variables. `endpoint` has the gateway's address and the run's key."""
+        variables = endpoint.environment
         taken = [brand for brand in _BRANDS if not any(os.environ.get(name) for name in brand)]
         names = [name for brand in taken for name in brand]
         bypass = build_bypass(os.environ, urlsplit(endpoint.base_url).hostname or "")
@@ -82,11 +82,11 @@ class Ambient:
         _register_endpoint(endpoint)
         for name in names:
             os.environ[OUTSIDE + name] = self._before[name] or ""
-            os.environ[name] = given[name]
+            os.environ[name] = variables[name]
         self._key = endpoint.api_key
 
     def close(self) -> None:
-        """Put the environment variables back as they were, and httpx after the last run. Idempotent."""
+        """Restore the environment variables, and httpx after the last run. Idempotent."""
         for name, value in self._before.items():
             os.environ.pop(OUTSIDE + name, None)
             if value is None:
@@ -95,14 +95,16 @@ class Ambient:
                 os.environ[name] = value
         self._before = {}
         with _lock:
-            _untied.discard(self._key)
-            if not _untied:
+            _shared_keys.discard(self._key)
+            if not _shared_keys:
                 _unwrap_clients()
 
 
-def entering(endpoint: Endpoint) -> None:
-    """This process plays one attempt, whose address and key these are: they go into its environment. Clients that were
-    made for an earlier attempt of this process (when its module was imported, say) are this one's, too."""
+def enter_attempt(endpoint: Endpoint) -> None:
+    """Put the address and key of this process's only attempt into its environment.
+
+    Clients of an earlier attempt of the process (made when a module was imported, say) belong to this one, too.
+    """
     for name, value in endpoint.environment.items():
         os.environ.setdefault(OUTSIDE + name, os.environ.get(name, ""))
         os.environ[name] = value
@@ -112,7 +114,7 @@ def entering(endpoint: Endpoint) -> None:
 
 def _register_endpoint(endpoint: Endpoint) -> None:
     with _lock:
-        _untied.add(endpoint.api_key)
+        _shared_keys.add(endpoint.api_key)
         _hosts.add(urlsplit(endpoint.base_url).netloc)
         for name in _LIBRARIES:
             if find_spec(name) is not None:
@@ -122,23 +124,23 @@ def _register_endpoint(endpoint: Endpoint) -> None:
 
 
 def _replace_send(kind: Any, made: Any) -> None:
-    if kind not in _wrapped:
+    if kind not in _replaced_sends:
         original = kind.send
         kind.send = wraps(original)(made(original))
-        _wrapped[kind] = (original, kind.send)
+        _replaced_sends[kind] = (original, kind.send)
 
 
 def _unwrap_clients() -> None:
-    """Put `send` back, except where another library has wrapped it since: ours then passes requests on as they are."""
-    for kind, (original, ours) in list(_wrapped.items()):
+    """Restore `send`, unless another library has wrapped it since: ours then passes requests on unchanged."""
+    for kind, (original, ours) in list(_replaced_sends.items()):
         if kind.send is ours:
             kind.send = original
-            del _wrapped[kind]
+            del _replaced_sends[kind]
 
 
 def _wrap_sync_send(send: Any) -> Any:
     def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        tie(request)
+        rewrite_key(request)
         return send(self, request, *args, **kwargs)
 
     return sends
@@ -146,21 +148,23 @@ def _wrap_sync_send(send: Any) -> Any:
 
 def _wrap_async_send(send: Any) -> Any:
     async def sends(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if _untied and self not in _split:
+        if _shared_keys and self not in _split_clients:
             split_pools(self)
-            _split.add(self)
-        tie(request)
+            _split_clients.add(self)
+        rewrite_key(request)
         return await send(self, request, *args, **kwargs)
 
     return sends
 
 
-def tie(request: Any) -> None:
-    """Give a request that bears a key of `_untied` the key of the episode that plays here, and one that bears a key of
-    another attempt none that opens; leave any other alone."""
-    if not _untied:
+def rewrite_key(request: Any) -> None:
+    """Give a request with a key of `_shared_keys` the key of the episode in whose context it is sent.
+
+    A request with the key of another attempt gets one that the gateway refuses. Others are unchanged.
+    """
+    if not _shared_keys:
         return
-    endpoints = _playing.get()
+    endpoints = _bound_endpoints.get()
     if endpoints is None:
         return
     if request.url.netloc.decode() not in _hosts:
@@ -169,24 +173,24 @@ def tie(request: Any) -> None:
     headers = request.headers
     for header, prefix in (("authorization", "Bearer "), ("x-api-key", ""), ("api-key", "")):
         key = headers.get(header, "").removeprefix(prefix)
-        if key in _untied:
+        if key in _shared_keys:
             endpoint = endpoints(AGENT, AGENT, None)
             place = urlsplit(endpoint.base_url)
             request.url = request.url.copy_with(scheme=place.scheme, host=place.hostname, port=place.port)
             headers[header], headers["host"] = prefix + endpoint.api_key, place.netloc
-        elif _given.get(key, endpoints) is not endpoints:
+        elif _endpoints_of_keys.get(key, endpoints) is not endpoints:
             headers[header] = prefix + ANOTHERS
 
 
 def _warn_of_host(url: Any) -> None:
-    """Say once a host that an agent called a model elsewhere: it may be meant so, and it may be forgotten."""
-    if not url.path.endswith(_CALLS) or url.host in _elsewhere:
+    """Warn once a host that an agent called a model outside of the gateway: it may be intended, or forgotten."""
+    if not url.path.endswith(_CALLS) or url.host in _warned_hosts:
         return
-    _elsewhere.add(url.host)
+    _warned_hosts.add(url.host)
     names = [name for name in _ADDRESSES if urlsplit(os.environ.get(name, "")).netloc == url.netloc.decode()]
-    told = "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give its "
-    told += "client `base_url` and `api_key` of `tuner.as_oai_baseurl_apikey()`"
+    message = "an agent called a model at {}, which is neither tuned nor recorded; if it is the one to be tuned, give "
+    message += "its client `base_url` and `api_key` of `tuner.as_oai_baseurl_apikey()`"
     if names:
-        logger.warning(told + ", or unset {}, where it found this address", url.netloc.decode(), " and ".join(names))
+        logger.warning(message + ", or unset {}, where it found this address", url.netloc.decode(), " and ".join(names))
     else:
-        logger.warning(told, url.netloc.decode())
+        logger.warning(message, url.netloc.decode())

@@ -16,7 +16,7 @@ from ajet.schema.endpoint import Endpoint, Endpoints
 from ajet.schema.sandbox import NOTHING, Sandbox
 from ajet.schema.tool_use import ToolUse
 from ajet.workflow.adapters import agentscope, openai_sdk
-from ajet.workflow.ambient import given
+from ajet.workflow.ambient import register_key
 from ajet.workflow.resources import Deadline, Resources, opened_sandbox
 from ajet.workflow.tools import Replayed, Running, recorded
 
@@ -94,7 +94,7 @@ class ModelTuner:
     ) -> Endpoint:
         """`base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client, sync or async, in this
         process or another. The key is good until the episode ends."""
-        return given(self._endpoints(agent_name, _tag(agent_name, target_tag), debug_model), self._endpoints)
+        return register_key(self._endpoints(agent_name, _tag(agent_name, target_tag), debug_model), self._endpoints)
 
     def as_anthropic_baseurl_apikey(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None

@@ -28,7 +28,7 @@ from ajet.rollout.isolation.worker_channel import WorkerChannel
 from ajet.rollout.runtime import DaemonThreads, locate_code
 from ajet.schema.episode import Failure
 from ajet.schema.task import WorkflowOutput, WorkflowTask
-from ajet.workflow.ambient import entering
+from ajet.workflow.ambient import enter_attempt
 from ajet.workflow.function import KEY, as_workflow
 
 SETTLE_S = 0.3
@@ -46,7 +46,7 @@ class SinglePlayer:
         """The current attempt, or the last one."""
         self._task: asyncio.Task[Any] | None = None
         """The attempt's task, if its code is asynchronous."""
-        entering(setup.ambient)
+        enter_attempt(setup.ambient)
 
     def take(self, order: Message) -> None:
         """Play the attempt to its end and report the end."""
@@ -54,7 +54,7 @@ class SinglePlayer:
         before, outcome = self._play_attempt(order.about, *decode_attempt(order.body))
         with suppress(OSError, ValueError):  # user code may have closed it
             sys.stdout.flush()
-        entering(self._setup.ambient)
+        enter_attempt(self._setup.ambient)
         self._channel.end(order.about, encode_end(outcome, before.find_changes() if before is not None else []))
 
     def locate(self, number: int) -> str:
@@ -80,7 +80,7 @@ class SinglePlayer:
                 from ajet.workflow import tuner  # noqa: F401 - the attempt is not charged for what ajet itself loads
 
                 before = ProcessState.capture()
-                attempt = WorkerAttempt(self._channel, number, workflow_class, task, config, began, enter=entering)
+                attempt = WorkerAttempt(self._channel, number, workflow_class, task, config, began, enter=enter_attempt)
                 self._attempt, self._task = attempt, None
                 if is_plain(attempt):
                     return before, perform_plain(attempt)
