@@ -1,13 +1,12 @@
-"""Which call continues which, by exact tokens, in time linear in the tokens.
+"""PrefixTree: finds the calls that continue other calls, by exact tokens, in time linear in the tokens.
 
-Invariant: a call continues the longest other call whose whole prompt + response is, token for token, the beginning of
-its prompt; what is not an exact prefix is never joined. Answers depend on the tokens alone, not
-on the order of the calls. `PrefixTree` keeps it.
+Invariant: a call continues the longest other call whose prompt and response are, token for token, the beginning of its
+prompt. The result depends on the tokens alone, not on the order of the calls.
 
-How: all sequences enter a compressed prefix tree, longest first. A path of the tree holds a run of tokens, so a
-sequence is compared with whole runs, and every one of its tokens is looked at once. What a call is known to share
-with its parent (`Call.prefix`) is not even looked at: of linked calls only the distinct tokens are touched. A
-sequence changes its run at most O(sqrt(distinct tokens)) times, because runs entered before are longer.
+All sequences are inserted into a compressed prefix tree, the longest first. A path of the tree is a run of tokens, so
+that sequences are compared run by run, and each token is read once. Tokens that a call shares with its parent
+(`Call.prefix`) are not compared at all. A sequence changes its run at most O(sqrt(distinct tokens)) times, because the
+runs inserted earlier are longer.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from ajet.schema.call import Call, Ids
 Bytes = npt.NDArray[np.uint8]
 
 _LARGE = 1 << 18
-"""Tokens of an episode that is worth huge pages, of which one is left in part by its ids, one by its other arrays."""
+"""Tokens of an episode from which on huge pages are used; its ids and its other arrays each leave one partly empty."""
 _PIECE = 1 << 20
-"""Tokens of a piece of ids."""
+"""Tokens of one piece of memory."""
 _HUGE = 1 << 21
 """Bytes of a huge page."""
 
 
 class Arena:
-    """Holds the ids of an episode that has at most `tokens` tokens; of few tokens, each sequence has its own memory.
+    """Memory for the ids of an episode with at most `tokens` tokens.
 
-    What was kept is never handed out again; what was not kept is overwritten by the next. Memory of many small pieces
-    is new to the process page by page, which costs more than to write it; large pieces come in huge pages.
+    A sequence that was stored is never overwritten, any other is overwritten by the next. Large pieces of memory come
+    in huge pages: the first access to many small pages costs more than writing them.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -44,35 +43,37 @@ class Arena:
         self._piece: Ids = np.empty(0, np.int32)
         self._at = self._end = 0
 
-    def joined(self, parts: Sequence[Ids], size: int) -> Ids:
-        """[size] the parts, one after the other: of use until the next call of this method, or for good once kept."""
+    def join_ids(self, parts: Sequence[Ids], size: int) -> Ids:
+        """Return the parts, joined [size]. They are valid until the next call, unless `keep_last` stores them."""
         if not self._large:
             return np.concatenate(parts)
         if self._at + size > self._piece.size:
-            self._piece, self._at = _in_huge_pages(4 * max(self._most, size)).view(np.int32), 0
+            self._piece, self._at = _allocate_huge_pages(4 * max(self._most, size)).view(np.int32), 0
         self._end = self._at + size
         return np.concatenate(parts, out=self._piece[self._at : self._end])
 
-    def keep(self) -> None:
-        """Keep what was joined last where it is."""
+    def keep_last(self) -> None:
+        """Store the ids that were joined last."""
         self._at = self._end
 
 
-def room(tokens: int, each: int) -> Bytes:
-    """[tokens * each] bytes to be written, `each` a token."""
-    return _in_huge_pages(tokens * each) if tokens >= _LARGE else np.empty(tokens * each, np.uint8)
+def allocate_bytes(tokens: int, each: int) -> Bytes:
+    """Return memory [tokens * each] that is not initialized; `each` is the number of bytes a token."""
+    return _allocate_huge_pages(tokens * each) if tokens >= _LARGE else np.empty(tokens * each, np.uint8)
 
 
-def _in_huge_pages(size: int) -> Bytes:
-    """[size] bytes from the border of a huge page on, with room up to the border of another: what shares a huge page
-    with other memory comes in small ones. numpy asks the system for huge pages for 4 MiB or more, as these are."""
+def _allocate_huge_pages(size: int) -> Bytes:
+    """Return memory [size] that starts at a huge page's border and ends at one: shared huge pages become small ones.
+
+    numpy asks the system for huge pages from 4 MiB on.
+    """
     whole = np.empty(size + -size % _HUGE + _HUGE, np.uint8)
     start = -whole.ctypes.data % _HUGE
     return whole[start : start + size]
 
 
 class Spot(NamedTuple):
-    """A place in the tree: after `stop` tokens from the root, on path `path`."""
+    """A place in the tree: `stop` tokens from the root, on path `path`."""
 
     path: int
     stop: int
@@ -80,10 +81,10 @@ class Spot(NamedTuple):
 
 ROOT = Spot(0, 0)
 _LONG, _SOON = 4096, 256
-"""Of so many tokens that may be shared, the first few are compared before the rest."""
+"""If more tokens than `_LONG` may be shared, the first `_SOON` are compared before the rest."""
 _TRUE = b"\x01"
 _LITTLE = 8
-"""Less than this part of a call's tokens is not worth going on from: the call is entered whole, and kept so."""
+"""A call that shares less than 1/8 of its tokens with others is stored in one piece."""
 
 
 class PrefixTree:
@@ -95,22 +96,27 @@ class PrefixTree:
         self._parents = [-1]
         self._branches: dict[tuple[int, int, int], int] = {}
         self._wholes: list[Ids | None] = [None]
-        """Path -> the sequence that it was made for, where that was entered in one piece."""
+        """Path -> the sequence that it was made for, if the sequence was inserted in one piece."""
 
     def __len__(self) -> int:
         """The number of runs of tokens in the tree."""
         return len(self._ids)
 
     def at(self, spot: Spot, stop: int) -> Spot:
-        """The place of the first `stop` tokens of the sequence that ends at `spot`."""
+        """Return the place of the first `stop` tokens of the sequence that ends at `spot`."""
         path, starts = spot.path, self._starts
         while stop <= starts[path]:
             path = self._parents[path]
         return Spot(path, stop)
 
     def insert(self, rest: Ids, after: Spot = ROOT, whole: Ids | None = None) -> Spot:
-        """Enter the sequence that continues `after` by `rest`; answers where it ends. `rest` is kept, not copied, as is
-        `whole`: the sequence from the root on, where there is such a piece."""
+        """Insert the sequence that continues `after` by `rest`. Return its end.
+
+        Args:
+            rest: Stored without a copy, as `whole` is.
+            after: The place that the sequence continues.
+            whole: The sequence from the root on, if it is in one piece.
+        """
         path, stop = after
         if not stop:
             whole = rest
@@ -119,7 +125,7 @@ class PrefixTree:
             if path:
                 run, offset = self._ids[path], stop - self._starts[path]
                 if offset < run.size and run.item(offset) == first:
-                    same = _common(run, offset, rest)
+                    same = _count_common(run, offset, rest)
                     stop += same
                     if same == rest.size:
                         break
@@ -138,7 +144,7 @@ class PrefixTree:
         return Spot(path, stop)
 
     def ids(self, spot: Spot, start: int = 0) -> Ids:
-        """[stop - start] the tokens from `start` to `spot`; shares memory with the tree where they lie in one run."""
+        """Return the tokens from `start` to `spot` [stop - start]; a view of the tree if they are in one run."""
         path, stop = spot
         if (whole := self._wholes[path]) is not None:
             return whole[start:stop]
@@ -152,15 +158,15 @@ class PrefixTree:
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
     def parent(self, path: int) -> tuple[int, int]:
-        """The path that `path` departs from, and after how many tokens; (-1, -1) of the root."""
+        """Return the path from which `path` branches off, and after how many tokens; (-1, -1) for the root."""
         return self._parents[path], self._starts[path]
 
 
-def _common(run: Ids, offset: int, rest: Ids) -> int:
-    """The number of leading tokens that `rest` and `run` from `offset` on share."""
+def _count_common(run: Ids, offset: int, rest: Ids) -> int:
+    """Return how many leading tokens `rest` has in common with `run` from `offset` on."""
     size = min(run.size - offset, rest.size)
-    if size > _LONG:  # what departs soon (a window that slid) is not looked at to its end
-        soon = _common(run, offset, rest[:_SOON])
+    if size > _LONG:  # a window that slid differs early: its rest is not compared
+        soon = _count_common(run, offset, rest[:_SOON])
         if soon < _SOON:
             return soon
     differ = run[offset : offset + size] != (rest if rest.size == size else rest[:size])
@@ -169,8 +175,10 @@ def _common(run: Ids, offset: int, rest: Ids) -> int:
 
 
 def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
-    """The tree of all calls' prompt + response, and where each call ends in it. Of what a call shares with its parent,
-    little is looked at once more, so that the call's tokens lie in one piece."""
+    """Return the tree of all calls' prompts and responses, and the end of each call in it.
+
+    A small part that a call shares with its parent is stored again, so that the call's tokens are in one piece.
+    """
     sizes = [call.prefix + call.suffix_ids.size + call.response_ids.size for call in calls]
     sharing: dict[int, list[tuple[int, int]]] = {}
     for position, call in enumerate(calls):
@@ -187,20 +195,20 @@ def insert_calls(calls: Sequence[Call]) -> tuple[PrefixTree, list[Spot]]:
                 after = tree.at(known, shared)
         stop, whole, paths = after[1], None, len(tree)
         if stop != call.prefix:
-            rest = _tokens_from(calls, position, stop)
+            rest = _collect_tokens(calls, position, stop)
         elif 0 < stop * _LITTLE < sizes[position]:
-            whole = arena.joined((tree.ids(after), call.suffix_ids, call.response_ids), sizes[position])
+            whole = arena.join_ids((tree.ids(after), call.suffix_ids, call.response_ids), sizes[position])
             rest = whole[stop:]
         else:
-            rest = arena.joined((call.suffix_ids, call.response_ids), sizes[position] - stop)
+            rest = arena.join_ids((call.suffix_ids, call.response_ids), sizes[position] - stop)
         spots[position] = spot = tree.insert(rest, after, whole)
         if spot.path >= paths:
-            arena.keep()
+            arena.keep_last()
     return tree, [spot for spot in spots if spot is not None]
 
 
-def _tokens_from(calls: Sequence[Call], position: int, start: int) -> Ids:
-    """The tokens of one call's prompt + response from `start` on."""
+def _collect_tokens(calls: Sequence[Call], position: int, start: int) -> Ids:
+    """Return the tokens of one call's prompt and response from `start` on."""
     call = calls[position]
     begin = call.prefix + call.suffix_ids.size
     if start >= begin:
@@ -209,7 +217,7 @@ def _tokens_from(calls: Sequence[Call], position: int, start: int) -> Ids:
     begin = call.prefix
     need = begin
     while need > start:
-        assert call.parent is not None, f"call {call.index} shares {need} tokens with nobody"
+        assert call.parent is not None, f"call {call.index} shares {need} tokens with no call"
         call = calls[call.parent]
         for part, first in (
             (call.response_ids, call.prefix + call.suffix_ids.size),
@@ -223,11 +231,14 @@ def _tokens_from(calls: Sequence[Call], position: int, start: int) -> Ids:
     return joined[start - begin :]
 
 
-def continued(
+def find_continued(
     calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]
 ) -> dict[int, Spot | None]:
-    """For each of `members`, where the longest other member that it continues ends: one whose prompt + response is
-    the beginning of its prompt. None: it continues nobody. Members that end at one spot have the same tokens."""
+    """Return, for each of `members`, the end of the longest other member that it continues; None if there is none.
+
+    A member continues another if its prompt begins with the other's prompt and response. Members with the same end have
+    the same tokens.
+    """
     ends: dict[int, list[int]] = {}
     for position in members:
         ends.setdefault(spots[position].path, []).append(spots[position].stop)

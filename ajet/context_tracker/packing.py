@@ -1,14 +1,13 @@
-"""Samples to rows of tokens: shared prefixes once, no padding.
+"""PackedRow: samples in rows of tokens, with shared prefixes stored once and without padding.
 
-Invariant: along the path of every sample a row holds exactly that sample's tokens at positions 0, 1, 2 …; every
-mask-1 token of every sample is a target exactly once; within a tree no token is stored twice. Each `Sample` lies in
-one tree, so a forward pass under the tree's mask computes what a pass over the sample alone would.
+Invariant: along the path of a sample, a row holds exactly the sample's tokens at positions 0, 1, 2 …; each mask-1
+token of each sample is a target exactly once; a tree stores no token twice. Each `Sample` is in one tree, so that a
+forward pass under the tree's mask computes the same as a pass over the sample alone.
 
-Samples of one group and one adapter that begin alike form a tree, and all of a row are of one adapter. Groups that
-begin alike (one system prompt, the same worked examples) join in a tree where that saves more than it costs: what is
-shared is computed once, and in a small tree every token is held to every other. Rows are filled up to `budget` tokens.
-A group's tree that would outgrow the budget is built as several, each repeating what it shares, and cut where that
-costs least; only a single sample that is longer than the budget makes a longer row, which it then has to itself.
+Samples of one group and adapter with a common prefix form a tree; a row has one adapter. Trees of several groups are
+joined (the same system prompt or examples) if the shared prefix saves more than the larger attention costs. Rows are
+filled up to `budget` tokens. A tree that is larger is split where repeating the shared prefixes costs least. A single
+sample longer than the budget gets a row of its own.
 """
 
 from __future__ import annotations
@@ -25,32 +24,33 @@ from ajet.schema.call import Floats, Ids
 
 Indices = npt.NDArray[np.int64]
 SMALL = 640
-"""Tokens up to which a tree's attention is one call under a dense mask; a larger one goes segment by segment."""
+"""Tokens up to which the attention of a tree is one call with a dense mask; larger trees go segment by segment."""
 LONG = 256
-"""Tokens that groups must share for a tree of theirs to grow beyond that."""
+"""Tokens that groups must share if their tree is to be larger than `SMALL`."""
 PAIRS = 1500
-"""Pairs of tokens whose attention takes as long as one token's linear layers, where a model is 500 wide; in a wider one
-they take less."""
+"""Pairs of tokens whose attention takes as long as one token's linear layers, in a model of width 500; less in a wider
+one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Rows [start, stop) of a packed row: sequences that share prefixes. Shapes: n = stop - start tokens, S segments.
+    """The tokens [start, stop) of a packed row: sequences with shared prefixes. Shapes: n = stop - start, S segments.
 
-    A segment is a run of tokens without a branch. In preorder: what continues a segment, and what continues that,
-    follows it without a gap."""
+    A segment is a run of tokens without a branch. Segments are in preorder: the descendants of a segment follow it
+    without a gap.
+    """
 
     start: int
     stop: int
     segment_of: Indices
     """[n] the segment of each token."""
     parents: Indices
-    """[S] the segment that each segment continues; -1 for the one at the root."""
+    """[S] the segment that each segment continues; -1 for the root."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """[K] what the row is trained on, ordered by source."""
+    """The tokens on which a row is trained [K], ordered by source."""
 
     source: Indices
     """Index into the row of the token whose logits predict the target."""
@@ -64,9 +64,10 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """One forward pass. Shapes: N tokens.
+    """The tokens of one forward pass [N].
 
-    Token i attends to token j iff both are in the same tree, j <= i, and j's segment is i's or an ancestor of it."""
+    Token i attends to token j exactly if both are in the same tree, j <= i, and j's segment is i's or an ancestor.
+    """
 
     ids: Ids
     """[N]"""
@@ -79,31 +80,33 @@ class PackedRow:
 
 
 def pack(samples: Sequence[Sample], budget: int, *, share_prefixes: bool = True) -> list[PackedRow]:
-    """Rows of at most `budget` tokens, but for samples that are longer themselves. Deterministic.
+    """Pack samples into rows of at most `budget` tokens; a longer sample gets a longer row. Deterministic.
 
-    Raises ValueError for a timeline whose first token has mask 1: nothing predicts it."""
+    Raises:
+        ValueError: The first token of a timeline has mask 1, although no token predicts it.
+    """
     for index, sample in enumerate(samples):
         if sample.timeline.mask.size and sample.timeline.mask[0]:
             raise ValueError(f"sample {index} of episode {sample.episode}: its first token cannot be a target")
-    trees = [_grow(samples, members) for members in _families(samples, budget, share_prefixes)]
+    trees = [_build_tree(samples, members) for members in _iterate_families(samples, budget, share_prefixes)]
     trees.sort(key=lambda tree: (-tree.ids.size, tree.members[0]))
-    rows: list[list[_Grown]] = []
+    rows: list[list[_SampleTree]] = []
     room: list[int] = []
     for tree in trees:
-        size, adapter = tree.ids.size, _adapter(samples, tree)
+        size, adapter = tree.ids.size, _find_adapter(samples, tree)
         fits = (index for index, left in enumerate(room) if left >= size)
-        row = next((index for index in fits if _adapter(samples, rows[index][0]) == adapter), None)
+        row = next((index for index in fits if _find_adapter(samples, rows[index][0]) == adapter), None)
         if row is None:
             rows.append([])
             room.append(budget)
             row = len(rows) - 1
         rows[row].append(tree)
         room[row] -= size
-    return [_join(samples, row) for row in rows]
+    return [_build_row(samples, row) for row in rows]
 
 
 def placed(samples: Sequence[Sample], rows: Sequence[PackedRow], values: Sequence[Floats]) -> list[Floats]:
-    """[T] per sample: what `values` [K] say of each row's targets, 0 elsewhere."""
+    """Return for each sample the values [T] of its targets, 0 at other tokens; `values` has a row's targets [K]."""
     found = [np.zeros(sample.timeline.ids.size, np.float32) for sample in samples]
     for row, numbers in zip(rows, values, strict=True):
         for index in np.unique(row.targets.sample).tolist():
@@ -113,7 +116,7 @@ def placed(samples: Sequence[Sample], rows: Sequence[PackedRow], values: Sequenc
 
 
 def tree_mask(tree: Tree) -> npt.NDArray[np.bool_]:
-    """[n, n] True where the token of the row index attends to the token of the column index."""
+    """Return the attention mask [n, n]: True if the row's token attends to the column's."""
     count = tree.parents.size
     ancestor = np.eye(count, dtype=np.bool_)
     for segment, parent in enumerate(tree.parents):
@@ -124,26 +127,26 @@ def tree_mask(tree: Tree) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grown:
-    """A tree before it has its place in a row."""
+class _SampleTree:
+    """A tree that has no place in a row yet."""
 
     members: list[int]
     paths: list[Indices]
-    """Per member [T]: the tree's index of each of its tokens."""
+    """For each member, the index in the tree of each of its tokens [T]."""
     ids: Ids
     positions: Ids
     segment_of: Indices
     parents: Indices
 
 
-def _adapter(samples: Sequence[Sample], tree: _Grown) -> str | None:
+def _find_adapter(samples: Sequence[Sample], tree: _SampleTree) -> str | None:
     return samples[tree.members[0]].timeline.adapter
 
 
-def _families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
-    """Samples that become one tree."""
+def _iterate_families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
+    """Yield the samples of one tree each."""
     families = sorted(
-        _of_groups(samples, budget, share),
+        _iterate_group_families(samples, budget, share),
         key=lambda family: (samples[family[0]].timeline.adapter or "", samples[family[0]].timeline.ids.tobytes()),
     )
     if not share:
@@ -152,8 +155,8 @@ def _families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[l
     tree: list[int] = []
     size = 0
     for family in families:
-        own = _size(samples, family)
-        joined = _joined(samples, tree, family, size, own, budget) if tree else None
+        own = _count_tree_tokens(samples, family)
+        joined = _join_families(samples, tree, family, size, own, budget) if tree else None
         if joined is None:
             if tree:
                 yield tree
@@ -164,56 +167,64 @@ def _families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[l
         yield tree
 
 
-def _joined(
+def _join_families(
     samples: Sequence[Sample], tree: list[int], family: list[int], size: int, own: int, budget: int
 ) -> tuple[list[int], int] | None:
-    """Both in one tree and its tokens; None where they are better apart. `size`, `own`: the tokens of each."""
+    """Return a tree joined with a family and its number of tokens; None if two trees cost less.
+
+    Args:
+        size: Tokens of the tree.
+        own: Tokens of the family.
+    """
     one, last, other = (samples[index].timeline for index in (tree[0], tree[-1], family[0]))
-    shared = _shared(one.ids, other.ids) if one.adapter == other.adapter else 0
+    shared = _count_shared(one.ids, other.ids) if one.adapter == other.adapter else 0
     if not shared:
         return None
     both = tree + family
-    if last.ids.tobytes() <= other.ids.tobytes():  # as they mostly lie: only where they meet is something shared
-        together = size + own - _shared(last.ids, other.ids)
+    if last.ids.tobytes() <= other.ids.tobytes():  # the usual order: only the two neighbours share a prefix
+        together = size + own - _count_shared(last.ids, other.ids)
     else:
-        both = _in_order(samples, both)
-        together = _size(samples, both)
+        both = _sort_by_tokens(samples, both)
+        together = _count_tree_tokens(samples, both)
     pays = together <= SMALL and shared * PAIRS >= size * own
     return (both, together) if together <= budget and (pays or shared >= LONG) else None
 
 
-def _in_order(samples: Sequence[Sample], members: list[int]) -> list[int]:
-    """The members sorted by their tokens, so that those that begin alike are neighbours."""
+def _sort_by_tokens(samples: Sequence[Sample], members: list[int]) -> list[int]:
+    """Return the members sorted by their tokens, so that members with a common prefix are neighbours."""
     return sorted(members, key=lambda index: samples[index].timeline.ids.tobytes())
 
 
-def _size(samples: Sequence[Sample], members: Sequence[int]) -> int:
-    """Tokens of a tree of these, which are in order."""
+def _count_tree_tokens(samples: Sequence[Sample], members: Sequence[int]) -> int:
+    """Return the number of tokens of a tree of sorted members."""
     ids = [samples[index].timeline.ids for index in members]
-    return sum(each.size for each in ids) - sum(_shared(a, b) for a, b in zip(ids, ids[1:], strict=False))
+    return sum(each.size for each in ids) - sum(_count_shared(a, b) for a, b in zip(ids, ids[1:], strict=False))
 
 
-def _of_groups(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
-    """The members of one group each: neighbours in the order of their tokens that share a prefix and fit the budget."""
+def _iterate_group_families(samples: Sequence[Sample], budget: int, share: bool) -> Iterator[list[int]]:
+    """Yield members of one group each: sorted neighbours with a common prefix that fit the budget."""
     groups: dict[tuple[int, str | None], list[int]] = {}
     for index, sample in enumerate(samples):
         if sample.timeline.ids.size:
             groups.setdefault((sample.group, sample.timeline.adapter), []).append(index)
     for members in groups.values():
-        ordered = _in_order(samples, members)
+        ordered = _sort_by_tokens(samples, members)
         ids = [samples[index].timeline.ids for index in ordered]
-        shared = [0, *(_shared(a, b) if share else 0 for a, b in zip(ids, ids[1:], strict=False))]
+        shared = [0, *(_count_shared(a, b) if share else 0 for a, b in zip(ids, ids[1:], strict=False))]
         opens = [*(at for at, size in enumerate(shared) if not size), len(ordered)]
         for start, stop in zip(opens, opens[1:], strict=False):
             sizes = [each.size for each in ids[start:stop]]
-            edges = [start + cut for cut in _cuts(sizes, shared[start:stop], budget)]
+            edges = [start + cut for cut in _cut_family(sizes, shared[start:stop], budget)]
             yield from (ordered[a:b] for a, b in zip(edges, edges[1:], strict=False))
 
 
-def _cuts(sizes: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
-    """The edges of parts of at most `budget` tokens, but for samples that are longer themselves, so that what all but
-    the first part repeat costs least. `shared`: what each sample, of `sizes` tokens, has in common with the one
-    before."""
+def _cut_family(sizes: Sequence[int], shared: Sequence[int], budget: int) -> list[int]:
+    """Return the edges of parts of at most `budget` tokens whose repeated prefixes cost least (dynamic programming).
+
+    Args:
+        sizes: Tokens of each sample; a sample longer than the budget is a part of its own.
+        shared: Tokens that each sample has in common with the one before.
+    """
     if sum(sizes) - sum(shared) <= budget:
         return [0, len(sizes)]
     least, edge = [0.0], [0]
@@ -234,21 +245,23 @@ def _cuts(sizes: Sequence[int], shared: Sequence[int], budget: int) -> list[int]
     return edges[::-1]
 
 
-def _shared(left: Ids, right: Ids) -> int:
+def _count_shared(left: Ids, right: Ids) -> int:
+    """Return how many tokens both begin with."""
     size = min(left.size, right.size)
     differ = left[:size] != right[:size]
     first = int(differ.argmax()) if size else 0
     return first if size and differ[first] else size
 
 
-def _grow(samples: Sequence[Sample], members: list[int]) -> _Grown:
+def _build_tree(samples: Sequence[Sample], members: list[int]) -> _SampleTree:
+    """Build the tree of sorted members."""
     paths: list[Indices] = []
     pieces: list[Ids] = []
     before: list[Indices] = []
     size = 0
     for number, index in enumerate(members):
         ids = samples[index].timeline.ids
-        shared = _shared(samples[members[number - 1]].timeline.ids, ids) if number else 0
+        shared = _count_shared(samples[members[number - 1]].timeline.ids, ids) if number else 0
         fresh = np.arange(size, size + ids.size - shared, dtype=np.int64)
         path = np.concatenate([paths[-1][:shared], fresh]) if number else fresh
         paths.append(path)
@@ -265,10 +278,10 @@ def _grow(samples: Sequence[Sample], members: list[int]) -> _Grown:
     for path in paths:
         positions[path] = np.arange(path.size, dtype=np.int32)
     ids = np.concatenate(pieces).astype(np.int32, copy=False)
-    return _Grown(members, paths, ids, positions, segment_of, parents)
+    return _SampleTree(members, paths, ids, positions, segment_of, parents)
 
 
-def _join(samples: Sequence[Sample], grown: Sequence[_Grown]) -> PackedRow:
+def _build_row(samples: Sequence[Sample], grown: Sequence[_SampleTree]) -> PackedRow:
     trees: list[Tree] = []
     targets: list[tuple[Indices, Indices, Indices, Indices]] = []
     start = 0
@@ -288,5 +301,5 @@ def _join(samples: Sequence[Sample], grown: Sequence[_Grown]) -> PackedRow:
         np.concatenate([tree.positions for tree in grown]),
         trees,
         Targets(*(column[order] for column in columns)),
-        _adapter(samples, grown[0]),
+        _find_adapter(samples, grown[0]),
     )

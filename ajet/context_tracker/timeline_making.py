@@ -1,19 +1,18 @@
-"""Calls to timelines: every sampled token is trained at one place, in the context it was sampled in.
+"""Timelines of an episode's calls: each sampled token is trained once, in the context in which it was sampled.
 
 Invariants (tests/context_tracker/test_timeline_making.py holds them by properties):
-- each token that a trained call sampled to its end is in exactly one timeline with mask 1, and there its ids,
-  logprobs and versions are the engine's; wherever else it is replayed it is context with mask 0;
-- a timeline's ids are the prompt + response of one call, its leaf: tokens are never put into a context that the model
-  did not see;
-- sampled tokens = tokens with mask 1 + the counted reasons;
-- the sampled tokens of a timeline are all of one adapter: what another one sampled is context there;
+- each token of a trained, delivered call is in exactly one timeline with mask 1, with the engine's ids, logprobs and
+  versions; in other timelines it is context with mask 0;
+- a timeline's ids are the prompt and response of one call, its leaf: no token gets a context that the model never saw;
+- sampled tokens = tokens with mask 1 + tokens counted by reason;
+- the sampled tokens of a timeline are of one adapter; tokens of others are context;
 - the timelines do not depend on the order of the calls;
-- a timeline is cut at its end alone, and what is left out is counted by reason, token for token; which of too many
-  timelines are trained depends on the seed and the episode alone;
-- each call with a fork reason, which the gateway decides as it renders the request, is one `Snap`.
+- a timeline is cut at its end only, and tokens left out are counted by reason; the choice among too many timelines
+  depends on seed and episode only;
+- each call with a fork reason (which the gateway finds) is one `Snap`.
 
-A call whose prompt + response is the beginning of another's prompt is absorbed by that one. Where several continue
-it, the one that leads to the longest timeline does; equal ones are told apart by a digest of their content.
+A call is part of another call's timeline if the other's prompt begins with its prompt and response. If several calls
+continue it, it is part of the longest timeline; of equally long ones a digest of their content decides.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls, room
+from ajet.context_tracker.merge import PrefixTree, Spot, allocate_bytes, find_continued, insert_calls
 from ajet.schema.call import Call, Floats, ForkReason, Ids
 from ajet.schema.timeline import SampledSpan, Timeline
 
@@ -40,27 +39,29 @@ def timelines(
     *,
     ignore_tools: bool = True,
 ) -> tuple[list[Timeline], Counter[str]]:
-    """The timelines of one episode, by leaf, and its sampled tokens that are in none, by `UntrainedReason`.
+    """Return the timelines of one episode, by leaf, and its sampled tokens in no timeline, by `UntrainedReason`.
 
-    `calls[i].parent` indexes `calls`. Calls without a parent are joined too where their tokens say so.
-    Equal text in other tokens is another context, in which the reply was not sampled: such calls stay apart. (That a
-    client's text matches what was sampled is decided earlier, by the gateway, which then extends the sampled tokens.)
-    `ignore_tools` False keeps calls with different tool lists apart even where the tokens agree.
+    Calls are joined by their tokens, whether or not they have a parent. Equal text in other tokens is another context,
+    in which the reply was not sampled: such calls are not joined.
+
+    Args:
+        calls: The calls; `calls[i].parent` is an index into them.
+        ignore_tools: False: calls with different lists of tools are never joined.
     """
     untrained: Counter[str] = Counter()
     groups: dict[tuple[int | None, str | None], list[int]] = {}
     for position, call in enumerate(calls):
         if not call.response_ids.size:
             continue
-        if reason := _not_trained(call):
+        if reason := _find_untrained_reason(call):
             untrained[reason] += int(call.response_ids.size)
         else:
             groups.setdefault((None if ignore_tools else call.tools, call.terms.adapter), []).append(position)
     tree, spots = insert_calls(calls)
-    chains = [chain for members in groups.values() for chain in _chains(calls, tree, spots, members)]
-    # One piece of memory for all of them. np.zeros would write what lies around it in the huge pages, too.
+    chains = [chain for members in groups.values() for chain in _cut_chains(calls, tree, spots, members)]
+    # One piece of memory for all arrays. np.zeros would also write the rest of the huge pages.
     whole = sum(spots[chain[-1]].stop for chain in chains)
-    memory = room(whole, _EACH)
+    memory = allocate_bytes(whole, _EACH)
     words, masks = memory[: 12 * whole].view(np.float32), memory[12 * whole :].view(np.bool_)
     logprobs, units, versions = words[:whole], words[whole : 2 * whole], words[2 * whole :].view(np.int32)
     words[: 2 * whole].fill(0)
@@ -71,20 +72,23 @@ def timelines(
     for chain in chains:
         end = at + spots[chain[-1]].stop
         arrays = masks[at:end], logprobs[at:end], units[at:end], versions[at:end]
-        found.append(_timeline(calls, tree, spots, chain, *arrays))
+        found.append(_build_timeline(calls, tree, spots, chain, *arrays))
         at = end
     return sorted(found, key=lambda timeline: timeline.leaf), untrained
 
 
-def _not_trained(call: Call) -> str | None:
+def _find_untrained_reason(call: Call) -> str | None:
+    """Return why a call's tokens are not trained; None if they are."""
     if not call.trained:
         return "not_trainable"
     return None if call.is_delivered else "aborted_call"
 
 
-def _chains(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]) -> list[list[int]]:
-    """Cut the tree of continuations into chains: each member in exactly one, in order, the last one is the leaf."""
-    before = continued(calls, tree, spots, members)
+def _cut_chains(
+    calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], members: Sequence[int]
+) -> list[list[int]]:
+    """Cut the tree of continuations into chains. Each member is in exactly one; the last of a chain is its leaf."""
+    before = find_continued(calls, tree, spots, members)
     if not any(before.values()):
         return [[position] for position in members]
     ending: dict[Spot, list[int]] = {}
@@ -101,13 +105,13 @@ def _chains(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], memb
     for spot in sorted(ending, key=lambda spot: spot.stop, reverse=True):
         owners, candidates = ending[spot], following.get(spot, [])
         if len(owners) > 1:
-            owners.sort(key=digests.own)
+            owners.sort(key=digests.digest_call)
         if len(candidates) > 1:
             longest = sorted((reach[candidate] for candidate in candidates), reverse=True)
             if len(set(longest)) == len(longest):
                 candidates.sort(key=reach.__getitem__, reverse=True)
             else:
-                candidates.sort(key=lambda candidate: (-reach[candidate], digests.chain(candidate)))
+                candidates.sort(key=lambda candidate: (-reach[candidate], digests.digest_chain(candidate)))
         for owner, candidate in zip(owners, candidates, strict=False):
             heir[owner] = candidate
         for owner in owners:
@@ -126,7 +130,7 @@ def _chains(calls: Sequence[Call], tree: PrefixTree, spots: Sequence[Spot], memb
 
 
 class _Digests:
-    """Content of calls and of what follows them, to tell equally long continuations apart whatever their order."""
+    """Digests of calls and their continuations: they order equally long continuations, whatever the calls' order."""
 
     def __init__(
         self,
@@ -139,16 +143,16 @@ class _Digests:
         self._calls, self._tree, self._spots, self._before, self._heir = calls, tree, spots, before, heir
         self._chain: dict[int, bytes] = {}
 
-    def own(self, position: int) -> bytes:
-        """A digest of all of a call that ends up in a timeline but its prompt's tokens."""
+    def digest_call(self, position: int) -> bytes:
+        """Return a digest of the parts of a call that enter a timeline, without its prompt's tokens."""
         call = self._calls[position]
         hashed = hashlib.blake2b(repr((call.agent, call.target, call.tools, call.versions)).encode(), digest_size=16)
         for array in (call.response_ids, call.logprobs, call.logprobs_unit):
             hashed.update(np.ascontiguousarray(array).data)
         return hashed.digest()
 
-    def chain(self, position: int) -> bytes:
-        """A digest of the call, its tokens after the call that it continues, and all calls that continue it."""
+    def digest_chain(self, position: int) -> bytes:
+        """Return a digest of a call, its tokens behind the call that it continues, and all calls that continue it."""
         chain = [position]
         while chain[-1] not in self._chain and chain[-1] in self._heir:
             chain.append(self._heir[chain[-1]])
@@ -157,7 +161,7 @@ class _Digests:
             if member not in self._chain:
                 earlier = self._before[member]
                 ids = self._tree.ids(self._spots[member], 0 if earlier is None else earlier.stop)
-                hashed = hashlib.blake2b(self.own(member), digest_size=16)
+                hashed = hashlib.blake2b(self.digest_call(member), digest_size=16)
                 hashed.update(ids.data)
                 hashed.update(rest)
                 self._chain[member] = hashed.digest()
@@ -165,7 +169,7 @@ class _Digests:
         return rest
 
 
-def _timeline(
+def _build_timeline(
     calls: Sequence[Call],
     tree: PrefixTree,
     spots: Sequence[Spot],
@@ -175,7 +179,7 @@ def _timeline(
     logprobs_unit: Floats,
     versions: Ids,
 ) -> Timeline:
-    """`mask` and the rest are zeros, versions -1, of the timeline's length: they are filled here."""
+    """Build one timeline. The arrays have its length; they are zero, `versions` -1, and are filled here."""
     leaf = calls[chain[-1]]
     ids = tree.ids(spots[chain[-1]])
     spans = []
@@ -193,8 +197,10 @@ def _timeline(
 
 
 def cut_over_length(timelines: Sequence[Timeline], max_tokens: int) -> tuple[list[Timeline], Counter[str]]:
-    """Timelines of at most `max_tokens` tokens; the sampled tokens cut off their ends are counted as `over_length`.
-    A timeline without a sampled token before the cut is dropped whole."""
+    """Cut timelines to at most `max_tokens` tokens. Return them, and the sampled tokens cut off as `over_length`.
+
+    A timeline without a sampled token before the cut is dropped.
+    """
     kept: list[Timeline] = []
     untrained: Counter[str] = Counter()
     for timeline in timelines:
@@ -223,8 +229,10 @@ def cut_over_length(timelines: Sequence[Timeline], max_tokens: int) -> tuple[lis
 def choose(
     timelines: Sequence[Timeline], max_samples: int, *, seed: int, episode: str
 ) -> tuple[list[Timeline], Counter[str]]:
-    """At most `max_samples` of an episode's timelines, each as likely as any other, in their order; the sampled tokens
-    of the rest are counted as `max_sample_per_task`."""
+    """Choose at most `max_samples` of an episode's timelines at random, each with the same probability.
+
+    Return them in their order, and the sampled tokens of the others as `max_sample_per_task`.
+    """
     if len(timelines) <= max_samples:
         return list(timelines), Counter()
     chosen = set(random.Random(f"{seed}/{episode}").sample(range(len(timelines)), max_samples))
@@ -235,18 +243,17 @@ def choose(
 
 @dataclass(frozen=True, slots=True)
 class Snap:
-    """A place where a call was rendered anew instead of continued."""
+    """A call whose prompt was rendered anew instead of extending an earlier call."""
 
     call: int
-    """The call that was rendered anew."""
     agent: str
     reason: ForkReason
     before: int | None
-    """That agent's call before it; None when it has none."""
+    """The agent's call before it; None if there is none."""
     shared: int
-    """How many tokens its prompt still shares with the call that it forks from."""
+    """Tokens that its prompt has in common with the call from which it forks."""
     prompt: int
-    """How many tokens its prompt has."""
+    """Tokens of its prompt."""
 
     def __str__(self) -> str:
         cut = f"call {self.call} of {self.agent or 'the agent'} does not extend"
@@ -254,7 +261,7 @@ class Snap:
 
 
 def snaps(calls: Sequence[Call]) -> list[Snap]:
-    """The cuts of one episode, in order of its calls (`detect_timeline_snap` logs them)."""
+    """Return the snaps of one episode, in the order of its calls (`detect_timeline_snap` logs them)."""
     latest: dict[str, int] = {}
     found: list[Snap] = []
     for call in calls:
@@ -266,5 +273,5 @@ def snaps(calls: Sequence[Call]) -> list[Snap]:
 
 
 def forks(calls: Sequence[Call]) -> Counter[str]:
-    """The number of calls that forked, by reason: a metric of every step."""
+    """Count the calls that forked, by reason: a metric of each step."""
     return Counter(call.fork for call in calls if call.fork is not None)

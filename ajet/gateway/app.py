@@ -97,16 +97,19 @@ class App:
     ) -> None:
         """Serve a request for replies."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        found: tuple[str, Grant[Session]] | Refused
+        try:
+            found = find_grant(self._keys, scope, headers)
+        except Refused as refused:
+            found = refused
         exchange = RequestExchange(dialect, self._pacing, scope, receive, send, headers, request_id)
         try:
-            try:
-                secret, grant = find_grant(self._keys, scope, headers)
-            except Refused as refused:
-                if refused.status == 401:
+            if isinstance(found, Refused):
+                if found.status == 401:
                     await after_wrong_key(scope)
-                await exchange.refuse(refused)
-                return
-            await exchange.run(secret, grant)
+                await exchange.refuse(found)
+            else:
+                await exchange.run(*found)
         except Exception as error:
             answer = await self._answer_failure(Request(scope), error)
             if not exchange.has_started:

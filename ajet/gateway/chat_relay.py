@@ -26,12 +26,7 @@ ChatAnswer = tuple[dict[str, Any], FinishReason, Mapping[str, Any]]
 
 
 async def relay_chat(
-    reply: Reply,
-    target: str,
-    engine: ChatEngine,
-    recorder: Recorder,
-    run: Sampling,
-    ignored_fields: IgnoredFieldLog,
+    reply: Reply, target: str, engine: ChatEngine, recorder: Recorder, run: Sampling, ignored_fields: IgnoredFieldLog
 ) -> None:
     """Have a chat engine answer. Raises Refused or EngineFailure."""
     request = reply.request
@@ -40,7 +35,6 @@ async def relay_chat(
     reply.chunk_ends.clear()
     reply.is_readable = True
     async with recorder.admission_lock:
-        recorder.refuse_ended()
         call = reply.call = recorder.add(
             agent=request.agent,
             target=target,
@@ -65,9 +59,8 @@ async def relay_chat(
         message, finish, usage = await relay_stream(engine.stream(body), reply.add_deltas)
     else:
         message, finish, usage = read_answer(await engine.chat(body))
-    if recorder.is_settled(call):
+    if not recorder.settle(call, finish, message=message):
         raise build_ended_error()
-    recorder.settle(call, finish, message=message)
     reply.is_readable = True  # the client may have left when nothing was left to cancel
     reply.message, reply.finish = message, finish
     reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")

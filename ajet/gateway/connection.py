@@ -1,14 +1,13 @@
-"""Connection: one client's, by uvicorn's HTTP parser, held to the server's limits.
+"""Connection: the connection of one client, parsed by uvicorn, with the server's limits.
 
-Invariant: bytes that lead to nothing (an endless header, a trailer, an extension of a chunk) and seconds in which
-nothing comes, or nothing of a reply is read, are bounded, and what is wrong is answered in JSON. A part of a reply
-costs nothing here.
+Invariant: bytes without effect (an endless header, a trailer, an extension of a chunk) and seconds in which nothing
+arrives, or nothing of a reply is read, are bounded. Errors are answered in JSON. Parts of a reply cost nothing here.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -16,31 +15,19 @@ from uvicorn.server import ServerState
 
 from ajet.gateway.asgi import LOST, WATCH, Leave
 from ajet.gateway.held_head import HeldHead
-from ajet.gateway.limits import PEER, Shared
+from ajet.gateway.limits import PEER
 from ajet.gateway.plain_parser import PlainParser
 
 if TYPE_CHECKING:
     import asyncio
 
+    from ajet.gateway.listener import Acceptor
+
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
-class Acceptor(Protocol):
-    """The listener that let a connection in, and is told of it."""
-
-    shared: Shared
-
-    def forget_stranger(self, connection: Connection) -> None:
-        """Count the connection no longer as a stranger's: its client has shown a key."""
-        ...
-
-    def left(self, connection: Connection) -> None:
-        """Forget the connection: it is closed."""
-        ...
-
-
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """A client's connection. One that is reset was closed by a client that had not read all that it was sent."""
+    """The connection of one client. A client that closes without having read all data resets it."""
 
     def __init__(
         self, acceptor: Acceptor, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop, address: str
@@ -52,14 +39,15 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._known = False
         self._leave: Leave | None = None
         self.guessed = False
+        """True if the client has shown a wrong key, and no valid one."""
         self._heard = loop.time()
         self._head_since: float | None = self._heard
-        """When the head of a request began that is not complete; from the beginning on, one is expected."""
+        """When the head of the current request began; None while no head is expected."""
         self._dry = 0
-        """Bytes since something came of them."""
+        """Bytes since the last one that had an effect."""
         self._too_much = False
         self._unread, self._unread_since = 0, self._heard
-        """Bytes that wait for the client to read, when they were looked at last; since when they are as many."""
+        """Bytes that the client has not read at the last check, and since when their number is the same."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """See asyncio."""
@@ -72,7 +60,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.acceptor.forget_stranger(self)
 
     def watch(self, leave: Leave | None) -> None:
-        """Have the client's leaving told to who answers it now; one connection answers one request at a time."""
+        """Call `leave` when the client leaves; None: no longer. One connection answers one request at a time."""
         self._leave = leave
         if leave is not None and not self.transport.is_closing():
             self.flow.resume_reading()  # its end is read, too
@@ -126,7 +114,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._refuse_request(400, msg)
 
     def close_overdue(self, now: float) -> None:
-        """Close it if its client is late."""
+        """Close the connection if its client is late."""
         cycle, unread = self.cycle, self.transport.get_write_buffer_size()
         if unread != self._unread:
             self._unread, self._unread_since = unread, now
@@ -148,12 +136,12 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     @property
     def begun(self) -> bool:
-        """See Peer."""
+        """True if the client has got the head of the current reply."""
         return self.cycle is not None and self.cycle.response_started
 
     @property
     def busy(self) -> bool:
-        """A reply is being made, and not to a wrong key."""
+        """True if a reply is in progress, and not to a wrong key."""
         cycle = self.cycle
         return not self.guessed and cycle is not None and not cycle.response_complete and not cycle.more_body
 

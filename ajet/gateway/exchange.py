@@ -8,6 +8,7 @@ client delays no other.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -28,9 +29,9 @@ from ajet.gateway.asgi import (
     send_json,
 )
 from ajet.gateway.dialects.contract import Caller, Dialect
-from ajet.gateway.inflight_call import NO_RETRY, InflightCall, digest_request, read_retry_hint
+from ajet.gateway.inflight_call import NO_RETRY, InflightCall, RetryHint
 from ajet.gateway.keys import Grant, check_name
-from ajet.gateway.limits import PEER, Held
+from ajet.gateway.limits import PEER, BodyBytes
 from ajet.gateway.reply import ReplyReader
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.gateway.session import Session
@@ -335,7 +336,7 @@ async def read_body(scope: Scope, headers: Mapping[bytes, bytes], receive: Recei
         return bytes(body)  # from this process, and complete
     parts: list[bytes] = []
     size = 0
-    with Held(scope) as held:
+    with BodyBytes(scope) as held:
         while message["type"] != "http.disconnect":
             part = message.get("body", b"")
             size += len(part)
@@ -373,6 +374,23 @@ def read_caller(grant: Grant[Session], headers: Mapping[bytes, bytes], body: Map
     if target is None:
         target = grant.target if agent is None or agent == grant.agent else ""
     return Caller(grant.agent if agent is None else agent, target, grant.debug_model, grant.session.kept)
+
+
+def read_retry_hint(headers: Mapping[bytes, bytes]) -> RetryHint:
+    """Return the retry hint in a request's headers."""
+    count, key = headers.get(b"x-stainless-retry-count", b"0"), headers.get(b"idempotency-key")
+    if count == b"0" and not key:
+        return NO_RETRY
+    return RetryHint(int(count) if count.isdigit() and len(count) < 9 else 0, key or None)
+
+
+def digest_request(*parts: bytes) -> bytes:
+    """Return the digest that equal requests share."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:

@@ -12,14 +12,13 @@ whatever ends it. Everything here runs on the gateway's loop.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from ajet.gateway.recorder import CLIENT_LEFT
-from ajet.gateway.reply import Reply, ReplyState
+from ajet.gateway.reply import Reply
 from ajet.gateway.request import ParsedRequest, Refused
 from ajet.schema.call import Call, FinishReason
 
@@ -63,23 +62,6 @@ class RetryHint:
 NO_RETRY = RetryHint()
 
 
-def read_retry_hint(headers: Mapping[bytes, bytes]) -> RetryHint:
-    """Return the retry hint in a request's headers."""
-    count, key = headers.get(b"x-stainless-retry-count", b"0"), headers.get(b"idempotency-key")
-    if count == b"0" and not key:
-        return NO_RETRY
-    return RetryHint(int(count) if count.isdigit() and len(count) < 9 else 0, key or None)
-
-
-def digest_request(*parts: bytes) -> bytes:
-    """Return the digest that equal requests share."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big"))
-        digest.update(part)
-    return digest.digest()
-
-
 class LostReply(NamedTuple):
     """A reply that no client received: its record, and what is to be recorded."""
 
@@ -95,8 +77,8 @@ class InflightCall:
         self,
         request: ParsedRequest,
         limit: CallLimit,
-        make_reply: Callable[[Reply], Awaitable[None]],
-        check_prompts: Callable[[ParsedRequest], Awaitable[None]],
+        make_reply: Callable[[Reply], Coroutine[Any, Any, None]],
+        check_prompts: Callable[[ParsedRequest], Coroutine[Any, Any, None]],
         *,
         digest: bytes = b"",
         hint: RetryHint = NO_RETRY,
@@ -122,6 +104,8 @@ class InflightCall:
         """The error that the client got instead of replies; None also if the gateway itself failed."""
         self.failure: Exception | None = None
         """The first error with which a reply ended: a retry is then a new call."""
+        self._is_interrupted = False
+        """True if the end of the server has cancelled a reply."""
         self.listeners: list[Callable[[], None]] = []
         """Called when a reply has ended."""
         self._check: asyncio.Future[None] | None = None
@@ -130,8 +114,10 @@ class InflightCall:
 
     @property
     def is_settled(self) -> bool:
-        """True if all replies have ended, or one with an error."""
-        return self.failure is not None or all([reply.state is ReplyState.ENDED for reply in self.replies])
+        """True if all replies are complete, or one has failed."""
+        if self.failure is not None or self._is_interrupted:
+            return True
+        return all([reply.message is not None for reply in self.replies])
 
     def find_refusal(self) -> Refused | None:
         """Return the refusal that is the answer of a settled call; None if all replies are complete. Raises any other
@@ -141,54 +127,50 @@ class InflightCall:
             return failure
         if failure is not None:
             raise failure
-        for reply in self.replies:
-            if reply.message is None:  # the end of the server has cancelled it
-                raise asyncio.CancelledError
+        if self._is_interrupted:
+            raise asyncio.CancelledError
         return None
 
     def join(self) -> None:
         """Add a client, and start or resume the replies that no task makes. Their places are reserved here, before
         anything is awaited. Raises Refused if there are not enough."""
-        idle = [reply for reply in self.replies if reply.state is ReplyState.IDLE]
-        if idle:
-            self._limit.reserve(sum([not reply.has_place for reply in idle]))
+        waiting = [reply for reply in self.replies if reply.needs_task]
+        if waiting:
+            self._limit.reserve(sum([not reply.has_place for reply in waiting]))
         self.clients += 1
         if len(self.request.prompts) > 1 and self._check is None:
             self._check = asyncio.ensure_future(self._check_prompts(self.request))
             self._check.add_done_callback(_retrieve_error)
-        for reply in idle:
-            reply.has_place, reply.state = True, ReplyState.RUNNING
-            reply.task = asyncio.ensure_future(self._start_reply(reply))
+        for reply in waiting:
+            reply.has_place, reply.needs_task = True, False
+            if reply.maker is None and self._check is None:
+                reply.task = reply.maker = asyncio.ensure_future(self._make_reply(reply))
+            else:
+                reply.task = asyncio.ensure_future(self._make_later(reply))
             reply.task.add_done_callback(partial(self._end_reply, reply))
 
-    async def _start_reply(self, reply: Reply) -> None:
+    async def _make_later(self, reply: Reply) -> None:
         """Make a reply once its prompt is checked and an earlier maker has ended; that one may have completed it."""
-        try:
-            if (earlier := reply.maker) is not None:
-                if not earlier.done():
-                    await asyncio.wait([earlier])
-                if not earlier.cancelled():
-                    return earlier.result()
-            if self._check is not None:
-                await asyncio.wait([self._check])
-                self._check.result()
-            reply.maker = asyncio.current_task()
-            await self._make_reply(reply)
-        except Exception as error:
-            self.failure = self.failure or error
-            raise
-        finally:
-            # Otherwise no client waits for the reply any more, or another task resumes it.
-            if reply.state is ReplyState.RUNNING and reply.task is asyncio.current_task():
-                reply.state = ReplyState.ENDED
+        if (earlier := reply.maker) is not None:
+            if not earlier.done():
+                await asyncio.wait([earlier])
+            if not earlier.cancelled():
+                return earlier.result()
+        if self._check is not None:
+            await asyncio.wait([self._check])
+            self._check.result()
+        reply.maker = asyncio.current_task()
+        await self._make_reply(reply)
 
     def _end_reply(self, reply: Reply, task: asyncio.Task[None]) -> None:
         """Give a place back and notify the clients, once a task has ended in whatever way."""
         if reply.task is task:  # otherwise a task that resumes the reply has taken over its place
             self._limit.reserved -= 1
             reply.has_place = False
-        if not task.cancelled():
-            task.exception()  # retrieved here: a client learns of one failure, one that has left of none
+        if task.cancelled():
+            self._is_interrupted = self._is_interrupted or (reply.task is task and not reply.needs_task)
+        elif isinstance(error := task.exception(), Exception):
+            self.failure = self.failure or error
         for listen in self.listeners:
             listen()
 
@@ -200,7 +182,7 @@ class InflightCall:
         running = [reply for reply in self.replies if reply.task is not None and not reply.task.done()]
         for reply in running:
             assert reply.task is not None
-            reply.state = ReplyState.IDLE
+            reply.needs_task = True
             if reply.stream is None:  # a chat engine begins anew: who comes back must not read this beginning
                 reply.is_readable = False
             reply.task.cancel()

@@ -1,7 +1,7 @@
-"""What a server of ours bears from its clients, and the counters that are shared by all of its connections.
+"""ServerLimits: the limits of a server of ajet, and the counters that its connections share.
 
-Invariant: whatever a client does that holds no key, the memory, time and descriptors that it costs are bounded by
-`Limits`; a client with a key is held to the body's limits, and never counted by its address.
+Invariant: the memory, time and descriptors that clients without a key cost are bounded by `ServerLimits`, whatever they
+do. A client with a key has the limits of bodies only, and is never counted by its address.
 """
 
 from __future__ import annotations
@@ -11,77 +11,59 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ajet.gateway.request import Refused
 
+if TYPE_CHECKING:
+    from ajet.gateway.connection import Connection
+
 PEER = "ajet.peer"
-"""In a scope's state: the connection that the request came by. Absent in this process's own transport."""
+"""Key in a scope's state: the connection of the request. Absent in the in-process transport."""
 FREE_GUESSES = 20
-"""Wrong keys of one address that are answered at once; one more is free each second."""
+"""Wrong keys of one address that are answered at once; one more each second."""
 LONGEST_PAUSE = 5.0
 """Seconds before the answer to a wrong key, at most."""
 _ADDRESSES = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """The limits of one server."""
 
     head_bytes: int = 64 << 10
     """Of a request's line and headers; also of what comes between the parts of a body."""
     headers: int = 100
     head_seconds: float = 20.0
-    """From the first byte of a request, or the connection's beginning, to the end of its headers."""
+    """From the first byte of a request, or the start of the connection, to the end of its headers."""
     body_seconds: float = 60.0
     """Between two parts of a body, while the server reads."""
     idle_seconds: float = 300.0
     """Between two requests of a connection."""
     unread_seconds: float = 300.0
-    """In which a client reads nothing of what was sent to it: it hangs, or its machine is gone."""
+    """In which a client reads nothing of the data sent to it: it hangs, or its machine is gone."""
     connections: int = 32768
     """In all; there are never more than the descriptors allow."""
     strangers: int = 512
-    """Connections of one address that have not shown a valid key; the oldest of them makes room for a new one."""
+    """Connections of one address without a valid key; a new one replaces the oldest."""
     body_bytes: int = 1 << 30
-    """Of all bodies that are being received."""
+    """Of all bodies in transfer."""
     reserve: int = 128
-    """Descriptors that no connection takes; the record needs some. At most an eighth of what the process may open."""
+    """Descriptors left to the record; at most an eighth of the process's limit."""
 
 
-class Peer(Protocol):
-    """The other end of a connection, as requests see it."""
+class ServerCounters:
+    """The counters that the connections of one server share."""
 
-    shared: Shared
-    transport: Any
-    """asyncio's."""
-    guessed: bool
-    """It has shown a wrong key, and no valid one."""
-
-    def welcome(self) -> None:
-        """Note that the client has shown a valid key."""
-
-    @property
-    def address(self) -> str:
-        """The client's address."""
-
-    @property
-    def begun(self) -> bool:
-        """What it asks now is being answered: its client has the reply's head."""
-
-
-class Shared:
-    """The counts that the connections of one server share."""
-
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServerLimits) -> None:
         self.limits = limits
         self.body_bytes = 0
         self._guesses: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def pause_after_guess(self, address: str) -> float:
-        """Count a wrong key; answers for how many seconds its answer is to wait."""
+        """Count a wrong key. Return the seconds before its answer."""
         now = asyncio.get_running_loop().time()
         count, last = self._guesses.pop(address, (0.0, now))
         count = max(0.0, count - (now - last)) + 1
@@ -91,15 +73,15 @@ class Shared:
         return min(LONGEST_PAUSE, 0.1 * max(0.0, count - FREE_GUESSES))
 
 
-class Held:
-    """The bytes of one body, counted with those of all others while it is being received (a context manager)."""
+class BodyBytes:
+    """Counts the bytes of one body while it is received, with those of all others (a context manager)."""
 
     def __init__(self, scope: Mapping[str, Any]) -> None:
         peer = peer_of(scope)
         self._shared = None if peer is None else peer.shared
         self._bytes = 0
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> BodyBytes:
         return self
 
     def __exit__(
@@ -109,7 +91,7 @@ class Held:
             self._shared.body_bytes -= self._bytes
 
     def add(self, size: int) -> None:
-        """So many more have come. Raises Refused where there is no room for them."""
+        """Count more bytes. Raises Refused if all bodies together exceed the limit."""
         shared = self._shared
         if shared is None:
             return
@@ -125,14 +107,14 @@ class Held:
 
 
 def welcome(scope: Mapping[str, Any]) -> None:
-    """The request bears a valid key."""
+    """Note that a request has a valid key."""
     peer = peer_of(scope)
     if peer is not None:
         peer.welcome()
 
 
 async def after_wrong_key(scope: Mapping[str, Any]) -> None:
-    """Wait before telling a request that its key is wrong: the longer, the more its address has tried."""
+    """Wait before a wrong key is answered: the more wrong keys of its address, the longer."""
     peer = peer_of(scope)
     if peer is None:
         return
@@ -141,15 +123,14 @@ async def after_wrong_key(scope: Mapping[str, Any]) -> None:
         await asyncio.sleep(pause)
 
 
-def peer_of(scope: Mapping[str, Any]) -> Peer | None:
-    """Where a request came from; None: from this process."""
-    peer: Peer | None = scope.get("state", {}).get(PEER)
+def peer_of(scope: Mapping[str, Any]) -> Connection | None:
+    """Return the connection of a request; None for the in-process transport."""
+    peer: Connection | None = scope.get("state", {}).get(PEER)
     return peer
 
 
 def admitting(app: ASGIApp) -> ASGIApp:
-    """The app, by which whoever is answered is known from then on; a wrong key (401) is answered the later, the more
-    there were."""
+    """Return the app with keys counted: an answer below 400 proves a valid key, a 401 is delayed as a wrong one."""
 
     async def admits(scope: Scope, receive: Receive, send: Send) -> None:
         async def sending(message: Message) -> None:

@@ -20,7 +20,7 @@ from loguru import logger
 from starlette.types import ASGIApp
 
 from ajet.gateway.connection import Connection
-from ajet.gateway.limits import Limits, Shared
+from ajet.gateway.limits import ServerCounters, ServerLimits
 from ajet.schema.errors import UserError
 
 _BACKLOG = 4096
@@ -28,9 +28,8 @@ _AT_ONCE = 64
 """Connections that are accepted before what has come by others is read."""
 _MORE = 8
 """Strangers that leave for one who comes where descriptors are scarce."""
-_TICK = 0.1
-"""Seconds between two looks whether a signal asks for the end (uvicorn counts ten of them as a second), and that what
-is being answered gets at an end."""
+_LAST_SECONDS = 0.1
+"""Seconds that requests which are refused because of the end get for their answers."""
 _PAUSE = 1.0
 """Seconds for which nothing is accepted where there is no room; also between two lines of the log about that."""
 
@@ -72,9 +71,14 @@ def _way_out(error: Exception) -> str:
 class Listener(uvicorn.Server):
     """Serves an app on one socket. `run` blocks; `should_exit` ends it once what runs is answered, `stop` at once."""
 
-    def __init__(self, app: ASGIApp, limits: Limits | None = None, **settings: Any) -> None:
+    tick_seconds = 1.0
+    """Between two calls of `on_tick`."""
+    _stopping: asyncio.Future[None] | None = None
+    """Done once the server is to end; None before it serves."""
+
+    def __init__(self, app: ASGIApp, limits: ServerLimits | None = None, **settings: Any) -> None:
         """`settings`: of uvicorn."""
-        limits = limits or Limits()
+        limits = limits or ServerLimits()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -88,14 +92,23 @@ class Listener(uvicorn.Server):
                 **settings,
             )
         )
-        self.shared = Shared(limits)
-        self._stopping: asyncio.Future[None] | None = None
+        self.shared = ServerCounters(limits)
 
     def stop(self) -> None:
         """End it; what is not answered at once is not waited for. Thread-safe."""
-        self.should_exit = self.force_exit = True
+        self.force_exit = True
+        self.should_exit = True
+
+    @property
+    def should_exit(self) -> bool:
+        """True once the server is to end. Setting it wakes the server. Thread-safe."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, should_exit: bool) -> None:
+        self._should_exit = should_exit
         stopping = self._stopping
-        if stopping is not None:
+        if should_exit and stopping is not None:
             with contextlib.suppress(RuntimeError):  # its loop has ended
                 stopping.get_loop().call_soon_threadsafe(_wake_server, stopping)
 
@@ -107,12 +120,10 @@ class Listener(uvicorn.Server):
         self.started = True
 
     async def main_loop(self) -> None:
-        """See uvicorn, which sleeps a tenth of a second where this one can be woken."""
+        """See uvicorn, which wakes ten times a second to look whether it should exit."""
         assert self._stopping is not None
-        ticks = 0
-        while not await self.on_tick(ticks):
-            ticks += 1
-            await asyncio.wait([self._stopping], timeout=_TICK)
+        while not await self.on_tick(0):  # 0: the second's first tick, which sets the date
+            await asyncio.wait([self._stopping], timeout=self.tick_seconds)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn, which sleeps whether or not anything is still being answered."""
@@ -124,7 +135,7 @@ class Listener(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if self.server_state.tasks:  # what is refused because of the end is told so
-            await asyncio.wait(list(self.server_state.tasks), timeout=_TICK)
+            await asyncio.wait(list(self.server_state.tasks), timeout=_LAST_SECONDS)
 
 
 def _wake_server(waiting: asyncio.Future[None]) -> None:
@@ -135,7 +146,7 @@ def _wake_server(waiting: asyncio.Future[None]) -> None:
 class Acceptor:
     """Lets clients in by one socket. On the server's loop."""
 
-    def __init__(self, server: Listener, listening: socket.socket, shared: Shared) -> None:
+    def __init__(self, server: Listener, listening: socket.socket, shared: ServerCounters) -> None:
         self.shared, self._limits = shared, shared.limits
         self._server, self._listening = server, listening
         self._loop = asyncio.get_running_loop()

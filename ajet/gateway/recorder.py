@@ -120,8 +120,10 @@ class Recorder:
         restored = list(messages)
         while extends is not None:
             stored = self.stored[extends]
-            if stored.message is not None:
+            if stored.stopped is not None and stored.message is not None:
                 restored[stored.messages] = restore_reply(restored[stored.messages], stored.message, stored.stopped)
+            elif stored.message is not None:
+                restored[stored.messages] = dict(stored.message)
             extends = stored.extends
         return restored
 
@@ -140,7 +142,7 @@ class Recorder:
         fork: ForkReason | None = None,
         temperature: float = 1.0,
     ) -> Call:
-        """Add a call whose request has arrived.
+        """Add a call whose request has arrived. Raises Refused if the episode has ended.
 
         Args:
             prompt: None for a chat engine, whose ids are unknown.
@@ -149,6 +151,7 @@ class Recorder:
                 what the two have in common; for messages the parent is then the call that has the longest beginning
                 of the same tools and messages.
         """
+        self.refuse_ended()
         calls = self.capture.calls
         index = len(calls)
         tool_list = self._add_tools(tools) if tools else None
@@ -201,14 +204,18 @@ class Recorder:
         call: Call,
         finish: FinishReason,
         *,
+        reply: Reply | None = None,
+        count: int | None = None,
         message: dict[str, Any] | None = None,
         reply_text: str = "",
         stopped: str | None = None,
         error: str | None = None,
-    ) -> None:
-        """Record how a call ended; its ids are in it already. Only the first of several settlements counts.
+    ) -> bool:
+        """Record how a call ended. Only the first of several settlements counts: False if this one does not.
 
         Args:
+            reply: The reply whose sampled tokens are stored; None for a chat engine's.
+            count: How many of its first tokens belong to it; None: all.
             message: The reply; None if the call failed or was aborted.
             reply_text: The text of its ids, special tokens included.
             stopped: The stop string that cut it.
@@ -216,8 +223,14 @@ class Recorder:
         """
         stored = self.stored[call.index]
         if stored.is_settled:
-            return
+            return False
         stored.is_settled = True
+        if reply is not None:
+            count = len(reply.ids) if count is None else count
+            call.response_ids = np.array(reply.ids[:count], dtype=np.int32)
+            call.logprobs = np.array(reply.logprobs[:count], dtype=np.float32)
+            call.logprobs_unit = np.array(reply.unit_logprobs[:count], dtype=np.float32)
+            call.versions = tuple([run for run in reply.versions if run.first < count])
         call.finish, call.error, call.ended = finish, error, time.time()
         self.settled_at = time.monotonic()
         if message is not None:
@@ -228,15 +241,7 @@ class Recorder:
             else:
                 text, _ = self._join_prompt(call.index)
                 self.texts.add_reply(call.index, call.agent, text + message["content"])
-
-    def store_tokens(self, call: Call, reply: Reply, count: int | None = None) -> None:
-        """Store the first `count` sampled tokens of a reply (None: all)."""
-        if count is None:
-            count = len(reply.ids)
-        call.response_ids = np.array(reply.ids[:count], dtype=np.int32)
-        call.logprobs = np.array(reply.logprobs[:count], dtype=np.float32)
-        call.logprobs_unit = np.array(reply.unit_logprobs[:count], dtype=np.float32)
-        call.versions = tuple([run for run in reply.versions if run.first < count])
+        return True
 
     def reopen(self, call: Call) -> None:
         """Let a call that was aborted go on: its client came back."""

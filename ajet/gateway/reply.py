@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from ajet.engine.contract import TokenRequest
@@ -36,22 +35,15 @@ class ReplyChunk:
     """Tokens of the prompt; 0 for a chat engine, whose tokens are unknown here."""
 
 
-class ReplyState(Enum):
-    """Whether a task makes a reply."""
-
-    IDLE = "no client has joined yet, or all have left: a client that joins starts or resumes it"
-    RUNNING = "a task makes it"
-    ENDED = "the task has completed it, or failed"
-
-
 @dataclass(slots=True, eq=False)
 class Reply:
     """One reply to a request. A draw is one attempt to sample it: there is a second one if the first is rejected."""
 
     request: ParsedRequest
-    state: ReplyState = ReplyState.IDLE
+    needs_task: bool = True
+    """True if no task makes the reply: before its first client, and once all clients left before it was complete."""
     task: asyncio.Task[None] | None = None
-    """The latest task for the reply; None before the first client has joined."""
+    """The latest task for the reply."""
     maker: asyncio.Task[None] | None = None
     """The latest task that sampled: after a client came back, `task` waits until this one has ended."""
     has_place: bool = False

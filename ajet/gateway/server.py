@@ -26,7 +26,7 @@ from ajet.gateway.context import GatewayAddress, GatewayContext
 from ajet.gateway.ignored_fields import IgnoredFieldLog
 from ajet.gateway.inflight_call import CallLimit
 from ajet.gateway.keys import Grant, Keys
-from ajet.gateway.limits import Limits
+from ajet.gateway.limits import ServerLimits
 from ajet.gateway.listener import Listener, listen
 from ajet.gateway.prompt import RenderThreadPool
 from ajet.gateway.routes import build_app
@@ -66,7 +66,7 @@ class Gateway:
         max_calls: int = 16384,
         force_disable_toolcalls: bool = False,
         chat_engine_for: Callable[[str], ChatEngine] | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         adapters: Adapters | None = None,
         opens_later: bool = False,
     ) -> None:

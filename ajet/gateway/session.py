@@ -232,7 +232,7 @@ class Session:
                     self._context.ignored_fields,
                 )
         except asyncio.CancelledError:
-            self._settle_failed(reply, "aborted", CLIENT_LEFT)
+            self._settle_call(reply, "aborted", CLIENT_LEFT)
             if self.closed:
                 error = build_ended_error()
                 self._note_failed(error)
@@ -240,7 +240,7 @@ class Session:
             raise
         except EngineFailure as failure:
             capture.may_engine_recover = failure.retryable
-            self._settle_failed(reply, "error", str(failure))
+            self._settle_call(reply, "error", str(failure))
             error = _build_engine_error(failure)
             self._note_failed(error)
             raise error from failure
@@ -248,7 +248,7 @@ class Session:
             self._note_failed(refused)
             raise
         except BaseException:
-            self._settle_failed(reply, "error", "ajet: an unexpected error in the engine")
+            self._settle_call(reply, "error", "ajet: an unexpected error in the engine")
             raise
         finally:
             del self._makers[task]
@@ -315,12 +315,10 @@ class Session:
         self._recorder.capture.refused = refused.code
         self.note_refusal(refused)
 
-    def _settle_failed(self, reply: Reply, finish: FinishReason, error: str) -> None:
-        """Record a call that did not end by itself, with the tokens that were sampled by then."""
-        call = reply.call
-        if call is not None and not self._recorder.is_settled(call):
-            self._recorder.store_tokens(call, reply)
-            self._recorder.settle(call, finish, error=error)
+    def _settle_call(self, reply: Reply, finish: FinishReason, error: str) -> bool:
+        """Record a call that did not end by itself, with the tokens that were sampled so far. Return False if the call
+        was settled before."""
+        return reply.call is not None and self._recorder.settle(reply.call, finish, reply=reply, error=error)
 
     def _settle_all(self) -> None:
         """Settle every call, once: after that the capture belongs to the caller of `close`."""
@@ -328,8 +326,7 @@ class Session:
             return
         self._is_settled = True
         for task, reply in list(self._makers.items()):
-            if reply.call is not None and not self._recorder.is_settled(reply.call):
-                self._settle_failed(reply, "aborted", EPISODE_ENDED)
+            if self._settle_call(reply, "aborted", EPISODE_ENDED):
                 task.cancel()
         for lost in self.inflight.list_lost():
             self._recorder.mark_lost(*lost)

@@ -84,8 +84,6 @@ class TokenSampler:
                 recorder.reopen(reply.call)
             if reply.engine_finish is None:  # otherwise the client left when all was sampled, and came back
                 await self._run_engine(reply, reply.token_request)
-            if recorder.is_settled(reply.call):
-                raise build_ended_error()
             message, finish = self._parse_message(reply)
             if not is_checked:
                 break
@@ -113,9 +111,7 @@ class TokenSampler:
     async def _begin_draw(self, reply: Reply, target: str, trained: bool, adapter: str | None) -> None:
         """Render the prompt, record the call and prepare the engine's request."""
         request, recorder = reply.request, self._recorder
-        recorder.refuse_ended()
         prompt = await render_prompt(request, recorder, self._renderer, self._threads)
-        recorder.refuse_ended()  # the episode may have ended while a long prompt was rendered
         rendered = prompt.rendered
         sampling, ignored = self._resolve_sampling(request, trained, len(rendered.ids))
         if ignored:
@@ -126,6 +122,7 @@ class TokenSampler:
         is_bound = request.json_schema is not None and self._engine.constrains and not may_call
         if is_bound and not rendered.opens_thought:
             sampling = replace(sampling, json_schema=json.dumps(request.json_schema or {"type": "object"}))
+        terms = _build_terms(request, sampling, prompt.raw_prompt, adapter)
         call = recorder.add(
             agent=request.agent,
             target=target,
@@ -139,7 +136,7 @@ class TokenSampler:
             fork=prompt.fork,
             temperature=sampling.temperature,
         )
-        call.terms = _build_terms(request, sampling, prompt.raw_prompt, adapter)
+        call.terms = terms
         if request.engine_fields or request.inert_fields:
             hints = list_hints(request)
             self._ignored_fields.log_hints(hints)
@@ -247,15 +244,17 @@ class TokenSampler:
         return message, finish
 
     def _complete_reply(self, reply: Reply, message: dict[str, Any], finish: FinishReason) -> None:
-        """Settle the call and complete the reply."""
+        """Settle the call and complete the reply. Raises Refused if the episode has ended."""
         stream, call, prompt = reply.stream, reply.call, reply.prompt
         assert stream is not None and call is not None and prompt is not None
         kept = stream.kept
-        self._recorder.store_tokens(call, reply, kept)
+        text = self._renderer.decode(reply.ids[:kept], after=prompt.ids)
+        if not self._recorder.settle(
+            call, finish, reply=reply, count=kept, message=message, reply_text=text, stopped=stream.stopped
+        ):
+            raise build_ended_error()
         for sampled in (reply.ids, reply.unit_logprobs, reply.top):
             del sampled[kept:]
-        text = self._renderer.decode(call.response_ids, after=prompt.ids)
-        self._recorder.settle(call, finish, message=message, reply_text=text, stopped=stream.stopped)
         call.stop, call.resumed = stream.stopped, max(0, reply.engine_requests - 1)
         prompt_tokens = len(prompt.ids)
         if finish == "length":
@@ -269,12 +268,13 @@ class TokenSampler:
         reply.prompt_tokens, reply.completion_tokens = prompt_tokens, kept
 
     def _reject_draw(self, reply: Reply, violation: FormatViolation) -> None:
-        """Record a draw that violates the request. Raises Refused after the last try."""
+        """Record a draw that violates the request. Raises Refused after the last try, and if the episode has ended."""
         call, stream = reply.call, reply.stream
         assert call is not None and stream is not None
-        self._recorder.store_tokens(call, reply, stream.kept)
+        why = f"not what its client asked for: {violation.why}"
+        if not self._recorder.settle(call, "aborted", reply=reply, count=stream.kept, error=why):
+            raise build_ended_error()
         call.rejected = violation.why
-        self._recorder.settle(call, "aborted", error=f"not what its client asked for: {violation.why}")
         reply.token_request = None
         reply.rejections += 1
         if reply.rejections == TRIES:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet.config import AjetConfig
     from ajet.engine.adapters import Adapters
     from ajet.gateway import Gateway
-    from ajet.gateway.limits import Limits
+    from ajet.gateway.limits import ServerLimits
     from ajet.schema.episode import Split
     from ajet.tokens import Renderer
     from ajet.tokens.image_tokens import ImageTokens
@@ -141,12 +141,14 @@ def open_gateway(
     ).start()
 
 
-def make_gateway_limits(settings: AjetConfig) -> Limits:
+def make_gateway_limits(settings: AjetConfig) -> ServerLimits:
     """Return the connection limits of a run's gateway.
 
     A run's own agents may all come from this machine, with a connection each, before the gateway has read a key of any.
     Where thousands share a loop, one may wait long between its connection and its request.
     """
-    from ajet.gateway.limits import Limits
+    from ajet.gateway.limits import ServerLimits
 
-    return Limits(strangers=Limits().strangers + settings.rollout.max_env_worker, head_seconds=REQUEST_HEAD_S)
+    return ServerLimits(
+        strangers=ServerLimits().strangers + settings.rollout.max_env_worker, head_seconds=REQUEST_HEAD_S
+    )

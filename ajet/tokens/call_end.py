@@ -1,13 +1,12 @@
-"""Where a tool call ends in a reply's text.
+"""Finders of the end of a tool call in a reply's text.
 
 Invariant: an end tag within a text argument does not end the call, and a text is searched once, however it is cut.
-Formats that quote arguments (JSON) say exactly where they end (`JsonEndFinder`). Arguments without quotes (Qwen's XML,
-GLM) cannot escape their own tags, so `ArgumentScanner` follows three rules:
-- A value on lines of its own ends at an end tag that has the format's next tag on a later line. Tags within its lines
-  are text.
-- An argument that is written in full within a value (a quoted example of a call) is text.
-- Where a value still holds all that ends a call, line by line, the call ends there.
-A call that forgets the end of an argument therefore never ends, instead of taking the next argument into the value.
+Formats that quote arguments (JSON) have an exact end (`JsonEndFinder`). Arguments without quotes (Qwen's XML, GLM)
+cannot escape their own tags, so that `ArgumentScanner` follows three rules:
+- A value on lines of its own ends at an end tag with the format's next tag on a later line. Other tags are text.
+- A complete argument within a value (a quoted example of a call) is text.
+- A value that contains the complete end of a call, line by line, ends the call there.
+A call without the end of an argument therefore never ends, instead of adding the next argument to the value.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ import regex
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _TEXT = re.compile(r'(?:[^"\\\x00-\x1f]|\\[^\x00-\x1f])*')
-"""What a JSON text may go on with. A raw control character ends it: that is no JSON, and the tags in it count."""
+"""The rest of a JSON string. A raw control character ends it: it is not JSON then, and the tags in it count."""
 _TAGS = re.compile(f"{OPEN}|{CLOSE}")
 
 
 class CallEndFinder(Protocol):
-    """Finds the end tag of one call, whose text grows."""
+    """Finds the end tag of one call in a growing text."""
 
     def find(self, text: str) -> int:
         """Return the index of the end tag in `text`, which begins with `OPEN`; -1 if it has not come yet."""
@@ -34,7 +33,7 @@ class CallEndFinder(Protocol):
 
 
 class JsonEndFinder:
-    """Finds the first of some tags that is not within a JSON text."""
+    """Finds the first of several tags outside of JSON strings."""
 
     def __init__(self, *tags: str, start: int = 0) -> None:
         self._tags = re.compile("|".join(map(re.escape, tags)))
@@ -42,7 +41,7 @@ class JsonEndFinder:
         self._longest = max(map(len, tags))
         self._parsed = start
         self._text_start: int | None = None
-        """Where the JSON text begins that `_parsed` is in."""
+        """Beginning of the JSON string that contains `_parsed`; None outside of strings."""
 
     def find(self, text: str) -> int:
         """Return the index of the tag; -1 if it has not come yet."""
@@ -66,7 +65,7 @@ class JsonEndFinder:
 
 
 class MatchingEndFinder:
-    """The end tag that closes the first `OPEN`: calls that are quoted before it have their own."""
+    """Finds the end tag that closes the first `OPEN`; quoted calls within have end tags of their own."""
 
     def __init__(self) -> None:
         self._searched = 0
@@ -83,7 +82,7 @@ class MatchingEndFinder:
 
 
 def overlap(text: str, tag: str) -> int:
-    """The number of characters at the end of `text` that may be the beginning of `tag`."""
+    """Return how many characters at the end of `text` may be the beginning of `tag`."""
     for size in range(min(len(text), len(tag) - 1), 0, -1):
         if text.endswith(tag[:size]):
             return size
@@ -96,15 +95,15 @@ _BLANKS = r"\s{0,99}+"
 
 @dataclass(frozen=True)
 class BareSyntax:
-    """How one format writes an argument; the parts are regular expressions."""
+    """The tags with which a format writes an argument, as regular expressions."""
 
     opening: str
-    """All before the value; its first group is the name, its second holds a newline if the value is on its own line."""
+    """The text before the value. Group 1 is the name, group 2 has a newline if the value is on a line of its own."""
     line_start: str
-    """A condition on what stands before an opening on a line of its own."""
+    """Condition on the text before an opening on a line of its own."""
     ending: str
     following: str
-    """What may stand after the end of an argument."""
+    """The text that may follow the end of an argument."""
 
     @cached_property
     def outside(self) -> regex.Pattern[str]:
@@ -139,13 +138,13 @@ GLM = BareSyntax(
 
 
 class ArgumentScanner:
-    """Walks over the arguments of one call, whose text begins with `OPEN` and grows. No text is searched twice."""
+    """Finds the arguments and the end of one call in a growing text that begins with `OPEN`, in one pass."""
 
     def __init__(self, syntax: BareSyntax) -> None:
         self._syntax = syntax
         self._searched = len(OPEN)
         self._open: list[bool] = []
-        """For the argument under way, and those quoted in its value: whether the value is on its own line."""
+        """For the current argument and those quoted in its value: True if the value is on a line of its own."""
         self._outer_end = len(OPEN)
         self._value_start = 0
         self.pairs: list[tuple[str, str]] = []
@@ -155,7 +154,7 @@ class ArgumentScanner:
     def find(self, text: str) -> int:
         """Return the index of the call's end tag; -1 if it has not come yet."""
         while True:
-            found = self._pattern().search(text, self._searched, partial=True)
+            found = self._choose_pattern().search(text, self._searched, partial=True)
             if found is None or found.partial:
                 self._searched = len(text) if found is None else found.start()
                 return -1
@@ -169,7 +168,7 @@ class ArgumentScanner:
             else:
                 self._end_argument(text, found)
 
-    def _pattern(self) -> regex.Pattern[str]:
+    def _choose_pattern(self) -> regex.Pattern[str]:
         if not self._open:
             return self._syntax.outside
         return self._syntax.inside[self._open[-1], len(self._open) > 1]

@@ -1,7 +1,7 @@
-"""Content format: which roles a chat template shows, and whether it takes their content as a string or as parts.
+"""The roles that a chat template shows, and the form of their content: a string or parts.
 
-Invariant: found by rendering a marked conversation, once for each template, never by a model's name. A role whose text
-appears in neither form is not shown, so its messages are refused instead of lost.
+Invariant: both are found by rendering a marked conversation, once for each template, never by a model's name. A role
+whose text appears in neither form is not shown: its messages are refused instead of lost.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, Literal
 Message = dict[str, Any]
 ContentForm = Literal["string", "parts", "hidden"]
 Render = Callable[[Sequence[dict[str, Any]]], str | None]
-"""Messages -> their text; None where the template raises."""
+"""Renders messages; None if the template raises."""
 
 _MARK = "\u2b1aAJET-CONTENT\u2b1a"
 CALLED = "ajet_probe"
-"""The tool that probes call."""
+"""Name of the tool in probes."""
 _CALL = {"type": "function", "id": "callabc12", "function": {"name": CALLED, "arguments": {"word": "skiff"}}}
 
 
 def text_parts(text: str) -> list[dict[str, Any]]:
-    """A text as the one part of a message's content."""
+    """Return a text as a content of one part."""
     return [{"type": "text", "text": text}]
 
 
@@ -43,32 +43,32 @@ def probe_image_text(render: Render) -> bool:
 
 def accepts_system(render: Render, forms: Mapping[str, ContentForm]) -> bool:
     """Return False if the template raises on a system message or does not show it."""
-    text = render(_conversation("system", forms["system"], forms))
+    text = render(_build_conversation("system", forms["system"], forms))
     return text is not None and _MARK in text
 
 
 def accepts_repeated_role(render: Render, forms: Mapping[str, ContentForm]) -> bool:
     """Return False if the template raises on a user message after another, which it takes alone."""
-    question = _conversation("user", forms["user"], forms)
+    question = _build_conversation("user", forms["user"], forms)
     return render(question) is None or render(question * 2) is not None
 
 
 def probe_call(render: Render, forms: Mapping[str, ContentForm]) -> str:
-    """Return a call of `CALLED` as the template writes it, with all that stands before; empty where it raises."""
-    return render(_conversation("tool", forms["tool"], forms)[:-1]) or ""
+    """Return a call of `CALLED` as the template writes it, with the text before it; "" if the template raises."""
+    return render(_build_conversation("tool", forms["tool"], forms)[:-1]) or ""
 
 
 def _probe_role(render: Render, role: str, known: Mapping[str, ContentForm]) -> ContentForm:
-    texts = {form: render(_conversation(role, form, known)) for form in ("string", "parts")}
+    texts = {form: render(_build_conversation(role, form, known)) for form in ("string", "parts")}
     shown: list[ContentForm] = [
         form for form in ("string", "parts") if (text := texts[form]) is not None and _MARK in text
     ]
     if shown:
         return shown[0]
-    return "hidden" if texts["string"] is not None else "string"  # where it raises, it refuses by itself
+    return "hidden" if texts["string"] is not None else "string"  # if it raises, it refuses such messages by itself
 
 
-def _conversation(role: str, form: ContentForm, known: Mapping[str, ContentForm]) -> list[dict[str, Any]]:
+def _build_conversation(role: str, form: ContentForm, known: Mapping[str, ContentForm]) -> list[dict[str, Any]]:
     def message(of: str, text: str) -> dict[str, Any]:
         as_parts = (form if of == role else known.get(of)) == "parts"
         return {"role": of, "content": text_parts(text) if as_parts else text}

@@ -1,7 +1,7 @@
-"""End tokens: the tokens that end a reply.
+"""The tokens that end a reply.
 
-Invariant: found in what the chat template puts after a reply, so that the end that is sampled is the one that later
-turns show; a tag that only closes a tool call is none.
+Invariant: they are found in the text that the chat template writes behind a reply, so that the sampled end is the end
+that later turns show. A tag that only closes a tool call is not an end token.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from ajet.tokens.content_format import Message
 from ajet.tokens.template import ChatTemplate, TemplateRefused
 
 MARK = "\u2b1aAJET-REPLY\u2b1a"
-"""Stands for a reply where the template's own text around it is wanted."""
+"""Placeholder of a reply, to find the template's own text around it."""
 _HARMONY = ("<|return|>", "<|call|>")
 
 
 def end_ids_of(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> tuple[int, ...]:
-    """The tokens that end a reply, the template's own first: what it puts after one, or where it puts nothing, what
-    begins the next turn (GLM); then the tokenizer's."""
+    """Return the tokens that end a reply: the template's own, then the tokenizer's.
+
+    The template's are written behind a reply or, if nothing is, at the beginning of the next turn (GLM).
+    """
     vocabulary = tokenizer.get_vocab()
     eos = tokenizer.eos_token_id
     ends: list[int] = []
     if template.style == "harmony":  # its <|end|> ends a channel's message, not the reply
         ends += [vocabulary[name] for name in _HARMONY if name in vocabulary]
     else:
-        ends += _after_marks(template, tokenizer, encode)
+        ends += _find_template_ends(template, tokenizer, encode)
     ends += eos if isinstance(eos, list) else [eos] if eos is not None else []
     ends += [vocabulary[name] for name in ("<|eom_id|>",) if name in vocabulary]
     return tuple(dict.fromkeys(ends))
 
 
-def _after_marks(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> list[int]:
+def _find_template_ends(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> list[int]:
     control = {*tokenizer.all_special_ids, *(id for id, each in tokenizer.added_tokens_decoder.items() if each.special)}
     added = {*control, *tokenizer.added_tokens_decoder}
     ask: Message = {"role": "user", "content": "?"}
@@ -48,9 +50,13 @@ def _after_marks(template: ChatTemplate, tokenizer: Any, encode: Callable[[str],
         except TemplateRefused:
             continue
         ids = encode(after).tolist()
-        ends += [token for token in ids[:1] if token in added] if first else _closing(ids, control, tokenizer)[:1]
+        ends += (
+            [token for token in ids[:1] if token in added]
+            if first
+            else _list_closing_tokens(ids, control, tokenizer)[:1]
+        )
     return ends
 
 
-def _closing(ids: Sequence[int], control: set[int], tokenizer: Any) -> list[int]:
+def _list_closing_tokens(ids: Sequence[int], control: set[int], tokenizer: Any) -> list[int]:
     return [token for token in ids if token in control and not tokenizer.convert_ids_to_tokens(token).startswith("</")]

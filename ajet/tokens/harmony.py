@@ -1,8 +1,8 @@
-"""Harmony: the replies of gpt-oss, whose one turn is several messages on channels.
+"""HarmonyParser: the replies of gpt-oss, in which one turn is several messages on channels.
 
-Invariant: as in `parsing`: however the text is cut, the deltas add up to the same message. `analysis` is reasoning,
-`commentary` to functions.NAME is a tool call, all else is content. What has no header, or calls nothing that is a
-call, is content character for character.
+Invariant: as in `parsing`, the deltas add up to the same message however the text is cut. A message on `analysis` is
+reasoning, `commentary` to functions.NAME is a tool call, any other is content. A message without a header, or whose
+call cannot be parsed, is content character for character.
 """
 
 from __future__ import annotations
@@ -22,79 +22,79 @@ _TO = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
 class HarmonyParser:
-    """A `parsing.Parser`; `tools` None: nothing is a tool call."""
+    """Parses the channels of one reply. `tools` None: nothing is a tool call."""
 
     def __init__(self, *, tools: Tools | None) -> None:
         self._tools = tools
         self._held = ""
         self._raw: list[str] = []
         self._kind = ""
-        """Of the message under way: reasoning_content, content or call; empty between messages."""
+        """Kind of the current message: reasoning_content, content or call; "" between messages."""
         self._segment = ""
-        """Its text so far, header included."""
+        """Text of the current message, header included."""
         self._name = ""
         self._body = ""
         self._end = JsonEndFinder(END, START)
-        """Of the call under way; the next message ends it even within a JSON text."""
+        """Finds the end of the current call; the next message ends it even within a JSON text."""
         self._searched = 0
-        """Up to here that message does not begin."""
+        """Characters of `_held` in which the next message does not begin."""
         self._said: set[str] = set()
         self._calls = 0
 
     @property
     def raw(self) -> str:
-        """The text after the reasoning, as sampled."""
+        """The text behind the reasoning, as sampled."""
         return "".join(self._raw)
 
     def feed(self, text: str) -> list[dict[str, Any]]:
-        """See Parser."""
+        """Parse more text. Return the deltas that are certain by now."""
         self._held += text
-        return self._advance(end=False)
+        return self._parse_held(end=False)
 
     def close(self) -> list[dict[str, Any]]:
-        """See Parser."""
-        deltas = self._advance(end=True)
-        return deltas + (self._ended() if self._kind else [])
+        """End the reply. Return the deltas that were held back."""
+        deltas = self._parse_held(end=True)
+        return deltas + (self._end_message() if self._kind else [])
 
-    def _advance(self, *, end: bool) -> list[dict[str, Any]]:
+    def _parse_held(self, *, end: bool) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
-        while (more := self._inside(end) if self._kind else self._between(end)) is not None:
+        while (more := self._parse_body(end) if self._kind else self._parse_header(end)) is not None:
             deltas += more
         return deltas
 
-    def _between(self, end: bool) -> list[dict[str, Any]] | None:
+    def _parse_header(self, end: bool) -> list[dict[str, Any]] | None:
         if not self._held:
             return None
         header, closed, _ = self._held.partition(MESSAGE)
-        headed = _may_head(header + closed)
+        headed = _may_begin_header(header + closed)
         if headed and not closed and not end:
             return None
         if not headed or not closed:
-            self._open("content", "")
-            return self._go_on(self._take(len(START))) if self._held.startswith(START) else []
+            self._begin_message("content", "")
+            return self._add_text(self._consume_text(len(START))) if self._held.startswith(START) else []
         on = _ON.search(header)
         to = _TO.search(header)
         kind = "reasoning_content" if on is not None and on[1] == "analysis" and to is None else "content"
-        self._open("call" if to is not None else kind, self._take(len(header) + len(MESSAGE)))
+        self._begin_message("call" if to is not None else kind, self._consume_text(len(header) + len(MESSAGE)))
         self._name = to[1] if to is not None else ""
-        return self._say("\n") if self._kind in self._said else []
+        return self._build_delta("\n") if self._kind in self._said else []
 
-    def _inside(self, end: bool) -> list[dict[str, Any]] | None:
-        stop = self._end_of_message()
+    def _parse_body(self, end: bool) -> list[dict[str, Any]] | None:
+        stop = self._find_message_end()
         ready = len(self._held) if stop is None else stop
         if stop is None and not end:
             if self._kind == "call":
                 return None
             ready -= max(overlap(self._held, END), overlap(self._held, START))
-        deltas = self._go_on(self._take(ready)) if ready else []
+        deltas = self._add_text(self._consume_text(ready)) if ready else []
         if stop is not None:
             if self._held.startswith(END):
-                self._segment += self._take(len(END))
-            return deltas + self._ended()
+                self._segment += self._consume_text(len(END))
+            return deltas + self._end_message()
         return deltas or None
 
-    def _end_of_message(self) -> int | None:
-        """Return where the message under way ends in `_held`; None if it does not, or not yet."""
+    def _find_message_end(self) -> int | None:
+        """Return where the current message ends in `_held`; None if it does not end there, or not yet."""
         if self._kind != "call":
             found = _ENDS.search(self._held)
             return None if found is None else found.start()
@@ -102,45 +102,45 @@ class HarmonyParser:
         self._searched = max(0, len(self._held) - len(END + _AGAIN) + 1)
         return min((at for at in ends if at >= 0), default=None)
 
-    def _open(self, kind: str, header: str) -> None:
+    def _begin_message(self, kind: str, header: str) -> None:
         self._kind, self._segment, self._body = kind, header, ""
         self._end, self._searched = JsonEndFinder(END, START), 0
 
-    def _go_on(self, text: str) -> list[dict[str, Any]]:
+    def _add_text(self, text: str) -> list[dict[str, Any]]:
         self._segment += text
         if self._kind == "call":
             self._body += text
             return []
-        return self._say(text)
+        return self._build_delta(text)
 
-    def _say(self, text: str) -> list[dict[str, Any]]:
+    def _build_delta(self, text: str) -> list[dict[str, Any]]:
         self._said.add(self._kind)
         return [{self._kind: text}] if text else []
 
-    def _ended(self) -> list[dict[str, Any]]:
+    def _end_message(self) -> list[dict[str, Any]]:
         kind, self._kind = self._kind, ""
         if kind == "reasoning_content":
             self._raw.clear()
         if kind != "call":
             return []
-        function = self._function()
+        function = self._parse_function()
         if function is None:
             self._said.add("content")
             return [{"content": self._segment}]
         self._calls += 1
         return [{"tool_calls": [{"index": self._calls - 1, "type": "function", "function": function}]}]
 
-    def _function(self) -> Function | None:
+    def _parse_function(self) -> Function | None:
         return None if self._tools is None else harmony_call(self._name, self._body.strip())
 
-    def _take(self, count: int) -> str:
+    def _consume_text(self, count: int) -> str:
         taken, self._held = self._held[:count], self._held[count:]
         self._raw.append(taken)
         return taken
 
 
-def _may_head(text: str) -> bool:
-    """Whether a message's header may begin with `text`."""
+def _may_begin_header(text: str) -> bool:
+    """Return True if `text` may be the beginning of a message's header."""
     if _AGAIN.startswith(text):
         return True
     rest = text.removeprefix(_AGAIN).lstrip(" ")

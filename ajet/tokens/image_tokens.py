@@ -1,8 +1,8 @@
-"""ImageTokens: what an image is in a prompt: a run of one token, as long as the model's processor makes it.
+"""ImageTokens: an image in a prompt is a run of one token, with the length that the model's processor gives it.
 
-Invariant: the k-th placeholder in a rendered text stands for the k-th image of its messages; a text with more or fewer
-of them is refused. The processor tells lengths only, once for each size of image: the ids of all text are the
-tokenizer's, as in every other prompt.
+Invariant: the k-th placeholder in a rendered text is the k-th image of its messages; a text with more or fewer
+placeholders is refused. The processor computes only lengths, once for each size of image: the ids of all text are the
+tokenizer's.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _CACHED_IMAGES = 1024
 
 
 def image_urls(messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The URLs of all images in a conversation, in its order."""
+    """Return the URLs of all images in a conversation, in order."""
     lists = [content for message in messages if isinstance(content := message.get("content"), list)]
     return tuple([part["image_url"]["url"] for parts in lists for part in parts if part.get("type") == "image_url"])
 
 
 def picture(url: str) -> Image:
-    """The image in a `data:` URL, in RGB. Raises TemplateRefused for anything else: nothing is fetched."""
+    """Return the image in a `data:` URL, in RGB. Raises TemplateRefused for other URLs: nothing is fetched."""
     from PIL import Image, UnidentifiedImageError
 
     head, _, data = url.partition(",")
@@ -49,7 +49,7 @@ def picture(url: str) -> Image:
 
 
 class ImageTokens:
-    """For one model's processor. Thread-safe."""
+    """The image tokens of one model's processor. Thread-safe."""
 
     def __init__(self, processor: Any) -> None:
         """Raises UserError for a processor that has no image token."""
@@ -63,13 +63,13 @@ class ImageTokens:
         self.processor_name = type(processor).__name__
         self.token = token
         self.token_id = int(processor.tokenizer.convert_tokens_to_ids(token))
-        self._processor = copy.deepcopy(processor)  # its tokenizer's settings change with each call
+        self._processor = copy.deepcopy(processor)  # each call changes the settings of its tokenizer
         self._lock = threading.Lock()
         self._lengths: dict[tuple[int, int], int] = {}
         self._known: OrderedDict[bytes, int] = OrderedDict()
 
     def spread(self, ids: Ids, urls: Sequence[str]) -> Ids:
-        """[N] ids of a text, with each placeholder as long as its image. Raises TemplateRefused."""
+        """Return the ids of a text, each placeholder repeated to its image's length. Raises TemplateRefused."""
         places = np.flatnonzero(ids == self.token_id)
         if len(places) != len(urls):
             raise TemplateRefused(
@@ -79,15 +79,15 @@ class ImageTokens:
         if not urls:
             return ids
         repeats = np.ones(len(ids), dtype=np.int64)
-        repeats[places] = [self._length(url) for url in urls]
+        repeats[places] = [self._find_length(url) for url in urls]
         return np.repeat(ids, repeats)
 
     def folded(self, ids: Ids) -> Ids:
-        """`ids` with each run of image tokens as one: what an engine takes that has a processor of its own."""
+        """Return ids with each run of image tokens as one token, for engines with a processor of their own."""
         inside = (ids[1:] == self.token_id) & (ids[:-1] == self.token_id)
         return ids[np.concatenate([[True], ~inside])] if len(ids) else ids
 
-    def _length(self, url: str) -> int:
+    def _find_length(self, url: str) -> int:
         name = blake2b(url.encode(), digest_size=16).digest()
         with self._lock:
             length = self._known.get(name)
@@ -97,13 +97,13 @@ class ImageTokens:
         with self._lock:
             length = self._lengths.get(image.size)
             if length is None:
-                length = self._lengths[image.size] = self._counted(image)
+                length = self._lengths[image.size] = self._count_tokens(image)
             self._known[name] = length
             if len(self._known) > _CACHED_IMAGES:
                 self._known.popitem(last=False)
         return length
 
-    def _counted(self, image: Image) -> int:
+    def _count_tokens(self, image: Image) -> int:
         try:
             ids = self._processor(text=[self.token], images=[image])["input_ids"][0]
         except ValueError as problem:  # a side too long for the other, say

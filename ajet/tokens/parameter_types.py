@@ -24,11 +24,11 @@ def parameter_schema(parameters: Mapping[str, Any], name: str) -> Any:
     Args:
         parameters: The tool's `parameters`: a JSON schema of an object.
     """
-    conjuncts = list(_conjuncts(parameters, parameters))
-    if declared := _properties(conjuncts, name):
+    conjuncts = list(_iterate_conjuncts(parameters, parameters))
+    if declared := _list_properties(conjuncts, name):
         return declared[0] if len(declared) == 1 else {"allOf": declared}
-    alternatives = [each for part in conjuncts for each in _alternatives(part)]
-    declared = [each for part in alternatives for each in _properties(_conjuncts(part, parameters), name)]
+    alternatives = [each for part in conjuncts for each in _list_alternatives(part)]
+    declared = [each for part in alternatives for each in _list_properties(_iterate_conjuncts(part, parameters), name)]
     if declared:
         return {"anyOf": declared}
     return next((part["additionalProperties"] for part in conjuncts if "additionalProperties" in part), None)
@@ -58,17 +58,17 @@ def type_of_value(value: Any) -> str:
     return "string" if isinstance(value, str) else "object" if isinstance(value, Mapping) else "array"
 
 
-def _properties(parts: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
+def _list_properties(parts: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
     """Return every schema that the parts declare for a property."""
     listed = [part["properties"] for part in parts if isinstance(part.get("properties"), Mapping)]
     return [properties[name] for properties in listed if name in properties]
 
 
-def _alternatives(part: Mapping[str, Any]) -> list[Any]:
+def _list_alternatives(part: Mapping[str, Any]) -> list[Any]:
     return [each for key in ("anyOf", "oneOf") if isinstance(part.get(key), list) for each in part[key]]
 
 
-def _conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _iterate_conjuncts(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The schema and all that must hold beside it: targets of `$ref`, members of `allOf`."""
     waiting, seen = [schema], 0
     while waiting and seen < MOST_PARTS:
@@ -111,37 +111,37 @@ class _TypeReader:
             return frozenset()
         if not isinstance(schema, Mapping) or self._left < 0:
             return None
-        types = _intersect(self._declared(schema), self._referenced(schema))
+        types = _intersect_types(self._read_declared(schema), self._read_referenced(schema))
         if isinstance(schema.get("allOf"), list):
             for part in schema["allOf"]:
-                types = _intersect(types, self.read(part))
+                types = _intersect_types(types, self.read(part))
         for name in ("anyOf", "oneOf"):
             if isinstance(schema.get(name), list) and schema[name]:
-                types = _intersect(types, _union([self.read(part) for part in schema[name]]))
+                types = _intersect_types(types, _unite_types([self.read(part) for part in schema[name]]))
         return types | {"null"} if types is not None and schema.get("nullable") is True else types
 
-    def _declared(self, schema: Mapping[str, Any]) -> Types:
+    def _read_declared(self, schema: Mapping[str, Any]) -> Types:
         kinds = schema.get("type")
         if isinstance(kinds, str):
             kinds = [kinds]
         types: Types = None
         if isinstance(kinds, list) and kinds:
-            types = frozenset(name for kind in kinds if isinstance(kind, str) for name in self._names(kind))
+            types = frozenset(name for kind in kinds if isinstance(kind, str) for name in self._name_types(kind))
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
-        return _intersect(types, self._enumerated(listed) if isinstance(listed, list) and listed else None)
+        return _intersect_types(types, self._read_enumerated(listed) if isinstance(listed, list) and listed else None)
 
-    def _names(self, kind: str) -> list[str]:
+    def _name_types(self, kind: str) -> list[str]:
         if kind != "integer":
             return [kind]
         is_fraction = any(isinstance(value, float) and not value.is_integer() for value in self._values)
         return [] if is_fraction else ["number"]
 
-    def _enumerated(self, listed: Sequence[Any]) -> Types:
-        spelled = {_spell(each) for each in listed}
-        held = [value for value in self._values if _spell(value) in spelled]
+    def _read_enumerated(self, listed: Sequence[Any]) -> Types:
+        spelled = {_canonical_json(each) for each in listed}
+        held = [value for value in self._values if _canonical_json(value) in spelled]
         return frozenset(map(type_of_value, held if self._is_strict else listed))
 
-    def _referenced(self, schema: Mapping[str, Any]) -> Types:
+    def _read_referenced(self, schema: Mapping[str, Any]) -> Types:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or reference in self._following:
             return None
@@ -151,13 +151,13 @@ class _TypeReader:
         return types
 
 
-def _intersect(one: Types, other: Types) -> Types:
+def _intersect_types(one: Types, other: Types) -> Types:
     if one is None or other is None:
         return other if one is None else one
     return one & other
 
 
-def _union(members: list[Types]) -> Types:
+def _unite_types(members: list[Types]) -> Types:
     found: frozenset[str] = frozenset()
     for types in members:
         if types is None:
@@ -166,7 +166,7 @@ def _union(members: list[Types]) -> Types:
     return found
 
 
-def _spell(value: Any) -> str:
+def _canonical_json(value: Any) -> str:
     """Return the JSON text by which equal values are equal: true is not 1, and 1.0 is."""
     whole = isinstance(value, float) and value.is_integer()
     return json.dumps(int(value) if whole else value, sort_keys=True)

@@ -242,15 +242,15 @@ class ReplyParser:
 
     def feed(self, text: str) -> list[Delta]:
         self._held += text
-        return self._advance(end=False)
+        return self._parse_held(end=False)
 
     def close(self) -> list[Delta]:
-        deltas = self._advance(end=True)
-        if self._blank and not self._calls:
+        deltas = self._parse_held(end=True)
+        if self._blank and not self._calls and self._style != "none":
             deltas += self._add_content("")
         return deltas
 
-    def _advance(self, *, end: bool) -> list[Delta]:
+    def _parse_held(self, *, end: bool) -> list[Delta]:
         deltas: list[Delta] = []
         while (more := self._step(end)) is not None:
             deltas += more
@@ -302,15 +302,19 @@ class ReplyParser:
     def _parse_content(self, end: bool) -> list[Delta] | None:
         if not self._held:
             return None
+        if self._style == "none":
+            text, self._held = self._held, ""
+            self._raw.append(text)
+            return [{"content": text}]
         if self._style not in _BLOCKS or self._unreadable_calls == MAX_UNREADABLE_CALLS:
-            return self._add_content(self._consume(len(self._held)))
+            return self._add_content(self._consume_text(len(self._held)))
         read, make_finder = _BLOCKS[self._style]
         at = self._held.find(OPEN)
         if at < 0:
             ready = len(self._held) - (0 if end else overlap(self._held, OPEN))
-            return self._add_content(self._consume(ready)) if ready else None
+            return self._add_content(self._consume_text(ready)) if ready else None
         if at:
-            return self._add_content(self._consume(at))
+            return self._add_content(self._consume_text(at))
         if self._end is None:
             self._end = make_finder()
         stop = self._end.find(self._held)
@@ -323,10 +327,10 @@ class ReplyParser:
                 self._unreadable_calls += 1
                 return []
             self._end = None
-            self._consume(stop + len(CLOSE))
+            self._consume_text(stop + len(CLOSE))
             return self._add_call(function)
         self._end, self._is_unreadable = None, False
-        return self._add_content(self._consume(len(self._held) if stop < 0 else stop + len(CLOSE)))
+        return self._add_content(self._consume_text(len(self._held) if stop < 0 else stop + len(CLOSE)))
 
     def _parse_llama(self, end: bool) -> list[Delta] | None:
         head = self._held.lstrip()
@@ -336,18 +340,16 @@ class ReplyParser:
         if functions is None:
             self._step = self._parse_content
             return []
-        self._consume(len(self._held))
+        self._consume_text(len(self._held))
         return [delta for function in functions for delta in self._add_call(function)]
 
-    def _consume(self, count: int) -> str:
+    def _consume_text(self, count: int) -> str:
         taken, self._held = self._held[:count], self._held[count:]
         self._raw.append(taken)
         return taken
 
     def _add_content(self, text: str) -> list[Delta]:
         """Content; blanks at its end wait, for they belong to a tool call if one follows."""
-        if self._style == "none":
-            return [{"content": text}] if text else []
         if self._calls and not self._has_content and not self._blank:
             text = text.lstrip()
         text = self._blank + text

@@ -1,7 +1,7 @@
 """Renderer: conversations to token ids and back, for one tokenizer.
 
-Invariant: a reply's sampled ids are never re-encoded. `extend` returns before.ids + reply_ids + suffix, where only
-the suffix is newly encoded, and only if the chat template renders the whole history to the text of those ids.
+Invariant: the sampled ids of a reply are never encoded again. `extend` returns before.ids + reply_ids + suffix, of
+which only the suffix is newly encoded, and only if the chat template renders the complete history to their text.
 """
 
 from __future__ import annotations
@@ -49,34 +49,29 @@ class Rendered:
     """A prompt: its text, its ids [P], and how many messages it renders (0: a raw prompt, whose reply is all text)."""
 
     text: str
-    """As it is encoded, a `CUT` wherever content spells a control token; for people it is `shown`."""
+    """The text as it is encoded, with a `CUT` in each control token that content spells; `shown` is without them."""
     ids: Ids
     count: int = 0
     raw: tuple[tuple[int, str], ...] = ()
-    """(message index, text): replies whose tool calls the template refuses to show, given to it as text."""
+    """(message index, text) of replies whose tool calls the template refuses: it gets them as text."""
     forced: str = ""
-    """The end of `text` that counts as the beginning of the reply (a tool call that the client demanded)."""
+    """The end of `text` that is the beginning of the reply (a tool call that the client demands)."""
     respelled: tuple[Respelled, ...] = ()
-    """Where replies stand as sampled and the template spells their tool calls otherwise."""
+    """Places of replies as sampled, whose tool calls the template spells otherwise."""
 
     @property
     def shown(self) -> str:
-        """The text that the ids say."""
+        """The text of the ids."""
         return uncut(self.text)
 
     @property
     def opens_thought(self) -> bool:
-        """Whether the prompt itself begins the reply's thinking."""
+        """True if the prompt ends with the beginning of the reply's thinking."""
         return self.text.removesuffix(self.forced).rstrip("\n").endswith("<think>")
 
 
 class Renderer:
-    """Renders, extends and parses for one tokenizer. Thread-safe.
-
-    `keep_thinking` extends where the template would only strip the thinking of earlier turns; `template_kwargs` go to
-    the chat template (`enable_thinking`); `end_ids` adds to the tokens that end a reply; `images` is how a model that
-    sees images is shown them; `escaped` says whose content cannot spell control tokens.
-    """
+    """Renders conversations, extends them and parses replies for one tokenizer. Thread-safe."""
 
     def __init__(
         self,
@@ -88,6 +83,15 @@ class Renderer:
         images: ImageTokens | None = None,
         escaped: Escaped = "tool_results",
     ) -> None:
+        """Probe the tokenizer's chat template.
+
+        Args:
+            keep_thinking: Extend a conversation also if the template strips the thinking of earlier turns.
+            template_kwargs: Arguments of the chat template (`enable_thinking`).
+            end_ids: Further tokens that end a reply.
+            images: The images of a model that sees them.
+            escaped: The roles whose content cannot spell control tokens.
+        """
         self.tokenizer = tokenizer
         self.images = images
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
@@ -107,10 +111,10 @@ class Renderer:
         self.end_ids: tuple[int, ...] = tuple(dict.fromkeys([*found, *end_ids]))
         self._schema = getattr(tokenizer, "response_schema", None)
         self.thinks = "</think>" in self.template.source or "</think>" in tokenizer.get_vocab()
-        """Whether replies may begin with <think>."""
+        """True if replies may begin with <think>."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> Rendered:
-        """The prompt of these messages, generation prompt included. Raises TemplateRefused."""
+        """Return the prompt of messages, generation prompt included. Raises TemplateRefused."""
         if tools and not self.reads_tool_calls:
             raise TemplateRefused(
                 "this model's chat template writes tool calls in a way that ajet cannot read, so they would be lost; "
@@ -123,7 +127,7 @@ class Renderer:
         return Rendered(text, ids, len(messages))
 
     def on_day(self, day: date) -> Renderer:
-        """The renderer for prompts of that day: this one, but where the template writes a date into them."""
+        """Return the renderer for prompts of a day: another one only if the template writes a date."""
         if not self.template.dated or self.template.day == day:
             return self
         other = copy.copy(self)
@@ -132,12 +136,14 @@ class Renderer:
 
     @property
     def reads_tool_calls(self) -> bool:
-        """False: how this model writes tool calls is not known."""
+        """False if the format of this model's tool calls is unknown."""
         return self._schema is not None or self.template.style != "none"
 
     def raw(self, prompt: str | Sequence[int]) -> Rendered:
-        """A prompt without the chat template: a text, begun as the tokenizer begins texts, or ids as they are. Raises
-        TemplateRefused for ids that are not in the vocabulary."""
+        """Return a prompt without the chat template: a text, with the tokenizer's first token, or ids as they are.
+
+        Raises TemplateRefused for ids that are not in the vocabulary.
+        """
         if isinstance(prompt, str):
             ids = self.encode_without_images(prompt)
             first = self.tokenizer.encode("", add_special_tokens=True)[:1]
@@ -163,12 +169,19 @@ class Renderer:
         *,
         verbatim: bool = True,
     ) -> Rendered | None:
-        """The prompt of `messages`, which begin with `before`'s and the reply to it, kept as sampled.
+        """Return the prompt of messages that begin with those of `before` and the reply to it, as sampled.
 
-        None: the template renders this history otherwise (thinking stripped, content trimmed, another end token), so
-        the conversation forks. `verbatim` False: the reply was cut at a stop string, so its text is not its tokens',
-        and `messages` may go on within its message.
-        Where no end token was sampled (`finish` "length"), the suffix brings the template's. Raises TemplateRefused.
+        None if the template renders this history otherwise (thinking stripped, content trimmed, another end token): the
+        conversation forks. If no end token was sampled (`finish` "length"), the suffix has the template's.
+
+        Args:
+            before: The earlier prompt.
+            reply_ids: The sampled ids of its reply [R].
+            finish: Why the reply ended.
+            verbatim: False if a stop string cut the reply: its text is not that of its ids, and the message may go on.
+
+        Raises:
+            TemplateRefused: The template refuses the messages.
         """
         if finish in ("error", "aborted") or len(messages) <= before.count or len(reply_ids) == 0:
             return None
@@ -214,8 +227,10 @@ class Renderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         before: Rendered | None = None,
     ) -> dict[str, Any]:
-        """The assistant message that these ids say: role, content, and where present reasoning_content, tool_calls
-        (without ids). Tool calls are looked for only if there are `tools`."""
+        """Parse the ids of a reply to its message: role, content, and reasoning_content and tool_calls if present.
+
+        Tool calls have no ids, and are parsed only if there are `tools`.
+        """
         stream = self.reply_stream(tools, before=before)
         stream.feed(reply_ids.tolist() if isinstance(reply_ids, np.ndarray) else reply_ids)
         return stream.message()
@@ -228,8 +243,13 @@ class Renderer:
         stop: Sequence[str] = (),
         single_call: bool = False,
     ) -> ReplyStream:
-        """An incremental parser of one reply to the prompt `before`, that ends it at a `stop` string or, with
-        `single_call`, after its first tool call. After a raw prompt the whole text is content."""
+        """Return an incremental parser of one reply to the prompt `before`. The reply to a raw prompt is all content.
+
+        Args:
+            tools: The tools that it may call; None: no text is a tool call.
+            stop: Strings that end it.
+            single_call: The first tool call ends it.
+        """
         context = int(before.ids[-1]) if before is not None and len(before.ids) else None
         parser = self._build_parser(tools or None, before)
         decoder = IncrementalDecoder(self._decode_ids, context, bytewise=self._is_bytewise)
@@ -239,8 +259,10 @@ class Renderer:
         return stream
 
     def force_call(self, prompt: Rendered, name: str | None) -> Rendered | None:
-        """`prompt` with the beginning of a call of tool `name` (None: of some tool) after it, so that the reply can
-        only go on with it; None where this model's style or an opened thought leaves no room for that."""
+        """Return a prompt that ends with the beginning of a call of tool `name` (None: any tool).
+
+        None if this model's format has no such beginning, or the prompt begins the thinking.
+        """
         if self._schema is not None or prompt.opens_thought:
             return None
         opening, named = FORCED.get(self.template.style, (None, ""))
@@ -251,8 +273,10 @@ class Renderer:
         return replace(prompt, text=prompt.text + forced, ids=ids, forced=forced)
 
     def encode(self, text: str) -> Ids:
-        """[N] ids of a text in which special tokens are recognised, but where a `CUT` lies in them, and none is added.
-        Raises TemplateRefused for text that is not Unicode (lone surrogates)."""
+        """Return the ids of a text [N]. Special tokens in it are encoded as such, except with a `CUT` in them.
+
+        No token is added. Raises TemplateRefused for text that is not Unicode (lone surrogates).
+        """
         if CUT in text:
             return np.concatenate([self.encode(part) for part in text.split(CUT)])
         cached = self._encoded.get(text)
@@ -263,9 +287,8 @@ class Renderer:
         except UnicodeEncodeError as error:
             raise TemplateRefused(f"the messages hold text that is not valid Unicode: {error.reason}") from error
         parts = [text]
-        if (
-            self._separators is not None and self._fast is not None and self._fast.padding is None
-        ):  # somebody may have switched padding on since
+        # Somebody may have switched padding on since: the parts would be padded.
+        if self._separators is not None and self._fast is not None and self._fast.padding is None:
             parts = [part for part in self._separators.split(text) if part]
         known = {part: self._encoded.get(part) for part in parts}
         missing = [part for part, ids in known.items() if ids is None]

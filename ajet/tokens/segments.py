@@ -1,11 +1,11 @@
-"""Segments: which tokenizers take a text, or ids, part by part, so that what recurs is encoded and decoded once.
+"""Tokenizers that encode a text, or decode ids, part by part, so that recurring parts are encoded and decoded once.
 
-Invariant: where this says so, the ids of a text are those of its parts put together, and the text of ids that each
-stand for whole characters is that of the ids put together, exactly; of any other tokenizer nothing is assumed.
+Invariant: for such a tokenizer the ids of a text are exactly the joined ids of its parts, and the text of ids that are
+complete characters is the joined text of each. Nothing is assumed of other tokenizers.
 
-A tokenizer looks for its added tokens before all else, and normalizes, cuts into words and merges what lies between two
-of them as a text of its own. That holds unless something asks where in the whole text it stands (SentencePiece's blank
-before the first word), or an added token takes blanks beside it along.
+A tokenizer first finds its added tokens, then normalizes, splits and merges the text between two of them separately.
+Exceptions are steps that depend on the position in the complete text (SentencePiece's blank before the first word) and
+added tokens that absorb blanks around them.
 """
 
 from __future__ import annotations
@@ -15,39 +15,43 @@ import re
 from typing import Any
 
 _PER_SEGMENT = frozenset({"Sequence", "ByteLevel", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"})
-"""Ways to cut into words that look at one segment at a time."""
+"""Pre-tokenizers that split each segment separately."""
 _NORMALIZERS = frozenset({"Sequence", "NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 _MOST = 64
-"""Tokens at which a text is parted."""
+"""Most tokens at which a text is split."""
 
 
 def decodes_token_by_token(fast: Any) -> bool:
-    """Whether the text of ids is that of each, put together, as long as each is whole characters. `fast`: the
-    tokenizers library's; None: there is none."""
-    return fast is not None and _types(fast.decoder) == {"ByteLevel"}
+    """Return True if the text of ids, each complete characters, is the joined text of each.
+
+    `fast` is the tokenizer of the tokenizers library; None if there is none.
+    """
+    return fast is not None and _list_types(fast.decoder) == {"ByteLevel"}
 
 
 def parting(fast: Any, source: str) -> re.Pattern[str] | None:
-    """Cuts a text at the added tokens that the chat template's `source` writes: `split` gives parts that are encoded by
-    themselves, empty ones among them. None: this tokenizer's texts are to be encoded whole."""
+    """Return a pattern whose `split` gives parts of a text that can be encoded separately; some are empty.
+
+    It splits at the added tokens in the chat template's `source`. None: this tokenizer encodes complete texts only.
+    """
     if fast is None or type(fast.model).__name__ != "BPE" or fast.model.dropout:
         return None
     if fast.truncation is not None or fast.padding is not None or fast.encode_special_tokens:
         return None
-    if not _types(fast.pre_tokenizer) <= _PER_SEGMENT or not _types(fast.normalizer) <= _NORMALIZERS:
+    if not _list_types(fast.pre_tokenizer) <= _PER_SEGMENT or not _list_types(fast.normalizer) <= _NORMALIZERS:
         return None
     added = list(fast.get_added_tokens_decoder().values())
     if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return None
     cuts = [token.content for token in added if not token.normalized and token.content in source]
     others = [token.content for token in added if token.content not in cuts]
-    if not 0 < len(cuts) <= _MOST or any(_overlap(cut, other) for cut in cuts for other in [*cuts, *others]):
+    if not 0 < len(cuts) <= _MOST or any(_may_overlap(cut, other) for cut in cuts for other in [*cuts, *others]):
         return None
     return re.compile(f"({'|'.join(map(re.escape, cuts))})")
 
 
-def _types(part: Any) -> set[str]:
-    """The types that a normalizer, a cutter or a decoder consists of; empty where there is none."""
+def _list_types(part: Any) -> set[str]:
+    """Return the types of the steps of a normalizer, pre-tokenizer or decoder; empty for None."""
     found: set[str] = set()
     if part is not None:
         held: list[Any] = [json.loads(part.__getstate__())]
@@ -59,8 +63,8 @@ def _types(part: Any) -> set[str]:
     return found
 
 
-def _overlap(a: str, b: str) -> bool:
-    """Whether two different tokens can share characters of a text."""
+def _may_overlap(a: str, b: str) -> bool:
+    """Return True if two different tokens can share characters of a text."""
     if a == b:
         return False
     small = min(len(a), len(b))

@@ -1,11 +1,10 @@
-"""Template: a tokenizer's chat template as a function of messages and tools.
+"""ChatTemplate: a tokenizer's chat template as a function of messages and tools.
 
-Invariant: the client's messages reach the template unchanged in meaning; what the template cannot show (an image, a
-role's text) is refused. Only the spelling is settled here: null content is empty, text blocks are one string, or one
-part where the template shows only parts, a call's arguments are an object, `developer` is `system` where the template
-knows no developer, reasoning has the name that the template reads. The date that some templates put into the prompt is
-`day`, however long a conversation lasts. Content that spells a control token is plain text (`ControlTokens`). The
-functions at the end compare the template's text of a longer history with the text that was sampled (`extension`).
+Invariant: the client's messages reach the template unchanged in meaning, and content that the template cannot show (an
+image, a role's text) is refused. Only the form is changed: null content is empty, text blocks are one string (or one
+part), a call's arguments are an object, `developer` is `system` if the template has no developer, reasoning has the
+template's name for it. The date in a prompt is `day`, however long a conversation lasts. Control tokens in content are
+plain text (`ControlTokens`). The functions at the end find the extension of a sampled reply in a longer history.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from ajet.tokens.parsing import Style
 from ajet.tokens.tool_call_format import is_written_otherwise, join_results, split_calls, style_of, write_in_hermes
 
 _FAILURES = (ArithmeticError, RecursionError)
-"""A template that divides by zero, asks for too long a range, or calls its macro without end."""
+"""Errors of a template that divides by zero, has too long a range, or calls its macro without end."""
 
 
 class TemplateRefused(AjetError):
-    """The chat template raised on these messages (say, roles out of turn): the request is at fault, not ajet."""
+    """The chat template raised on these messages (roles out of turn, say): the error is the request's, not ajet's."""
 
 
 class ChatTemplate:
@@ -52,7 +51,13 @@ class ChatTemplate:
         images: bool = False,
         escaped: Escaped = "tool_results",
     ) -> None:
-        """`images`: the template shows them. `escaped`: whose content cannot spell control tokens."""
+        """Probe the template.
+
+        Args:
+            options: Arguments of the template.
+            images: True if the template shows images.
+            escaped: The roles whose content cannot spell control tokens.
+        """
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 "This model's tokenizer has no chat template, so messages cannot be rendered.",
@@ -69,24 +74,24 @@ class ChatTemplate:
         self.knows_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source, escaped)
         self.style: Style = style_of(self.source, tokenizer.get_vocab())
-        """How its replies write tool calls."""
+        """The format of tool calls in its replies."""
         self._knows_developer = "developer" in self.source
-        self._thought = "thinking" if _reads(self.source, "thinking") else "reasoning_content"
+        self._thought = "thinking" if _uses_field(self.source, "thinking") else "reasoning_content"
         self.dated = "strftime_now" in self.source and "strftime_now" not in self._options
-        """Whether it writes a date into the prompt."""
+        """True if it writes a date into the prompt."""
         self.day = date.today()
         self._forms = probe_content_forms(self._render_probe)
         self._has_other_forms = any(form != "string" for form in self._forms.values())
         """True if the template takes the content of a role as parts, or does not show a role."""
         self.takes_system = accepts_system(self._render_probe, self._forms)
-        """False: the template raises on a system message, or drops it."""
+        """False if the template raises on a system message, or drops it."""
         self._takes_repeated_role = accepts_repeated_role(self._render_probe, self._forms)
         if self.knows_tools and is_written_otherwise(self.style, CALLED, probe_call(self._render_probe, self._forms)):
             self.style = "none"
         self._shows_image_text = not images or probe_image_text(self._render_probe)
 
     def on_day(self, day: date) -> ChatTemplate:
-        """A copy of this template whose prompts have another date."""
+        """Return a copy of this template with another date in its prompts."""
         other = copy.copy(self)
         other.day = day
         return other
@@ -99,10 +104,11 @@ class ChatTemplate:
         prompt: bool = True,
         raw: Mapping[int, str] | None = None,
     ) -> str:
-        """The conversation as text, ended by the generation prompt if `prompt`.
+        """Return the conversation as text. Raises TemplateRefused.
 
-        `raw` maps the index of an assistant message to the text that stands for its content and tool calls as they
-        were sampled. Raises TemplateRefused.
+        Args:
+            prompt: True if the generation prompt is appended.
+            raw: Index of an assistant message -> the text that replaces its content and tool calls.
         """
         ready = self._prepare_messages(messages, raw or {})
         if tools and self._control.escapes_tools:
@@ -114,12 +120,12 @@ class ChatTemplate:
             ready = split_calls(ready)
         if self._images or self._has_other_forms:
             ready = [self._shape_content(message) for message in ready]
-        return self._apply(ready, tools, prompt=prompt)
+        return self._apply_template(ready, tools, prompt=prompt)
 
-    def _apply(
+    def _apply_template(
         self, ready: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, *, prompt: bool = True
     ) -> str:
-        """Messages in the template's own forms as text. Raises TemplateRefused."""
+        """Return prepared messages as text. Raises TemplateRefused."""
         from jinja2 import TemplateError
 
         options = dict(self._options)
@@ -140,7 +146,7 @@ class ChatTemplate:
 
     def _render_probe(self, messages: Sequence[Message]) -> str | None:
         try:
-            return self._apply(messages)
+            return self._apply_template(messages)
         except TemplateRefused:
             return None
 
@@ -202,8 +208,10 @@ class ChatTemplate:
 
 
 def join_text(message: Mapping[str, Any]) -> str:
-    """A message's content as one string: null is empty, text blocks are joined with nothing between them. Raises
-    TemplateRefused for anything but text."""
+    """Return a message's content as one string: null is empty, text blocks are joined without a separator.
+
+    Raises TemplateRefused for blocks that are not text.
+    """
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -215,7 +223,7 @@ def join_text(message: Mapping[str, Any]) -> str:
 
 
 def _show_images(message: Message) -> str | list[Message]:
-    """A message's content with its images as blocks that stand for them."""
+    """Return a message's content with a block of type `image` for each image."""
     blocks = message.get("content") or ()
     if all(block.get("type") != "image_url" for block in blocks):
         return join_text(message)
@@ -228,7 +236,7 @@ def _show_images(message: Message) -> str | list[Message]:
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
-    """A tool call's arguments as the JSON value they spell; the text itself if they spell none."""
+    """Return a tool call's arguments as a JSON value, or as the text they are if that is no JSON."""
     arguments = call["function"].get("arguments")
     if not isinstance(arguments, str):
         return arguments if arguments is not None else {}
@@ -238,28 +246,27 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
         return arguments
 
 
-def _reads(source: str, name: str) -> bool:
+def _uses_field(source: str, name: str) -> bool:
     return any(access in source for access in (f"message.{name}", f"message['{name}']", f'message["{name}"]'))
 
 
 Escaped = Literal["tool_results", "all", "none"]
-"""Whose content is: tools'; that of everyone but the model, tool descriptions included; nobody's."""
+"""Whose content is escaped: tools'; everyone's but the model's, tool descriptions included; no one's."""
 CUT = "\ufdd0\ufdd1\ufdd0"
-"""Three characters that Unicode keeps for internal use and that no text has."""
+"""Three characters that Unicode reserves for internal use, so that no text has them."""
 
 
 def uncut(text: str) -> str:
-    """A text without the encoder's marks: what its ids say."""
+    """Return a text without the encoder's marks, as its ids decode."""
     return text.replace(CUT, "")
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer and its chat template's `source`: the special tokens, and added ones that the
-    template writes (`<tool_response>`). Other added tokens are words of the vocabulary.
+    """The control tokens of a tokenizer: special tokens, and added tokens that its chat template's `source` writes.
 
-    Invariant: content that spells a control token is encoded as the plain text that it is, so that a tool's answer
-    cannot end its turn or begin another; its decoded text is unchanged. `CUT` marks the place for `Renderer.encode`,
-    which encodes what lies before and after it separately. A text without a control token is unchanged.
+    Invariant: content that spells a control token (`<tool_response>`) is encoded as plain text, so that a tool's answer
+    cannot end its turn or begin another; its decoded text is unchanged. A `CUT` in the token tells `Renderer.encode` to
+    encode the parts separately. Other added tokens are words of the vocabulary.
     """
 
     def __init__(self, tokenizer: Any, source: str, escaped: Escaped) -> None:
@@ -267,7 +274,7 @@ class ControlTokens:
         spelled = {str(token.content) for token in added if token.special or token.content in source}
         spelled |= {str(token) for token in tokenizer.all_special_tokens}
         listed = sorted((text for text in spelled if len(text) > 1), key=len, reverse=True)
-        self._spelled = _starts(listed)
+        self._spelled = _compile_starts(listed)
         self._any = bool(listed) and escaped != "none"
         roles = {"tool_results": ("tool",), "all": ("tool", "user", "system", "developer"), "none": ()}[escaped]
         self.escaped_roles = frozenset(roles if listed else ())
@@ -293,15 +300,15 @@ class ControlTokens:
         return [self.escape_all(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _starts(spelled: list[str]) -> re.Pattern[str]:
-    """Finds the first character of each, those that overlap included."""
+def _compile_starts(spelled: list[str]) -> re.Pattern[str]:
+    """Return a pattern of the first character of each text, overlapping texts included."""
     heads = "|".join(f"{re.escape(text[0])}(?={re.escape(text[1:])})" for text in spelled)
     return re.compile(heads)
 
 
 _THOUGHTS = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 Respelled = tuple[int, int, str]
-"""(start, end, the template's spelling): where a prompt's text is as sampled instead."""
+"""(start, end, the template's spelling) of a prompt's text that is as sampled instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Template doctor: what a chat template does to an agent's turns, and what that costs.
+"""Template doctor: the effect of a chat template on an agent's turns, and its cost.
 
-Invariant: every verdict comes from turns played through a renderer without a model (`Rehearsal`), none from a model's
-name. The turns take the way that runs take (render, parse, extend), on replies as the chat template itself spells them,
-so that a fork here is a fork there.
+Invariant: every finding comes from turns that are rendered without a model (`TemplateRehearsal`), none from a model's
+name. The turns use the functions of runs (render, parse, extend) on replies that the chat template itself writes, so
+that a fork here is a fork in a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ajet.tokens.renderer import Rendered, Renderer
 from ajet.tokens.template import TemplateRefused
 
 TURNS = 8
-"""Replies of each episode that costs are told for."""
+"""Replies of each episode whose cost is computed."""
 
 _SYSTEM: Message = {"role": "system", "content": "You are a careful assistant."}
 _ASK: Message = {"role": "user", "content": "What does the word mean?"}
@@ -42,7 +42,7 @@ _STATES: dict[Outcome, State] = {"extends": "ok", "forks": "warning", "refused":
 
 
 def examine(renderer: Renderer) -> list[Finding]:
-    """All checks of one tokenizer's chat template. Quick: no model, some dozens of renderings."""
+    """Check a tokenizer's chat template. It takes some dozens of renderings, and no model."""
     try:
         renderer.render([_ASK])
     except TemplateRefused as refusal:
@@ -50,29 +50,37 @@ def examine(renderer: Renderer) -> list[Finding]:
     if not renderer.end_ids:
         text = "No token ends a reply: every reply would run to its length limit."
         return [Finding("stop tokens", "problem", text, "set eos_token in tokenizer_config.json")]
-    found = [_ends(renderer), _text(renderer), *_date(renderer), *_check_system(renderer), *_turns(renderer)]
-    return [*found, *_tools(renderer), *_episodes(renderer)]
+    found = [
+        _check_end_tokens(renderer),
+        _check_round_trip(renderer),
+        *_check_date(renderer),
+        *_check_system(renderer),
+        *_check_turns(renderer),
+    ]
+    return [*found, *_check_tools(renderer), *_check_episodes(renderer)]
 
 
-def _ends(renderer: Renderer) -> Finding:
+def _check_end_tokens(renderer: Renderer) -> Finding:
     names = [renderer.decode([token]) for token in renderer.end_ids]
     return Finding("stop tokens", "ok", " ".join(names))
 
 
-def _text(renderer: Renderer) -> Finding:
+def _check_round_trip(renderer: Renderer) -> Finding:
     prompt = renderer.render([_ASK, _ANSWER, _MORE])
     lost = [text for text in (prompt.shown, *_TEXTS) if renderer.decode(renderer.encode(text)) != text]
     if lost:
-        what = f"Text does not come back from its ids: {lost[0][:60]!r} becomes {_back(renderer, lost[0])[:60]!r}."
+        what = (
+            f"Text does not come back from its ids: {lost[0][:60]!r} becomes {_round_trip(renderer, lost[0])[:60]!r}."
+        )
         return Finding("text and ids", "problem", what, "use the model's fast tokenizer (tokenizer.json)")
     return Finding("text and ids", "ok", "Text comes back from its ids, character for character.")
 
 
-def _back(renderer: Renderer, text: str) -> str:
+def _round_trip(renderer: Renderer, text: str) -> str:
     return renderer.decode(renderer.encode(text))
 
 
-def _date(renderer: Renderer) -> list[Finding]:
+def _check_date(renderer: Renderer) -> list[Finding]:
     if not renderer.template.dated:
         return []
     text = "The template writes today's date into the prompt; an episode keeps the day it began on."
@@ -86,37 +94,39 @@ def _check_system(renderer: Renderer) -> list[Finding]:
     return [Finding("system message", "warning", text, "put instructions into the first user message")]
 
 
-def _opening(renderer: Renderer) -> list[Message]:
-    """The messages that open each rehearsed conversation."""
+def _list_opening(renderer: Renderer) -> list[Message]:
+    """Return the first messages of each conversation."""
     return [_SYSTEM, _ASK] if renderer.template.takes_system else [_ASK]
 
 
-def _turns(renderer: Renderer) -> list[Finding]:
-    thoughtful = {**_ANSWER, **_thought(renderer)}
-    cut = _play(renderer, thoughtful, _MORE, cut=True)
-    length = _verdict("length", cut, "a question after a reply that its length limit cut")
+def _check_turns(renderer: Renderer) -> list[Finding]:
+    thoughtful = {**_ANSWER, **_build_thought(renderer)}
+    cut = _play_turn(renderer, thoughtful, _MORE, cut=True)
+    length = _judge_outcome("length", cut, "a question after a reply that its length limit cut")
     if not thinks(renderer):
-        answers = _verdict("answers", _play(renderer, _ANSWER, _MORE), "a question after an answer")
+        answers = _judge_outcome("answers", _play_turn(renderer, _ANSWER, _MORE), "a question after an answer")
         return [answers, length, Finding("thinking", "ok", "The model has no thinking that a template could strip.")]
-    bare = _verdict("no thinking", _play(renderer, _ANSWER, _MORE), "a question after an answer without a thought")
-    outcome = _play(renderer, thoughtful, _MORE)
+    bare = _judge_outcome(
+        "no thinking", _play_turn(renderer, _ANSWER, _MORE), "a question after an answer without a thought"
+    )
+    outcome = _play_turn(renderer, thoughtful, _MORE)
     if outcome == "forks":
         do = "" if renderer.template.style == "harmony" else _KEEP
         text = "Thinking is stripped once the next question comes: that turn forks."
         return [Finding("thinking", "warning", text, do), bare, length]
-    return [_verdict("thinking", outcome, "a question after a thought and an answer"), bare, length]
+    return [_judge_outcome("thinking", outcome, "a question after a thought and an answer"), bare, length]
 
 
-def _thought(renderer: Renderer) -> Message:
+def _build_thought(renderer: Renderer) -> Message:
     return {"reasoning_content": _THOUGHT} if thinks(renderer) else {}
 
 
 def thinks(renderer: Renderer) -> bool:
-    """Whether replies have reasoning apart from their content."""
+    """Return True if replies have reasoning besides their content."""
     return renderer.thinks or renderer.template.style == "harmony"
 
 
-def _tools(renderer: Renderer) -> list[Finding]:
+def _check_tools(renderer: Renderer) -> list[Finding]:
     if not renderer.reads_tool_calls:
         text = "How this model writes tool calls is not known to ajet: requests with tools are refused."
         do = "give the tokenizer a response_schema, or keep tools out of the request (the agent parses calls itself)"
@@ -126,39 +136,39 @@ def _tools(renderer: Renderer) -> list[Finding]:
     )
     found = [Finding("tools", "ok", f"{native}; calls are written the {renderer.template.style} way.")]
     one, other = call("skiff", 1), call("dinghy", 2, 1)
-    calling: Message = {"role": "assistant", "content": None, "tool_calls": [one], **_thought(renderer)}
+    calling: Message = {"role": "assistant", "content": None, "tool_calls": [one], **_build_thought(renderer)}
     results = (result(one, "a small boat"), result(other, "a smaller boat"))
-    found.append(_verdict("tool call", _play(renderer, calling, results[0]), "a result after a call"))
-    again = _play(renderer, calling, results[0], respell=True)
-    found.append(_verdict("call spelled anew", again, "a result after a call spelled the model's own way"))
-    outcome = _play(renderer, {**calling, "tool_calls": [one, other]}, *results)
+    found.append(_judge_outcome("tool call", _play_turn(renderer, calling, results[0]), "a result after a call"))
+    again = _play_turn(renderer, calling, results[0], respell=True)
+    found.append(_judge_outcome("call spelled anew", again, "a result after a call spelled the model's own way"))
+    outcome = _play_turn(renderer, {**calling, "tool_calls": [one, other]}, *results)
     if outcome in ("refused", "misread"):
         found.append(Finding("several calls", "note", "One reply holds one call: the template shows no more."))
     else:
-        found.append(_verdict("several calls", outcome, "two adjacent results after two calls"))
-    later = Rehearsal(renderer, _opening(renderer), [TOOL])
+        found.append(_judge_outcome("several calls", outcome, "two adjacent results after two calls"))
+    later = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL])
     if later.play(calling, results[0]) in ("extends", "forks"):
         found.append(
-            _verdict(
+            _judge_outcome(
                 "answer after a result",
-                later.play({**_ANSWER, **_thought(renderer)}, _MORE),
+                later.play({**_ANSWER, **_build_thought(renderer)}, _MORE),
                 "a question after that answer",
             )
         )
     return found
 
 
-def _play(renderer: Renderer, reply: Message, *then: Message, cut: bool = False, respell: bool = False) -> Outcome:
+def _play_turn(renderer: Renderer, reply: Message, *then: Message, cut: bool = False, respell: bool = False) -> Outcome:
     tools = [TOOL] if reply.get("tool_calls") else None
-    return Rehearsal(renderer, _opening(renderer), tools).play(reply, *then, cut=cut, respell=respell)
+    return TemplateRehearsal(renderer, _list_opening(renderer), tools).play(reply, *then, cut=cut, respell=respell)
 
 
-def _verdict(topic: str, outcome: Outcome, turn: str) -> Finding:
+def _judge_outcome(topic: str, outcome: Outcome, turn: str) -> Finding:
     state = _STATES[outcome]
-    return Finding(topic, state, _said(outcome, turn), _MEND if state in ("warning", "problem") else "")
+    return Finding(topic, state, _describe_outcome(outcome, turn), _MEND if state in ("warning", "problem") else "")
 
 
-def _said(outcome: Outcome, turn: str) -> str:
+def _describe_outcome(outcome: Outcome, turn: str) -> str:
     told = {
         "extends": "extends what was sampled.",
         "forks": "forks, the template renders the earlier turns otherwise by then.",
@@ -168,29 +178,29 @@ def _said(outcome: Outcome, turn: str) -> str:
     return f"{turn[0].upper()}{turn[1:]}: {told[outcome]}"
 
 
-def _episodes(renderer: Renderer) -> list[Finding]:
-    thought = _thought(renderer)
-    talk = Rehearsal(renderer, _opening(renderer))
+def _check_episodes(renderer: Renderer) -> list[Finding]:
+    thought = _build_thought(renderer)
+    talk = TemplateRehearsal(renderer, _list_opening(renderer))
     played = [
         talk.play({**_ANSWER, **thought}, {"role": "user", "content": f"{_MORE['content']} ({turn})"})
         for turn in range(TURNS)
     ]
-    found = [_cost(f"{TURNS} answers", talk, played)]
+    found = [_judge_episode(f"{TURNS} answers", talk, played)]
     if renderer.reads_tool_calls:
-        work, played = Rehearsal(renderer, _opening(renderer), [TOOL]), []
+        work, played = TemplateRehearsal(renderer, _list_opening(renderer), [TOOL]), []
         for turn in range(TURNS):
             made = call("skiff", turn)
             reply = {"role": "assistant", "content": None, "tool_calls": [made], **thought}
             played.append(work.play(reply, result(made, f"a small boat, page {turn}")))
-        found.append(_cost(f"{TURNS} tool calls", work, played))
+        found.append(_judge_episode(f"{TURNS} tool calls", work, played))
     return found
 
 
-def _cost(what: str, played: Rehearsal, outcomes: Sequence[Outcome]) -> Finding:
+def _judge_episode(what: str, played: TemplateRehearsal, outcomes: Sequence[Outcome]) -> Finding:
     topic = f"episode of {what}"
     if len(played.lengths) == 0 or played.replies < len(outcomes):
         bad: Outcome = "refused" if "refused" in outcomes else "misread"
-        return Finding(topic, _STATES[bad], _said(bad, f"turn {played.replies + 1}"))
+        return Finding(topic, _STATES[bad], _describe_outcome(bad, f"turn {played.replies + 1}"))
     if not played.forks:
         return Finding(topic, "ok", "No fork: one sequence to train on.")
     text = (
@@ -201,7 +211,12 @@ def _cost(what: str, played: Rehearsal, outcomes: Sequence[Outcome]) -> Finding:
 
 
 def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence[int]]) -> list[Finding]:
-    """Vocabulary against embeddings. `config` is config.json; `rows` the shapes of embedding and head, where known."""
+    """Compare the vocabulary with the embeddings.
+
+    Args:
+        config: The model's config.json.
+        rows: The shapes of embedding and head, if known.
+    """
     known, told = len(tokenizer), (config.get("text_config") or config).get("vocab_size")
     shapes = {name: shape[0] for name, shape in rows.items() if shape}
     least = min([*shapes.values(), *([told] if isinstance(told, int) else [])], default=None)
@@ -239,13 +254,13 @@ TOOL: Message = {
 
 
 def call(word: str, page: int, index: int = 0) -> Message:
-    """A call of TOOL, as a client sends it back."""
+    """Return a call of TOOL, as a client sends it back."""
     function = {"name": "look_up", "arguments": json.dumps({"word": word, "page": page}, ensure_ascii=False)}
     return {"id": f"call_{word}_{index}", "type": "function", "function": function}
 
 
 def result(of: Message, text: str) -> Message:
-    """The message with which a tool answers call `of`."""
+    """Return the message with the result of call `of`."""
     return {"role": "tool", "tool_call_id": of["id"], "content": text}
 
 
@@ -258,8 +273,12 @@ def own_reply(
     *,
     respell: bool = False,
 ) -> Ids:
-    """The reply to `messages` as the template spells it when it is the last message, ended as it is before `follow`;
-    `respell`: JSON without blanks and with escapes, as a model might. Raises TemplateRefused."""
+    """Return the ids of a reply as the template writes it as the last message. Raises TemplateRefused.
+
+    Args:
+        follow: The message behind the reply; its end token is that before `follow`.
+        respell: Write JSON without blanks and with reversed keys, as a model might.
+    """
     text = renderer.template.text
     head, full = text(messages, tools), text([*messages, reply], tools, prompt=False)
     if full.startswith(head):
@@ -287,8 +306,8 @@ def own_reply(
 
 
 @dataclass
-class Rehearsal:
-    """One conversation as it grows, and the timelines that training on it would take."""
+class TemplateRehearsal:
+    """A growing conversation, and the timelines of training on it."""
 
     renderer: Renderer
     messages: list[Message]
@@ -306,7 +325,7 @@ class Rehearsal:
         cut: bool = False,
         respell: bool = False,
     ) -> Outcome:
-        """The model gives `reply`, the client goes on with `then`. `cut`: the length limit took the end token."""
+        """Add a reply and the client's next messages. `cut`: the length limit cut the end token."""
         try:
             if self.prompt is None:
                 self.prompt = self.renderer.render(self.messages, self.tools)
@@ -314,7 +333,7 @@ class Rehearsal:
             ids = own_reply(self.renderer, self.messages, reply, then[0], self.tools, respell=respell)
             ids = ids[:-1] if cut else ids
             read = self.renderer.parse(ids, tools=self.tools, before=self.prompt)
-            if not _same(read, reply):
+            if not _is_same_message(read, reply):
                 return "misread"
             told = {**reply, **read}
             for ours, theirs in zip(told.get("tool_calls") or (), reply.get("tool_calls") or (), strict=True):
@@ -333,11 +352,11 @@ class Rehearsal:
 
     @property
     def cost(self) -> float:
-        """Tokens of all timelines over those of the longest: 1 without forks."""
+        """Tokens of all timelines divided by those of the longest: 1 without forks."""
         return sum(self.lengths) / max(self.lengths)
 
 
-def _same(read: Message, meant: Message) -> bool:
+def _is_same_message(read: Message, meant: Message) -> bool:
     def calls(message: Message) -> list[Any]:
         listed = message.get("tool_calls") or ()
         return [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in listed]

@@ -1,10 +1,9 @@
-"""Tool call format: how a model writes tool calls, and messages spelled so that its template shows them.
+"""The format in which a model writes tool calls, and messages in the form that its template shows.
 
-Invariant: inferred from the template and the vocabulary alone, never from a model's name, so that a fine-tuned copy is
-treated as its original. What cannot be inferred is `none`, and the renderer refuses tools. A template that knows no
-tools gets them in the Hermes way, in the system message, or in the first user message where it takes no system message,
-so that any chat model can use tools. Results are then a user message, joined with the next one where the template
-raises on two in a row.
+Invariant: the format is found from template and vocabulary alone, never from a model's name, so that a fine-tuned copy
+is treated as its original. If it cannot be found it is `none`, and the renderer refuses tools. A template without tools
+gets them in Hermes' format, in the system message or, if there is none, in the first user message. Results are then a
+user message, joined with the next one if the template raises on two in a row.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ FORCED: dict[Style, tuple[str, str]] = {
     "llama": ('{"name": "', 'NAME", "parameters": '),
     "harmony": ("<|channel|>commentary to=functions.", "NAME <|constrain|>json<|message|>"),
 }
-"""How a reply begins that can only be a call of some tool, and how it goes on to one that is named."""
+"""Style -> the beginning of a reply that can only be a tool call, and its continuation for a tool NAME."""
 
 
 def style_of(source: str, vocabulary: Container[str]) -> Style:
-    """The style in which replies under this template (as it is with tools) write tool calls."""
+    """Return the style of tool calls under a template, in its form with tools."""
     if "<|channel|>" in source and "<|message|>" in source:
         return "harmony"
     if "<arg_key>" in source:
@@ -66,8 +65,11 @@ def is_written_otherwise(style: Style, name: str, text: str) -> bool:
 
 
 def split_calls(messages: list[Message]) -> list[Message]:
-    """Several calls of one message as messages of one call, each before its result: harmony's template shows only the
-    first. Where a call has content beside its thought, they become one thought: it has no room for both."""
+    """Split messages with several calls into messages of one call, each before its result, for harmony's template.
+
+    The template shows only the first call of a message. Reasoning and content of a call are joined: it has one place
+    for both.
+    """
     single: list[Message] = []
     at = 0
     while at < len(messages):
@@ -96,7 +98,7 @@ def split_calls(messages: list[Message]) -> list[Message]:
 def write_in_hermes(
     messages: list[Message], tools: Sequence[Mapping[str, Any]] | None, *, in_system: bool
 ) -> list[Message]:
-    """Calls, results and tools as plain messages. `in_system` False: tools open the first user message."""
+    """Write calls, results and tools as plain messages. `in_system` False: the first user message gets the tools."""
     spelled: list[Message] = []
     for message in messages:
         if message["role"] == "tool":
@@ -132,7 +134,7 @@ def _before_first_question(messages: list[Message], section: str) -> list[Messag
 
 
 def join_results(messages: list[Message]) -> list[Message]:
-    """Put results of tools, which are spelled as a user's message, into the user's message that follows them."""
+    """Join the results of tools, which are user messages here, with the user message behind them."""
     joined: list[Message] = []
     for message in messages:
         if joined and joined[-1].get("results") and message["role"] == "user":

@@ -1,8 +1,7 @@
-"""Tool calls: the text that stands for one -> its name and arguments, for each way in which models write them.
+"""Parsers of a tool call's text to its name and arguments, one for each format.
 
-Invariant: None for whatever is no call; what is one has a name and arguments that are a JSON object, spelled as JSON
-text. Ways that write arguments bare (GLM, Qwen's XML) are typed by the tool's schema, so that "5" stays a string where
-a string is asked for.
+Invariant: a call has a name, and arguments that are a JSON object, as JSON text; any other text gives None. Arguments
+without quotes (GLM, Qwen's XML) are typed by the tool's schema, so that "5" stays a string if the schema has a string.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Function = dict[str, str]
 """{name, arguments as JSON text}"""
 
 _PLAIN = {"True": True, "False": False, "None": None}
-"""How a Jinja template spells them."""
+"""Constants as a Jinja template writes them."""
 
 
 def json_call(text: str, tools: Tools = ()) -> Function | None:
@@ -36,7 +35,7 @@ def harmony_call(name: str, text: str) -> Function | None:
 def glm_call(text: str, tools: Tools = ()) -> Function | None:
     """GLM: name, then <arg_key>…</arg_key> and <arg_value>…</arg_value> in turn."""
     head, pairs, tail = _split_arguments(text, GLM)
-    return None if tail.strip() else _typed_call(head.strip(), pairs, tools)
+    return None if tail.strip() else _build_typed_call(head.strip(), pairs, tools)
 
 
 def xml_call(text: str, tools: Tools = ()) -> Function | None:
@@ -48,11 +47,11 @@ def xml_call(text: str, tools: Tools = ()) -> Function | None:
     if not head.startswith("<function=") or not head.rstrip().endswith(">") or tail.strip() != "</function>":
         return None
     name = head.rstrip().removeprefix("<function=").removesuffix(">")
-    return _typed_call(name, [(key, value.removesuffix("\n")) for key, value in pairs], tools)
+    return _build_typed_call(name, [(key, value.removesuffix("\n")) for key, value in pairs], tools)
 
 
 def llama_calls(text: str) -> list[Function] | None:
-    """Llama 3: {"name": …, "parameters": {…}}, several joined by `;`. None unless that is all there is."""
+    """Llama 3: {"name": …, "parameters": {…}}, several joined by `;`. None if there is any other text."""
     functions: list[Function] = []
     at = 0
     while at < len(text):
@@ -70,7 +69,7 @@ def llama_calls(text: str) -> list[Function] | None:
 
 
 def decoded(text: str) -> Any:
-    """The JSON value that a text spells; None where it spells none (or null)."""
+    """Parse JSON; None if the text is not JSON (or null)."""
     try:
         return _JSON.decode(text)
     except (ValueError, RecursionError):
@@ -78,7 +77,7 @@ def decoded(text: str) -> Any:
 
 
 def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
-    """A decoded call whose arguments are under one of `keys`."""
+    """Return the call that a JSON value is, with its arguments under one of `keys`; None if it is no call."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     arguments = next((value[key] for key in keys if key in value), None)
@@ -93,9 +92,9 @@ def checked(value: Any, keys: tuple[str, ...]) -> Function | None:
 
 
 def _split_arguments(text: str, syntax: BareSyntax) -> tuple[str, list[tuple[str, str]], str]:
-    """Return what stands before the arguments, the (name, value) of each, and what stands behind them.
+    """Return the text before the arguments, the (name, value) of each, and the text behind them.
 
-    All is behind them if anything stands between, the last one does not end, or a name comes twice.
+    All text is behind them if there is text between two, the last does not end, or a name is repeated.
     """
     scanner = ArgumentScanner(syntax)
     is_complete = scanner.find(f"{OPEN}{text}{CLOSE}") == len(OPEN) + len(text)
@@ -106,17 +105,17 @@ def _split_arguments(text: str, syntax: BareSyntax) -> tuple[str, list[tuple[str
     return scanner.between[0], scanner.pairs, tail
 
 
-def _typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Function | None:
+def _build_typed_call(name: str, found: Sequence[tuple[str, str]], tools: Tools) -> Function | None:
     if not name or any(mark in name for mark in "<> \n"):
         return None
     known = [tool["function"] for tool in tools if tool["function"].get("name") == name]
     parameters = (known[0].get("parameters") or {}) if known else {}
-    arguments = {key: _typed(text, parameter_schema(parameters, key), parameters) for key, text in found}
+    arguments = {key: _convert_argument(text, parameter_schema(parameters, key), parameters) for key, text in found}
     return checked({"name": name, "arguments": arguments}, ("arguments",))
 
 
-def _typed(text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
-    """Return the value that a bare argument stands for: JSON, or the text where only text is admitted."""
+def _convert_argument(text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return the value of an argument without quotes: JSON, or the text if the schema admits only text."""
     try:
         value = _JSON.decode(text)
     except (ValueError, RecursionError):
@@ -129,12 +128,12 @@ def _typed(text: str, schema: Any, parameters: Mapping[str, Any]) -> Any:
 
 
 def no_constant(name: str) -> NoReturn:
-    """For `json`: NaN and Infinity are none. Raises ValueError."""
+    """Raise ValueError: NaN and Infinity are not JSON. For a decoder's `parse_constant`."""
     raise ValueError(f"{name} is not JSON")
 
 
 def finite(text: str) -> float:
-    """For `json`: a number that JSON can spell again. Raises ValueError."""
+    """Return a finite number, for a decoder's `parse_float`. Raises ValueError."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is beyond the largest number")

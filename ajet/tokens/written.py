@@ -1,7 +1,7 @@
-"""A written reply as the ids that would have been sampled.
+"""The token ids of a reply that was written instead of sampled.
 
-Invariant: what is answered is a beginning of what the chat template puts after the prompt, from the first token of the
-reply to its end token, and reads as the message that was written. Where that cannot be had, no ids are made up.
+Invariant: the ids are the chat template's text behind the prompt, from the first token of the reply to its end token,
+and they parse to the message that was written. If that is impossible, `InexactReplyError` is raised.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ajet.tokens.content_format import Message
 from ajet.tokens.renderer import Rendered, Renderer
 
 
-class NotExact(UserError):
-    """The template and tokenizer do not say which tokens the reply has."""
+class InexactReplyError(UserError):
+    """The template and tokenizer do not determine the tokens of a reply."""
 
 
 def written_reply(
@@ -29,12 +29,20 @@ def written_reply(
     reply: Message,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[Ids, Message]:
-    """[R] the ids of `reply` after the prompt `before`, which shows `history`, its end token included, and the message
-    that they say. Raises NotExact, TemplateRefused."""
+    """Return the ids [R] of `reply`, end token included, and the message to which they parse.
+
+    Args:
+        words: The renderer.
+        before: The prompt, which renders `history`.
+
+    Raises:
+        InexactReplyError: The ids cannot be determined.
+        TemplateRefused: The template refuses the conversation.
+    """
     prompt = words.template.text(history, tools)
     whole = words.template.text([*history, reply], tools, prompt=False)
     if not whole.startswith(prompt):
-        raise NotExact(
+        raise InexactReplyError(
             "the chat template shows this history otherwise once it is answered: no text is the reply's alone",
             expected="a template that puts a reply after the prompt as the model was shown it",
         )
@@ -42,26 +50,26 @@ def written_reply(
     ends = np.flatnonzero(np.isin(encoded, words.end_ids))
     ids = encoded[: int(ends[0]) + 1] if ends.size else np.append(encoded, np.int32(words.end_ids[0]))
     if ends.size and words.decode(encoded[ids.size :]).strip():
-        raise NotExact("the reply holds the text of an end token, or the template goes on after one")
+        raise InexactReplyError("the reply holds the text of an end token, or the template goes on after one")
     if not words.decode(ids, after=before.ids).startswith(whole[len(prompt) :][:1]):
-        raise NotExact("the tokenizer encodes a reply otherwise where it follows a prompt")
+        raise InexactReplyError("the tokenizer encodes a reply otherwise where it follows a prompt")
     said = words.parse(ids, tools=tools, before=before)
-    if (wrong := _difference(reply, said)) is not None:
-        raise NotExact(f"the chat template writes {wrong} so that it does not read as the same")
+    if (wrong := _find_difference(reply, said)) is not None:
+        raise InexactReplyError(f"the chat template writes {wrong} so that it does not read as the same")
     return ids, said
 
 
-def _difference(written: Message, said: Message) -> str | None:
-    """Which part of a message its tokens do not say; blanks around texts are the template's to keep."""
+def _find_difference(written: Message, said: Message) -> str | None:
+    """Return the part in which a parsed message differs from the written one; blanks around texts are ignored."""
     for name in ("content", "reasoning_content"):
-        given, read = _text(written.get(name)), _text(said.get(name))
+        given, read = _join_text(written.get(name)), _join_text(said.get(name))
         if given != read and (name == "content" or given):
             return "its content" if name == "content" else "its reasoning"
     calls = [{"role": "assistant", "tool_calls": message.get("tool_calls")} for message in (written, said)]
     return None if message_key(calls[0]) == message_key(calls[1]) else "its tool calls"
 
 
-def _text(content: Any) -> str:
+def _join_text(content: Any) -> str:
     if isinstance(content, list):
         content = "".join(str(block.get("text") or "") for block in content)
     return (content or "").strip()

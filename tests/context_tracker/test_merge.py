@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.context_tracker.merge import PrefixTree, Spot, continued, insert_calls
+from ajet.context_tracker.merge import PrefixTree, Spot, find_continued, insert_calls
 from ajet.schema.call import full_ids, prompt_ids
 from tests.support.context_tracker_fixtures import episodes, make_call
 
@@ -41,7 +41,7 @@ def test_calls_end_where_their_tokens_do_and_continue_the_longest_reply(calls):
     for spot, full in zip(spots, fulls, strict=True):
         assert tree.ids(spot).tolist() == full
     members = [index for index, call in enumerate(calls) if call.response_ids.size]
-    for index, spot in continued(calls, tree, spots, members).items():
+    for index, spot in find_continued(calls, tree, spots, members).items():
         prompt = prompt_ids(calls, index).tolist()
         before = [len(fulls[other]) for other in members if prompt[: len(fulls[other])] == fulls[other]]
         assert (spot.stop if spot else 0) == max(before, default=0)

@@ -19,11 +19,11 @@ import httpx
 import pytest
 
 from tests.support.gateways import Sampling, start_gateway
-from tests.support.served import Limits, RunningServer, hold_wrong_keys, start_serving
+from tests.support.served import RunningServer, ServerLimits, hold_wrong_keys, start_serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
-READ_SOON = Limits(unread_seconds=0.4)
+READ_SOON = ServerLimits(unread_seconds=0.4)
 
 
 @contextmanager
@@ -70,7 +70,7 @@ FLOODS = {
 
 @pytest.fixture(scope="module")
 def shared():
-    with start_serving(limits=Limits(head_seconds=60)) as served:
+    with start_serving(limits=ServerLimits(head_seconds=60)) as served:
         yield served
 
 
@@ -99,7 +99,7 @@ def test_what_is_no_request_is_told_so_in_json(shared):
 
 @pytest.mark.parametrize("sent", [b"", HEAD, HEAD[:9], b"\r\n"], ids=["nothing", "half", "less", "a line"])
 def test_a_request_that_does_not_come_is_not_waited_for(sent):
-    with start_serving(limits=Limits(head_seconds=0.2)) as served, raw(served, sent) as connection:
+    with start_serving(limits=ServerLimits(head_seconds=0.2)) as served, raw(served, sent) as connection:
         assert rest(connection)[:13] == (b"HTTP/1.1 408 " if sent else b"")
 
 
@@ -112,7 +112,7 @@ def test_a_body_that_stops_coming_is_not_waited_for():
     with start_serving() as served:
         opened = served.open(task="a")
         with (
-            served.limits_for_new_connections(Limits(body_seconds=0.2)),
+            served.limits_for_new_connections(ServerLimits(body_seconds=0.2)),
             raw(served, asking(opened["api_key"], 900) + b"{") as connection,
         ):
             assert rest(connection) == b""
@@ -147,7 +147,7 @@ def test_a_connection_that_was_reset_is_not_kept_until_it_would_have_been_idle(s
 
 
 def test_bodies_are_bounded_in_all():
-    with start_serving(limits=Limits(body_bytes=1000)) as served:
+    with start_serving(limits=ServerLimits(body_bytes=1000)) as served:
         opened = served.open(task="a")
         with raw(served, asking(opened["api_key"], 1000) + b" " * 900) as first:
             answer = served.ask(opened, "x" * 400)
@@ -164,7 +164,7 @@ def test_bodies_are_bounded_in_all():
 
 
 def test_the_oldest_stranger_makes_room_and_who_has_shown_a_key_does_not():
-    with start_serving(limits=Limits(strangers=3)) as served:
+    with start_serving(limits=ServerLimits(strangers=3)) as served:
         opened = served.open(task="a")  # by a connection that goes on
         held = [socket.create_connection((served.client.base_url.host, served.client.base_url.port)) for _ in range(9)]
         try:
@@ -179,7 +179,7 @@ def test_the_oldest_stranger_makes_room_and_who_has_shown_a_key_does_not():
 
 
 def test_as_many_connections_as_there_is_room_for_and_the_next_waits():
-    with start_serving(limits=Limits(connections=2)) as served:
+    with start_serving(limits=ServerLimits(connections=2)) as served:
         head = f"GET /episodes HTTP/1.1\r\nhost: x\r\nx-api-key: {served.client.headers['authorization'][7:]}\r\n\r\n"
         with raw(served, head.encode()) as first:
             assert first.recv(13) == b"HTTP/1.1 200 "  # it has shown its key, and makes room for nobody

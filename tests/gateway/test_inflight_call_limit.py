@@ -144,19 +144,20 @@ def test_failed_call_gives_its_place_back(body: dict[str, Any], script: Any, sta
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_that_leaves_gives_its_place_back(stream: bool) -> None:
     with gated_gateway(max_calls=1) as (on, go):
-        body = long_body(CHAT, stream=stream)
+        body, session = long_body(CHAT, stream=stream), on.open()
 
         async def play() -> list[int]:
             async with httpx.AsyncClient(timeout=60) as client:
                 first = asyncio.create_task(send(client, on.open().endpoint("a"), CHAT, body))
                 await asyncio.to_thread(on.open().wait_until, lambda: on.calls_under_way == 1)
-                refused = await send(client, on.open().endpoint("a"), CHAT, body)
+                refused = await send(client, session.endpoint("a"), CHAT, body)
                 first.cancel()
                 await asyncio.to_thread(on.open().wait_until, lambda: on.calls_under_way == 0)
                 go.set()
                 return [refused.status_code, (await send(client, on.open().endpoint("a"), CHAT, body)).status_code]
 
         assert asyncio.run(play()) == [429, 200]
+        assert [code for code, _ in session.close().refusals] == ["overloaded"]
 
 
 def test_episode_that_ends_gives_its_places_back() -> None:
@@ -232,7 +233,8 @@ def test_abandoned_call_resumes_when_there_is_room() -> None:
                 return [refused.status_code, ended.status_code, resumed.status_code]
 
         assert asyncio.run(play()) == [429, 200, 200]
-        assert len(session.close().calls) == 1
+        capture = session.close()
+        assert len(capture.calls) == 1 and [code for code, _ in capture.refusals] == ["overloaded"]
 
 
 class SlowToStopEngine(ScriptedEngine):

@@ -22,7 +22,7 @@ from ajet.client import request_sender
 from ajet.config import Experiment
 from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway
-from ajet.gateway.limits import Limits, Shared
+from ajet.gateway.limits import ServerCounters, ServerLimits
 from ajet.rollout.served import EpisodeRegistry, EpisodeStore, deadlines, make_routes, protocol
 from ajet.schema.episode import Episode, Group
 from ajet.schema.task import Task
@@ -36,7 +36,7 @@ from tests.support.gateways import RunningGateway
 from tests.support.rollouts import renderer
 
 __all__ = [
-    "AwayStore", "KEY", "LONGEST_PAUSE", "Limits", "Recorder", "RunningServer", "StoreUnavailableError",
+    "AwayStore", "KEY", "LONGEST_PAUSE", "Recorder", "RunningServer", "ServerLimits", "StoreUnavailableError",
     "StoreDownError",
     "episode_routes", "hold_wrong_keys", "kept_ends", "open_sqlite_store", "pass_client_pauses", "read_tasks",
     "reply_types", "start_serving",
@@ -222,7 +222,7 @@ class RunningServer:
         return self.desk._breaker.is_open
 
     @contextmanager
-    def limits_for_new_connections(self, limits: Limits) -> Iterator[None]:
+    def limits_for_new_connections(self, limits: ServerLimits) -> Iterator[None]:
         """Within the block connections that come are held to other limits."""
         shared = self.gateway.gateway._server.shared  # type: ignore[union-attr]
         usual, shared.limits = shared.limits, limits
@@ -265,7 +265,7 @@ def start_serving(
     pending: Path | None = None,
     at: dict[str, Any] | None = None,
     keeper: EpisodeStore | None = None,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     port: int = 0,
     latency: float = 0.0,
     gateway: dict[str, Any] | None = None,
@@ -325,9 +325,11 @@ def start_serving(
 @contextmanager
 def hold_wrong_keys(seconds: float) -> Iterator[None]:
     """Within the block each pause after a wrong key lasts so long."""
-    pause = Shared.pause_after_guess
+    pause = ServerCounters.pause_after_guess
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Shared, "pause_after_guess", lambda self, address: seconds if pause(self, address) else 0.0)
+        patch.setattr(
+            ServerCounters, "pause_after_guess", lambda self, address: seconds if pause(self, address) else 0.0
+        )
         yield
 
 

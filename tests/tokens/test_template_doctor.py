@@ -13,7 +13,7 @@ from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.harmony import HarmonyParser
 from ajet.tokens.parsing import ReplyParser, assemble
 from ajet.tokens.template import template_text
-from ajet.tokens.template_doctor import TOOL, Rehearsal, call, own_reply, result
+from ajet.tokens.template_doctor import TOOL, TemplateRehearsal, call, own_reply, result
 from tests.chat_templates import made
 from tests.published_templates import FAMILIES, family
 
@@ -35,7 +35,7 @@ def renderer(name, **options):
 def turn(name, reply, *then, **options):
     """One reply and what follows it."""
     tools = [TOOL] if reply.get("tool_calls") else None
-    return Rehearsal(renderer(name), ASK, tools).play(reply, *then, **options)
+    return TemplateRehearsal(renderer(name), ASK, tools).play(reply, *then, **options)
 
 
 ENDS = {
@@ -104,7 +104,7 @@ def test_thinking_is_kept_between_calls_and_stripped_by_the_next_question(name):
 
 @pytest.mark.parametrize("name", sorted({*THINKING} - {"gpt-oss"}))
 def test_keep_thinking_goes_on_from_what_was_sampled(name):
-    played = Rehearsal(renderer(name, keep_thinking=True), ASK, [TOOL])
+    played = TemplateRehearsal(renderer(name, keep_thinking=True), ASK, [TOOL])
     replies = [({**CALLING, **THOUGHT}, RESULT), ({**ANSWER, **THOUGHT}, MORE)] * 2
     for at, (reply, then) in enumerate(replies):
         assert played.play(reply, then, respell=at == 0) == "extends"
@@ -117,7 +117,7 @@ def test_keep_thinking_goes_on_from_what_was_sampled(name):
 
 
 def test_hermes_renders_a_result_otherwise_once_it_is_not_the_last():
-    played = Rehearsal(renderer("hermes"), ASK, [TOOL])
+    played = TemplateRehearsal(renderer("hermes"), ASK, [TOOL])
     assert played.play(CALLING, RESULT) == "extends"
     assert played.play(CALLING, RESULT) == "forks"
     assert played.cost > 1.4

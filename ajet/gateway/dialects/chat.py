@@ -53,6 +53,7 @@ _MAX_LIMIT = 1 << 31
 _BASIC = frozenset({"model", "messages", "stream", *_LIMITS})
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_DELTA = {"content"}
+_CHUNK = "chat.completion.chunk"
 _FIRST_DELTA = '{"role":"assistant","content":""}'
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
@@ -175,8 +176,9 @@ class _ChunkWriter:
 
     def __init__(self, dialect: ChatDialect, options: _Options) -> None:
         self._dialect, self._options = dialect, options
-        self._head = options.build_head("chat.completion.chunk")
-        self._before = "data: " + _ENCODE({**self._head, "choices": []})[:-2]
+        # As _ENCODE would write it, in a tenth of the time: it is a measurable part of a short stream.
+        head = f'"id":"{options.id}","object":"{_CHUNK}","created":{options.created}'
+        self._before = f'data: {{{head},"model":{encode_basestring_ascii(options.model)},"choices":['
         # With usage in the last chunk, the others have null, as in OpenAI's reference.
         self._after = '],"usage":null}\n\n' if options.include_usage else "]}\n\n"
 
@@ -204,7 +206,8 @@ class _ChunkWriter:
     def close(self, replies: Sequence[Reply]) -> bytes:
         usage = b""
         if self._options.include_usage:
-            usage = encode_event({**self._head, "choices": [], "usage": count_usage(replies[:1], replies)})
+            head = self._options.build_head(_CHUNK)
+            usage = encode_event({**head, "choices": [], "usage": count_usage(replies[:1], replies)})
         return usage + b"data: [DONE]\n\n"
 
     def fail(self, refused: Refused) -> bytes:

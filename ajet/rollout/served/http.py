@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ajet.gateway import Refused
-from ajet.gateway.limits import Held, after_wrong_key, welcome
+from ajet.gateway.limits import BodyBytes, after_wrong_key, welcome
 from ajet.record.tool_uses import bound_tool_use, decode_uses
 from ajet.rollout.served.episode import EpisodeRequest
 from ajet.rollout.served.protocol import Finish, Open, build_openapi
@@ -112,7 +112,7 @@ async def _parse_body(request: Request, parse: Callable[[dict[str, Any]], T]) ->
     """Return what `parse` makes of the body, in a thread if it is long. An empty body is {}. Raises Refused."""
     raw = bytearray()
     try:
-        with Held(request.scope) as held:
+        with BodyBytes(request.scope) as held:
             async for part in request.stream():
                 held.add(len(part))
                 raw += part

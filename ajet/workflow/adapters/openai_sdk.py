@@ -42,7 +42,7 @@ class KeyedTransport(httpx.AsyncBaseTransport):
 
 def make_client(endpoint: Endpoint) -> AsyncOpenAI:
     """A client bound to `endpoint`, usable from any event loop."""
-    transport = _network_transport() if endpoint.transport is None else endpoint.transport()
+    transport = _build_network_transport() if endpoint.transport is None else endpoint.transport()
     bound: AsyncOpenAI = _client_class()(
         endpoint.model,
         base_url=endpoint.base_url,
@@ -51,19 +51,19 @@ def make_client(endpoint: Endpoint) -> AsyncOpenAI:
         max_retries=0,
         timeout=None,
     )
-    bound._platform = _detect_platform()
+    bound._detect_platform = _find_platform()
     return bound
 
 
 @cache
-def _detect_platform() -> Any:
+def _find_platform() -> Any:
     from openai._base_client import get_platform
 
     return get_platform()
 
 
 @cache
-def _network_transport() -> KeyedTransport:
+def _build_network_transport() -> KeyedTransport:
     context = ssl.create_default_context()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     return KeyedTransport(lambda: httpx.AsyncHTTPTransport(verify=context, limits=limits))

@@ -129,6 +129,8 @@ async def serve_environment(
 class DrainingListener(Listener):
     """A listener: the first SIGTERM stops new episodes; it ends with the last open one, or after `seconds`."""
 
+    tick_seconds = 0.1
+
     def __init__(self, app: ASGIApp, episodes: FrontEpisodes, seconds: float) -> None:
         super().__init__(app)
         self._episodes, self._seconds, self._until = episodes, seconds, 0.0

@@ -52,8 +52,8 @@ class KeptResponses:
 
     def keep(self, previous: StoredResponse | None, items: Sequence[Item], response: dict[str, Any]) -> None:
         """Store a response that has ended."""
-        own = tuple([self._intern(item) for item in items])
-        response = {**response, "tools": self._intern(response["tools"])}
+        own = tuple([self._intern_value(item) for item in items])
+        response = {**response, "tools": self._intern_value(response["tools"])}
         self._responses[response["id"]] = StoredResponse(previous, own, response)
         for item in (*own, *response["output"]):
             if isinstance(item.get("id"), str):
@@ -103,7 +103,7 @@ class KeptResponses:
         """Return an item by its id."""
         return self._items.get(name)
 
-    def _intern(self, value: Any) -> Any:
+    def _intern_value(self, value: Any) -> Any:
         spelled = json.dumps(value, separators=(",", ":"), sort_keys=True).encode()
         return self._same.setdefault(hashlib.blake2b(spelled, digest_size=16).digest(), value)
 
