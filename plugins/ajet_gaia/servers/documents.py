@@ -6,6 +6,7 @@ holds it to while it unpacks.
 
 from __future__ import annotations
 
+import codecs
 import html
 import io
 import json
@@ -36,6 +37,23 @@ def checked_archive(data: bytes) -> io.BytesIO:
     if xml > MAX_XML or sum(member.file_size for member in members) > MAX_UNPACKED or len(members) > MAX_MEMBERS:
         raise ToolError("the file unpacks to too much: it is refused")
     return io.BytesIO(data)
+
+
+def encoding_of(start: bytes, requested: str, *, is_whole: bool) -> str:
+    """Return the encoding of a text by its first bytes, unless one is requested: its mark, else UTF-8, else Latin-1."""
+    if requested:
+        try:
+            "".encode(requested)
+        except LookupError:
+            raise ToolError(f"there is no encoding {requested}") from None
+        return requested
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_whole)  # the last character may be cut
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "utf-8-sig"
 
 
 class BoundedFile(io.RawIOBase):

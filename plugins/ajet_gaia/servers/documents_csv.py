@@ -15,13 +15,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .documents import MAX_FILE, BoundedFile, formatted, table
+from .documents import MAX_FILE, BoundedFile, encoding_of, formatted, table
 from .tool import FilePath, Format, ToolError
 from .tool_server import ToolServer
 
 MAX_CELL = 1_000_000
 MAX_LINE = 4_000_000
 """Characters."""
+HEAD = 65536
+"""Bytes in which encoding and delimiter are looked for."""
 BAR = 40
 """Characters of the longest bar."""
 
@@ -41,11 +43,14 @@ class CsvDocuments(ToolServer):
     ) -> str:
         """Rows of a CSV or TSV file, with statistics of its columns."""
         with self.folder.read(file_path) as file:
-            start = file.read(65536)
+            start = file.read(HEAD)
             file.seek(0)
             bounded = BoundedFile(file, MAX_FILE)
             text = io.TextIOWrapper(
-                io.BufferedReader(bounded), _encoding(start, encoding), errors="replace", newline=""
+                io.BufferedReader(bounded),
+                encoding_of(start, encoding, is_whole=len(start) < HEAD),
+                errors="replace",
+                newline="",
             )
             rows, more = _rows(text, delimiter or _delimiter(start), max_rows)
         head, body = (rows[0], rows[1:]) if rows else ([], [])
@@ -94,22 +99,6 @@ def _lines(text: io.TextIOWrapper) -> Iterator[str]:
         if len(line) == MAX_LINE:
             raise ToolError(f"line {number} has more than {MAX_LINE} characters")
         yield line
-
-
-def _encoding(start: bytes, asked: str) -> str:
-    if asked:
-        try:
-            "".encode(asked)
-        except LookupError:
-            raise ToolError(f"there is no encoding {asked}") from None
-        return asked
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    try:
-        start[: start.rfind(b"\n") + 1 or None].decode("utf-8")
-    except UnicodeDecodeError:
-        return "latin-1"
-    return "utf-8-sig"
 
 
 def _delimiter(start: bytes) -> str:

@@ -32,7 +32,7 @@ class Excel(WorkbookServer):
         preview_only: bool = False,
     ) -> dict[str, Any]:
         """Values of a range."""
-        sheet = sheet_of(self._open_workbook(filepath, values=True), sheet_name)
+        sheet = self._open_sheet(filepath, sheet_name, values=True)
         left, top, _, _ = box(start_cell)
         right, bottom = max(sheet.max_column, left), max(sheet.max_row, top)
         if end_cell:
@@ -47,8 +47,7 @@ class Excel(WorkbookServer):
     ) -> str:
         """Write rows of values, from a cell on."""
         left, top, _, _ = box(start_cell)
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             for down, row in enumerate(data):
                 for right, value in enumerate(row):
                     sheet.cell(top + down, left + right, value)
@@ -58,13 +57,13 @@ class Excel(WorkbookServer):
         """Write a formula into a cell."""
         _checked_formula(formula)
         left, top, _, _ = box(cell)
-        with self._change_workbook(filepath) as workbook:
-            sheet_of(workbook, sheet_name).cell(top, left, f"={formula.lstrip('=')}")
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            sheet.cell(top, left, f"={formula.lstrip('=')}")
         return f"{cell} is ={formula.lstrip('=')}"
 
     def validate_formula_syntax(self, filepath: str, sheet_name: str, cell: Cell, formula: str) -> str:
         """Whether a formula's brackets, quotes and references are well formed."""
-        sheet_of(self._open_workbook(filepath), sheet_name)
+        self._open_sheet(filepath, sheet_name)
         box(cell)
         _checked_formula(formula)
         return "well formed"
@@ -100,8 +99,7 @@ class Excel(WorkbookServer):
             color=_color(font_color),
         )
         side = Side(style=border_style or None, color=_color(border_color))
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             for row in cells(sheet, borders):
                 for each in row:
                     each.font = font
@@ -138,11 +136,10 @@ class Excel(WorkbookServer):
 
     def delete_worksheet(self, filepath: str, sheet_name: str) -> str:
         """Remove a sheet."""
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
-            if len(workbook.sheetnames) == 1:
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            if len(sheet.parent.sheetnames) == 1:
                 raise ToolError("a workbook keeps one sheet at least")
-            workbook.remove(sheet)
+            sheet.parent.remove(sheet)
         return f"{sheet_name} is gone"
 
     def rename_worksheet(self, filepath: str, old_name: str, new_name: str) -> str:
@@ -182,8 +179,7 @@ class Excel(WorkbookServer):
             "scatter": charts.ScatterChart,
             "area": charts.AreaChart,
         }
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             made = kinds[chart_type]()
             made.title = title or None
             if chart_type != "pie":
@@ -233,9 +229,8 @@ class Excel(WorkbookServer):
         from openpyxl.worksheet.table import Table, TableStyleInfo
 
         borders = box(data_range)
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
-            name = table_name or f"Table{sum(len(each.tables) for each in workbook.worksheets) + 1}"
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            name = table_name or f"Table{sum(len(each.tables) for each in sheet.parent.worksheets) + 1}"
             made = Table(displayName=name, ref=coordinates(borders))
             made.tableStyleInfo = TableStyleInfo(name=table_style, showRowStripes=True)
             sheet.add_table(made)
@@ -244,15 +239,14 @@ class Excel(WorkbookServer):
     def merge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
         """Merge a range into one cell."""
         borders = box(start_cell, end_cell)
-        with self._change_workbook(filepath) as workbook:
-            sheet_of(workbook, sheet_name).merge_cells(coordinates(borders))
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            sheet.merge_cells(coordinates(borders))
         return f"{coordinates(borders)} is merged"
 
     def unmerge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
         """Part a merged range."""
         where = coordinates(box(start_cell, end_cell))
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             if where not in {str(merged) for merged in sheet.merged_cells.ranges}:
                 raise ToolError(f"{where} is not merged")
             sheet.unmerge_cells(where)
@@ -260,7 +254,7 @@ class Excel(WorkbookServer):
 
     def get_merged_cells(self, filepath: str, sheet_name: str) -> list[str]:
         """Merged ranges of a sheet."""
-        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
+        sheet = self._open_sheet(filepath, sheet_name)
         return [str(merged) for merged in sheet.merged_cells.ranges]
 
     def copy_range(
@@ -297,8 +291,7 @@ class Excel(WorkbookServer):
     ) -> str:
         """Remove a range; what is below it, or right of it, moves there."""
         left, top, right, bottom = borders = box(start_cell, end_cell)
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             for row in cells(sheet, borders):
                 for each in row:
                     each.value = None
@@ -313,7 +306,7 @@ class Excel(WorkbookServer):
     def validate_excel_range(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: str = "") -> str:
         """Whether a range is one, and whether data stands in it."""
         borders = box(start_cell, end_cell)
-        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
+        sheet = self._open_sheet(filepath, sheet_name)
         filled = borders[0] <= sheet.max_column and borders[1] <= sheet.max_row
         return f"{coordinates(borders)} is a range; data of the sheet: {sheet.dimensions}" + (
             "" if filled else "; nothing stands in it"
@@ -321,7 +314,7 @@ class Excel(WorkbookServer):
 
     def get_data_validation_info(self, filepath: str, sheet_name: str) -> list[dict[str, Any]]:
         """Rules for what may be entered where."""
-        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
+        sheet = self._open_sheet(filepath, sheet_name)
         return [
             {"range": str(rule.sqref), "type": rule.type, "operator": rule.operator, "formula": rule.formula1}
             for rule in sheet.data_validations.dataValidation
@@ -354,8 +347,8 @@ class Excel(WorkbookServer):
     def _moved(self, filepath: str, sheet_name: str, method: str, start: int, count: int) -> str:
         if start < 1:
             raise ToolError("rows and columns are counted from 1")
-        with self._change_workbook(filepath) as workbook:
-            getattr(sheet_of(workbook, sheet_name), method)(start, count)
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            getattr(sheet, method)(start, count)
         return "done; formulas keep the cells that they name"
 
 

@@ -50,6 +50,16 @@ class WorkbookServer(ToolServer):
         yield workbook
         self.folder.write(path, _bytes(workbook))
 
+    def _open_sheet(self, path: str, name: str, *, values: bool = False) -> Any:
+        """A worksheet to read."""
+        return sheet_of(self._open_workbook(path, values=values), name)
+
+    @contextmanager
+    def _change_sheet(self, path: str, name: str) -> Iterator[Any]:
+        """A worksheet whose workbook is written back unless the change failed."""
+        with self._change_workbook(path) as workbook:
+            yield sheet_of(workbook, name)
+
 
 def sheet_of(workbook: Any, name: str) -> Any:
     """A worksheet by its name."""

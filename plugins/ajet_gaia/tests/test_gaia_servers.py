@@ -159,9 +159,11 @@ def test_names_are_accepted_as_printed_and_no_others() -> None:
         selected("documents-cvs-server", where="the MCP_SERVERS header")
 
 
-def test_what_lacks_something_is_off_and_says_what() -> None:
+def test_what_lacks_something_is_off_and_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
     def off(name: str, variables: dict[str, str], network: bool = True, corpus: bool = False) -> str:
-        return why_off(*selected(name), variables, network=network, corpus=corpus, find=lambda program: None)
+        return why_off(*selected(name), variables, network=network, corpus=corpus)
 
     keys = {"GOOGLE_API_KEY": "k", "GOOGLE_CSE_ID": "c"}
     assert "GOOGLE_CSE_ID is not set; a corpus would do" in off("googlesearch-server", {"GOOGLE_API_KEY": "k"})
