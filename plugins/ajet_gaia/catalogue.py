@@ -8,7 +8,7 @@ from __future__ import annotations
 from ajet_gaia.server import Server
 
 
-def _model(service: str) -> tuple[str, ...]:
+def _model_variables(service: str) -> tuple[str, ...]:
     return tuple(f"{service}_LLM_{part}" for part in ("BASE_URL", "API_KEY", "MODEL_NAME"))
 
 
@@ -18,7 +18,7 @@ SERVERS = (
         "browser-server",
         "browser_use",
         aliases=("browseruse-server",),
-        variables=_model("BROWSER"),
+        variables=_model_variables("BROWSER"),
         passed=("CHROMIUM",),
         pins="browser",
         executables=("chromium",),
@@ -30,22 +30,22 @@ SERVERS = (
     Server("documents-pdf-server", "documents_pdf", pins="pdf"),
     Server("documents-txt-server", "documents_txt"),
     Server("download-server", "download", network=True),
-    Server("intelligence-code-server", "intelligence_code", variables=_model("CODE")),
+    Server("intelligence-code-server", "intelligence_code", variables=_model_variables("CODE")),
     Server(
         "intelligence-think-server",
         "intelligence_think",
-        variables=_model("THINK"),
+        variables=_model_variables("THINK"),
         sandboxed=False,
     ),
     Server(
         "intelligence-guard-server",
         "intelligence_guard",
-        variables=_model("GUARD"),
+        variables=_model_variables("GUARD"),
         sandboxed=False,
     ),
-    Server("media-audio-server", "media_audio", pins="media", some_tools=_model("AUDIO")),
-    Server("media-image-server", "media_image", pins="picture", some_tools=_model("IMAGE")),
-    Server("media-video-server", "media_video", pins="media", some_tools=_model("VIDEO")),
+    Server("media-audio-server", "media_audio", pins="media", some_tools=_model_variables("AUDIO")),
+    Server("media-image-server", "media_image", pins="picture", some_tools=_model_variables("IMAGE")),
+    Server("media-video-server", "media_video", pins="media", some_tools=_model_variables("VIDEO")),
     Server(
         "parxiv-server",
         "arxiv",
@@ -90,8 +90,8 @@ SERVERS = (
         corpus=True,
         sandboxed=False,
     ),
-    Server("audio-server", "audio_urls", variables=_model("AUDIO")),
-    Server("image-server", "image_urls", variables=_model("IMAGE")),
+    Server("audio-server", "audio_urls", variables=_model_variables("AUDIO")),
+    Server("image-server", "image_urls", variables=_model_variables("IMAGE")),
     Server("e2b-code-server", "python_code", aliases=("python-server",)),
     Server(
         "ms-playwright",

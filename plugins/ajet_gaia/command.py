@@ -71,10 +71,10 @@ def start(server: Server, place: Place) -> Start:
         python = interpreter_of(None, place.environments)
     if python is None:
         raise FileNotFoundError(f"no environment for tool servers in {place.environments}")
-    return Start(server, (str(python), "-I", str(PROGRAM), *_arguments(server, place, off)), environment, off)
+    return Start(server, (str(python), "-I", str(PROGRAM), *_build_arguments(server, place, off)), environment, off)
 
 
-def _arguments(server: Server, place: Place, off: str) -> list[str]:
+def _build_arguments(server: Server, place: Place, off: str) -> list[str]:
     if off:
         others = [word for name in server.tool_names for word in ("--tool", name)]
         named = [server.program] if server.program else ["others", *others]

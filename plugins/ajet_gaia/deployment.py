@@ -84,9 +84,9 @@ class Tools:
             variables=with_older_names(os.environ),
             network=self.section.network,
             private=self.section.private,
-            corpus=self._path(self.section.corpus),
+            corpus=self._resolve_path(self.section.corpus),
             cache=packages_folder() / "corpora",
-            readable=tuple(path for path in (self._path(self.section.dataset),) if path is not None),
+            readable=tuple(path for path in (self._resolve_path(self.section.dataset),) if path is not None),
         )
         started = start(self.server, place)
         shown = (packages_folder(), PROGRAM.parent, *place.readable)
@@ -99,16 +99,16 @@ class Tools:
             walls=Walls(workdir, shown, uid, FOR_SERVERS) if self.confined else None,
         )
 
-    def _path(self, named: str | None) -> Path | None:
+    def _resolve_path(self, named: str | None) -> Path | None:
         return None if named is None else (self.base / Path(named).expanduser()).absolute()
 
 
 def list_parts(section: Gaia, base: Path, where: str) -> list[Part]:
     """Return the servers of a section. Raises UserError for a name that is in no table."""
-    return [_part(Tools(server, section, base)) for server in selected(section.servers, where=f"{where}.servers")]
+    return [_make_part(Tools(server, section, base)) for server in selected(section.servers, where=f"{where}.servers")]
 
 
-def _part(tools: Tools) -> Part:
+def _make_part(tools: Tools) -> Part:
     server, off = tools.server, tools.off()
     return Part(
         server.name,

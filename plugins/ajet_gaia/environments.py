@@ -30,11 +30,11 @@ def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], Non
         for pins in dict.fromkeys(["base", *(server.pins for server in chosen if server.pins)]):
             if not (_python_folder(pins, folder) / READY).exists():
                 say(f"packages of the tool servers: {pins}")
-                failed += _python(pins, _python_folder(pins, folder))
+                failed += _make_environment(pins, _python_folder(pins, folder))
         for package in dict.fromkeys(server.npm for server in chosen if server.npm):
             if not (_npm_folder(package, folder) / READY).exists():
                 say(f"package of npm: {package}")
-                failed += _npm(package, _npm_folder(package, folder))
+                failed += _install_package(package, _npm_folder(package, folder))
     return failed
 
 
@@ -62,11 +62,11 @@ def _npm_folder(package: str, folder: Path) -> Path:
     return folder / f"npm-{hashlib.sha256(package.encode()).hexdigest()[:12]}"
 
 
-def _python(pins: str, target: Path) -> list[str]:
+def _make_environment(pins: str, target: Path) -> list[str]:
     return made(target, lambda: venv(target, PINS / f"{pins}.txt", f"the packages {pins} of the tool servers"))
 
 
-def _npm(package: str, target: Path) -> list[str]:
+def _install_package(package: str, target: Path) -> list[str]:
     npm = shutil.which("npm")
     if npm is None:
         return [f"{package}: the program npm is not installed"]

@@ -22,11 +22,11 @@ def selected(names: str | Iterable[str] | None, *, where: str = "") -> tuple[Ser
     if names is None:
         return SERVERS
     given = names.split(",") if isinstance(names, str) else names
-    found = [_named(name.strip(), where) for name in given if name.strip()]
+    found = [_find_server(name.strip(), where) for name in given if name.strip()]
     return tuple(dict.fromkeys(found))
 
 
-def _named(name: str, where: str) -> Server:
+def _find_server(name: str, where: str) -> Server:
     if name in BY_NAME:
         return BY_NAME[name]
     near = get_close_matches(name, BY_NAME, n=3)

@@ -62,11 +62,11 @@ class Server:
         """The server's tools; of somebody else's server by name alone."""
         if not self.program:
             return tuple(Tool(name, "", {"type": "object"}) for name in self.tool_names)
-        return _tools(self.program)
+        return _list_tools(self.program)
 
 
 @cache
-def _tools(program: str) -> tuple[Tool, ...]:
+def _list_tools(program: str) -> tuple[Tool, ...]:
     from ajet_gaia.servers.settings import Settings
     from ajet_gaia.servers.tool import Tool as Listed
 

@@ -80,7 +80,9 @@ def formatted(text: str, kind: Format, about: Mapping[str, Any]) -> str:
         return json.dumps({"content": text, **about}, ensure_ascii=False, default=str)
     if kind == "html":
         return f"<pre>{html.escape(text)}</pre>"
-    notes = "".join(f"\n\n{name}: {_told(value)}" for name, value in about.items() if value not in (None, "", [], {}))
+    notes = "".join(
+        f"\n\n{name}: {_format_value(value)}" for name, value in about.items() if value not in (None, "", [], {})
+    )
     return text + notes
 
 
@@ -91,15 +93,15 @@ def table(rows: Rows, kind: Format = "markdown") -> str:
         return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
     if kind == "text":
         return "\n".join("\t".join(str(cell) for cell in row) for row in rows)
-    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(_escape_cell(cell) for cell in row) + " |" for row in rows]
     if lines:
         lines.insert(1, "|" + "---|" * max(1, len(rows[0])))
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
+def _escape_cell(value: Any) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def _told(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -52,15 +52,15 @@ class CsvDocuments(ToolServer):
                 errors="replace",
                 newline="",
             )
-            rows, more = _rows(text, delimiter or _delimiter(start), max_rows)
+            rows, more = _read_rows(text, delimiter or _find_delimiter(start), max_rows)
         head, body = (rows[0], rows[1:]) if rows else ([], [])
         about: dict[str, Any] = {"row_count": len(body), "column_count": len(head)}
         if more or bounded.cut:
             about["note"] = f"only the first {len(body)} rows were read"
         if include_statistics:
-            about["statistics"] = {name: _statistics(column) for name, column in _columns(head, body)}
+            about["statistics"] = {name: _summarize_column(column) for name, column in _list_columns(head, body)}
         if generate_visualizations:
-            about["bars"] = {name: _bars(column) for name, column in _columns(head, body)}
+            about["bars"] = {name: _draw_bars(column) for name, column in _list_columns(head, body)}
         if output_format == "json":
             return json.dumps({"header": head, "rows": body, **about}, ensure_ascii=False)
         if output_format == "html":
@@ -75,13 +75,13 @@ class CsvDocuments(ToolServer):
 tools = CsvDocuments.tools
 
 
-def _rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[str]], bool]:
+def _read_rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[str]], bool]:
     if len(delimiter) != 1:
         raise ToolError("a delimiter is one character")
     csv.field_size_limit(MAX_CELL)
     rows: list[list[str]] = []
     try:
-        for row in csv.reader(_lines(text), delimiter=delimiter):
+        for row in csv.reader(_read_lines(text), delimiter=delimiter):
             if len(rows) > most:
                 return rows, True
             rows.append(row)
@@ -92,7 +92,7 @@ def _rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[
     return rows, False
 
 
-def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+def _read_lines(text: io.TextIOWrapper) -> Iterator[str]:
     number = 0
     while line := text.readline(MAX_LINE):
         number += 1
@@ -101,32 +101,32 @@ def _lines(text: io.TextIOWrapper) -> Iterator[str]:
         yield line
 
 
-def _delimiter(start: bytes) -> str:
+def _find_delimiter(start: bytes) -> str:
     line = start.split(b"\n", 1)[0].decode("utf-8", "replace")
     return max(",\t;|", key=line.count)
 
 
-def _columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tuple[str, list[str]]]:
+def _list_columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tuple[str, list[str]]]:
     return [(name, [row[place] for row in body if place < len(row)]) for place, name in enumerate(head[:100])]
 
 
-def _statistics(column: Sequence[str]) -> dict[str, Any]:
+def _summarize_column(column: Sequence[str]) -> dict[str, Any]:
     filled = [cell for cell in column if cell.strip()]
     told: dict[str, Any] = {"filled": len(filled), "distinct": len(set(filled))}
-    numbers = [number for cell in filled if (number := _number(cell)) is not None]
+    numbers = [number for cell in filled if (number := _parse_number(cell)) is not None]
     if filled and len(numbers) == len(filled):
         told |= {"min": min(numbers), "max": max(numbers), "mean": statistics.fmean(numbers), "sum": sum(numbers)}
         told["median"] = statistics.median(numbers)
     return told
 
 
-def _number(cell: str) -> float | None:
+def _parse_number(cell: str) -> float | None:
     try:
         return float(cell.replace(",", ""))
     except ValueError:
         return None
 
 
-def _bars(column: Sequence[str]) -> list[str]:
+def _draw_bars(column: Sequence[str]) -> list[str]:
     most = Counter(column).most_common(10)
     return [f"{value[:30]} {'#' * max(1, BAR * count // most[0][1])} {count}" for value, count in most]

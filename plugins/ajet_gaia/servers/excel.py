@@ -55,7 +55,7 @@ class Excel(WorkbookServer):
 
     def apply_formula(self, filepath: str, sheet_name: str, cell: Cell, formula: str) -> str:
         """Write a formula into a cell."""
-        _checked_formula(formula)
+        _check_formula(formula)
         left, top, _, _ = box(cell)
         with self._change_sheet(filepath, sheet_name) as sheet:
             sheet.cell(top, left, f"={formula.lstrip('=')}")
@@ -65,7 +65,7 @@ class Excel(WorkbookServer):
         """Whether a formula's brackets, quotes and references are well formed."""
         self._open_sheet(filepath, sheet_name)
         box(cell)
-        _checked_formula(formula)
+        _check_formula(formula)
         return "well formed"
 
     def format_range(
@@ -96,15 +96,15 @@ class Excel(WorkbookServer):
             italic=italic,
             underline="single" if underline else None,
             size=font_size or None,
-            color=_color(font_color),
+            color=_check_color(font_color),
         )
-        side = Side(style=border_style or None, color=_color(border_color))
+        side = Side(style=border_style or None, color=_check_color(border_color))
         with self._change_sheet(filepath, sheet_name) as sheet:
             for row in cells(sheet, borders):
                 for each in row:
                     each.font = font
                     if bg_color:
-                        each.fill = PatternFill("solid", fgColor=_color(bg_color))
+                        each.fill = PatternFill("solid", fgColor=_check_color(bg_color))
                     if border_style:
                         each.border = Border(left=side, right=side, top=side, bottom=side)
                     if alignment or wrap_text:
@@ -123,14 +123,14 @@ class Excel(WorkbookServer):
     def create_worksheet(self, filepath: str, sheet_name: str) -> str:
         """Add a sheet."""
         with self._change_workbook(filepath) as workbook:
-            _free(workbook, sheet_name)
+            _check_sheet_name(workbook, sheet_name)
             workbook.create_sheet(sheet_name)
         return f"{sheet_name} is there"
 
     def copy_worksheet(self, filepath: str, source_sheet: str, target_sheet: str) -> str:
         """Copy a sheet within its workbook."""
         with self._change_workbook(filepath) as workbook:
-            _free(workbook, target_sheet)
+            _check_sheet_name(workbook, target_sheet)
             workbook.copy_worksheet(sheet_of(workbook, source_sheet)).title = target_sheet
         return f"{target_sheet} is there"
 
@@ -145,7 +145,7 @@ class Excel(WorkbookServer):
     def rename_worksheet(self, filepath: str, old_name: str, new_name: str) -> str:
         """Give a sheet another name."""
         with self._change_workbook(filepath) as workbook:
-            _free(workbook, new_name)
+            _check_sheet_name(workbook, new_name)
             sheet_of(workbook, old_name).title = new_name
         return f"{old_name} is now {new_name}"
 
@@ -211,7 +211,7 @@ class Excel(WorkbookServer):
         with self._change_workbook(filepath) as workbook:
             table = [[cell.value for cell in row] for row in cells(sheet_of(workbook, sheet_name), borders)]
             name = f"{sheet_name[:25]}_pivot"
-            _free(workbook, name)
+            _check_sheet_name(workbook, name)
             sheet = workbook.create_sheet(name)
             for row in pivot(table, rows, values, columns or [], agg_func):
                 sheet.append(row)
@@ -324,27 +324,27 @@ class Excel(WorkbookServer):
         self, filepath: str, sheet_name: str, start_row: int, count: Annotated[int, Field(ge=1, le=10_000)] = 1
     ) -> str:
         """Insert empty rows before a row."""
-        return self._moved(filepath, sheet_name, "insert_rows", start_row, count)
+        return self._shift_cells(filepath, sheet_name, "insert_rows", start_row, count)
 
     def insert_columns(
         self, filepath: str, sheet_name: str, start_col: int, count: Annotated[int, Field(ge=1, le=1000)] = 1
     ) -> str:
         """Insert empty columns before a column, counted from 1."""
-        return self._moved(filepath, sheet_name, "insert_cols", start_col, count)
+        return self._shift_cells(filepath, sheet_name, "insert_cols", start_col, count)
 
     def delete_sheet_rows(
         self, filepath: str, sheet_name: str, start_row: int, count: Annotated[int, Field(ge=1)] = 1
     ) -> str:
         """Remove rows."""
-        return self._moved(filepath, sheet_name, "delete_rows", start_row, count)
+        return self._shift_cells(filepath, sheet_name, "delete_rows", start_row, count)
 
     def delete_sheet_columns(
         self, filepath: str, sheet_name: str, start_col: int, count: Annotated[int, Field(ge=1)] = 1
     ) -> str:
         """Remove columns, counted from 1."""
-        return self._moved(filepath, sheet_name, "delete_cols", start_col, count)
+        return self._shift_cells(filepath, sheet_name, "delete_cols", start_col, count)
 
-    def _moved(self, filepath: str, sheet_name: str, method: str, start: int, count: int) -> str:
+    def _shift_cells(self, filepath: str, sheet_name: str, method: str, start: int, count: int) -> str:
         if start < 1:
             raise ToolError("rows and columns are counted from 1")
         with self._change_sheet(filepath, sheet_name) as sheet:
@@ -355,20 +355,20 @@ class Excel(WorkbookServer):
 tools = Excel.tools
 
 
-def _free(workbook: Any, name: str) -> None:
+def _check_sheet_name(workbook: Any, name: str) -> None:
     if name in workbook.sheetnames:
         raise ToolError(f"there is a sheet {name} already")
     if not 0 < len(name) <= 31 or set(name) & set("[]:*?/\\"):
         raise ToolError(f"{name!r} is no name of a sheet: at most 31 characters, none of []:*?/\\")
 
 
-def _color(text: str) -> str | None:
+def _check_color(text: str) -> str | None:
     if text and not (len(text.lstrip("#")) in (6, 8) and all(each in "0123456789abcdefABCDEF#" for each in text)):
         raise ToolError(f"{text} is no colour; FF0000 is one")
     return text.lstrip("#") or None
 
 
-def _checked_formula(formula: str) -> None:
+def _check_formula(formula: str) -> None:
     from openpyxl.formula import Tokenizer
     from openpyxl.formula.tokenizer import TokenizerError
 

@@ -48,7 +48,7 @@ def ffmpeg(
     source = f"/dev/fd/{file.fileno()}"
     with tempfile.TemporaryDirectory() as nowhere:
         done = run(
-            [_ffmpeg(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file", *before, "-i", source, *after],
+            [_find_ffmpeg(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file", *before, "-i", source, *after],
             folder=Path(nowhere),
             timeout=settings.timeout,
             limit=settings.max_bytes,
@@ -76,7 +76,7 @@ def size_of(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _ffmpeg() -> str:
+def _find_ffmpeg() -> str:
     found = shutil.which("ffmpeg")
     if found is not None:
         return found

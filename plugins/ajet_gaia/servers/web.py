@@ -94,8 +94,8 @@ def request(
         raise ToolError("the network is off here")
     end = time.monotonic() + min(timeout or settings.timeout, settings.timeout)
     for _ in range(MAX_REDIRECTS + 1):
-        target = _target(url)
-        connection = _connected(target, settings, end)
+        target = _parse_target(url)
+        connection = _open_connection(target, settings, end)
         try:
             path = quote(target.path or "/", safe=SAFE) + (f"?{quote(target.query, safe=SAFE)}" if target.query else "")
             if connection.proxied:
@@ -107,7 +107,7 @@ def request(
             if answer.status in (301, 302, 303, 307, 308) and further and method == "GET":
                 url = urljoin(url, further)
                 continue
-            data, cut = _body(answer, limit, end)
+            data, cut = _read_body(answer, limit, end)
         except (OSError, http.client.HTTPException) as error:
             raise ToolError(f"{url}: {error or type(error).__name__}") from None
         finally:
@@ -141,7 +141,7 @@ class _Connection:
     """Whether the whole address is sent, to a proxy."""
 
 
-def _target(url: str) -> SplitResult:
+def _parse_target(url: str) -> SplitResult:
     try:
         target = urlsplit(url.strip())
         port = target.port
@@ -154,20 +154,20 @@ def _target(url: str) -> SplitResult:
     return target
 
 
-def _connected(target: SplitResult, settings: Settings, end: float) -> _Connection:
+def _open_connection(target: SplitResult, settings: Settings, end: float) -> _Connection:
     host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
-    proxy = _proxy(target, host)
+    proxy = _find_proxy(target, host)
     if proxy is not None:
         if not settings.private and _is_number(host) and refused(host):
             raise ToolError(f"{host} is no public address")
-        plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_left(end))
+        plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(end))
         if target.scheme == "http":
             return _Connection(plain, proxied=True)
-        tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_left(end))
+        tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(end))
         tunnel.set_tunnel(host, port)
         return _Connection(tunnel)
-    connection = http.client.HTTPConnection(host, port, timeout=_left(end))
-    raw = _socket(host, port, settings, end)
+    connection = http.client.HTTPConnection(host, port, timeout=_seconds_left(end))
+    raw = _open_socket(host, port, settings, end)
     if target.scheme == "https":
         try:
             raw = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
@@ -179,7 +179,7 @@ def _connected(target: SplitResult, settings: Settings, end: float) -> _Connecti
     return _Connection(connection)
 
 
-def _socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
+def _open_socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
     """A connection to one of a name's addresses, all of which must be allowed."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -191,27 +191,27 @@ def _socket(host: str, port: int, settings: Settings, end: float) -> socket.sock
     why: OSError = OSError("no address")
     for address in addresses:
         try:
-            return socket.create_connection((address, port), timeout=_left(end))
+            return socket.create_connection((address, port), timeout=_seconds_left(end))
         except OSError as error:
             why = error
     raise ToolError(f"{host}: {why}")
 
 
-def _proxy(target: SplitResult, host: str) -> SplitResult | None:
+def _find_proxy(target: SplitResult, host: str) -> SplitResult | None:
     named = urllib.request.getproxies().get(target.scheme)
     if not named or urllib.request.proxy_bypass(host):
         return None
     return urlsplit(named if "://" in named else f"http://{named}")
 
 
-def _body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[bytes, bool]:
+def _read_body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[bytes, bool]:
     packed = (answer.headers.get("Content-Encoding") or "").lower()
     if packed not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise ToolError(f"the answer is packed as {packed}")
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 32) if packed not in ("", "identity") else None
     data = bytearray()
     while len(data) <= limit:
-        _left(end)
+        _seconds_left(end)
         part = answer.read1(CHUNK)
         if not part:
             break
@@ -222,7 +222,7 @@ def _body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[byt
     return bytes(data[:limit]), len(data) > limit
 
 
-def _left(end: float) -> float:
+def _seconds_left(end: float) -> float:
     left = end - time.monotonic()
     if left <= 0:
         raise ToolError("its time was over")

@@ -29,7 +29,7 @@ class WorkbookServer(ToolServer):
         from openpyxl import Workbook
 
         workbook = Workbook()
-        self.folder.write(path, _bytes(workbook), new=True)
+        self.folder.write(path, _save_bytes(workbook), new=True)
         return workbook
 
     def _open_workbook(self, path: str, *, values: bool = False) -> Any:
@@ -48,7 +48,7 @@ class WorkbookServer(ToolServer):
         """A workbook that is written back unless the change failed."""
         workbook = self._open_workbook(path)
         yield workbook
-        self.folder.write(path, _bytes(workbook))
+        self.folder.write(path, _save_bytes(workbook))
 
     def _open_sheet(self, path: str, name: str, *, values: bool = False) -> Any:
         """A worksheet to read."""
@@ -102,7 +102,7 @@ def coordinates(borders: Box) -> str:
     return f"{get_column_letter(left)}{top}:{get_column_letter(right)}{bottom}"
 
 
-def _bytes(workbook: Any) -> bytes:
+def _save_bytes(workbook: Any) -> bytes:
     kept = io.BytesIO()
     workbook.save(kept)
     return kept.getvalue()
