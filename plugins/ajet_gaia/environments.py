@@ -14,12 +14,12 @@ from pathlib import Path
 from loguru import logger
 
 from ajet_environments.venvs import READY, alone_in, digest, made, ran, venv
-from ajet_gaia.server import Server
+from ajet_gaia.server import GaiaServer
 
 PINS = Path(__file__).with_name("pins")
 
 
-def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], None] = logger.info) -> list[str]:
+def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str], None] = logger.info) -> list[str]:
     """Make what these servers need and what is not there yet; answers a sentence for each thing that could not be
     made, so that its servers are off. `say` is told what takes time."""
     chosen = list(servers)
@@ -38,7 +38,7 @@ def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], Non
     return failed
 
 
-def interpreter_of(server: Server | None, folder: Path) -> Path | None:
+def interpreter_of(server: GaiaServer | None, folder: Path) -> Path | None:
     """The Python of a server's environment, or of the plainest one; None: it is not there."""
     pins = server.pins if server is not None else "base"
     if not pins:
@@ -47,7 +47,7 @@ def interpreter_of(server: Server | None, folder: Path) -> Path | None:
     return made / "bin" / "python" if (made / READY).exists() else None
 
 
-def npm_folder(server: Server, folder: Path) -> Path | None:
+def npm_folder(server: GaiaServer, folder: Path) -> Path | None:
     """The folder that a server's package of npm is installed in; None: it is not there."""
     made = _npm_folder(server.npm, folder)
     return made if (made / READY).exists() else None

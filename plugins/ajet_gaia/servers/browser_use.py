@@ -19,7 +19,7 @@ from .html_text import readable
 from .model import Model
 from .tool import Shape, ToolError
 from .tool_server import ToolServer
-from .web import refused_host
+from .web import is_private_host
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-sync", "--no-first-run")
@@ -95,7 +95,7 @@ class Browser(ToolServer):
     def _filter_request(self, route: Any) -> None:
         target = urlsplit(route.request.url)
         inner = target.scheme in ("data", "blob", "about")
-        allowed = target.scheme in ("http", "https") and (self.settings.private or not refused_host(target.hostname))
+        allowed = target.scheme in ("http", "https") and (self.settings.private or not is_private_host(target.hostname))
         (route.continue_ if inner or allowed else route.abort)()
 
 

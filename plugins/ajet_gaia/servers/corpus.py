@@ -30,7 +30,7 @@ MAX_TEXT = 20_000_000
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDocument:
     """A document that fits a query."""
 
     title: str
@@ -51,13 +51,13 @@ class Corpus:
         """The corpus that the settings name, if they do."""
         return cls(settings.corpus, settings.cache) if settings.corpus is not None else None
 
-    def search(self, query: str, limit: int, words: int = 24) -> list[Found]:
+    def search(self, query: str, limit: int, words: int = 24) -> list[FoundDocument]:
         """The best documents for the words of a query: those that have all of them first, then those that have some."""
         given = re.findall(r"\w+", query)[:MAX_WORDS]
         if not given:
             raise ToolError("the query has no words")
         quoted = [f'"{word}"' for word in given]
-        found: list[Found] = []
+        found: list[FoundDocument] = []
         for joined in (" ".join(quoted), " OR ".join(quoted)):
             found += [each for each in self._match_documents(joined, limit, words) if each not in found]
             if len(found) >= limit or len(quoted) == 1:
@@ -81,14 +81,14 @@ class Corpus:
                 ).fetchone()
         return str(row[0]), str(row[1]), str(row[2])
 
-    def _match_documents(self, match: str, limit: int, words: int) -> list[Found]:
+    def _match_documents(self, match: str, limit: int, words: int) -> list[FoundDocument]:
         with closing(self._open_index()) as database:
             rows = database.execute(
                 "SELECT documents.title, documents.url, snippet(texts, 1, '', '', '…', ?) FROM texts JOIN documents "
                 "ON documents.id = texts.rowid WHERE texts MATCH ? ORDER BY bm25(texts, 4.0, 1.0) LIMIT ?",
                 (min(max(words, 1), 64), match, limit),
             ).fetchall()
-        return [Found(str(title), str(url), " ".join(str(snippet).split())) for title, url, snippet in rows]
+        return [FoundDocument(str(title), str(url), " ".join(str(snippet).split())) for title, url, snippet in rows]
 
     def _open_index(self) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{self.index}?mode=ro&immutable=1", uri=True)

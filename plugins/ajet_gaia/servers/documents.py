@@ -74,7 +74,7 @@ class BoundedFile(io.RawIOBase):
         return len(data)
 
 
-def formatted(text: str, kind: Format, about: Mapping[str, Any]) -> str:
+def format_document(text: str, kind: Format, about: Mapping[str, Any]) -> str:
     """A document's text (in Markdown) as it was asked for; `about` is what else is known."""
     if kind == "json":
         return json.dumps({"content": text, **about}, ensure_ascii=False, default=str)
@@ -86,7 +86,7 @@ def formatted(text: str, kind: Format, about: Mapping[str, Any]) -> str:
     return text + notes
 
 
-def table(rows: Rows, kind: Format = "markdown") -> str:
+def format_table(rows: Rows, kind: Format = "markdown") -> str:
     """Rows, of which the first is the head."""
     if kind == "html":
         cells = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .documents import MAX_FILE, BoundedFile, encoding_of, formatted, table
+from .documents import MAX_FILE, BoundedFile, encoding_of, format_document, format_table
 from .tool import FilePath, Format, ToolError
 from .tool_server import ToolServer
 
@@ -64,8 +64,8 @@ class CsvDocuments(ToolServer):
         if output_format == "json":
             return json.dumps({"header": head, "rows": body, **about}, ensure_ascii=False)
         if output_format == "html":
-            return table(rows, "html")
-        return formatted(table(rows, output_format), output_format, about)
+            return format_table(rows, "html")
+        return format_document(format_table(rows, output_format), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files that this server reads."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .documents import MAX_FILE, checked_archive, formatted, table
+from .documents import MAX_FILE, checked_archive, format_document, format_table
 from .tool import FilePath, Format
 from .tool_server import ToolServer
 
@@ -39,7 +39,7 @@ class WordDocuments(ToolServer):
         for block in document.iter_inner_content():
             if isinstance(block, Table):
                 if extract_tables:
-                    parts.append(table([[cell.text for cell in row.cells] for row in block.rows]))
+                    parts.append(format_table([[cell.text for cell in row.cells] for row in block.rows]))
             elif block.text.strip():
                 parts.append(_format_paragraph(block, headings))
         about: dict[str, Any] = {}
@@ -51,7 +51,7 @@ class WordDocuments(ToolServer):
             about["structure"] = headings
         if extract_images:
             about["images"] = self._write_images(file_path, document.part.package.iter_parts())
-        return formatted("\n\n".join(parts), output_format, about)
+        return format_document("\n\n".join(parts), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files that this server reads."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .documents import MAX_FILE, checked_archive, formatted, table
+from .documents import MAX_FILE, checked_archive, format_document, format_table
 from .tool import FilePath, Format
 from .tool_server import ToolServer
 
@@ -46,7 +46,7 @@ class Slides(ToolServer):
                 if slide.shapes.title is not None and shape.shape_id == slide.shapes.title.shape_id:
                     continue
                 if getattr(shape, "has_table", False):
-                    parts.append(table([[cell.text for cell in row.cells] for row in shape.table.rows]))
+                    parts.append(format_table([[cell.text for cell in row.cells] for row in shape.table.rows]))
                 elif getattr(shape, "has_text_frame", False) and shape.text_frame.text.strip():
                     parts.append(shape.text_frame.text.strip())
                 elif extract_images and hasattr(shape, "image") and len(images) < MAX_IMAGES:
@@ -55,7 +55,7 @@ class Slides(ToolServer):
                 notes = slide.notes_slide.notes_text_frame.text.strip()
                 parts += [f"Notes: {notes}"] if notes else []
         about: dict[str, Any] = {"structure": titles if include_structure else [], "images": images}
-        return formatted("\n\n".join(parts), output_format, about)
+        return format_document("\n\n".join(parts), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files that this server reads."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .documents import encoding_of, formatted
+from .documents import encoding_of, format_document
 from .tool import FilePath, Format, ToolError
 from .tool_server import ToolServer
 
@@ -37,7 +37,7 @@ class TextDocuments(ToolServer):
         text = data.decode(found, "replace")
         limit = max_content_length or self.settings.max_bytes - NOTES
         note = f"only the first {limit} characters are shown" if len(text) > limit or len(data) < size else ""
-        return formatted(text[:limit], output_format, {"bytes": size, "note": note} if note else {})
+        return format_document(text[:limit], output_format, {"bytes": size, "note": note} if note else {})
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files that this server reads."""

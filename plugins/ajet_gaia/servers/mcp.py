@@ -17,15 +17,15 @@ import anyio
 import anyio.to_thread
 
 from .settings import Settings
-from .tool import Image, Tool, ToolError, bounded
+from .tool import FunctionTool, Image, ToolError, bounded
 
 
-def serve(name: str, tools: Sequence[Tool], settings: Settings, *, off: str = "") -> None:
+def serve(name: str, tools: Sequence[FunctionTool], settings: Settings, *, off: str = "") -> None:
     """Until stdin ends."""
     anyio.run(partial(_serve_tools, name, tools, settings, off))
 
 
-async def _serve_tools(name: str, tools: Sequence[Tool], settings: Settings, off: str) -> None:
+async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Settings, off: str) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
     from mcp.types import CallToolResult, ListToolsResult
@@ -39,7 +39,7 @@ async def _serve_tools(name: str, tools: Sequence[Tool], settings: Settings, off
 
     async def called(tool: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
         answer = await anyio.to_thread.run_sync(
-            partial(answered, by_name, tool, arguments or {}, settings, off), abandon_on_cancel=True
+            partial(answer_call, by_name, tool, arguments or {}, settings, off), abandon_on_cancel=True
         )
         return CallToolResult.model_validate(answer)
 
@@ -66,8 +66,8 @@ async def _serve_tools(name: str, tools: Sequence[Tool], settings: Settings, off
         await server.run(read, write, server.create_initialization_options())
 
 
-def answered(
-    tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any], settings: Settings, off: str
+def answer_call(
+    tools: Mapping[str, FunctionTool], name: str, arguments: Mapping[str, Any], settings: Settings, off: str
 ) -> dict[str, Any]:
     """The result of a call as MCP writes it."""
     try:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field
 
-from .media import ffmpeg, opened
-from .media_image import seen
+from .media import ffmpeg, open_media
+from .media_image import ask_about_pictures
 from .model import Model
 from .tool import Shape, ToolError
 from .tool_server import ToolServer
@@ -62,7 +62,7 @@ class Videos(ToolServer):
     ) -> list[str]:
         """Write pictures from around a time of a video into the working folder."""
         start = max(0.0, target_time - window_size / 2)
-        with opened(video_path, self.settings, self.folder) as file:
+        with open_media(video_path, self.settings, self.folder) as file:
             pictures = self._extract_pictures(file, 1.0, start, start + window_size, output_format)
         folder = output_dir or f"{PurePosixPath(video_path).stem}_frames"
         written = [f"{folder}/{target_time}_{number}.{output_format}" for number in range(len(pictures))]
@@ -73,9 +73,9 @@ class Videos(ToolServer):
     def _answer_question(
         self, video: str, question: str, rate: float, start: float, end: float, shape: str
     ) -> str | dict[str, Any]:
-        with opened(video, self.settings, self.folder) as file:
+        with open_media(video, self.settings, self.folder) as file:
             pictures = self._extract_pictures(file, rate, start, end, "jpg")
-        said = seen(Model("VIDEO", self.settings), pictures, question)
+        said = ask_about_pictures(Model("VIDEO", self.settings), pictures, question)
         return {"answer": said, "pictures": len(pictures)} if shape == "json" else said
 
     def _extract_pictures(self, file: BinaryIO, rate: float, start: float, end: float, form: str) -> list[bytes]:

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from .settings import Settings
 from .tool import ToolError
-from .web import Reply, request
+from .web import WebReply, request
 
 PARTS = ("BASE_URL", "API_KEY", "MODEL_NAME")
 
@@ -67,7 +67,7 @@ class Model:
             raise ToolError(f"this tool is off: {', '.join(missing)} is not set")
         return values[0].rstrip("/"), values[1], values[2]
 
-    def _send_request(self, path: str, body: bytes, kind: str) -> Reply:
+    def _send_request(self, path: str, body: bytes, kind: str) -> WebReply:
         base, key, _ = self._require_variables()
         headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}
         return request("POST", f"{base}/{path}", self.settings, body=body, headers=headers)

@@ -38,7 +38,7 @@ Answer = str | Image | Mapping[str, Any] | Sequence[Any]
 Function = Callable[..., Answer]
 
 
-class Tool:
+class FunctionTool:
     """One function, its schema, and calls of it."""
 
     def __init__(self, function: Function) -> None:

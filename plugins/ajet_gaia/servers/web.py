@@ -35,7 +35,7 @@ SAFE = "/%?=&;,:@!$'()*+~#[]"
 
 
 @dataclass(frozen=True)
-class Reply:
+class WebReply:
     """What an address answered."""
 
     url: str
@@ -68,12 +68,12 @@ class Reply:
             raise ToolError(f"{self.url} answered no JSON") from None
 
 
-def get(url: str, settings: Settings, *, limit: int = MAX_PAGE, timeout: float | None = None) -> Reply:
+def get(url: str, settings: Settings, *, limit: int = MAX_PAGE, timeout: float | None = None) -> WebReply:
     """The content of an address, after redirects; a status of 400 and more is a ToolError."""
     return request("GET", url, settings, limit=limit, timeout=timeout)
 
 
-def query(url: str, settings: Settings, **parameters: Any) -> Reply:
+def query(url: str, settings: Settings, **parameters: Any) -> WebReply:
     """`get` with parameters; those that are None or empty are left out."""
     given = {name: value for name, value in parameters.items() if value not in (None, "")}
     return get(f"{url}?{urlencode(given)}", settings)
@@ -88,7 +88,7 @@ def request(
     headers: Mapping[str, str] | None = None,
     limit: int = MAX_PAGE,
     timeout: float | None = None,
-) -> Reply:
+) -> WebReply:
     """One request and the redirects after it, within `timeout` seconds in all."""
     if not settings.network:
         raise ToolError("the network is off here")
@@ -114,28 +114,28 @@ def request(
             connection.http.close()
         if answer.status >= 400:
             raise ToolError(f"{url} answered {answer.status} {answer.reason}")
-        return Reply(url, answer.status, answer.headers, data, cut)
+        return WebReply(url, answer.status, answer.headers, data, cut)
     raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 
 
-def refused(address: str) -> bool:
+def is_private_address(address: str) -> bool:
     """Whether an address belongs to this machine, a private network, or to nobody."""
     parsed = ipaddress.ip_address(address.split("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None) or getattr(parsed, "sixtofour", None)
     return not parsed.is_global or parsed.is_multicast or (mapped is not None and not mapped.is_global)
 
 
-def refused_host(host: str | None) -> bool:
+def is_private_host(host: str | None) -> bool:
     """Whether a name, or one of its addresses, is not public; one that resolves to nothing is refused."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return True
-    return any(refused(str(entry[4][0])) for entry in found)
+    return any(is_private_address(str(entry[4][0])) for entry in found)
 
 
 @dataclass(frozen=True)
-class _Connection:
+class WebConnection:
     http: http.client.HTTPConnection
     proxied: bool = False
     """Whether the whole address is sent, to a proxy."""
@@ -154,18 +154,18 @@ def _parse_target(url: str) -> SplitResult:
     return target
 
 
-def _open_connection(target: SplitResult, settings: Settings, end: float) -> _Connection:
+def _open_connection(target: SplitResult, settings: Settings, end: float) -> WebConnection:
     host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
     proxy = _find_proxy(target, host)
     if proxy is not None:
-        if not settings.private and _is_number(host) and refused(host):
+        if not settings.private and _is_number(host) and is_private_address(host):
             raise ToolError(f"{host} is no public address")
         plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(end))
         if target.scheme == "http":
-            return _Connection(plain, proxied=True)
+            return WebConnection(plain, proxied=True)
         tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(end))
         tunnel.set_tunnel(host, port)
-        return _Connection(tunnel)
+        return WebConnection(tunnel)
     connection = http.client.HTTPConnection(host, port, timeout=_seconds_left(end))
     raw = _open_socket(host, port, settings, end)
     if target.scheme == "https":
@@ -176,7 +176,7 @@ def _open_connection(target: SplitResult, settings: Settings, end: float) -> _Co
             raise ToolError(f"{host}: {error}") from None
         connection.default_port = 443  # so that the Host header has no port
     connection.sock = raw
-    return _Connection(connection)
+    return WebConnection(connection)
 
 
 def _open_socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
@@ -186,7 +186,7 @@ def _open_socket(host: str, port: int, settings: Settings, end: float) -> socket
     except (OSError, UnicodeError) as error:
         raise ToolError(f"{host}: {error}") from None
     addresses = [str(entry[4][0]) for entry in found]
-    if not settings.private and any(refused(address) for address in addresses):
+    if not settings.private and any(is_private_address(address) for address in addresses):
         raise ToolError(f"{host} is no public address")
     why: OSError = OSError("no address")
     for address in addresses:

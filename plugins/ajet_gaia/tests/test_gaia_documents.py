@@ -22,9 +22,9 @@ from ajet_gaia.servers import (
     documents_txt,
     excel,
 )
-from ajet_gaia.servers.mcp import answered
+from ajet_gaia.servers.mcp import answer_call
 from ajet_gaia.servers.settings import Settings
-from ajet_gaia.servers.tool import Tool
+from ajet_gaia.servers.tool import FunctionTool
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8cfc000000301010018dd8db0"
@@ -37,15 +37,15 @@ class Server:
 
     def __init__(self, module, root: Path, **more) -> None:
         self.settings = Settings(root=root, **more)
-        self.tools = {tool.name: tool for tool in map(Tool, module.tools(self.settings))}
+        self.tools = {tool.name: tool for tool in map(FunctionTool, module.tools(self.settings))}
 
     def says(self, name: str, **arguments) -> str:
-        answer = answered(self.tools, name, arguments, self.settings, "")
+        answer = answer_call(self.tools, name, arguments, self.settings, "")
         assert not answer.get("isError"), answer
         return answer["content"][0]["text"]
 
     def fails(self, name: str, **arguments) -> str:
-        answer = answered(self.tools, name, arguments, self.settings, "")
+        answer = answer_call(self.tools, name, arguments, self.settings, "")
         assert answer.get("isError"), answer
         return answer["content"][0]["text"]
 
