@@ -5,63 +5,63 @@ Invariant: every name is here once, as a name or as an alias; SEED_NAMES are the
 
 from __future__ import annotations
 
-from ajet_gaia.server import Server
+from ajet_gaia.server import GaiaServer
 
 
-def _model(service: str) -> tuple[str, ...]:
+def _model_variables(service: str) -> tuple[str, ...]:
     return tuple(f"{service}_LLM_{part}" for part in ("BASE_URL", "API_KEY", "MODEL_NAME"))
 
 
 SERVERS = (
-    Server("readweb-server", "readweb", network=True, sandboxed=False),
-    Server(
+    GaiaServer("readweb-server", "readweb", network=True, sandboxed=False),
+    GaiaServer(
         "browser-server",
         "browser_use",
         aliases=("browseruse-server",),
-        variables=_model("BROWSER"),
+        variables=_model_variables("BROWSER"),
         passed=("CHROMIUM",),
         pins="browser",
         executables=("chromium",),
         network=True,
     ),
-    Server("documents-csv-server", "documents_csv"),
-    Server("documents-docx-server", "documents_docx", pins="docx"),
-    Server("documents-pptx-server", "documents_pptx", pins="pptx"),
-    Server("documents-pdf-server", "documents_pdf", pins="pdf"),
-    Server("documents-txt-server", "documents_txt"),
-    Server("download-server", "download", network=True),
-    Server("intelligence-code-server", "intelligence_code", variables=_model("CODE")),
-    Server(
+    GaiaServer("documents-csv-server", "documents_csv"),
+    GaiaServer("documents-docx-server", "documents_docx", pins="docx"),
+    GaiaServer("documents-pptx-server", "documents_pptx", pins="pptx"),
+    GaiaServer("documents-pdf-server", "documents_pdf", pins="pdf"),
+    GaiaServer("documents-txt-server", "documents_txt"),
+    GaiaServer("download-server", "download", network=True),
+    GaiaServer("intelligence-code-server", "intelligence_code", variables=_model_variables("CODE")),
+    GaiaServer(
         "intelligence-think-server",
         "intelligence_think",
-        variables=_model("THINK"),
+        variables=_model_variables("THINK"),
         sandboxed=False,
     ),
-    Server(
+    GaiaServer(
         "intelligence-guard-server",
         "intelligence_guard",
-        variables=_model("GUARD"),
+        variables=_model_variables("GUARD"),
         sandboxed=False,
     ),
-    Server("media-audio-server", "media_audio", pins="media", some_tools=_model("AUDIO")),
-    Server("media-image-server", "media_image", pins="picture", some_tools=_model("IMAGE")),
-    Server("media-video-server", "media_video", pins="media", some_tools=_model("VIDEO")),
-    Server(
+    GaiaServer("media-audio-server", "media_audio", pins="media", some_tools=_model_variables("AUDIO")),
+    GaiaServer("media-image-server", "media_image", pins="picture", some_tools=_model_variables("IMAGE")),
+    GaiaServer("media-video-server", "media_video", pins="media", some_tools=_model_variables("VIDEO")),
+    GaiaServer(
         "parxiv-server",
         "arxiv",
         passed=("ARXIV_API_URL", "ARXIV_URL"),
         pins="pdf",
         network=True,
     ),
-    Server("terminal-server", "terminal"),
-    Server(
+    GaiaServer("terminal-server", "terminal"),
+    GaiaServer(
         "wayback-server",
         "wayback",
         passed=("WAYBACK_URL",),
         network=True,
         sandboxed=False,
     ),
-    Server(
+    GaiaServer(
         "wiki-server",
         "wikipedia",
         passed=("WIKIPEDIA_API_URL",),
@@ -69,7 +69,7 @@ SERVERS = (
         corpus=True,
         sandboxed=False,
     ),
-    Server(
+    GaiaServer(
         "googlesearch-server",
         "google",
         variables=("GOOGLE_API_KEY", "GOOGLE_CSE_ID"),
@@ -78,10 +78,10 @@ SERVERS = (
         corpus=True,
         sandboxed=False,
     ),
-    Server("filesystem-server", "filesystem"),
-    Server("terminal-controller", "terminal_controller"),
-    Server("excel", "excel", aliases=("excel-server",), pins="excel"),
-    Server(
+    GaiaServer("filesystem-server", "filesystem"),
+    GaiaServer("terminal-controller", "terminal_controller"),
+    GaiaServer("excel", "excel", aliases=("excel-server",), pins="excel"),
+    GaiaServer(
         "google-search",
         "google_pages",
         variables=("GOOGLE_API_KEY", "GOOGLE_SEARCH_ENGINE_ID"),
@@ -90,10 +90,10 @@ SERVERS = (
         corpus=True,
         sandboxed=False,
     ),
-    Server("audio-server", "audio_urls", variables=_model("AUDIO")),
-    Server("image-server", "image_urls", variables=_model("IMAGE")),
-    Server("e2b-code-server", "python_code", aliases=("python-server",)),
-    Server(
+    GaiaServer("audio-server", "audio_urls", variables=_model_variables("AUDIO")),
+    GaiaServer("image-server", "image_urls", variables=_model_variables("IMAGE")),
+    GaiaServer("e2b-code-server", "python_code", aliases=("python-server",)),
+    GaiaServer(
         "ms-playwright",
         command=(
             *("node", "{packages}/node_modules/@playwright/mcp/cli.js", "--headless", "--isolated", "--no-sandbox"),
@@ -114,7 +114,7 @@ SERVERS = (
         executables=("node", "chromium"),
         network=True,
     ),
-    Server(
+    GaiaServer(
         "search-server",
         "corpus_search",
         aliases=("search",),
@@ -122,18 +122,18 @@ SERVERS = (
         only_corpus=True,
         sandboxed=False,
     ),
-    Server("calculator-server", "calculator", aliases=("calculator",), sandboxed=False),
-    Server("time-server", "clock", aliases=("time",), sandboxed=False),
-    Server(
+    GaiaServer("calculator-server", "calculator", aliases=("calculator",), sandboxed=False),
+    GaiaServer("time-server", "clock", aliases=("time",), sandboxed=False),
+    GaiaServer(
         "fetch-server",
         "fetch",
         aliases=("fetch",),
         network=True,
         sandboxed=False,
     ),
-    Server("sqlite-server", "sqlite", aliases=("sqlite",), passed=("SQLITE_DATABASE",)),
-    Server("git-server", "git", aliases=("git",), executables=("git",)),
-    Server("memory-server", "memory", aliases=("memory",)),
+    GaiaServer("sqlite-server", "sqlite", aliases=("sqlite",), passed=("SQLITE_DATABASE",)),
+    GaiaServer("git-server", "git", aliases=("git",), executables=("git",)),
+    GaiaServer("memory-server", "memory", aliases=("memory",)),
 )
 
 SEED_NAMES = (

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet_gaia.environments import interpreter_of, npm_folder
-from ajet_gaia.needs import found, why_off
-from ajet_gaia.server import Server
+from ajet_gaia.needs import find_program, why_off
+from ajet_gaia.server import GaiaServer
 
 PROGRAM = Path(__file__).with_name("servers") / "serve.py"
 ALWAYS = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -20,7 +20,7 @@ PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerPlace:
     """The folders and the environment in which servers run."""
 
     workdir: Path
@@ -39,17 +39,17 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Start:
+class ServerStart:
     """The command of one server."""
 
-    server: Server
+    server: GaiaServer
     command: tuple[str, ...]
     environment: Mapping[str, str]
     off: str
     """Why it is off; "": it is on."""
 
 
-def start(server: Server, place: Place) -> Start:
+def start(server: GaiaServer, place: ServerPlace) -> ServerStart:
     """The command of a server at a place. Raises FileNotFoundError where not even `prepare`'s plainest environment is
     there, in which a server that is off answers why."""
     off = why_off(server, place.variables, network=place.network, corpus=place.corpus is not None)
@@ -64,17 +64,19 @@ def start(server: Server, place: Place) -> Start:
         words = {
             "workdir": str(place.workdir),
             "packages": str(npm_folder(server, place.environments)),
-            "chromium": found("chromium", place.variables) or "",
+            "chromium": find_program("chromium", place.variables) or "",
         }
-        return Start(server, tuple(word.format(**words) for word in server.command), environment, off)
+        return ServerStart(server, tuple(word.format(**words) for word in server.command), environment, off)
     if python is None:
         python = interpreter_of(None, place.environments)
     if python is None:
         raise FileNotFoundError(f"no environment for tool servers in {place.environments}")
-    return Start(server, (str(python), "-I", str(PROGRAM), *_arguments(server, place, off)), environment, off)
+    return ServerStart(
+        server, (str(python), "-I", str(PROGRAM), *_build_arguments(server, place, off)), environment, off
+    )
 
 
-def _arguments(server: Server, place: Place, off: str) -> list[str]:
+def _build_arguments(server: GaiaServer, place: ServerPlace, off: str) -> list[str]:
     if off:
         others = [word for name in server.tool_names for word in ("--tool", name)]
         named = [server.program] if server.program else ["others", *others]

@@ -24,11 +24,11 @@ from pydantic import BaseModel, ConfigDict
 
 from ajet.config.locations import find_cache_root
 from ajet_environments.deployment.description import EnvironmentFamily, EnvironmentPart
-from ajet_gaia.command import PROGRAM, Place, start
+from ajet_gaia.command import PROGRAM, ServerPlace, start
 from ajet_gaia.environments import prepare
 from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
 from ajet_gaia.selection import selected
-from ajet_gaia.server import Server
+from ajet_gaia.server import GaiaServer
 from ajet_mcp.servers import Server as McpServer
 from ajet_sandbox.bubblewrap import FOLDER
 from ajet_sandbox.program import SERVER_LIMITS, Walls
@@ -36,7 +36,7 @@ from ajet_sandbox.program import SERVER_LIMITS, Walls
 NETWORKED = "it needs a network and a sandbox, and a sandbox here has none; `confined: false` runs it as this user"
 
 
-class Gaia(BaseModel):
+class GaiaSection(BaseModel):
     """See the module."""
 
     model_config = ConfigDict(extra="forbid")
@@ -50,11 +50,11 @@ class Gaia(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class SelectedServer:
     """One of GAIA's servers, and its place."""
 
-    server: Server
-    section: Gaia
+    server: GaiaServer
+    section: GaiaSection
     base: Path
     """The folder of the description, from which its paths begin."""
 
@@ -78,15 +78,15 @@ class Tools:
 
     def at(self, workdir: Path, uid: int | None) -> McpServer:
         """The server as it is started for an episode whose user is `uid`."""
-        place = Place(
+        place = ServerPlace(
             workdir=Path(FOLDER) if self.confined else workdir,
             environments=packages_folder(),
             variables=with_older_names(os.environ),
             network=self.section.network,
             private=self.section.private,
-            corpus=self._path(self.section.corpus),
+            corpus=self._resolve_path(self.section.corpus),
             cache=packages_folder() / "corpora",
-            readable=tuple(path for path in (self._path(self.section.dataset),) if path is not None),
+            readable=tuple(path for path in (self._resolve_path(self.section.dataset),) if path is not None),
         )
         started = start(self.server, place)
         shown = (packages_folder(), PROGRAM.parent, *place.readable)
@@ -99,16 +99,19 @@ class Tools:
             walls=Walls(workdir, shown, uid, SERVER_LIMITS) if self.confined else None,
         )
 
-    def _path(self, named: str | None) -> Path | None:
+    def _resolve_path(self, named: str | None) -> Path | None:
         return None if named is None else (self.base / Path(named).expanduser()).absolute()
 
 
-def list_parts(section: Gaia, base: Path, where: str) -> list[EnvironmentPart]:
+def list_parts(section: GaiaSection, base: Path, where: str) -> list[EnvironmentPart]:
     """Return the servers of a section. Raises UserError for a name that is in no table."""
-    return [_part(Tools(server, section, base)) for server in selected(section.servers, where=f"{where}.servers")]
+    return [
+        _make_part(SelectedServer(server, section, base))
+        for server in selected(section.servers, where=f"{where}.servers")
+    ]
 
 
-def _part(tools: Tools) -> EnvironmentPart:
+def _make_part(tools: SelectedServer) -> EnvironmentPart:
     server, off = tools.server, tools.off()
     return EnvironmentPart(
         server.name,
@@ -132,6 +135,6 @@ def packages_folder() -> Path:
     return find_cache_root() / "tools"
 
 
-FAMILY = EnvironmentFamily(Gaia, list_parts, prepare_packages, ENV_TEMPLATE)
+FAMILY = EnvironmentFamily(GaiaSection, list_parts, prepare_packages, ENV_TEMPLATE)
 GAIA_LOCAL = Path(__file__).with_name("shipped") / "gaia-local.yaml"
 """All of them, on this machine. Its folder holds no code: an environment's process starts there."""

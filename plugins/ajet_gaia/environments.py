@@ -14,12 +14,12 @@ from pathlib import Path
 from loguru import logger
 
 from ajet_environments.venvs import READY, compute_digest, fill_environment, lock_folder, make_venv, run_command
-from ajet_gaia.server import Server
+from ajet_gaia.server import GaiaServer
 
 PINS = Path(__file__).with_name("pins")
 
 
-def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], None] = logger.info) -> list[str]:
+def prepare(servers: Iterable[GaiaServer], folder: Path, *, say: Callable[[str], None] = logger.info) -> list[str]:
     """Make what these servers need and what is not there yet; answers a sentence for each thing that could not be
     made, so that its servers are off. `say` is told what takes time."""
     chosen = list(servers)
@@ -30,15 +30,15 @@ def prepare(servers: Iterable[Server], folder: Path, *, say: Callable[[str], Non
         for pins in dict.fromkeys(["base", *(server.pins for server in chosen if server.pins)]):
             if not (_python_folder(pins, folder) / READY).exists():
                 say(f"packages of the tool servers: {pins}")
-                failed += _python(pins, _python_folder(pins, folder))
+                failed += _make_environment(pins, _python_folder(pins, folder))
         for package in dict.fromkeys(server.npm for server in chosen if server.npm):
             if not (_npm_folder(package, folder) / READY).exists():
                 say(f"package of npm: {package}")
-                failed += _npm(package, _npm_folder(package, folder))
+                failed += _install_package(package, _npm_folder(package, folder))
     return failed
 
 
-def interpreter_of(server: Server | None, folder: Path) -> Path | None:
+def interpreter_of(server: GaiaServer | None, folder: Path) -> Path | None:
     """The Python of a server's environment, or of the plainest one; None: it is not there."""
     pins = server.pins if server is not None else "base"
     if not pins:
@@ -47,7 +47,7 @@ def interpreter_of(server: Server | None, folder: Path) -> Path | None:
     return made / "bin" / "python" if (made / READY).exists() else None
 
 
-def npm_folder(server: Server, folder: Path) -> Path | None:
+def npm_folder(server: GaiaServer, folder: Path) -> Path | None:
     """The folder that a server's package of npm is installed in; None: it is not there."""
     made = _npm_folder(server.npm, folder)
     return made if (made / READY).exists() else None
@@ -62,13 +62,13 @@ def _npm_folder(package: str, folder: Path) -> Path:
     return folder / f"npm-{hashlib.sha256(package.encode()).hexdigest()[:12]}"
 
 
-def _python(pins: str, target: Path) -> list[str]:
+def _make_environment(pins: str, target: Path) -> list[str]:
     return fill_environment(
         target, lambda: make_venv(target, PINS / f"{pins}.txt", f"the packages {pins} of the tool servers")
     )
 
 
-def _npm(package: str, target: Path) -> list[str]:
+def _install_package(package: str, target: Path) -> list[str]:
     npm = shutil.which("npm")
     if npm is None:
         return [f"{package}: the program npm is not installed"]

@@ -6,10 +6,10 @@ Invariant: nothing is asked over a network to find out; a server that is off say
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from ajet_gaia.server import Server
+from ajet_gaia.server import GaiaServer
 
 ENV_TEMPLATE = Path(__file__).with_name("env_template")
 """Every variable that a server reads, to be filled in."""
@@ -19,12 +19,11 @@ CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def why_off(
-    server: Server,
+    server: GaiaServer,
     variables: Mapping[str, str],
     *,
     network: bool,
     corpus: bool,
-    find: Callable[[str], str | None] = shutil.which,
 ) -> str:
     """Why a server is off, in a sentence for whoever calls one of its tools; "": it is on. `network`: whether addresses
     outside may be asked; `corpus`: whether one is given."""
@@ -34,7 +33,7 @@ def why_off(
         return f"{server.name} is off: it needs a corpus, and none is given"
     missing = [name for name in server.variables if not variables.get(name)]
     reasons = [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"] if missing else []
-    lacking = [name for name in server.executables if found(name, variables, find) is None]
+    lacking = [name for name in server.executables if find_program(name, variables) is None]
     reasons += [f"the program {name} is not installed" for name in lacking]
     if server.network and not network:
         reasons.append("the network is off here")
@@ -44,13 +43,11 @@ def why_off(
     return f"{server.name} is off: {'; '.join(reasons)}{instead}"
 
 
-def found(
-    executable: str, variables: Mapping[str, str], find: Callable[[str], str | None] = shutil.which
-) -> str | None:
+def find_program(executable: str, variables: Mapping[str, str]) -> str | None:
     """The path of a program; a browser's may be named by the variable CHROMIUM."""
     if executable == "chromium":
-        return variables.get("CHROMIUM") or next(filter(None, map(find, CHROMIUMS)), None)
-    return find(executable)
+        return variables.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    return shutil.which(executable)
 
 
 def with_older_names(variables: Mapping[str, str]) -> dict[str, str]:

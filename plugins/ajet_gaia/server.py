@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Tool:
+class ToolDescription:
     """A tool, as a model is told of it."""
 
     name: str
@@ -23,7 +23,7 @@ class Tool:
 
 
 @dataclass(frozen=True)
-class Server:
+class GaiaServer:
     """One of GAIA's servers."""
 
     name: str
@@ -58,18 +58,18 @@ class Server:
     """Whether it must run in the episode's sandbox, as a process of the episode's own: it runs what a model wrote, or
     handles files of the episode. Else one process is shared by all."""
 
-    def tools(self) -> tuple[Tool, ...]:
+    def tools(self) -> tuple[ToolDescription, ...]:
         """The server's tools; of somebody else's server by name alone."""
         if not self.program:
-            return tuple(Tool(name, "", {"type": "object"}) for name in self.tool_names)
-        return _tools(self.program)
+            return tuple(ToolDescription(name, "", {"type": "object"}) for name in self.tool_names)
+        return _list_tools(self.program)
 
 
 @cache
-def _tools(program: str) -> tuple[Tool, ...]:
+def _list_tools(program: str) -> tuple[ToolDescription, ...]:
     from ajet_gaia.servers.settings import Settings
-    from ajet_gaia.servers.tool import Tool as Listed
+    from ajet_gaia.servers.tool import FunctionTool
 
     functions = import_module(f"ajet_gaia.servers.{program}").tools(Settings())
-    listed = [Listed(function) for function in functions]
-    return tuple(Tool(tool.name, tool.description, tool.schema) for tool in listed)
+    listed = [FunctionTool(function) for function in functions]
+    return tuple(ToolDescription(tool.name, tool.description, tool.schema) for tool in listed)

@@ -60,17 +60,17 @@ class Arxiv(ToolServer):
         asked = " AND ".join(f'all:"{word}"' for word in re.findall(r"[\w.-]+", query)[:20])
         if category:
             asked += f" AND cat:{re.sub(r'[^A-Za-z.-]', '', category)}"
-        papers = self._asked(search_query=asked, sortBy=sort_by, sortOrder=sort_order, max_results=RESULTS)
+        papers = self._query_papers(search_query=asked, sortBy=sort_by, sortOrder=sort_order, max_results=RESULTS)
         if output_format == "json":
             return papers
-        return "\n\n".join(_told(paper) for paper in papers) or "[nothing found]"
+        return "\n\n".join(_format_paper(paper) for paper in papers) or "[nothing found]"
 
     def get_paper_details(self, paper_id: PaperId, output_format: Shape = "markdown") -> str | dict[str, Any]:
         """Title, authors, dates and abstract of a paper."""
-        papers = self._asked(id_list=_checked(paper_id), max_results=1)
+        papers = self._query_papers(id_list=_check_id(paper_id), max_results=1)
         if not papers:
             raise ToolError(f"there is no paper {paper_id}")
-        return papers[0] if output_format == "json" else _told(papers[0])
+        return papers[0] if output_format == "json" else _format_paper(papers[0])
 
     def download_paper(
         self,
@@ -78,7 +78,7 @@ class Arxiv(ToolServer):
         extract_text: Annotated[bool, Field(description="answer its text, too")] = False,
     ) -> str:
         """Download a paper's PDF into the working folder."""
-        paper = _checked(paper_id)
+        paper = _check_id(paper_id)
         base = os.environ.get("ARXIV_URL") or "https://arxiv.org"
         reply = get(f"{base}/pdf/{paper}", self.settings, limit=self.settings.max_download)
         if reply.cut or not reply.body.startswith(b"%PDF"):
@@ -98,27 +98,27 @@ class Arxiv(ToolServer):
         """How many papers a search answers, and in which orders."""
         return {"results": RESULTS, "sort_by": ["relevance", "lastUpdatedDate", "submittedDate"]}
 
-    def _asked(self, **parameters: Any) -> list[dict[str, Any]]:
+    def _query_papers(self, **parameters: Any) -> list[dict[str, Any]]:
         address = os.environ.get("ARXIV_API_URL") or "https://export.arxiv.org/api/query"
         reply = query(address, self.settings, **parameters)
         try:
             entries = ElementTree.fromstring(reply.body).findall(f"{ATOM}entry")
         except ElementTree.ParseError as error:
             raise ToolError(f"arXiv answered no feed: {error}") from None
-        return [_paper(entry) for entry in entries if entry.findtext(f"{ATOM}title") != "Error"]
+        return [_read_paper(entry) for entry in entries if entry.findtext(f"{ATOM}title") != "Error"]
 
 
 tools = Arxiv.tools
 
 
-def _checked(paper_id: str) -> str:
+def _check_id(paper_id: str) -> str:
     name = paper_id.strip().removeprefix("arXiv:").rsplit("/abs/", 1)[-1]
     if ID.fullmatch(name) is None:
         raise ToolError(f"{paper_id[:60]} is no id of a paper; 1706.03762 is one")
     return name
 
 
-def _paper(entry: ElementTree.Element) -> dict[str, Any]:
+def _read_paper(entry: ElementTree.Element) -> dict[str, Any]:
     def text(name: str) -> str:
         return " ".join((entry.findtext(f"{ATOM}{name}") or "").split())
 
@@ -133,6 +133,6 @@ def _paper(entry: ElementTree.Element) -> dict[str, Any]:
     }
 
 
-def _told(paper: dict[str, Any]) -> str:
+def _format_paper(paper: dict[str, Any]) -> str:
     authors = ", ".join(paper["authors"][:10])
     return f"**{paper['title']}** ({paper['id']}, {paper['published'][:10]})\n{authors}\n{paper['abstract']}"

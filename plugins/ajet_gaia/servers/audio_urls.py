@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .media import content
+from .media import read_media
 from .model import Model
 from .tool_server import ToolServer
 
@@ -24,7 +24,7 @@ class Recordings(ToolServer):
         """What is said in recordings."""
         model = Model("AUDIO", self.settings)
         return {
-            url: model.transcribe(PurePosixPath(url).name, content(url, self.settings, self.folder), "text")
+            url: model.transcribe(PurePosixPath(url).name, read_media(url, self.settings, self.folder), "text")
             for url in audio_urls
         }
 

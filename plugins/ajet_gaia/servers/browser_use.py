@@ -19,7 +19,7 @@ from .html_text import readable
 from .model import Model
 from .tool import Shape, ToolError
 from .tool_server import ToolServer
-from .web import refused_host
+from .web import is_private_host
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ("--no-sandbox", "--disable-quic", "--disable-background-networking", "--disable-sync", "--no-first-run")
@@ -55,16 +55,16 @@ class Browser(ToolServer):
             try:
                 page = browser.new_page()
                 page.set_default_timeout(10_000)
-                page.route("**/*", self._checked)
+                page.route("**/*", self._filter_request)
                 visited: list[str] = []
                 note = ""
                 for _ in range(max_steps):
-                    step = self._next(task, page, note)
+                    step = self._choose_action(task, page, note)
                     if step.get("action") == "done":
                         said = str(step.get("answer", ""))
                         return {"answer": said, "visited": visited} if extract_format == "json" else said
                     try:
-                        _act(page, step)
+                        _run_action(page, step)
                         note = ""
                     except (Error, ToolError) as error:
                         note = f"The last action failed: {str(error).splitlines()[0][:300]}"
@@ -77,7 +77,7 @@ class Browser(ToolServer):
         """What the browser does."""
         return {"actions": ["goto", "click", "type"], "most_steps": 200}
 
-    def _next(self, task: str, page: Any, note: str) -> dict[str, Any]:
+    def _choose_action(self, task: str, page: Any, note: str) -> dict[str, Any]:
         title, text = readable(page.content(), page.url)
         shown = f"Goal: {task}\n{note}\nAddress: {page.url}\nTitle: {title}\n\n{text[:PAGE]}"
         said = Model("BROWSER", self.settings).chat(
@@ -92,17 +92,17 @@ class Browser(ToolServer):
             raise ToolError(f"the model that drives the browser answered no action: {said[:200]}")
         return step
 
-    def _checked(self, route: Any) -> None:
+    def _filter_request(self, route: Any) -> None:
         target = urlsplit(route.request.url)
         inner = target.scheme in ("data", "blob", "about")
-        allowed = target.scheme in ("http", "https") and (self.settings.private or not refused_host(target.hostname))
+        allowed = target.scheme in ("http", "https") and (self.settings.private or not is_private_host(target.hostname))
         (route.continue_ if inner or allowed else route.abort)()
 
 
 tools = Browser.tools
 
 
-def _act(page: Any, step: dict[str, Any]) -> None:
+def _run_action(page: Any, step: dict[str, Any]) -> None:
     action, text = step.get("action"), str(step.get("text", ""))
     if action == "goto":
         if not str(step.get("url", "")).startswith(("http://", "https://")):

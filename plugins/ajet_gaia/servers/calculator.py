@@ -56,7 +56,7 @@ def calculate(
     if len(expression) > LONGEST:
         raise ToolError(f"the expression has more than {LONGEST} characters")
     try:
-        return str(_value(ast.parse(expression.strip(), mode="eval").body))
+        return str(_evaluate_node(ast.parse(expression.strip(), mode="eval").body))
     except SyntaxError as error:
         raise ToolError(f"no expression: {error.msg}") from None
     except RecursionError:
@@ -65,27 +65,27 @@ def calculate(
         raise ToolError(f"{type(error).__name__}: {error}") from None
 
 
-def _value(node: ast.expr) -> Any:
+def _evaluate_node(node: ast.expr) -> Any:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return node.value
     if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
+        left, right = _evaluate_node(node.left), _evaluate_node(node.right)
         if isinstance(node.op, ast.Pow):
-            return _power(left, right)
+            return _compute_power(left, right)
         if type(node.op) in BINARY:
-            return _small(BINARY[type(node.op)](left, right))
+            return _check_size(BINARY[type(node.op)](left, right))
     if isinstance(node, ast.UnaryOp) and type(node.op) in UNARY:
-        return UNARY[type(node.op)](_value(node.operand))
+        return UNARY[type(node.op)](_evaluate_node(node.operand))
     if isinstance(node, ast.Name) and node.id in CONSTANTS:
         return CONSTANTS[node.id]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        return _called(node.func.id, [_value(argument) for argument in node.args])
+        return _call_function(node.func.id, [_evaluate_node(argument) for argument in node.args])
     raise ToolError(f"{ast.unparse(node)[:60]} is no arithmetic; known functions: {', '.join(sorted(FUNCTIONS))}")
 
 
-def _called(name: str, values: Sequence[Any]) -> Any:
+def _call_function(name: str, values: Sequence[Any]) -> Any:
     if name == "pow" and len(values) == 2:
-        return _power(*values)
+        return _compute_power(*values)
     if name in COUNTS:
         if any(value > 2000 for value in values):
             raise ToolError(f"{name} of a number above 2000")
@@ -94,10 +94,10 @@ def _called(name: str, values: Sequence[Any]) -> Any:
         raise ToolError(
             f"there is no function {name}; there are: {', '.join(sorted(FUNCTIONS))}, factorial, comb, perm"
         )
-    return _small(FUNCTIONS[name](*values))
+    return _check_size(FUNCTIONS[name](*values))
 
 
-def _power(base: Any, exponent: Any) -> Any:
+def _compute_power(base: Any, exponent: Any) -> Any:
     whole = isinstance(base, int) and isinstance(exponent, int) and exponent > 0
     if whole and base.bit_length() * exponent > MAX_BITS:
         raise ToolError("the power is too large")
@@ -107,7 +107,7 @@ def _power(base: Any, exponent: Any) -> Any:
     return value
 
 
-def _small(value: Any) -> Any:
+def _check_size(value: Any) -> Any:
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ToolError("the number is too large")
     return value

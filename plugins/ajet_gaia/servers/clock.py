@@ -20,7 +20,7 @@ Zone = Annotated[str, Field(description="IANA's name, as Europe/Berlin or UTC")]
 
 def get_current_time(timezone: Zone) -> dict[str, Any]:
     """The time now in a zone."""
-    return _told(datetime.now(_zone(timezone)), timezone)
+    return _describe_moment(datetime.now(_find_zone(timezone)), timezone)
 
 
 def convert_time(
@@ -33,13 +33,13 @@ def convert_time(
     if given is None:
         raise ToolError(f"{time[:20]} is no time; 18:30 is one")
     hour, minute = map(int, given.groups())
-    now = datetime.now(_zone(source_timezone))
+    now = datetime.now(_find_zone(source_timezone))
     source = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
-    target = source.astimezone(_zone(target_timezone))
+    target = source.astimezone(_find_zone(target_timezone))
     hours = ((target.utcoffset() or source - source) - (source.utcoffset() or source - source)).total_seconds() / 3600
     return {
-        "source": _told(source, source_timezone),
-        "target": _told(target, target_timezone),
+        "source": _describe_moment(source, source_timezone),
+        "target": _describe_moment(target, target_timezone),
         "time_difference": f"{hours:+g}h",
     }
 
@@ -48,14 +48,14 @@ def tools(settings: Settings) -> list[Function]:
     return [get_current_time, convert_time]
 
 
-def _zone(name: str) -> ZoneInfo:
+def _find_zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ToolError(f"there is no time zone {name[:60]}") from None
 
 
-def _told(moment: datetime, zone: str) -> dict[str, Any]:
+def _describe_moment(moment: datetime, zone: str) -> dict[str, Any]:
     return {
         "timezone": zone,
         "datetime": moment.isoformat(timespec="seconds"),

@@ -30,7 +30,7 @@ MAX_TEXT = 20_000_000
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDocument:
     """A document that fits a query."""
 
     title: str
@@ -42,24 +42,24 @@ class Corpus:
     """Documents with a title, a text and an address."""
 
     def __init__(self, path: Path, cache: Path) -> None:
-        self.index = cache / f"corpus-{_digest(path)}.sqlite"
+        self.index = cache / f"corpus-{_digest_files(path)}.sqlite"
         if not self.index.exists():
-            _make(path, self.index)
+            _build_index(path, self.index)
 
     @classmethod
     def of(cls, settings: Settings) -> Corpus | None:
         """The corpus that the settings name, if they do."""
         return cls(settings.corpus, settings.cache) if settings.corpus is not None else None
 
-    def search(self, query: str, limit: int, words: int = 24) -> list[Found]:
+    def search(self, query: str, limit: int, words: int = 24) -> list[FoundDocument]:
         """The best documents for the words of a query: those that have all of them first, then those that have some."""
         given = re.findall(r"\w+", query)[:MAX_WORDS]
         if not given:
             raise ToolError("the query has no words")
         quoted = [f'"{word}"' for word in given]
-        found: list[Found] = []
+        found: list[FoundDocument] = []
         for joined in (" ".join(quoted), " OR ".join(quoted)):
-            found += [each for each in self._matching(joined, limit, words) if each not in found]
+            found += [each for each in self._match_documents(joined, limit, words) if each not in found]
             if len(found) >= limit or len(quoted) == 1:
                 break
         return list({each.title + each.url: each for each in reversed(found)}.values())[::-1][:limit]
@@ -67,7 +67,7 @@ class Corpus:
     def text(self, title: str) -> tuple[str, str, str]:
         """Title, address and text of a document by its title or address; the best one for its words if there is none
         of that name."""
-        with closing(self._open()) as database:
+        with closing(self._open_index()) as database:
             row = database.execute(
                 "SELECT title, url, body FROM documents WHERE lower(title) = lower(?) OR url = ? LIMIT 1",
                 (title, title),
@@ -81,20 +81,20 @@ class Corpus:
                 ).fetchone()
         return str(row[0]), str(row[1]), str(row[2])
 
-    def _matching(self, match: str, limit: int, words: int) -> list[Found]:
-        with closing(self._open()) as database:
+    def _match_documents(self, match: str, limit: int, words: int) -> list[FoundDocument]:
+        with closing(self._open_index()) as database:
             rows = database.execute(
                 "SELECT documents.title, documents.url, snippet(texts, 1, '', '', '…', ?) FROM texts JOIN documents "
                 "ON documents.id = texts.rowid WHERE texts MATCH ? ORDER BY bm25(texts, 4.0, 1.0) LIMIT ?",
                 (min(max(words, 1), 64), match, limit),
             ).fetchall()
-        return [Found(str(title), str(url), " ".join(str(snippet).split())) for title, url, snippet in rows]
+        return [FoundDocument(str(title), str(url), " ".join(str(snippet).split())) for title, url, snippet in rows]
 
-    def _open(self) -> sqlite3.Connection:
+    def _open_index(self) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{self.index}?mode=ro&immutable=1", uri=True)
 
 
-def _files(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -102,9 +102,9 @@ def _files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.suffix.lower() in KINDS and file.is_file())
 
 
-def _digest(path: Path) -> str:
+def _digest_files(path: Path) -> str:
     total = hashlib.blake2b(VERSION.encode(), digest_size=16)
-    for file in _files(path):
+    for file in _list_files(path):
         total.update(str(file.relative_to(path)).encode() + b"\0")
         with file.open("rb") as opened:
             while data := opened.read(1 << 20):
@@ -112,7 +112,7 @@ def _digest(path: Path) -> str:
     return total.hexdigest()
 
 
-def _make(path: Path, index: Path) -> None:
+def _build_index(path: Path, index: Path) -> None:
     index.parent.mkdir(parents=True, exist_ok=True)
     descriptor, aside = tempfile.mkstemp(dir=index.parent, prefix=".corpus-")
     os.close(descriptor)
@@ -124,7 +124,7 @@ def _make(path: Path, index: Path) -> None:
                 "CREATE VIRTUAL TABLE texts USING fts5(title, body, content=documents, content_rowid=id, "
                 "tokenize='porter unicode61')"
             )
-            rows = ((title, url, body) for file in _files(path) for title, url, body in _documents(file, path))
+            rows = (row for file in _list_files(path) for row in _read_documents(file, path))
             database.executemany("INSERT INTO documents (title, url, body) VALUES (?, ?, ?)", rows)
             database.execute("INSERT INTO texts (texts) VALUES ('rebuild')")
             database.execute("CREATE INDEX by_title ON documents (lower(title))")
@@ -138,7 +138,7 @@ def _make(path: Path, index: Path) -> None:
         Path(aside).unlink(missing_ok=True)
 
 
-def _documents(file: Path, root: Path) -> Iterator[tuple[str, str, str]]:
+def _read_documents(file: Path, root: Path) -> Iterator[tuple[str, str, str]]:
     name = str(file.relative_to(root)) if file != root else file.name
     if file.suffix.lower() == ".jsonl":
         with file.open(encoding="utf-8", errors="replace") as lines:
@@ -146,14 +146,14 @@ def _documents(file: Path, root: Path) -> Iterator[tuple[str, str, str]]:
             while line := lines.readline(MAX_TEXT):
                 number += 1
                 if line.strip():
-                    yield _row(line, f"{name}:{number}")
+                    yield _parse_row(line, f"{name}:{number}")
         return
     with file.open(encoding="utf-8", errors="replace") as opened:
         text = opened.read(MAX_TEXT)
     if file.suffix.lower() == ".json":
-        parsed = _parsed(text, name)
+        parsed = _parse_json(text, name)
         for number, row in enumerate(parsed if isinstance(parsed, list) else [parsed], start=1):
-            yield _fields(row, f"{name}:{number}")
+            yield _read_fields(row, f"{name}:{number}")
     elif file.suffix.lower() in (".html", ".htm"):
         title, body = readable(text)
         yield title or file.stem, name, body
@@ -162,26 +162,26 @@ def _documents(file: Path, root: Path) -> Iterator[tuple[str, str, str]]:
         yield first.lstrip("# ").strip() if first.startswith("# ") else file.stem, name, text
 
 
-def _row(line: str, place: str) -> tuple[str, str, str]:
-    return _fields(_parsed(line, place), place)
+def _parse_row(line: str, place: str) -> tuple[str, str, str]:
+    return _read_fields(_parse_json(line, place), place)
 
 
-def _parsed(text: str, place: str) -> object:
+def _parse_json(text: str, place: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
         raise ToolError(f"{place} is no JSON: {error}") from None
 
 
-def _fields(row: object, place: str) -> tuple[str, str, str]:
+def _read_fields(row: object, place: str) -> tuple[str, str, str]:
     if not isinstance(row, dict):
         raise ToolError(f"{place} is no object with a title and a text")
-    body = _first(row, ("text", "body", "content", "contents", "passage"))
+    body = _first_value(row, ("text", "body", "content", "contents", "passage"))
     if body is None:
         raise ToolError(f"{place} has none of the keys text, body, content, contents, passage")
-    title = _first(row, ("title", "name", "id"))
-    return title or place, _first(row, ("url", "link", "id")) or place, body
+    title = _first_value(row, ("title", "name", "id"))
+    return title or place, _first_value(row, ("url", "link", "id")) or place, body
 
 
-def _first(row: dict[str, object], names: Sequence[str]) -> str | None:
+def _first_value(row: dict[str, object], names: Sequence[str]) -> str | None:
     return next((str(row[name]) for name in names if row.get(name) not in (None, "")), None)

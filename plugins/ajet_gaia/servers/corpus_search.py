@@ -29,7 +29,7 @@ class CorpusSearch(ToolServer):
         words: Annotated[int, Field(description="words of each that are shown", ge=1, le=64)] = 24,
     ) -> str:
         """Find documents by words."""
-        found = self._corpus().search(query, limit, words)
+        found = self._require_corpus().search(query, limit, words)
         return "\n".join(f"{each.title}: {each.snippet}" for each in found) or "[nothing found]"
 
     def open_document(
@@ -39,12 +39,12 @@ class CorpusSearch(ToolServer):
         max_length: Annotated[int, Field(description="characters", ge=1)] = 4000,
     ) -> str:
         """Text of a document."""
-        name, _, body = self._corpus().text(title)
+        name, _, body = self._require_corpus().text(title)
         piece = body[start : start + max_length]
         left = len(body) - start - len(piece)
         return f"{name}\n{piece}" + (f"\n[{left} more characters]" if left > 0 else "")
 
-    def _corpus(self) -> Corpus:
+    def _require_corpus(self) -> Corpus:
         if self.corpus is None:
             raise ToolError("no corpus is given")
         return self.corpus

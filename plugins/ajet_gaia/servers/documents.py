@@ -6,6 +6,7 @@ holds it to while it unpacks.
 
 from __future__ import annotations
 
+import codecs
 import html
 import io
 import json
@@ -38,6 +39,23 @@ def checked_archive(data: bytes) -> io.BytesIO:
     return io.BytesIO(data)
 
 
+def encoding_of(start: bytes, requested: str, *, is_whole: bool) -> str:
+    """Return the encoding of a text by its first bytes, unless one is requested: its mark, else UTF-8, else Latin-1."""
+    if requested:
+        try:
+            "".encode(requested)
+        except LookupError:
+            raise ToolError(f"there is no encoding {requested}") from None
+        return requested
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_whole)  # the last character may be cut
+    except UnicodeDecodeError:
+        return "latin-1"
+    return "utf-8-sig"
+
+
 class BoundedFile(io.RawIOBase):
     """A file of which only the first bytes can be read; `cut` says that there was more."""
 
@@ -56,32 +74,34 @@ class BoundedFile(io.RawIOBase):
         return len(data)
 
 
-def formatted(text: str, kind: Format, about: Mapping[str, Any]) -> str:
+def format_document(text: str, kind: Format, about: Mapping[str, Any]) -> str:
     """A document's text (in Markdown) as it was asked for; `about` is what else is known."""
     if kind == "json":
         return json.dumps({"content": text, **about}, ensure_ascii=False, default=str)
     if kind == "html":
         return f"<pre>{html.escape(text)}</pre>"
-    notes = "".join(f"\n\n{name}: {_told(value)}" for name, value in about.items() if value not in (None, "", [], {}))
+    notes = "".join(
+        f"\n\n{name}: {_format_value(value)}" for name, value in about.items() if value not in (None, "", [], {})
+    )
     return text + notes
 
 
-def table(rows: Rows, kind: Format = "markdown") -> str:
+def format_table(rows: Rows, kind: Format = "markdown") -> str:
     """Rows, of which the first is the head."""
     if kind == "html":
         cells = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)
         return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>"
     if kind == "text":
         return "\n".join("\t".join(str(cell) for cell in row) for row in rows)
-    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(_escape_cell(cell) for cell in row) + " |" for row in rows]
     if lines:
         lines.insert(1, "|" + "---|" * max(1, len(rows[0])))
     return "\n".join(lines)
 
 
-def _cell(value: Any) -> str:
+def _escape_cell(value: Any) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def _told(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -15,13 +15,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .documents import MAX_FILE, BoundedFile, formatted, table
+from .documents import MAX_FILE, BoundedFile, encoding_of, format_document, format_table
 from .tool import FilePath, Format, ToolError
 from .tool_server import ToolServer
 
 MAX_CELL = 1_000_000
 MAX_LINE = 4_000_000
 """Characters."""
+HEAD = 65536
+"""Bytes in which encoding and delimiter are looked for."""
 BAR = 40
 """Characters of the longest bar."""
 
@@ -41,26 +43,29 @@ class CsvDocuments(ToolServer):
     ) -> str:
         """Rows of a CSV or TSV file, with statistics of its columns."""
         with self.folder.read(file_path) as file:
-            start = file.read(65536)
+            start = file.read(HEAD)
             file.seek(0)
             bounded = BoundedFile(file, MAX_FILE)
             text = io.TextIOWrapper(
-                io.BufferedReader(bounded), _encoding(start, encoding), errors="replace", newline=""
+                io.BufferedReader(bounded),
+                encoding_of(start, encoding, is_whole=len(start) < HEAD),
+                errors="replace",
+                newline="",
             )
-            rows, more = _rows(text, delimiter or _delimiter(start), max_rows)
+            rows, more = _read_rows(text, delimiter or _find_delimiter(start), max_rows)
         head, body = (rows[0], rows[1:]) if rows else ([], [])
         about: dict[str, Any] = {"row_count": len(body), "column_count": len(head)}
         if more or bounded.cut:
             about["note"] = f"only the first {len(body)} rows were read"
         if include_statistics:
-            about["statistics"] = {name: _statistics(column) for name, column in _columns(head, body)}
+            about["statistics"] = {name: _summarize_column(column) for name, column in _list_columns(head, body)}
         if generate_visualizations:
-            about["bars"] = {name: _bars(column) for name, column in _columns(head, body)}
+            about["bars"] = {name: _draw_bars(column) for name, column in _list_columns(head, body)}
         if output_format == "json":
             return json.dumps({"header": head, "rows": body, **about}, ensure_ascii=False)
         if output_format == "html":
-            return table(rows, "html")
-        return formatted(table(rows, output_format), output_format, about)
+            return format_table(rows, "html")
+        return format_document(format_table(rows, output_format), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files that this server reads."""
@@ -70,13 +75,13 @@ class CsvDocuments(ToolServer):
 tools = CsvDocuments.tools
 
 
-def _rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[str]], bool]:
+def _read_rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[str]], bool]:
     if len(delimiter) != 1:
         raise ToolError("a delimiter is one character")
     csv.field_size_limit(MAX_CELL)
     rows: list[list[str]] = []
     try:
-        for row in csv.reader(_lines(text), delimiter=delimiter):
+        for row in csv.reader(_read_lines(text), delimiter=delimiter):
             if len(rows) > most:
                 return rows, True
             rows.append(row)
@@ -87,7 +92,7 @@ def _rows(text: io.TextIOWrapper, delimiter: str, most: int) -> tuple[list[list[
     return rows, False
 
 
-def _lines(text: io.TextIOWrapper) -> Iterator[str]:
+def _read_lines(text: io.TextIOWrapper) -> Iterator[str]:
     number = 0
     while line := text.readline(MAX_LINE):
         number += 1
@@ -96,48 +101,32 @@ def _lines(text: io.TextIOWrapper) -> Iterator[str]:
         yield line
 
 
-def _encoding(start: bytes, asked: str) -> str:
-    if asked:
-        try:
-            "".encode(asked)
-        except LookupError:
-            raise ToolError(f"there is no encoding {asked}") from None
-        return asked
-    if start.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "utf-16"
-    try:
-        start[: start.rfind(b"\n") + 1 or None].decode("utf-8")
-    except UnicodeDecodeError:
-        return "latin-1"
-    return "utf-8-sig"
-
-
-def _delimiter(start: bytes) -> str:
+def _find_delimiter(start: bytes) -> str:
     line = start.split(b"\n", 1)[0].decode("utf-8", "replace")
     return max(",\t;|", key=line.count)
 
 
-def _columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tuple[str, list[str]]]:
+def _list_columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tuple[str, list[str]]]:
     return [(name, [row[place] for row in body if place < len(row)]) for place, name in enumerate(head[:100])]
 
 
-def _statistics(column: Sequence[str]) -> dict[str, Any]:
+def _summarize_column(column: Sequence[str]) -> dict[str, Any]:
     filled = [cell for cell in column if cell.strip()]
     told: dict[str, Any] = {"filled": len(filled), "distinct": len(set(filled))}
-    numbers = [number for cell in filled if (number := _number(cell)) is not None]
+    numbers = [number for cell in filled if (number := _parse_number(cell)) is not None]
     if filled and len(numbers) == len(filled):
         told |= {"min": min(numbers), "max": max(numbers), "mean": statistics.fmean(numbers), "sum": sum(numbers)}
         told["median"] = statistics.median(numbers)
     return told
 
 
-def _number(cell: str) -> float | None:
+def _parse_number(cell: str) -> float | None:
     try:
         return float(cell.replace(",", ""))
     except ValueError:
         return None
 
 
-def _bars(column: Sequence[str]) -> list[str]:
+def _draw_bars(column: Sequence[str]) -> list[str]:
     most = Counter(column).most_common(10)
     return [f"{value[:30]} {'#' * max(1, BAR * count // most[0][1])} {count}" for value, count in most]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .documents import MAX_FILE, checked_archive, formatted, table
+from .documents import MAX_FILE, checked_archive, format_document, format_table
 from .tool import FilePath, Format
 from .tool_server import ToolServer
 
@@ -39,9 +39,9 @@ class WordDocuments(ToolServer):
         for block in document.iter_inner_content():
             if isinstance(block, Table):
                 if extract_tables:
-                    parts.append(table([[cell.text for cell in row.cells] for row in block.rows]))
+                    parts.append(format_table([[cell.text for cell in row.cells] for row in block.rows]))
             elif block.text.strip():
-                parts.append(_paragraph(block, headings))
+                parts.append(_format_paragraph(block, headings))
         about: dict[str, Any] = {}
         if extract_headers_footers:
             sections = [(section.header, section.footer) for section in document.sections]
@@ -50,14 +50,14 @@ class WordDocuments(ToolServer):
         if include_structure:
             about["structure"] = headings
         if extract_images:
-            about["images"] = self._images(file_path, document.part.package.iter_parts())
-        return formatted("\n\n".join(parts), output_format, about)
+            about["images"] = self._write_images(file_path, document.part.package.iter_parts())
+        return format_document("\n\n".join(parts), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files that this server reads."""
         return [".docx"]
 
-    def _images(self, file_path: str, parts: Any) -> list[str]:
+    def _write_images(self, file_path: str, parts: Any) -> list[str]:
         images = [part for part in parts if part.content_type.startswith("image/")][:MAX_IMAGES]
         written = []
         for part in images:
@@ -70,7 +70,7 @@ class WordDocuments(ToolServer):
 tools = WordDocuments.tools
 
 
-def _paragraph(paragraph: Any, headings: list[str]) -> str:
+def _format_paragraph(paragraph: Any, headings: list[str]) -> str:
     style = paragraph.style.name if paragraph.style is not None else ""
     text: str = paragraph.text.strip()
     if style == "Title" or style.startswith("Heading"):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .documents import MAX_FILE, checked_archive, formatted, table
+from .documents import MAX_FILE, checked_archive, format_document, format_table
 from .tool import FilePath, Format
 from .tool_server import ToolServer
 
@@ -42,26 +42,26 @@ class Slides(ToolServer):
             title = slide.shapes.title.text.strip() if slide.shapes.title is not None else ""
             titles.append(f"{number}. {title}")
             parts.append(f"## Slide {number}{': ' + title if title else ''}")
-            for shape in _shapes(slide.shapes, MAX_DEPTH):
+            for shape in _walk_shapes(slide.shapes, MAX_DEPTH):
                 if slide.shapes.title is not None and shape.shape_id == slide.shapes.title.shape_id:
                     continue
                 if getattr(shape, "has_table", False):
-                    parts.append(table([[cell.text for cell in row.cells] for row in shape.table.rows]))
+                    parts.append(format_table([[cell.text for cell in row.cells] for row in shape.table.rows]))
                 elif getattr(shape, "has_text_frame", False) and shape.text_frame.text.strip():
                     parts.append(shape.text_frame.text.strip())
                 elif extract_images and hasattr(shape, "image") and len(images) < MAX_IMAGES:
-                    images.append(self._image(file_path, number, len(images), shape.image))
+                    images.append(self._write_image(file_path, number, len(images), shape.image))
             if extract_notes and slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
                 notes = slide.notes_slide.notes_text_frame.text.strip()
                 parts += [f"Notes: {notes}"] if notes else []
         about: dict[str, Any] = {"structure": titles if include_structure else [], "images": images}
-        return formatted("\n\n".join(parts), output_format, about)
+        return format_document("\n\n".join(parts), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files that this server reads."""
         return [".pptx"]
 
-    def _image(self, file_path: str, slide: int, number: int, image: Any) -> str:
+    def _write_image(self, file_path: str, slide: int, number: int, image: Any) -> str:
         path = f"{PurePosixPath(file_path).stem}_images/slide{slide}_{number}.{image.ext}"
         self.folder.write(path, image.blob)
         return path
@@ -70,9 +70,9 @@ class Slides(ToolServer):
 tools = Slides.tools
 
 
-def _shapes(shapes: Iterable[Any], depth: int) -> Iterable[Any]:
+def _walk_shapes(shapes: Iterable[Any], depth: int) -> Iterable[Any]:
     for shape in shapes:
         if depth and hasattr(shape, "shapes"):
-            yield from _shapes(shape.shapes, depth - 1)
+            yield from _walk_shapes(shape.shapes, depth - 1)
         else:
             yield shape

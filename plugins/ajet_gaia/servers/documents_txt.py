@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .documents import formatted
+from .documents import encoding_of, format_document
 from .tool import FilePath, Format, ToolError
 from .tool_server import ToolServer
 
@@ -31,10 +31,13 @@ class TextDocuments(ToolServer):
         with self.folder.read(file_path) as file:
             data = file.read(self.settings.max_bytes * 4)
             size = file.seek(0, 2)
-        text = _decoded(data, encoding, cut=len(data) < size)
+        found = encoding_of(data, encoding, is_whole=len(data) == size)
+        if not encoding and found != "utf-16" and b"\0" in data[:8192]:
+            raise ToolError("this is no text file")
+        text = data.decode(found, "replace")
         limit = max_content_length or self.settings.max_bytes - NOTES
         note = f"only the first {limit} characters are shown" if len(text) > limit or len(data) < size else ""
-        return formatted(text[:limit], output_format, {"bytes": size, "note": note} if note else {})
+        return format_document(text[:limit], output_format, {"bytes": size, "note": note} if note else {})
 
     def list_supported_formats(self) -> list[str]:
         """Kinds of files that this server reads."""
@@ -42,21 +45,3 @@ class TextDocuments(ToolServer):
 
 
 tools = TextDocuments.tools
-
-
-def _decoded(data: bytes, asked: str, *, cut: bool) -> str:
-    if asked:
-        try:
-            return data.decode(asked, "replace")
-        except LookupError:
-            raise ToolError(f"there is no encoding {asked}") from None
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16", "replace")
-    if b"\0" in data[:8192]:
-        raise ToolError("this is no text file")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        if cut and error.start > len(data) - 4:  # within a character
-            return data.decode("utf-8", "ignore")
-    return data.decode("latin-1")

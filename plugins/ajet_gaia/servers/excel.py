@@ -32,7 +32,7 @@ class Excel(WorkbookServer):
         preview_only: bool = False,
     ) -> dict[str, Any]:
         """Values of a range."""
-        sheet = sheet_of(self._open_workbook(filepath, values=True), sheet_name)
+        sheet = self._open_sheet(filepath, sheet_name, values=True)
         left, top, _, _ = box(start_cell)
         right, bottom = max(sheet.max_column, left), max(sheet.max_row, top)
         if end_cell:
@@ -47,8 +47,7 @@ class Excel(WorkbookServer):
     ) -> str:
         """Write rows of values, from a cell on."""
         left, top, _, _ = box(start_cell)
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             for down, row in enumerate(data):
                 for right, value in enumerate(row):
                     sheet.cell(top + down, left + right, value)
@@ -56,17 +55,17 @@ class Excel(WorkbookServer):
 
     def apply_formula(self, filepath: str, sheet_name: str, cell: Cell, formula: str) -> str:
         """Write a formula into a cell."""
-        _checked_formula(formula)
+        _check_formula(formula)
         left, top, _, _ = box(cell)
-        with self._change_workbook(filepath) as workbook:
-            sheet_of(workbook, sheet_name).cell(top, left, f"={formula.lstrip('=')}")
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            sheet.cell(top, left, f"={formula.lstrip('=')}")
         return f"{cell} is ={formula.lstrip('=')}"
 
     def validate_formula_syntax(self, filepath: str, sheet_name: str, cell: Cell, formula: str) -> str:
         """Whether a formula's brackets, quotes and references are well formed."""
-        sheet_of(self._open_workbook(filepath), sheet_name)
+        self._open_sheet(filepath, sheet_name)
         box(cell)
-        _checked_formula(formula)
+        _check_formula(formula)
         return "well formed"
 
     def format_range(
@@ -97,16 +96,15 @@ class Excel(WorkbookServer):
             italic=italic,
             underline="single" if underline else None,
             size=font_size or None,
-            color=_color(font_color),
+            color=_check_color(font_color),
         )
-        side = Side(style=border_style or None, color=_color(border_color))
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        side = Side(style=border_style or None, color=_check_color(border_color))
+        with self._change_sheet(filepath, sheet_name) as sheet:
             for row in cells(sheet, borders):
                 for each in row:
                     each.font = font
                     if bg_color:
-                        each.fill = PatternFill("solid", fgColor=_color(bg_color))
+                        each.fill = PatternFill("solid", fgColor=_check_color(bg_color))
                     if border_style:
                         each.border = Border(left=side, right=side, top=side, bottom=side)
                     if alignment or wrap_text:
@@ -125,30 +123,29 @@ class Excel(WorkbookServer):
     def create_worksheet(self, filepath: str, sheet_name: str) -> str:
         """Add a sheet."""
         with self._change_workbook(filepath) as workbook:
-            _free(workbook, sheet_name)
+            _check_sheet_name(workbook, sheet_name)
             workbook.create_sheet(sheet_name)
         return f"{sheet_name} is there"
 
     def copy_worksheet(self, filepath: str, source_sheet: str, target_sheet: str) -> str:
         """Copy a sheet within its workbook."""
         with self._change_workbook(filepath) as workbook:
-            _free(workbook, target_sheet)
+            _check_sheet_name(workbook, target_sheet)
             workbook.copy_worksheet(sheet_of(workbook, source_sheet)).title = target_sheet
         return f"{target_sheet} is there"
 
     def delete_worksheet(self, filepath: str, sheet_name: str) -> str:
         """Remove a sheet."""
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
-            if len(workbook.sheetnames) == 1:
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            if len(sheet.parent.sheetnames) == 1:
                 raise ToolError("a workbook keeps one sheet at least")
-            workbook.remove(sheet)
+            sheet.parent.remove(sheet)
         return f"{sheet_name} is gone"
 
     def rename_worksheet(self, filepath: str, old_name: str, new_name: str) -> str:
         """Give a sheet another name."""
         with self._change_workbook(filepath) as workbook:
-            _free(workbook, new_name)
+            _check_sheet_name(workbook, new_name)
             sheet_of(workbook, old_name).title = new_name
         return f"{old_name} is now {new_name}"
 
@@ -182,8 +179,7 @@ class Excel(WorkbookServer):
             "scatter": charts.ScatterChart,
             "area": charts.AreaChart,
         }
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             made = kinds[chart_type]()
             made.title = title or None
             if chart_type != "pie":
@@ -215,7 +211,7 @@ class Excel(WorkbookServer):
         with self._change_workbook(filepath) as workbook:
             table = [[cell.value for cell in row] for row in cells(sheet_of(workbook, sheet_name), borders)]
             name = f"{sheet_name[:25]}_pivot"
-            _free(workbook, name)
+            _check_sheet_name(workbook, name)
             sheet = workbook.create_sheet(name)
             for row in pivot(table, rows, values, columns or [], agg_func):
                 sheet.append(row)
@@ -233,9 +229,8 @@ class Excel(WorkbookServer):
         from openpyxl.worksheet.table import Table, TableStyleInfo
 
         borders = box(data_range)
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
-            name = table_name or f"Table{sum(len(each.tables) for each in workbook.worksheets) + 1}"
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            name = table_name or f"Table{sum(len(each.tables) for each in sheet.parent.worksheets) + 1}"
             made = Table(displayName=name, ref=coordinates(borders))
             made.tableStyleInfo = TableStyleInfo(name=table_style, showRowStripes=True)
             sheet.add_table(made)
@@ -244,15 +239,14 @@ class Excel(WorkbookServer):
     def merge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
         """Merge a range into one cell."""
         borders = box(start_cell, end_cell)
-        with self._change_workbook(filepath) as workbook:
-            sheet_of(workbook, sheet_name).merge_cells(coordinates(borders))
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            sheet.merge_cells(coordinates(borders))
         return f"{coordinates(borders)} is merged"
 
     def unmerge_cells(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: Cell) -> str:
         """Part a merged range."""
         where = coordinates(box(start_cell, end_cell))
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             if where not in {str(merged) for merged in sheet.merged_cells.ranges}:
                 raise ToolError(f"{where} is not merged")
             sheet.unmerge_cells(where)
@@ -260,7 +254,7 @@ class Excel(WorkbookServer):
 
     def get_merged_cells(self, filepath: str, sheet_name: str) -> list[str]:
         """Merged ranges of a sheet."""
-        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
+        sheet = self._open_sheet(filepath, sheet_name)
         return [str(merged) for merged in sheet.merged_cells.ranges]
 
     def copy_range(
@@ -297,8 +291,7 @@ class Excel(WorkbookServer):
     ) -> str:
         """Remove a range; what is below it, or right of it, moves there."""
         left, top, right, bottom = borders = box(start_cell, end_cell)
-        with self._change_workbook(filepath) as workbook:
-            sheet = sheet_of(workbook, sheet_name)
+        with self._change_sheet(filepath, sheet_name) as sheet:
             for row in cells(sheet, borders):
                 for each in row:
                     each.value = None
@@ -313,7 +306,7 @@ class Excel(WorkbookServer):
     def validate_excel_range(self, filepath: str, sheet_name: str, start_cell: Cell, end_cell: str = "") -> str:
         """Whether a range is one, and whether data stands in it."""
         borders = box(start_cell, end_cell)
-        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
+        sheet = self._open_sheet(filepath, sheet_name)
         filled = borders[0] <= sheet.max_column and borders[1] <= sheet.max_row
         return f"{coordinates(borders)} is a range; data of the sheet: {sheet.dimensions}" + (
             "" if filled else "; nothing stands in it"
@@ -321,7 +314,7 @@ class Excel(WorkbookServer):
 
     def get_data_validation_info(self, filepath: str, sheet_name: str) -> list[dict[str, Any]]:
         """Rules for what may be entered where."""
-        sheet = sheet_of(self._open_workbook(filepath), sheet_name)
+        sheet = self._open_sheet(filepath, sheet_name)
         return [
             {"range": str(rule.sqref), "type": rule.type, "operator": rule.operator, "formula": rule.formula1}
             for rule in sheet.data_validations.dataValidation
@@ -331,51 +324,51 @@ class Excel(WorkbookServer):
         self, filepath: str, sheet_name: str, start_row: int, count: Annotated[int, Field(ge=1, le=10_000)] = 1
     ) -> str:
         """Insert empty rows before a row."""
-        return self._moved(filepath, sheet_name, "insert_rows", start_row, count)
+        return self._shift_cells(filepath, sheet_name, "insert_rows", start_row, count)
 
     def insert_columns(
         self, filepath: str, sheet_name: str, start_col: int, count: Annotated[int, Field(ge=1, le=1000)] = 1
     ) -> str:
         """Insert empty columns before a column, counted from 1."""
-        return self._moved(filepath, sheet_name, "insert_cols", start_col, count)
+        return self._shift_cells(filepath, sheet_name, "insert_cols", start_col, count)
 
     def delete_sheet_rows(
         self, filepath: str, sheet_name: str, start_row: int, count: Annotated[int, Field(ge=1)] = 1
     ) -> str:
         """Remove rows."""
-        return self._moved(filepath, sheet_name, "delete_rows", start_row, count)
+        return self._shift_cells(filepath, sheet_name, "delete_rows", start_row, count)
 
     def delete_sheet_columns(
         self, filepath: str, sheet_name: str, start_col: int, count: Annotated[int, Field(ge=1)] = 1
     ) -> str:
         """Remove columns, counted from 1."""
-        return self._moved(filepath, sheet_name, "delete_cols", start_col, count)
+        return self._shift_cells(filepath, sheet_name, "delete_cols", start_col, count)
 
-    def _moved(self, filepath: str, sheet_name: str, method: str, start: int, count: int) -> str:
+    def _shift_cells(self, filepath: str, sheet_name: str, method: str, start: int, count: int) -> str:
         if start < 1:
             raise ToolError("rows and columns are counted from 1")
-        with self._change_workbook(filepath) as workbook:
-            getattr(sheet_of(workbook, sheet_name), method)(start, count)
+        with self._change_sheet(filepath, sheet_name) as sheet:
+            getattr(sheet, method)(start, count)
         return "done; formulas keep the cells that they name"
 
 
 tools = Excel.tools
 
 
-def _free(workbook: Any, name: str) -> None:
+def _check_sheet_name(workbook: Any, name: str) -> None:
     if name in workbook.sheetnames:
         raise ToolError(f"there is a sheet {name} already")
     if not 0 < len(name) <= 31 or set(name) & set("[]:*?/\\"):
         raise ToolError(f"{name!r} is no name of a sheet: at most 31 characters, none of []:*?/\\")
 
 
-def _color(text: str) -> str | None:
+def _check_color(text: str) -> str | None:
     if text and not (len(text.lstrip("#")) in (6, 8) and all(each in "0123456789abcdefABCDEF#" for each in text)):
         raise ToolError(f"{text} is no colour; FF0000 is one")
     return text.lstrip("#") or None
 
 
-def _checked_formula(formula: str) -> None:
+def _check_formula(formula: str) -> None:
     from openpyxl.formula import Tokenizer
     from openpyxl.formula.tokenizer import TokenizerError
 

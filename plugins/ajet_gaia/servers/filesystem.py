@@ -41,7 +41,7 @@ class Files(ToolServer):
 
     def read_file(self, path: FilePath) -> str:
         """Content of a text file, as read_text_file."""
-        return self._text(path)
+        return self._read_text(path)
 
     def read_text_file(
         self,
@@ -52,7 +52,7 @@ class Files(ToolServer):
         """Content of a text file."""
         if head and tail:
             raise ToolError("head or tail, not both")
-        text = self._text(path)
+        text = self._read_text(path)
         if not head and not tail:
             return text
         lines = text.splitlines()
@@ -71,7 +71,7 @@ class Files(ToolServer):
         parts = []
         for path in paths:
             try:
-                parts.append(f"{path}:\n{self._text(path)}")
+                parts.append(f"{path}:\n{self._read_text(path)}")
             except ToolError as error:
                 parts.append(f"{path}: {error}")
         return "\n---\n".join(parts)
@@ -83,7 +83,7 @@ class Files(ToolServer):
 
     def edit_file(self, path: FilePath, edits: list[Edit], dryRun: bool = False) -> str:
         """Replace texts in a file, each found once, or everywhere with `all`; answers the difference."""
-        before = after = self._text(path)
+        before = after = self._read_text(path)
         for edit in edits:
             found = after.count(edit["oldText"]) if edit["oldText"] else 0
             if not found or (found > 1 and not edit.get("all")):
@@ -100,18 +100,18 @@ class Files(ToolServer):
 
     def list_directory(self, path: DirectoryPath) -> str:
         """Names in a directory."""
-        return "\n".join(_line(entry) for entry in self.folder.entries(path)) or "[empty]"
+        return "\n".join(_format_entry(entry) for entry in self.folder.entries(path)) or "[empty]"
 
     def list_directory_with_sizes(self, path: DirectoryPath, sortBy: Literal["name", "size"] = "name") -> str:
         """Names in a directory, with sizes in bytes."""
         entries = self.folder.entries(path)
         if sortBy == "size":
             entries.sort(key=lambda entry: -entry.size)
-        return "\n".join(f"{_line(entry)} {entry.size}" for entry in entries) or "[empty]"
+        return "\n".join(f"{_format_entry(entry)} {entry.size}" for entry in entries) or "[empty]"
 
     def directory_tree(self, path: DirectoryPath, excludePatterns: list[str] | None = None) -> str:
         """All that is below a directory, a path a line."""
-        return self._listed(path, "*", excludePatterns or [])
+        return self._list_matches(path, "*", excludePatterns or [])
 
     def move_file(self, source: FilePath, destination: FilePath) -> str:
         """Move or rename a file or a directory; nothing is replaced."""
@@ -134,7 +134,7 @@ class Files(ToolServer):
         excludePatterns: list[str] | None = None,
     ) -> str:
         """Paths below a directory that a pattern fits."""
-        return self._listed(path, pattern, excludePatterns or [])
+        return self._list_matches(path, pattern, excludePatterns or [])
 
     def get_file_info(self, path: FilePath) -> dict[str, Any]:
         """Kind, size, time and permissions of a file."""
@@ -146,37 +146,37 @@ class Files(ToolServer):
         """The folders that this server reads; the first one it writes, too."""
         return [str(root) for root in (self.folder.root, *self.folder.readable)]
 
-    def _text(self, path: str) -> str:
+    def _read_text(self, path: str) -> str:
         return self.folder.read_bytes(path, MAX_TEXT).decode("utf-8", "replace")
 
-    def _listed(self, path: str, pattern: str, excluded: list[str]) -> str:
+    def _list_matches(self, path: str, pattern: str, excluded: list[str]) -> str:
         found: list[str] = []
-        for below, entry in self._walked(path, "", excluded):
-            if _fits(below, [pattern]):
+        for below, entry in self._walk_entries(path, "", excluded):
+            if _matches_any(below, [pattern]):
                 if len(found) == MAX_FOUND:
                     found.append(f"[more than {MAX_FOUND}: the rest is left out]")
                     break
                 found.append(f"{below}/" if entry.kind == "directory" else below)
         return "\n".join(found) or "[none]"
 
-    def _walked(self, path: str, below: str, excluded: list[str], depth: int = 0) -> Iterator[tuple[str, Entry]]:
+    def _walk_entries(self, path: str, below: str, excluded: list[str], depth: int = 0) -> Iterator[tuple[str, Entry]]:
         for entry in self.folder.entries(os.path.join(path, below)):
             name = os.path.join(below, entry.name)
-            if _fits(name, excluded):
+            if _matches_any(name, excluded):
                 continue
             yield name, entry
             if entry.kind == "directory" and depth < 50:
-                yield from self._walked(path, name, excluded, depth + 1)
+                yield from self._walk_entries(path, name, excluded, depth + 1)
 
 
 tools = Files.tools
 
 
-def _line(entry: Entry) -> str:
+def _format_entry(entry: Entry) -> str:
     word = {"directory": "[DIR]", "file": "[FILE]", "link": "[LINK]"}.get(entry.kind, "[OTHER]")
     return f"{word} {entry.name}"
 
 
-def _fits(path: str, patterns: list[str]) -> bool:
+def _matches_any(path: str, patterns: list[str]) -> bool:
     name = path.rsplit("/", 1)[-1]
     return any(fnmatch.fnmatch(path, pattern) or fnmatch.fnmatch(name, pattern) for pattern in patterns)

@@ -67,7 +67,7 @@ class Folder:
     def directory(self, path: str, *, write: bool = False, make: bool = False) -> Iterator[int]:
         """A descriptor of a directory, made with its parents if asked."""
         root, parts = self.parts(path, write=write)
-        with _walked(root, parts, path, make=make) as descriptor:
+        with _walk_path(root, parts, path, make=make) as descriptor:
             yield descriptor
 
     @contextmanager
@@ -76,12 +76,12 @@ class Folder:
         root, parts = self.parts(path, write=write)
         if not parts:
             raise ToolError(f"{path} is the folder itself")
-        with _walked(root, parts[:-1], path, make=make) as descriptor:
+        with _walk_path(root, parts[:-1], path, make=make) as descriptor:
             yield descriptor, parts[-1]
 
     def read(self, path: str) -> BinaryIO:
         """A file, opened for reading."""
-        return os.fdopen(self._open(path, os.O_RDONLY), "rb")
+        return os.fdopen(self._open_file(path, os.O_RDONLY), "rb")
 
     def read_bytes(self, path: str, limit: int) -> bytes:
         """A file's content; one of more than `limit` bytes is refused."""
@@ -94,7 +94,7 @@ class Folder:
     def write(self, path: str, data: bytes, *, append: bool = False, new: bool = False) -> None:
         """Write a whole file, its directories with it; `new`: only where there is none."""
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0) | (os.O_EXCL if new else 0)
-        with os.fdopen(self._open(path, flags, make=True), "wb") as file:
+        with os.fdopen(self._open_file(path, flags, make=True), "wb") as file:
             if not append:
                 file.truncate(0)
             file.write(data)
@@ -109,7 +109,7 @@ class Folder:
     def entries(self, path: str) -> list[Entry]:
         """What a directory holds, by name."""
         with self.directory(path) as descriptor:
-            return [self._entry(descriptor, name) for name in sorted(os.listdir(descriptor))]
+            return [self._stat_entry(descriptor, name) for name in sorted(os.listdir(descriptor))]
 
     def entry(self, path: str) -> Entry:
         """What a path is."""
@@ -119,23 +119,23 @@ class Folder:
             return Entry(str(root), "directory", found.st_size, found.st_mtime, found.st_mode)
         with self.parent(path, write=False) as (descriptor, name):
             try:
-                return self._entry(descriptor, name)
+                return self._stat_entry(descriptor, name)
             except FileNotFoundError:
                 raise ToolError(f"there is no {path}") from None
 
-    def _entry(self, descriptor: int, name: str) -> Entry:
+    def _stat_entry(self, descriptor: int, name: str) -> Entry:
         found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
         kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"), (stat.S_ISLNK, "link"))
         kind = next((word for holds, word in kinds if holds(found.st_mode)), "other")
         return Entry(name, kind, found.st_size, found.st_mtime, found.st_mode)
 
-    def _open(self, path: str, flags: int, *, make: bool = False) -> int:
+    def _open_file(self, path: str, flags: int, *, make: bool = False) -> int:
         write = bool(flags & os.O_WRONLY)
         with self.parent(path, write=write, make=make) as (descriptor, name):
             try:
                 opened = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644, dir_fd=descriptor)
             except OSError as error:
-                raise ToolError(_said(error, path)) from None
+                raise ToolError(_explain_error(error, path)) from None
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             os.close(opened)
             raise ToolError(f"{path} is no regular file")
@@ -144,7 +144,7 @@ class Folder:
 
 
 @contextmanager
-def _walked(root: Path, parts: Sequence[str], path: str, *, make: bool) -> Iterator[int]:
+def _walk_path(root: Path, parts: Sequence[str], path: str, *, make: bool) -> Iterator[int]:
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for part in parts:
@@ -154,7 +154,7 @@ def _walked(root: Path, parts: Sequence[str], path: str, *, make: bool) -> Itera
             try:
                 deeper = os.open(part, DIRECTORY, dir_fd=descriptor)
             except OSError as error:
-                raise ToolError(_said(error, path)) from None
+                raise ToolError(_explain_error(error, path)) from None
             os.close(descriptor)
             descriptor = deeper
         yield descriptor
@@ -162,7 +162,7 @@ def _walked(root: Path, parts: Sequence[str], path: str, *, make: bool) -> Itera
         os.close(descriptor)
 
 
-def _said(error: OSError, path: str) -> str:
+def _explain_error(error: OSError, path: str) -> str:
     if error.errno == errno.ELOOP:
         return f"{path} is {LINK}"
     if error.errno == errno.ENOTDIR:

@@ -34,31 +34,31 @@ class Repositories(ToolServer):
 
     def git_status(self, repo_path: Repository) -> str:
         """State of the working tree."""
-        return self._git(repo_path, "status")
+        return self._run_git(repo_path, "status")
 
     def git_diff_unstaged(self, repo_path: Repository, context_lines: Context = 3) -> str:
         """Changes that are not staged."""
-        return self._git(repo_path, "diff", f"--unified={context_lines}")
+        return self._run_git(repo_path, "diff", f"--unified={context_lines}")
 
     def git_diff_staged(self, repo_path: Repository, context_lines: Context = 3) -> str:
         """Changes that are staged."""
-        return self._git(repo_path, "diff", f"--unified={context_lines}", "--cached")
+        return self._run_git(repo_path, "diff", f"--unified={context_lines}", "--cached")
 
     def git_diff(self, repo_path: Repository, target: str, context_lines: Context = 3) -> str:
         """Difference to a branch or commit."""
-        return self._git(repo_path, "diff", f"--unified={context_lines}", _word(target), "--")
+        return self._run_git(repo_path, "diff", f"--unified={context_lines}", _check_revision(target), "--")
 
     def git_commit(self, repo_path: Repository, message: str) -> str:
         """Commit what is staged."""
-        return self._git(repo_path, "commit", f"--message={message}")
+        return self._run_git(repo_path, "commit", f"--message={message}")
 
     def git_add(self, repo_path: Repository, files: list[str]) -> str:
         """Stage files."""
-        return self._git(repo_path, "add", "--", *files) or "staged"
+        return self._run_git(repo_path, "add", "--", *files) or "staged"
 
     def git_reset(self, repo_path: Repository) -> str:
         """Unstage everything."""
-        return self._git(repo_path, "reset") or "nothing is staged"
+        return self._run_git(repo_path, "reset") or "nothing is staged"
 
     def git_log(
         self,
@@ -70,20 +70,22 @@ class Repositories(ToolServer):
         """Commits."""
         since = [f"--since={start_timestamp}"] if start_timestamp else []
         until = [f"--until={end_timestamp}"] if end_timestamp else []
-        return self._git(repo_path, "log", f"--max-count={max_count}", *since, *until)
+        return self._run_git(repo_path, "log", f"--max-count={max_count}", *since, *until)
 
     def git_create_branch(self, repo_path: Repository, branch_name: str, base_branch: str = "") -> str:
         """Make a branch."""
-        base = [_word(base_branch)] if base_branch else []
-        return self._git(repo_path, "branch", _word(branch_name), *base) or f"branch {branch_name} is there"
+        base = [_check_revision(base_branch)] if base_branch else []
+        return (
+            self._run_git(repo_path, "branch", _check_revision(branch_name), *base) or f"branch {branch_name} is there"
+        )
 
     def git_checkout(self, repo_path: Repository, branch_name: str) -> str:
         """Switch to a branch."""
-        return self._git(repo_path, "checkout", _word(branch_name), "--")
+        return self._run_git(repo_path, "checkout", _check_revision(branch_name), "--")
 
     def git_show(self, repo_path: Repository, revision: str) -> str:
         """A commit, with its changes."""
-        return self._git(repo_path, "show", _word(revision), "--")
+        return self._run_git(repo_path, "show", _check_revision(revision), "--")
 
     def git_branch(
         self,
@@ -94,11 +96,11 @@ class Repositories(ToolServer):
     ) -> str:
         """Branches."""
         which: list[str] = {"local": [], "remote": ["--remotes"], "all": ["--all"]}[branch_type]
-        given = [f"--contains={_word(contains)}"] if contains else []
-        given += [f"--no-contains={_word(not_contains)}"] if not_contains else []
-        return self._git(repo_path, "branch", *which, *given)
+        given = [f"--contains={_check_revision(contains)}"] if contains else []
+        given += [f"--no-contains={_check_revision(not_contains)}"] if not_contains else []
+        return self._run_git(repo_path, "branch", *which, *given)
 
-    def _git(self, repo_path: str, *arguments: str) -> str:
+    def _run_git(self, repo_path: str, *arguments: str) -> str:
         if any("\0" in argument for argument in arguments):
             raise ToolError("an argument has no zero bytes")
         with self.folder.directory(repo_path, write=True):
@@ -120,7 +122,7 @@ class Repositories(ToolServer):
 tools = Repositories.tools
 
 
-def _word(given: str) -> str:
+def _check_revision(given: str) -> str:
     if not given or given.startswith("-"):
         raise ToolError(f"{given[:60]!r} names no branch or commit")
     return given

@@ -29,8 +29,8 @@ MAX_TAG = 8192
 def readable(page: str, url: str = "", *, images: bool | Literal["described"] = False) -> tuple[str, str]:
     """The title and the text of an HTML page; addresses of links are absolute if `url` is given. Of images: nothing,
     what they are described by and their address, or the description alone."""
-    reader = _Reader(url, images)
-    for tag, text in _tokens(page):
+    reader = PageReader(url, images)
+    for tag, text in _split_markup(page):
         reader.text(text) if tag is None else reader.tag(tag, text)
     text = "".join(reader.parts)
     text = re.sub(r"\[\s*\]\([^)\s]*\)", "", text)
@@ -38,7 +38,7 @@ def readable(page: str, url: str = "", *, images: bool | Literal["described"] = 
     return reader.title, re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
-def _tokens(page: str) -> Iterator[tuple[str | None, str]]:
+def _split_markup(page: str) -> Iterator[tuple[str | None, str]]:
     """Texts as (None, text), tags as (name, what else stands in it), an end tag's name with its slash; the content of a
     raw element as the second half of its tag."""
     lower, at = page.lower(), 0
@@ -70,7 +70,7 @@ def _tokens(page: str) -> Iterator[tuple[str | None, str]]:
         at = close if close >= 0 else len(page)
 
 
-class _Reader:
+class PageReader:
     def __init__(self, url: str, images: bool | Literal["described"]) -> None:
         self.url, self.images = url, images
         self.parts: list[str] = []
@@ -91,19 +91,19 @@ class _Reader:
         elif tag in SILENT and not rest.endswith("/"):
             self.silent, self.silent_depth = tag, 1
         elif tag in RAW:
-            self._raw(tag, rest)
+            self._read_raw_element(tag, rest)
         elif tag.startswith("/"):
-            self._end(tag[1:])
+            self._end_element(tag[1:])
         else:
-            self._start(tag, rest)
+            self._start_element(tag, rest)
 
-    def _raw(self, tag: str, content: str) -> None:
+    def _read_raw_element(self, tag: str, content: str) -> None:
         if tag == "title" and not self.title:
             self.title = " ".join(unescape(content).split())
         elif tag == "textarea":
             self.text(content)
 
-    def _start(self, tag: str, rest: str) -> None:
+    def _start_element(self, tag: str, rest: str) -> None:
         if tag in BLOCKS:
             self.parts.append("\n" if tag in ("li", "tr", "br") else "\n\n")
         if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit():
@@ -113,16 +113,16 @@ class _Reader:
         elif tag in ("td", "th"):
             self.parts.append(" | ")
         elif tag == "a":
-            self.links.append(self._address(_attribute(rest, "href")))
+            self.links.append(self._link_address(_find_attribute(rest, "href")))
             self.parts.append("[" if self.links[-1] else "")
         elif tag == "img" and self.images == "described":
-            self.parts.append(_attribute(rest, "alt"))
+            self.parts.append(_find_attribute(rest, "alt"))
         elif tag == "img" and self.images:
-            address = self._address(_attribute(rest, "src"))
-            self.parts.append(f"![{_attribute(rest, 'alt')}]({address})" if address else "")
+            address = self._link_address(_find_attribute(rest, "src"))
+            self.parts.append(f"![{_find_attribute(rest, 'alt')}]({address})" if address else "")
         self.preformatted += tag == "pre"
 
-    def _end(self, tag: str) -> None:
+    def _end_element(self, tag: str) -> None:
         if tag == "a" and self.links:
             target = self.links.pop()
             self.parts.append(f"]({target})" if target else "")
@@ -131,7 +131,7 @@ class _Reader:
         if tag == "pre" and self.preformatted:
             self.preformatted -= 1
 
-    def _address(self, given: str) -> str:
+    def _link_address(self, given: str) -> str:
         """An address as a link has it; "" for what leads nowhere: a place in the page, a script, embedded data."""
         try:
             whole = urljoin(self.url, given.strip()) if given and not given.startswith("#") else ""
@@ -141,7 +141,7 @@ class _Reader:
         return "".join(whole.split()) if scheme in ("http", "https", "mailto") else ""
 
 
-def _attribute(rest: str, wanted: str) -> str:
+def _find_attribute(rest: str, wanted: str) -> str:
     for name, value in ATTRIBUTE.findall(rest):
         if name.lower() == wanted:
             return unescape(value.strip("\"'"))

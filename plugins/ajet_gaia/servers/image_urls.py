@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .media import content
-from .media_image import seen
+from .media import read_media
+from .media_image import ask_about_pictures
 from .model import Model
 from .tool_server import ToolServer
 
@@ -23,8 +23,8 @@ class Recognition(ToolServer):
         question: str,
     ) -> str:
         """Answer a question about pictures, by a second model."""
-        pictures = [content(url, self.settings, self.folder) for url in image_urls]
-        return seen(Model("IMAGE", self.settings), pictures, question)
+        pictures = [read_media(url, self.settings, self.folder) for url in image_urls]
+        return ask_about_pictures(Model("IMAGE", self.settings), pictures, question)
 
 
 tools = Recognition.tools

@@ -11,7 +11,7 @@ from .model import Model
 from .settings import Settings
 
 
-def asked(service: str, settings: Settings, role: str, parts: Mapping[str, str], temperature: float) -> str:
+def ask_model(service: str, settings: Settings, role: str, parts: Mapping[str, str], temperature: float) -> str:
     """A model's answer to the parts of a question that are not empty, each under its name."""
     question = "\n\n".join(f"{name}:\n{text}" for name, text in parts.items() if text)
     messages = [{"role": "system", "content": role}, {"role": "user", "content": question}]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .folder import Folder
-from .intelligence import asked
+from .intelligence import ask_model
 from .tool_server import ToolServer
 
 _BLOCK = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
@@ -31,7 +31,7 @@ class CodeWriter(ToolServer):
         """Have a model write Python code for a task."""
         role = f"Write Python code for the task, in {code_style} style. Answer with one code block and nothing else."
         parts = {"Task": task_description, "Requirements": requirements, "Context": context}
-        said = asked("CODE", self.settings, role, parts, temperature)
+        said = ask_model("CODE", self.settings, role, parts, temperature)
         blocks = _BLOCK.findall(said.replace("\r\n", "\n"))
         code = next((text for _, language, text in blocks if language.lower() in ("", "py", "python")), said)
         if save_to_file_path:

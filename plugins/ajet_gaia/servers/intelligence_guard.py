@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .intelligence import asked
+from .intelligence import ask_model
 from .tool_server import ToolServer
 
 Style = Literal["detailed", "concise", "step-by-step"]
@@ -24,7 +24,7 @@ class Guard(ToolServer):
     ) -> str:
         """Have a model look for faults in the reasoning so far."""
         role = f"Find what is wrong, missing or unproven in the reasoning ({guarding_style}), and say how to go on."
-        return asked("GUARD", self.settings, role, {"Task": original_task, "Reasoning": question}, temperature)
+        return ask_model("GUARD", self.settings, role, {"Task": original_task, "Reasoning": question}, temperature)
 
     def get_guarding_capabilities(self) -> dict[str, Any]:
         """Styles of guarding."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .intelligence import asked
+from .intelligence import ask_model
 from .tool_server import ToolServer
 
 Style = Literal["detailed", "concise", "step-by-step"]
@@ -24,7 +24,7 @@ class Thinker(ToolServer):
     ) -> str:
         """Have a model reason about a hard question: mathematics, logic, riddles, planning."""
         role = f"Reason about the question ({reasoning_style}), check the reasoning, then answer."
-        return asked("THINK", self.settings, role, {"Task": original_task, "Question": question}, temperature)
+        return ask_model("THINK", self.settings, role, {"Task": original_task, "Question": question}, temperature)
 
     def get_reasoning_capabilities(self) -> dict[str, Any]:
         """Styles of reasoning."""

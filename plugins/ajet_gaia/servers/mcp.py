@@ -17,15 +17,15 @@ import anyio
 import anyio.to_thread
 
 from .settings import Settings
-from .tool import Image, Tool, ToolError, bounded
+from .tool import FunctionTool, Image, ToolError, bounded
 
 
-def serve(name: str, tools: Sequence[Tool], settings: Settings, *, off: str = "") -> None:
+def serve(name: str, tools: Sequence[FunctionTool], settings: Settings, *, off: str = "") -> None:
     """Until stdin ends."""
-    anyio.run(partial(_serve, name, tools, settings, off))
+    anyio.run(partial(_serve_tools, name, tools, settings, off))
 
 
-async def _serve(name: str, tools: Sequence[Tool], settings: Settings, off: str) -> None:
+async def _serve_tools(name: str, tools: Sequence[FunctionTool], settings: Settings, off: str) -> None:
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
     from mcp.types import CallToolResult, ListToolsResult
@@ -39,7 +39,7 @@ async def _serve(name: str, tools: Sequence[Tool], settings: Settings, off: str)
 
     async def called(tool: str, arguments: Mapping[str, Any] | None) -> CallToolResult:
         answer = await anyio.to_thread.run_sync(
-            partial(answered, by_name, tool, arguments or {}, settings, off), abandon_on_cancel=True
+            partial(answer_call, by_name, tool, arguments or {}, settings, off), abandon_on_cancel=True
         )
         return CallToolResult.model_validate(answer)
 
@@ -61,13 +61,13 @@ async def _serve(name: str, tools: Sequence[Tool], settings: Settings, off: str)
         newer: Any = Server
         server = newer(name, on_list_tools=on_list, on_call_tool=on_call)
 
-    wire_in, wire_out = _wire()
+    wire_in, wire_out = _claim_pipes()
     async with stdio_server(wire_in, wire_out) as (read, write):
         await server.run(read, write, server.create_initialization_options())
 
 
-def answered(
-    tools: Mapping[str, Tool], name: str, arguments: Mapping[str, Any], settings: Settings, off: str
+def answer_call(
+    tools: Mapping[str, FunctionTool], name: str, arguments: Mapping[str, Any], settings: Settings, off: str
 ) -> dict[str, Any]:
     """The result of a call as MCP writes it."""
     try:
@@ -77,22 +77,22 @@ def answered(
             raise ToolError(f"there is no tool {name}; there are: {', '.join(tools)}")
         answer = tools[name].call(arguments, settings)
     except ToolError as error:
-        return _failed(str(error), settings)
+        return _failed_result(str(error), settings)
     except OSError as error:
-        return _failed(f"{error.strerror or error}", settings)
+        return _failed_result(f"{error.strerror or error}", settings)
     except Exception as error:  # noqa: BLE001 - libraries raise anything over a hostile file; the model gets to know
-        return _failed(f"{type(error).__name__}: {error}", settings)
+        return _failed_result(f"{type(error).__name__}: {error}", settings)
     if isinstance(answer, Image):
         data = base64.b64encode(answer.data).decode("ascii")
         return {"content": [{"type": "image", "data": data, "mimeType": answer.mime}]}
     return {"content": [{"type": "text", "text": answer}]}
 
 
-def _failed(why: str, settings: Settings) -> dict[str, Any]:
+def _failed_result(why: str, settings: Settings) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": bounded(why, settings.max_bytes)}], "isError": True}
 
 
-def _wire() -> tuple[Any, Any]:
+def _claim_pipes() -> tuple[Any, Any]:
     """Stdin and stdout for the protocol alone; descriptors 0 and 1 are nothing and stderr from here on."""
     read, write = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

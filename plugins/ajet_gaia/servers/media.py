@@ -21,7 +21,7 @@ from .tool import ToolError
 from .web import get
 
 
-def content(given: str, settings: Settings, folder: Folder) -> bytes:
+def read_media(given: str, settings: Settings, folder: Folder) -> bytes:
     """The bytes of a file, or of what an address answers."""
     if given.startswith(("http://", "https://")):
         reply = get(given, settings, limit=min(MAX_FILE, settings.max_download))
@@ -31,12 +31,12 @@ def content(given: str, settings: Settings, folder: Folder) -> bytes:
     return folder.read_bytes(given, MAX_FILE)
 
 
-def opened(given: str, settings: Settings, folder: Folder) -> BinaryIO:
+def open_media(given: str, settings: Settings, folder: Folder) -> BinaryIO:
     """A file, or what an address answers, as a file to read."""
     if not given.startswith(("http://", "https://")):
         return folder.read(given)
     kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    kept.write(content(given, settings, folder))
+    kept.write(read_media(given, settings, folder))
     kept.seek(0)
     return kept
 
@@ -48,7 +48,7 @@ def ffmpeg(
     source = f"/dev/fd/{file.fileno()}"
     with tempfile.TemporaryDirectory() as nowhere:
         done = run(
-            [_ffmpeg(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file", *before, "-i", source, *after],
+            [_find_ffmpeg(), "-hide_banner", "-nostdin", "-protocol_whitelist", "file", *before, "-i", source, *after],
             folder=Path(nowhere),
             timeout=settings.timeout,
             limit=settings.max_bytes,
@@ -61,7 +61,7 @@ def ffmpeg(
     return done
 
 
-def told(file: BinaryIO, settings: Settings) -> list[str]:
+def describe_media(file: BinaryIO, settings: Settings) -> list[str]:
     """What ffmpeg says of a file: its kind, duration and streams, a line each."""
     said = ffmpeg(file, [], [], settings, fails=False).errors
     lines = [line.strip() for line in said.splitlines()]
@@ -76,7 +76,7 @@ def size_of(file: BinaryIO) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _ffmpeg() -> str:
+def _find_ffmpeg() -> str:
     found = shutil.which("ffmpeg")
     if found is not None:
         return found

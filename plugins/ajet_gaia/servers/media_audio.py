@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .media import content, ffmpeg, opened, size_of, told
+from .media import describe_media, ffmpeg, open_media, read_media, size_of
 from .model import Model
 from .tool import FilePath
 from .tool_server import ToolServer
@@ -28,13 +28,13 @@ class Audio(ToolServer):
         output_format: Literal["text", "json", "srt", "vtt"] = "text",
     ) -> str:
         """What is said in a recording."""
-        audio = content(file_path, self.settings, self.folder)
+        audio = read_media(file_path, self.settings, self.folder)
         return Model("AUDIO", self.settings).transcribe(PurePosixPath(file_path).name, audio, output_format)
 
     def extract_audio_metadata(self, file_path: FilePath) -> dict[str, Any]:
         """Duration, format and streams of a recording."""
-        with opened(file_path, self.settings, self.folder) as file:
-            return {"bytes": size_of(file), "streams": told(file, self.settings)}
+        with open_media(file_path, self.settings, self.folder) as file:
+            return {"bytes": size_of(file), "streams": describe_media(file, self.settings)}
 
     def trim_audio(
         self,
@@ -46,7 +46,7 @@ class Audio(ToolServer):
         path = PurePosixPath(file_path)
         target = str(path.with_name(f"{path.stem}_{start_time:g}_{duration:g}.wav"))
         length = ["-t", f"{duration}"] if duration else []
-        with opened(file_path, self.settings, self.folder) as file, self.folder.scratch() as kept:
+        with open_media(file_path, self.settings, self.folder) as file, self.folder.scratch() as kept:
             ffmpeg(file, ["-ss", f"{start_time}"], [*length, "-vn", "-f", "wav", "-y", str(kept)], self.settings)
             self.folder.write(target, kept.read_bytes())
         return f"{target} is written"

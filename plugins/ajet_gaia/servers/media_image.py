@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from .media import content
+from .media import read_media
 from .model import Model
 from .process import run
 from .tool import FilePath, ToolError
@@ -39,7 +39,7 @@ class Pictures(ToolServer):
             raise ToolError("this tool is off: the program tesseract is not installed")
         if re.fullmatch(r"[A-Za-z_+]{2,40}", language) is None:
             raise ToolError(f"{language[:40]} is no language; eng is one")
-        picture = opened_picture(content(file_path, self.settings, self.folder))
+        picture = open_picture(read_media(file_path, self.settings, self.folder))
         if preprocess:
             from PIL import ImageOps
 
@@ -60,11 +60,13 @@ class Pictures(ToolServer):
         self, file_path: FilePath, task: Annotated[str, Field(description="what to look for")] = "Describe the picture."
     ) -> str:
         """What a picture shows, by a second model."""
-        return seen(Model("IMAGE", self.settings), [content(file_path, self.settings, self.folder)], task)
+        return ask_about_pictures(
+            Model("IMAGE", self.settings), [read_media(file_path, self.settings, self.folder)], task
+        )
 
     def get_image_metadata(self, file_path: FilePath) -> dict[str, Any]:
         """Format, size and EXIF of a picture."""
-        picture = opened_picture(content(file_path, self.settings, self.folder))
+        picture = open_picture(read_media(file_path, self.settings, self.folder))
         from PIL.ExifTags import TAGS
 
         exif = {TAGS.get(tag, str(tag)): str(value)[:200] for tag, value in picture.getexif().items()}
@@ -75,7 +77,7 @@ class Pictures(ToolServer):
 tools = Pictures.tools
 
 
-def opened_picture(data: bytes) -> Any:
+def open_picture(data: bytes) -> Any:
     """A picture, of which only the head has been read."""
     try:
         from PIL import Image, UnidentifiedImageError
@@ -91,16 +93,16 @@ def opened_picture(data: bytes) -> Any:
     return picture
 
 
-def seen(model: Model, pictures: list[bytes], question: str) -> str:
+def ask_about_pictures(model: Model, pictures: list[bytes], question: str) -> str:
     """A model's answer to a question about pictures."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": question}]
     for data in pictures:
-        address = f"data:{kind_of(data)};base64,{base64.b64encode(data).decode()}"
+        address = f"data:{picture_type(data)};base64,{base64.b64encode(data).decode()}"
         parts.append({"type": "image_url", "image_url": {"url": address}})
     return model.chat([{"role": "user", "content": parts}], 0.1)
 
 
-def kind_of(data: bytes) -> str:
+def picture_type(data: bytes) -> str:
     """A picture's MIME type, by its first bytes."""
     heads = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"RIFF": "WEBP"}
     name = next((name for head, name in heads.items() if data.startswith(head)), None)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field
 
-from .media import ffmpeg, opened
-from .media_image import seen
+from .media import ffmpeg, open_media
+from .media_image import ask_about_pictures
 from .model import Model
 from .tool import Shape, ToolError
 from .tool_server import ToolServer
@@ -38,7 +38,7 @@ class Videos(ToolServer):
         max_workers: Annotated[int, Field(description="not needed here", ge=1)] = 1,
     ) -> str | dict[str, Any]:
         """Answer a question about a video, by a second model that sees pictures of it."""
-        return self._answered(video_url, question, sample_rate, start_time, end_time, output_format)
+        return self._answer_question(video_url, question, sample_rate, start_time, end_time, output_format)
 
     def summarize_video(
         self,
@@ -50,7 +50,7 @@ class Videos(ToolServer):
     ) -> str | dict[str, Any]:
         """Say what happens in a video, by a second model that sees pictures of it."""
         question = "These are pictures of one video, in order. Say what happens in it."
-        return self._answered(video_url, question, sample_rate, start_time, end_time, output_format)
+        return self._answer_question(video_url, question, sample_rate, start_time, end_time, output_format)
 
     def extract_keyframes(
         self,
@@ -62,23 +62,23 @@ class Videos(ToolServer):
     ) -> list[str]:
         """Write pictures from around a time of a video into the working folder."""
         start = max(0.0, target_time - window_size / 2)
-        with opened(video_path, self.settings, self.folder) as file:
-            pictures = self._pictures(file, 1.0, start, start + window_size, output_format)
+        with open_media(video_path, self.settings, self.folder) as file:
+            pictures = self._extract_pictures(file, 1.0, start, start + window_size, output_format)
         folder = output_dir or f"{PurePosixPath(video_path).stem}_frames"
         written = [f"{folder}/{target_time}_{number}.{output_format}" for number in range(len(pictures))]
         for path, picture in zip(written, pictures, strict=True):
             self.folder.write(path, picture)
         return written
 
-    def _answered(
+    def _answer_question(
         self, video: str, question: str, rate: float, start: float, end: float, shape: str
     ) -> str | dict[str, Any]:
-        with opened(video, self.settings, self.folder) as file:
-            pictures = self._pictures(file, rate, start, end, "jpg")
-        said = seen(Model("VIDEO", self.settings), pictures, question)
+        with open_media(video, self.settings, self.folder) as file:
+            pictures = self._extract_pictures(file, rate, start, end, "jpg")
+        said = ask_about_pictures(Model("VIDEO", self.settings), pictures, question)
         return {"answer": said, "pictures": len(pictures)} if shape == "json" else said
 
-    def _pictures(self, file: BinaryIO, rate: float, start: float, end: float, form: str) -> list[bytes]:
+    def _extract_pictures(self, file: BinaryIO, rate: float, start: float, end: float, form: str) -> list[bytes]:
         length = ["-t", f"{end - start}"] if end > start else []
         with self.folder.scratch() as first:
             pattern = first.with_name(f"%03d.{form}")

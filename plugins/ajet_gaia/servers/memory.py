@@ -54,77 +54,77 @@ class Memory(ToolServer):
 
     def create_entities(self, entities: list[Entity]) -> list[Entity]:
         """Add entities; those whose names are there already are left as they are."""
-        graph = self._graph()
+        graph = self._load_graph()
         known = {entity["name"] for entity in graph["entities"]}
         new = [entity for entity in {each["name"]: each for each in entities}.values() if entity["name"] not in known]
         graph["entities"] += new
-        self._keep(graph)
+        self._save_graph(graph)
         return new
 
     def create_relations(self, relations: list[Relation]) -> list[Relation]:
         """Add relations between entities."""
-        graph = self._graph()
+        graph = self._load_graph()
         new = [relation for relation in relations if relation not in graph["relations"]]
         graph["relations"] += new
-        self._keep(graph)
+        self._save_graph(graph)
         return new
 
     def add_observations(self, observations: list[Observations]) -> list[dict[str, Any]]:
         """Add observations to entities."""
-        graph = self._graph()
+        graph = self._load_graph()
         added = []
         for each in observations:
-            entity = _named(graph, each["entityName"])
+            entity = _find_entity(graph, each["entityName"])
             new = [text for text in each["contents"] if text not in entity["observations"]]
             entity["observations"] += new
             added.append({"entityName": entity["name"], "addedObservations": new})
-        self._keep(graph)
+        self._save_graph(graph)
         return added
 
     def delete_entities(self, entityNames: list[str]) -> str:
         """Remove entities, with their relations."""
-        graph = self._graph()
+        graph = self._load_graph()
         graph["entities"] = [entity for entity in graph["entities"] if entity["name"] not in entityNames]
         ends = [(relation, {relation["from"], relation["to"]}) for relation in graph["relations"]]
         graph["relations"] = [relation for relation, names in ends if not names & set(entityNames)]
-        self._keep(graph)
+        self._save_graph(graph)
         return "removed"
 
     def delete_observations(self, deletions: list[Deletion]) -> str:
         """Remove observations from entities."""
-        graph = self._graph()
+        graph = self._load_graph()
         for each in deletions:
-            entity = _named(graph, each["entityName"])
+            entity = _find_entity(graph, each["entityName"])
             entity["observations"] = [text for text in entity["observations"] if text not in each["observations"]]
-        self._keep(graph)
+        self._save_graph(graph)
         return "removed"
 
     def delete_relations(self, relations: list[Relation]) -> str:
         """Remove relations."""
-        graph = self._graph()
+        graph = self._load_graph()
         graph["relations"] = [relation for relation in graph["relations"] if relation not in relations]
-        self._keep(graph)
+        self._save_graph(graph)
         return "removed"
 
     def read_graph(self) -> Graph:
         """All entities and relations."""
-        return self._graph()
+        return self._load_graph()
 
     def search_nodes(self, query: str) -> Graph:
         """Entities in whose name, type or observations a text stands."""
         wanted = query.lower()
-        graph = self._graph()
+        graph = self._load_graph()
         texts = [
             (entity["name"], " ".join([entity["name"], entity["entityType"], *entity["observations"]]).lower())
             for entity in graph["entities"]
         ]
-        return _part(graph, {name for name, text in texts if wanted in text})
+        return _select_nodes(graph, {name for name, text in texts if wanted in text})
 
     def open_nodes(self, names: list[str]) -> Graph:
         """Entities by their names."""
-        return _part(self._graph(), set(names))
+        return _select_nodes(self._load_graph(), set(names))
 
-    def _graph(self) -> Graph:
+    def _load_graph(self) -> Graph:
         if FILE not in {entry.name for entry in self.folder.entries(".")}:
             return {"entities": [], "relations": []}
         try:
@@ -133,7 +133,7 @@ class Memory(ToolServer):
             raise ToolError(f"{FILE} is damaged: {error}") from None
         return graph
 
-    def _keep(self, graph: Graph) -> None:
+    def _save_graph(self, graph: Graph) -> None:
         data = json.dumps(graph, ensure_ascii=False).encode("utf-8", "replace")
         if len(data) > MAX_GRAPH:
             raise ToolError(f"the graph would have more than {MAX_GRAPH} bytes")
@@ -143,13 +143,13 @@ class Memory(ToolServer):
 tools = Memory.tools
 
 
-def _named(graph: Graph, name: str) -> Entity:
+def _find_entity(graph: Graph, name: str) -> Entity:
     for entity in graph["entities"]:
         if entity["name"] == name:
             return entity
     raise ToolError(f"there is no entity {name}")
 
 
-def _part(graph: Graph, names: set[str]) -> Graph:
+def _select_nodes(graph: Graph, names: set[str]) -> Graph:
     relations = [each for each in graph["relations"] if {each["from"], each["to"]} <= names]
     return {"entities": [each for each in graph["entities"] if each["name"] in names], "relations": relations}

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from .settings import Settings
 from .tool import ToolError
-from .web import Reply, request
+from .web import WebReply, request
 
 PARTS = ("BASE_URL", "API_KEY", "MODEL_NAME")
 
@@ -35,9 +35,9 @@ class Model:
 
     def chat(self, messages: Sequence[Mapping[str, Any]], temperature: float) -> str:
         """The model's answer."""
-        _, _, model = self._named()
+        _, _, model = self._require_variables()
         body = json.dumps({"model": model, "messages": list(messages), "temperature": temperature})
-        answer = self._sent("chat/completions", body.encode(), "application/json").json()
+        answer = self._send_request("chat/completions", body.encode(), "application/json").json()
         try:
             return str(answer["choices"][0]["message"]["content"] or "")
         except (KeyError, IndexError, TypeError):
@@ -45,7 +45,7 @@ class Model:
 
     def transcribe(self, name: str, audio: bytes, form: str) -> str:
         """What is said in a recording, as `form` (text, json, srt, vtt, verbose_json)."""
-        _, _, model = self._named()
+        _, _, model = self._require_variables()
         border = uuid4().hex
         fields = {"model": model, "response_format": form}
         parts = [
@@ -58,16 +58,16 @@ class Model:
             b"Content-Type: application/octet-stream\r\n\r\n" + audio + f"\r\n--{border}--\r\n".encode(),
         ]
         kind = f"multipart/form-data; boundary={border}"
-        return self._sent("audio/transcriptions", b"".join(parts), kind).text()
+        return self._send_request("audio/transcriptions", b"".join(parts), kind).text()
 
-    def _named(self) -> tuple[str, str, str]:
+    def _require_variables(self) -> tuple[str, str, str]:
         values = [os.environ.get(name, "") for name in variables(self.service)]
         missing = [name for name, value in zip(variables(self.service), values, strict=True) if not value]
         if missing:
             raise ToolError(f"this tool is off: {', '.join(missing)} is not set")
         return values[0].rstrip("/"), values[1], values[2]
 
-    def _sent(self, path: str, body: bytes, kind: str) -> Reply:
-        base, key, _ = self._named()
+    def _send_request(self, path: str, body: bytes, kind: str) -> WebReply:
+        base, key, _ = self._require_variables()
         headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}
         return request("POST", f"{base}/{path}", self.settings, body=body, headers=headers)

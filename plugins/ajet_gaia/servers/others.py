@@ -10,10 +10,10 @@ from .tool import Function, ToolError
 
 
 def tools(settings: Settings) -> list[Function]:
-    return [_named(name) for name in settings.names]
+    return [_make_stub(name) for name in settings.names]
 
 
-def _named(name: str) -> Function:
+def _make_stub(name: str) -> Function:
     def tool() -> str:
         raise ToolError("this server is off")
 

@@ -66,7 +66,7 @@ def run(
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         try:
-            texts, dropped = _read(process, (process.stdout, process.stderr), started + timeout, limit)
+            texts, dropped = _read_pipes(process, (process.stdout, process.stderr), started + timeout, limit)
             over = process.poll() is None
         finally:
             with suppress(ProcessLookupError):
@@ -75,7 +75,7 @@ def run(
     return Finished(None if over else process.returncode, output, errors, dropped, time.monotonic() - started)
 
 
-def _read(
+def _read_pipes(
     process: subprocess.Popen[bytes], pipes: Sequence[IO[bytes]], end: float, limit: int
 ) -> tuple[list[bytearray], int]:
     """What both pipes say until they are closed, the time is over, or the command has ended and is silent."""

@@ -90,7 +90,7 @@ class PythonCode(ToolServer):
         """A file for the Python sandbox; answers sandbox_id and the path there."""
         self.folder.entry(path)
         shown = self.folder.shown(path)
-        return {"sandbox_id": self._sandbox(""), "path": str(self.folder.root / shown)}
+        return {"sandbox_id": self._open_sandbox(""), "path": str(self.folder.root / shown)}
 
     def e2b_run_code(
         self,
@@ -100,7 +100,7 @@ class PythonCode(ToolServer):
         code_block: Annotated[str, Field(description="Python; the value of a last expression is shown")] = "",
     ) -> dict[str, Any]:
         """Run Python code in the working folder; answers sandbox_id, output and error."""
-        sandbox = self._sandbox(sandbox_id)
+        sandbox = self._open_sandbox(sandbox_id)
         try:
             said = self.interpreters[sandbox].run(code_block, self.settings.timeout, self.settings.max_bytes)
         except ToolError:
@@ -108,7 +108,7 @@ class PythonCode(ToolServer):
             raise
         return {"sandbox_id": sandbox, **{name: text for name, text in said.items() if text}}
 
-    def _sandbox(self, asked: str) -> str:
+    def _open_sandbox(self, asked: str) -> str:
         if asked in self.interpreters:
             return asked
         if asked:

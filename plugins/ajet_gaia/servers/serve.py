@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> None:
         functions = import_module(f"{PACKAGE}.{name}").tools(settings)
     except tool.ToolError as error:
         sys.exit(f"{name}: {error}")
-    import_module(f"{PACKAGE}.mcp").serve(name, [tool.Tool(function) for function in functions], settings, off=off)
+    listed = [tool.FunctionTool(function) for function in functions]
+    import_module(f"{PACKAGE}.mcp").serve(name, listed, settings, off=off)
 
 
 if __name__ == "__main__":

@@ -45,49 +45,49 @@ class Database(ToolServer):
         """Run a SELECT."""
         if not query.lstrip().upper().startswith(READS):
             raise ToolError("read_query takes a SELECT; write_query changes data")
-        return self._run(query, write=False)
+        return self._run_query(query, write=False)
 
     def write_query(self, query: Query) -> str:
         """Run an INSERT, UPDATE or DELETE."""
         if query.lstrip().upper().startswith(("SELECT", "EXPLAIN")):
             raise ToolError("read_query takes a SELECT")
-        with self._opened(write=True) as database:
+        with self._open_database(write=True) as database:
             return f"{database.execute(query).rowcount} rows"
 
     def create_table(self, query: Query) -> str:
         """Make a table, by CREATE TABLE."""
         if not query.lstrip().upper().startswith("CREATE"):
             raise ToolError("create_table takes CREATE TABLE")
-        self._run(query, write=True)
+        self._run_query(query, write=True)
         return "the table is there"
 
     def list_tables(self) -> list[str]:
         """Names of the tables."""
-        rows = self._run("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name", write=False)
+        rows = self._run_query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name", write=False)
         return [row["name"] for row in rows]
 
     def describe_table(self, table_name: str) -> list[dict[str, Any]]:
         """Columns of a table."""
         quoted = table_name.replace('"', '""')
-        return self._run(f'PRAGMA table_info("{quoted}")', write=False)
+        return self._run_query(f'PRAGMA table_info("{quoted}")', write=False)
 
     def append_insight(self, insight: str) -> str:
         """Keep a sentence about the data; answers all of them."""
         self.insights.append(insight)
         return "\n".join(f"- {each}" for each in self.insights)
 
-    def _run(self, query: str, *, write: bool) -> list[dict[str, Any]]:
-        with self._opened(write=write) as database:
+    def _run_query(self, query: str, *, write: bool) -> list[dict[str, Any]]:
+        with self._open_database(write=write) as database:
             cursor = database.execute(query)
             rows = cursor.fetchmany(MAX_ROWS)
             names = [column[0] for column in cursor.description or ()]
-            found: list[dict[str, Any]] = [dict(zip(names, map(_shown, row), strict=True)) for row in rows]
+            found: list[dict[str, Any]] = [dict(zip(names, map(_show_value, row), strict=True)) for row in rows]
             if cursor.fetchone() is not None:
                 found.append({"note": f"only the first {MAX_ROWS} rows are shown"})
             return found
 
     @contextmanager
-    def _opened(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+    def _open_database(self, *, write: bool) -> Iterator[sqlite3.Connection]:
         path = os.environ.get("SQLITE_DATABASE") or FILE
         root, parts = self.folder.parts(path, write=write)
         there = parts[-1] in {entry.name for entry in self.folder.entries(os.path.dirname(path) or ".")}
@@ -98,7 +98,7 @@ class Database(ToolServer):
             with closing(sqlite3.connect(root.joinpath(*parts), timeout=5)) as database:
                 if hasattr(database, "setlimit"):  # since Python 3.11
                     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
-                database.set_authorizer(_allowed)
+                database.set_authorizer(_authorize_action)
                 database.set_progress_handler(lambda: time.monotonic() > end, STEPS)
                 if not write:
                     database.execute("BEGIN")
@@ -112,11 +112,11 @@ class Database(ToolServer):
 tools = Database.tools
 
 
-def _allowed(action: int, first: str | None, second: str | None, schema: str | None, inner: str | None) -> int:
+def _authorize_action(action: int, first: str | None, second: str | None, schema: str | None, inner: str | None) -> int:
     pragma = action == sqlite3.SQLITE_PRAGMA and (first or "").lower() not in PRAGMAS
     extension = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() == "load_extension"
     return sqlite3.SQLITE_DENY if action in REFUSED or pragma or extension else sqlite3.SQLITE_OK
 
 
-def _shown(value: Any) -> Any:
+def _show_value(value: Any) -> Any:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else value

@@ -51,19 +51,19 @@ class TerminalController(ToolServer):
 
     def list_directory(self, path: str = "") -> str:
         """Names in a directory; empty: the current one."""
-        entries = self.folder.entries(self._path(path))
+        entries = self.folder.entries(self._join_path(path))
         return "\n".join(f"{entry.name}/" if entry.kind == "directory" else entry.name for entry in entries)
 
     def write_file(self, path: FilePath, content: str, mode: str = "overwrite") -> str:
         """Write a file; mode append adds to it."""
         if mode not in ("overwrite", "append"):
             raise ToolError("mode is overwrite or append")
-        self.folder.write(self._path(path), content.encode("utf-8", "replace"), append=mode == "append")
+        self.folder.write(self._join_path(path), content.encode("utf-8", "replace"), append=mode == "append")
         return f"{path} is written"
 
     def read_file(self, path: FilePath, start_row: Row = -1, end_row: Row = -1, as_json: bool = False) -> str:
         """Lines of a text file, from start_row to end_row."""
-        lines = self._lines(path)
+        lines = self._read_lines(path)
         first = max(start_row, 0)
         shown = lines[first : end_row + 1 if end_row >= 0 else None]
         if as_json:
@@ -72,42 +72,42 @@ class TerminalController(ToolServer):
 
     def insert_file_content(self, path: FilePath, content: str, row: Row = -1, rows: list[int] | None = None) -> str:
         """Insert lines before a line, or before each of several."""
-        lines = self._lines(path)
+        lines = self._read_lines(path)
         for place in sorted(rows if rows is not None else [row], reverse=True):
             at = len(lines) if place < 0 else min(place, len(lines))
             lines[at:at] = content.splitlines()
-        return self._save(path, lines)
+        return self._save_lines(path, lines)
 
     def delete_file_content(
         self, path: FilePath, row: Row = -1, rows: list[int] | None = None, substring: str = ""
     ) -> str:
         """Delete a line, several lines, or a text wherever it stands."""
         if substring:
-            return self._save(path, "\n".join(self._lines(path)).replace(substring, "").split("\n"))
+            return self._save_lines(path, "\n".join(self._read_lines(path)).replace(substring, "").split("\n"))
         gone = set(rows if rows is not None else [row])
-        return self._save(path, [line for place, line in enumerate(self._lines(path)) if place not in gone])
+        return self._save_lines(path, [line for place, line in enumerate(self._read_lines(path)) if place not in gone])
 
     def update_file_content(
         self, path: FilePath, content: str, row: Row = -1, rows: list[int] | None = None, substring: str = ""
     ) -> str:
         """Replace a line, several lines, or a text wherever it stands."""
         if substring:
-            return self._save(path, "\n".join(self._lines(path)).replace(substring, content).split("\n"))
-        lines = self._lines(path)
+            return self._save_lines(path, "\n".join(self._read_lines(path)).replace(substring, content).split("\n"))
+        lines = self._read_lines(path)
         for place in rows if rows is not None else [row]:
             if not 0 <= place < len(lines):
                 raise ToolError(f"the file has no line {place}: it has {len(lines)}")
             lines[place] = content
-        return self._save(path, lines)
+        return self._save_lines(path, lines)
 
-    def _path(self, path: str) -> str:
+    def _join_path(self, path: str) -> str:
         return os.path.join(self.below, path)
 
-    def _lines(self, path: str) -> list[str]:
-        return self.folder.read_bytes(self._path(path), MAX_TEXT).decode("utf-8", "replace").splitlines()
+    def _read_lines(self, path: str) -> list[str]:
+        return self.folder.read_bytes(self._join_path(path), MAX_TEXT).decode("utf-8", "replace").splitlines()
 
-    def _save(self, path: str, lines: list[str]) -> str:
-        self.folder.write(self._path(path), "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+    def _save_lines(self, path: str, lines: list[str]) -> str:
+        self.folder.write(self._join_path(path), "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
         return f"{path} has {len(lines)} lines"
 
 

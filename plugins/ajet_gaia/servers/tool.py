@@ -38,7 +38,7 @@ Answer = str | Image | Mapping[str, Any] | Sequence[Any]
 Function = Callable[..., Answer]
 
 
-class Tool:
+class FunctionTool:
     """One function, its schema, and calls of it."""
 
     def __init__(self, function: Function) -> None:
@@ -47,7 +47,7 @@ class Tool:
         self.description = " ".join((inspect.getdoc(function) or "").split())
 
     @cached_property
-    def _arguments(self) -> type[BaseModel]:
+    def _argument_model(self) -> type[BaseModel]:
         parameters = inspect.signature(self.function, eval_str=True).parameters.values()
         fields: dict[str, Any] = {
             each.name: (each.annotation, ... if each.default is each.empty else each.default) for each in parameters
@@ -57,13 +57,13 @@ class Tool:
     @cached_property
     def schema(self) -> dict[str, Any]:
         """JSON schema of the arguments, without what says nothing."""
-        schema: dict[str, Any] = _without_titles(self._arguments.model_json_schema())
+        schema: dict[str, Any] = _without_titles(self._argument_model.model_json_schema())
         return schema
 
     def call(self, arguments: Mapping[str, Any], settings: Settings) -> str | Image:
         """Run it; `ToolError` says what is wrong with the arguments or why there is no answer."""
         try:
-            checked = self._arguments.model_validate(arguments)
+            checked = self._argument_model.model_validate(arguments)
         except ValidationError as error:
             rows = [f"{'.'.join(map(str, row['loc'])) or 'arguments'}: {row['msg']}" for row in error.errors()]
             rows = [row.replace(": Value error, ", ": ", 1) for row in rows]

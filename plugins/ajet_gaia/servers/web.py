@@ -35,7 +35,7 @@ SAFE = "/%?=&;,:@!$'()*+~#[]"
 
 
 @dataclass(frozen=True)
-class Reply:
+class WebReply:
     """What an address answered."""
 
     url: str
@@ -68,12 +68,12 @@ class Reply:
             raise ToolError(f"{self.url} answered no JSON") from None
 
 
-def get(url: str, settings: Settings, *, limit: int = MAX_PAGE, timeout: float | None = None) -> Reply:
+def get(url: str, settings: Settings, *, limit: int = MAX_PAGE, timeout: float | None = None) -> WebReply:
     """The content of an address, after redirects; a status of 400 and more is a ToolError."""
     return request("GET", url, settings, limit=limit, timeout=timeout)
 
 
-def query(url: str, settings: Settings, **parameters: Any) -> Reply:
+def query(url: str, settings: Settings, **parameters: Any) -> WebReply:
     """`get` with parameters; those that are None or empty are left out."""
     given = {name: value for name, value in parameters.items() if value not in (None, "")}
     return get(f"{url}?{urlencode(given)}", settings)
@@ -88,14 +88,14 @@ def request(
     headers: Mapping[str, str] | None = None,
     limit: int = MAX_PAGE,
     timeout: float | None = None,
-) -> Reply:
+) -> WebReply:
     """One request and the redirects after it, within `timeout` seconds in all."""
     if not settings.network:
         raise ToolError("the network is off here")
     end = time.monotonic() + min(timeout or settings.timeout, settings.timeout)
     for _ in range(MAX_REDIRECTS + 1):
-        target = _target(url)
-        connection = _connected(target, settings, end)
+        target = _parse_target(url)
+        connection = _open_connection(target, settings, end)
         try:
             path = quote(target.path or "/", safe=SAFE) + (f"?{quote(target.query, safe=SAFE)}" if target.query else "")
             if connection.proxied:
@@ -107,41 +107,41 @@ def request(
             if answer.status in (301, 302, 303, 307, 308) and further and method == "GET":
                 url = urljoin(url, further)
                 continue
-            data, cut = _body(answer, limit, end)
+            data, cut = _read_body(answer, limit, end)
         except (OSError, http.client.HTTPException) as error:
             raise ToolError(f"{url}: {error or type(error).__name__}") from None
         finally:
             connection.http.close()
         if answer.status >= 400:
             raise ToolError(f"{url} answered {answer.status} {answer.reason}")
-        return Reply(url, answer.status, answer.headers, data, cut)
+        return WebReply(url, answer.status, answer.headers, data, cut)
     raise ToolError(f"more than {MAX_REDIRECTS} redirects")
 
 
-def refused(address: str) -> bool:
+def is_private_address(address: str) -> bool:
     """Whether an address belongs to this machine, a private network, or to nobody."""
     parsed = ipaddress.ip_address(address.split("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None) or getattr(parsed, "sixtofour", None)
     return not parsed.is_global or parsed.is_multicast or (mapped is not None and not mapped.is_global)
 
 
-def refused_host(host: str | None) -> bool:
+def is_private_host(host: str | None) -> bool:
     """Whether a name, or one of its addresses, is not public; one that resolves to nothing is refused."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return True
-    return any(refused(str(entry[4][0])) for entry in found)
+    return any(is_private_address(str(entry[4][0])) for entry in found)
 
 
 @dataclass(frozen=True)
-class _Connection:
+class WebConnection:
     http: http.client.HTTPConnection
     proxied: bool = False
     """Whether the whole address is sent, to a proxy."""
 
 
-def _target(url: str) -> SplitResult:
+def _parse_target(url: str) -> SplitResult:
     try:
         target = urlsplit(url.strip())
         port = target.port
@@ -154,20 +154,20 @@ def _target(url: str) -> SplitResult:
     return target
 
 
-def _connected(target: SplitResult, settings: Settings, end: float) -> _Connection:
+def _open_connection(target: SplitResult, settings: Settings, end: float) -> WebConnection:
     host, port = target.hostname or "", target.port or (443 if target.scheme == "https" else 80)
-    proxy = _proxy(target, host)
+    proxy = _find_proxy(target, host)
     if proxy is not None:
-        if not settings.private and _is_number(host) and refused(host):
+        if not settings.private and _is_number(host) and is_private_address(host):
             raise ToolError(f"{host} is no public address")
-        plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_left(end))
+        plain = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(end))
         if target.scheme == "http":
-            return _Connection(plain, proxied=True)
-        tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_left(end))
+            return WebConnection(plain, proxied=True)
+        tunnel = http.client.HTTPSConnection(proxy.hostname or "", proxy.port or 80, timeout=_seconds_left(end))
         tunnel.set_tunnel(host, port)
-        return _Connection(tunnel)
-    connection = http.client.HTTPConnection(host, port, timeout=_left(end))
-    raw = _socket(host, port, settings, end)
+        return WebConnection(tunnel)
+    connection = http.client.HTTPConnection(host, port, timeout=_seconds_left(end))
+    raw = _open_socket(host, port, settings, end)
     if target.scheme == "https":
         try:
             raw = ssl.create_default_context().wrap_socket(raw, server_hostname=host)
@@ -176,42 +176,42 @@ def _connected(target: SplitResult, settings: Settings, end: float) -> _Connecti
             raise ToolError(f"{host}: {error}") from None
         connection.default_port = 443  # so that the Host header has no port
     connection.sock = raw
-    return _Connection(connection)
+    return WebConnection(connection)
 
 
-def _socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
+def _open_socket(host: str, port: int, settings: Settings, end: float) -> socket.socket:
     """A connection to one of a name's addresses, all of which must be allowed."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ToolError(f"{host}: {error}") from None
     addresses = [str(entry[4][0]) for entry in found]
-    if not settings.private and any(refused(address) for address in addresses):
+    if not settings.private and any(is_private_address(address) for address in addresses):
         raise ToolError(f"{host} is no public address")
     why: OSError = OSError("no address")
     for address in addresses:
         try:
-            return socket.create_connection((address, port), timeout=_left(end))
+            return socket.create_connection((address, port), timeout=_seconds_left(end))
         except OSError as error:
             why = error
     raise ToolError(f"{host}: {why}")
 
 
-def _proxy(target: SplitResult, host: str) -> SplitResult | None:
+def _find_proxy(target: SplitResult, host: str) -> SplitResult | None:
     named = urllib.request.getproxies().get(target.scheme)
     if not named or urllib.request.proxy_bypass(host):
         return None
     return urlsplit(named if "://" in named else f"http://{named}")
 
 
-def _body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[bytes, bool]:
+def _read_body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[bytes, bool]:
     packed = (answer.headers.get("Content-Encoding") or "").lower()
     if packed not in ("", "identity", "gzip", "x-gzip", "deflate"):
         raise ToolError(f"the answer is packed as {packed}")
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 32) if packed not in ("", "identity") else None
     data = bytearray()
     while len(data) <= limit:
-        _left(end)
+        _seconds_left(end)
         part = answer.read1(CHUNK)
         if not part:
             break
@@ -222,7 +222,7 @@ def _body(answer: http.client.HTTPResponse, limit: int, end: float) -> tuple[byt
     return bytes(data[:limit]), len(data) > limit
 
 
-def _left(end: float) -> float:
+def _seconds_left(end: float) -> float:
     left = end - time.monotonic()
     if left <= 0:
         raise ToolError("its time was over")

@@ -41,7 +41,7 @@ class Wikipedia(ToolServer):
         if self.corpus is not None:
             found = [(each.title, each.snippet) for each in self.corpus.search(query, limit)]
         else:
-            rows = self._asked(language, list="search", srsearch=query, srlimit=limit)["search"]
+            rows = self._send_query(language, list="search", srsearch=query, srlimit=limit)["search"]
             found = [(row["title"], re.sub(r"<[^>]*>", "", row.get("snippet", ""))) for row in rows]
         if output_format == "json":
             return [{"title": title, "snippet": snippet} for title, snippet in found]
@@ -57,7 +57,7 @@ class Wikipedia(ToolServer):
         output_format: Shape = "markdown",
     ) -> str | dict[str, str]:
         """Text of an article."""
-        name, text = self._article(title, language, suggest=auto_suggest, redirect=redirect)
+        name, text = self._find_article(title, language, suggest=auto_suggest, redirect=redirect)
         if not include_full_content and len(text) > CONTENT:
             text = f"{text[:CONTENT]}\n[{len(text) - CONTENT} more characters]"
         return {"title": name, "content": text} if output_format == "json" else f"# {name}\n\n{text}"
@@ -71,15 +71,15 @@ class Wikipedia(ToolServer):
         output_format: Shape = "markdown",
     ) -> str | dict[str, str]:
         """The first sentences of an article."""
-        name, text = self._article(title, language, suggest=auto_suggest, redirect=True)
+        name, text = self._find_article(title, language, suggest=auto_suggest, redirect=True)
         body = re.sub(r"^#.*\n", "", text).strip()
         summary = " ".join(re.split(r"(?<=[.!?。])\s+", body)[:sentences])
         return {"title": name, "summary": summary} if output_format == "json" else f"# {name}\n\n{summary}"
 
     def get_article_categories(self, title: str, language: Language = "en") -> list[str]:
         """Categories of an article."""
-        self._online("categories")
-        page = self._page(language, titles=title, prop="categories", cllimit=100, clshow="!hidden", redirects=1)
+        self._require_wikipedia("categories")
+        page = self._query_page(language, titles=title, prop="categories", cllimit=100, clshow="!hidden", redirects=1)
         return [row["title"].split(":", 1)[-1] for row in page.get("categories", [])]
 
     def get_article_links(
@@ -88,7 +88,7 @@ class Wikipedia(ToolServer):
         """Articles that an article links to."""
         if self.corpus is not None:
             return re.findall(r"\]\(([^)\s]+)\)", self.corpus.text(title)[2])[:limit]
-        page = self._page(language, titles=title, prop="links", pllimit=limit, plnamespace=0, redirects=1)
+        page = self._query_page(language, titles=title, prop="links", pllimit=limit, plnamespace=0, redirects=1)
         return [row["title"] for row in page.get("links", [])]
 
     def get_article_history(
@@ -98,11 +98,11 @@ class Wikipedia(ToolServer):
         language: Language = "en",
     ) -> dict[str, Any]:
         """The version of an article that was the newest one on a day."""
-        self._online("history")
+        self._require_wikipedia("history")
         day = re.fullmatch(r"(\d{4})[-/]?(\d{2})[-/]?(\d{2})", date.strip())
         if day is None:
             raise ToolError(f"{date} is no date; 2024-05-31 is one")
-        page = self._page(
+        page = self._query_page(
             language,
             titles=title,
             prop="revisions",
@@ -124,32 +124,32 @@ class Wikipedia(ToolServer):
             return {"source": "a corpus on this machine", "missing": ["categories", "history", "languages"]}
         return {"source": "Wikipedia", "languages": "all"}
 
-    def _online(self, what: str) -> None:
+    def _require_wikipedia(self, what: str) -> None:
         if self.corpus is not None:
             raise ToolError(f"the corpus on this machine has no {what}")
 
-    def _article(self, title: str, language: str, *, suggest: bool, redirect: bool) -> tuple[str, str]:
+    def _find_article(self, title: str, language: str, *, suggest: bool, redirect: bool) -> tuple[str, str]:
         if self.corpus is not None:
             name, _, body = self.corpus.text(title)
             return name, body
         parameters = {"prop": "extracts", "explaintext": 1, "redirects": 1 if redirect else None}
         try:
-            page = self._page(language, titles=title, **parameters)
+            page = self._query_page(language, titles=title, **parameters)
         except ToolError:
-            rows = self._asked(language, list="search", srsearch=title, srlimit=1)["search"] if suggest else []
+            rows = self._send_query(language, list="search", srsearch=title, srlimit=1)["search"] if suggest else []
             if not rows:
                 raise
-            page = self._page(language, titles=rows[0]["title"], **parameters)
+            page = self._query_page(language, titles=rows[0]["title"], **parameters)
         return page["title"], page.get("extract", "")
 
-    def _page(self, language: str, **parameters: Any) -> dict[str, Any]:
-        pages = self._asked(language, **parameters)["pages"]
+    def _query_page(self, language: str, **parameters: Any) -> dict[str, Any]:
+        pages = self._send_query(language, **parameters)["pages"]
         if not pages or pages[0].get("missing") or pages[0].get("invalid"):
             raise ToolError(f"there is no article {parameters['titles']}")
         page: dict[str, Any] = pages[0]
         return page
 
-    def _asked(self, language: str, **parameters: Any) -> dict[str, Any]:
+    def _send_query(self, language: str, **parameters: Any) -> dict[str, Any]:
         address = os.environ.get("WIKIPEDIA_API_URL") or f"https://{language}.wikipedia.org/w/api.php"
         common = {"action": "query", "format": "json", "formatversion": 2}
         answer = query(address, self.settings, **common, **parameters).json()

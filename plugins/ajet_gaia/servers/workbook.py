@@ -29,7 +29,7 @@ class WorkbookServer(ToolServer):
         from openpyxl import Workbook
 
         workbook = Workbook()
-        self.folder.write(path, _bytes(workbook), new=True)
+        self.folder.write(path, _save_bytes(workbook), new=True)
         return workbook
 
     def _open_workbook(self, path: str, *, values: bool = False) -> Any:
@@ -48,7 +48,17 @@ class WorkbookServer(ToolServer):
         """A workbook that is written back unless the change failed."""
         workbook = self._open_workbook(path)
         yield workbook
-        self.folder.write(path, _bytes(workbook))
+        self.folder.write(path, _save_bytes(workbook))
+
+    def _open_sheet(self, path: str, name: str, *, values: bool = False) -> Any:
+        """A worksheet to read."""
+        return sheet_of(self._open_workbook(path, values=values), name)
+
+    @contextmanager
+    def _change_sheet(self, path: str, name: str) -> Iterator[Any]:
+        """A worksheet whose workbook is written back unless the change failed."""
+        with self._change_workbook(path) as workbook:
+            yield sheet_of(workbook, name)
 
 
 def sheet_of(workbook: Any, name: str) -> Any:
@@ -92,7 +102,7 @@ def coordinates(borders: Box) -> str:
     return f"{get_column_letter(left)}{top}:{get_column_letter(right)}{bottom}"
 
 
-def _bytes(workbook: Any) -> bytes:
+def _save_bytes(workbook: Any) -> bytes:
     kept = io.BytesIO()
     workbook.save(kept)
     return kept.getvalue()

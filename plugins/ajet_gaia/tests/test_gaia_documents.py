@@ -22,9 +22,9 @@ from ajet_gaia.servers import (
     documents_txt,
     excel,
 )
-from ajet_gaia.servers.mcp import answered
+from ajet_gaia.servers.mcp import answer_call
 from ajet_gaia.servers.settings import Settings
-from ajet_gaia.servers.tool import Tool
+from ajet_gaia.servers.tool import FunctionTool
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c4944415408d763f8cfc000000301010018dd8db0"
@@ -37,15 +37,15 @@ class Server:
 
     def __init__(self, module, root: Path, **more) -> None:
         self.settings = Settings(root=root, **more)
-        self.tools = {tool.name: tool for tool in map(Tool, module.tools(self.settings))}
+        self.tools = {tool.name: tool for tool in map(FunctionTool, module.tools(self.settings))}
 
     def says(self, name: str, **arguments) -> str:
-        answer = answered(self.tools, name, arguments, self.settings, "")
+        answer = answer_call(self.tools, name, arguments, self.settings, "")
         assert not answer.get("isError"), answer
         return answer["content"][0]["text"]
 
     def fails(self, name: str, **arguments) -> str:
-        answer = answered(self.tools, name, arguments, self.settings, "")
+        answer = answer_call(self.tools, name, arguments, self.settings, "")
         assert answer.get("isError"), answer
         return answer["content"][0]["text"]
 
@@ -74,8 +74,13 @@ def test_txt_encodings_and_bounds(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("Grüße".encode("latin-1"))
     (tmp_path / "b.txt").write_text("x" * 5000)
     (tmp_path / "c.bin").write_bytes(b"\0\xff" * 50)
+    (tmp_path / "d.txt").write_bytes("café".encode("latin-1"))  # as UTF-8 it ends within a character
+    (tmp_path / "e.txt").write_bytes(b"x" + "é".encode() * 3000)  # of which as many bytes are read as cut one
     server = Server(documents_txt, tmp_path, max_bytes=1000)
     assert server.says("extract_text_content", file_path="a.txt") == "Grüße"
+    assert server.says("extract_text_content", file_path="d.txt") == "café"
+    assert server.says("extract_text_content", file_path="e.txt").startswith("xéé")
+    assert "no encoding" in server.fails("extract_text_content", file_path="a.txt", encoding="hex")
     assert "only the first 800 characters" in server.says("extract_text_content", file_path="b.txt")[-200:]
     assert len(server.says("extract_text_content", file_path="b.txt").encode()) < 1100
     assert "no text file" in server.fails("extract_text_content", file_path="c.bin")

@@ -17,7 +17,7 @@ import pytest
 from ajet.environment.files import read_variables
 from ajet.schema.errors import UserError
 from ajet_gaia.catalogue import SEED_NAMES, SERVERS
-from ajet_gaia.command import Place, start
+from ajet_gaia.command import ServerPlace, start
 from ajet_gaia.environments import prepare
 from ajet_gaia.needs import ENV_TEMPLATE, why_off, with_older_names
 from ajet_gaia.selection import selected
@@ -159,9 +159,11 @@ def test_names_are_accepted_as_printed_and_no_others() -> None:
         selected("documents-cvs-server", where="the MCP_SERVERS header")
 
 
-def test_what_lacks_something_is_off_and_says_what() -> None:
+def test_what_lacks_something_is_off_and_says_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
     def off(name: str, variables: dict[str, str], network: bool = True, corpus: bool = False) -> str:
-        return why_off(*selected(name), variables, network=network, corpus=corpus, find=lambda program: None)
+        return why_off(*selected(name), variables, network=network, corpus=corpus)
 
     keys = {"GOOGLE_API_KEY": "k", "GOOGLE_CSE_ID": "c"}
     assert "GOOGLE_CSE_ID is not set; a corpus would do" in off("googlesearch-server", {"GOOGLE_API_KEY": "k"})
@@ -242,17 +244,17 @@ def listed(wire: Wire) -> list[tuple[str, str, dict]]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerPlace:
     """A place whose environments are this interpreter's own, for servers that need no package beside the SDK."""
     monkeypatch.setattr("ajet_gaia.command.interpreter_of", lambda *_: Path(sys.executable))
     work = tmp_path / "work"
     work.mkdir()
     (work / "mcp.py").write_text("raise SystemExit('what a model wrote was imported')")
-    return Place(work, tmp_path / "environments", variables={"PATH": os.environ["PATH"]})
+    return ServerPlace(work, tmp_path / "environments", variables={"PATH": os.environ["PATH"]})
 
 
 @pytest.mark.slow
-def test_a_server_over_the_wire_lists_what_the_catalogue_says(here: Place) -> None:
+def test_a_server_over_the_wire_lists_what_the_catalogue_says(here: ServerPlace) -> None:
     (server,) = selected("e2b-code-server")
     ready = start(server, here)
     with Wire(ready.command, dict(ready.environment), here.workdir) as wire:
@@ -264,7 +266,7 @@ def test_a_server_over_the_wire_lists_what_the_catalogue_says(here: Place) -> No
 
 
 @pytest.mark.slow
-def test_one_that_is_off_lists_its_tools_and_answers_why(here: Place) -> None:
+def test_one_that_is_off_lists_its_tools_and_answers_why(here: ServerPlace) -> None:
     (server,) = selected("googlesearch-server")
     ready = start(server, here)
     assert ready.off
@@ -280,7 +282,7 @@ def test_every_server_in_an_environment_of_its_own(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (tmp_path / "corpus.jsonl").write_text('{"title": "Zorbia", "text": "Its capital is Quell."}\n')
-    place = Place(
+    place = ServerPlace(
         work, tmp_path / "environments", dict(os.environ), corpus=tmp_path / "corpus.jsonl", cache=tmp_path / "cache"
     )
     for server in SERVERS:

@@ -35,10 +35,10 @@ from ajet_gaia.servers import (
     wikipedia,
 )
 from ajet_gaia.servers.html_text import readable
-from ajet_gaia.servers.mcp import answered
+from ajet_gaia.servers.mcp import answer_call
 from ajet_gaia.servers.settings import Settings
-from ajet_gaia.servers.tool import Tool, ToolError
-from ajet_gaia.servers.web import refused
+from ajet_gaia.servers.tool import FunctionTool, ToolError
+from ajet_gaia.servers.web import is_private_address
 
 pytestmark = pytest.mark.slow
 
@@ -48,15 +48,15 @@ class Server:
 
     def __init__(self, module, root: Path, **more) -> None:
         self.settings = Settings(root=root, **more)
-        self.tools = {tool.name: tool for tool in map(Tool, module.tools(self.settings))}
+        self.tools = {tool.name: tool for tool in map(FunctionTool, module.tools(self.settings))}
 
     def says(self, name: str, **arguments) -> str:
-        answer = answered(self.tools, name, arguments, self.settings, "")
+        answer = answer_call(self.tools, name, arguments, self.settings, "")
         assert not answer.get("isError"), answer
         return answer["content"][0]["text"]
 
     def fails(self, name: str, **arguments) -> str:
-        answer = answered(self.tools, name, arguments, self.settings, "")
+        answer = answer_call(self.tools, name, arguments, self.settings, "")
         assert answer.get("isError"), answer
         return answer["content"][0]["text"]
 
@@ -295,7 +295,7 @@ def test_a_corpus_is_searched_and_read(corpus: Path, tmp_path: Path) -> None:
 )
 def test_no_query_is_syntax(query: str, corpus: Path, tmp_path: Path) -> None:
     search = Server(corpus_search, tmp_path, corpus=corpus, cache=tmp_path / "cache")
-    answer = answered(search.tools, "search", {"query": query}, search.settings, "")
+    answer = answer_call(search.tools, "search", {"query": query}, search.settings, "")
     said = answer["content"][0]["text"]
     assert "syntax" not in said and "Error" not in said
     if "zorbia" in query:
@@ -381,8 +381,10 @@ def test_private_addresses_and_a_closed_network_are_refused(site: str, tmp_path:
     for address in (site, site.replace("127.0.0.1", "localhost"), "http://[::1]/", "http://169.254.169.254/latest"):
         assert "no public address" in outside.fails("read_url", url=address)
     assert "network is off" in Server(readweb, tmp_path).fails("read_url", url=site)
-    assert all(map(refused, ("10.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "fe80::1%eth0", "224.0.0.1", "100.64.0.1")))
-    assert not refused("8.8.8.8")
+    assert all(
+        map(is_private_address, ("10.0.0.1", "::ffff:127.0.0.1", "0.0.0.0", "fe80::1%eth0", "224.0.0.1", "100.64.0.1"))
+    )
+    assert not is_private_address("8.8.8.8")
 
 
 def test_a_second_model_is_asked_where_its_variables_are_set(
@@ -420,4 +422,4 @@ def test_the_servers_need_no_package_of_ours() -> None:
 @pytest.mark.parametrize("body", [b"<p>", b"[" * 100_000, b"1" * 5000, b"[" + b"1," * 600_000 + b"1]"])
 def test_hostile_json_is_a_tool_error(body: bytes) -> None:
     with pytest.raises(ToolError):
-        web.Reply("https://a.example", 200, Message(), body).json()
+        web.WebReply("https://a.example", 200, Message(), body).json()
