@@ -3,8 +3,8 @@
 Invariant: no subcommand word is needed to launch. A first argument that begins with `-` (and does not ask for help, the
 version or shell completion) means `launch`, one that ends as a YAML does means `launch --conf`; no argument at all
 means help. A command is imported and built only when it is named, because typer needs as long for its options as the
-import takes. `ajet --help` prints the help lines of the plug-ins' descriptions; tests/cli/test_launcher.py compares each
-with its command's docstring.
+import takes. `ajet --help` prints the help lines of the plug-ins' descriptions; tests/cli/test_launcher.py compares
+each with its command's docstring.
 """
 
 from __future__ import annotations

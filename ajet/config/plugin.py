@@ -118,8 +118,8 @@ class Plugin:
     train_engines: Mapping[str, str] = field(default_factory=dict)
     """Values of `train_engine_name` in AWorld's `AgentTrainer`: subclasses of `TrainerProcessor`."""
     environments: Mapping[str, str | PluginPart] = field(default_factory=dict)
-    """Worlds of `environment.use: NAME:…`: functions `(use, base) -> ChosenEnvironment` (`ajet.environment.services.chosen`).
-    `class` is for references to the user's classes."""
+    """Worlds of `environment.use: NAME:…`: functions `(use, base) -> ChosenEnvironment`
+    (`ajet.environment.services.chosen`). `class` is for references to the user's classes."""
     environment_files: Mapping[str, str] = field(default_factory=dict)
     """Environments of `ajet env up NAME`: references to the path of a description file."""
     environment_families: Mapping[str, str] = field(default_factory=dict)

@@ -98,7 +98,9 @@ class ModelTuner:
     ) -> Endpoint:
         """`base_url` (ends in /v1), `api_key` and `model` for any OpenAI-compatible client, sync or async, in this
         process or another. The key is good until the episode ends."""
-        return register_endpoint(self._endpoints(agent_name, _target_tag(agent_name, target_tag), debug_model), self._endpoints)
+        return register_endpoint(
+            self._endpoints(agent_name, _target_tag(agent_name, target_tag), debug_model), self._endpoints
+        )
 
     def as_anthropic_baseurl_apikey(
         self, agent_name: str = DEFAULT_AGENT, target_tag: str | None = None, debug_model: str | None = None

@@ -111,7 +111,9 @@ class WatchedProcess:
             self._has_given_up = True  # it had nothing more to do
             logger.info("the service {} ended", self._companion.name)
         elif self._restarts == self._max_restarts:
-            self._give_up(f"ended{self._companion.describe_exit()}, and is not started again (restarts: {self._max_restarts})")
+            self._give_up(
+                f"ended{self._companion.describe_exit()}, and is not started again (restarts: {self._max_restarts})"
+            )
         else:
             after = min(2.0**self._restarts, LONGEST_S)
             self._restarts += 1

@@ -111,7 +111,7 @@ class MongoStore:
         ends = self._records.build_ends(entries)
         about = describe_task(entries[0].episode, self._redact, self._count)
         for tried in range(MAX_TRIES):
-            there = self._records.write_episodes(lease, entries, ends, heard=tried > 0)
+            there = self._records.write_episodes(lease, entries, ends, is_acknowledged=tried > 0)
             change = changes.build_put(lease, ends, about, self._seconds)
             position = self._positions.name_records(lease, there, change)
             is_held = position.get("status") == RUNNING and position.get("fence") == lease.fence

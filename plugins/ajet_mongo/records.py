@@ -195,7 +195,7 @@ class EpisodeRecords:
         every = [(RECORD, [parts.record]), (BLOB, parts.blobs), (CALL, parts.calls), (DATA, parts.data)]
         there = [(name, documents) for name, documents in every if documents]
         for name, documents in there:
-            self._insert_documents(name, documents, heard=is_acknowledged)
+            self._insert_documents(name, documents, is_acknowledged=is_acknowledged)
         return Counter({name: len(documents) for name, documents in there})
 
     def _insert_documents(self, name: str, documents: Sequence[Document], *, is_acknowledged: bool) -> None:

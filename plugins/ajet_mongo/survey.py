@@ -90,7 +90,9 @@ def _survey_contents(base: Database[dict[str, Any]]) -> list[Finding]:
     holds = {each["_id"]: each["count"] for each in base[TASK].aggregate(stages)}
     for each in base[MEMBERS].find().sort([("role", -1), ("_id", 1)]):
         shown.append(
-            findings.report_member(each["role"], each["_id"], _seconds_since(each["seen"], now), holds.get(each["_id"], 0))
+            findings.report_member(
+                each["role"], each["_id"], _seconds_since(each["seen"], now), holds.get(each["_id"], 0)
+            )
         )
     return shown
 

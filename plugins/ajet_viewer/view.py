@@ -201,7 +201,9 @@ def start_viewer(run: RunDirectory) -> ViewerProcess | None:
         raise
     if not line.startswith("Viewer: "):
         _end_process(process)
-        logger.warning("--with-logview: the viewer did not start; `{}` shows the reason", format_command("view", run.path))
+        logger.warning(
+            "--with-logview: the viewer did not start; `{}` shows the reason", format_command("view", run.path)
+        )
         return None
     run.status.add_process(process.pid, "viewer")
     console.print(line, markup=False, soft_wrap=True)

@@ -63,8 +63,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 @pytest.mark.extra_slow
 @pytest.mark.parametrize("name", ["Debug the tool template", "Debug the open YAML"])
 def test_a_breakpoint_in_the_workflow_stops(tmp_path, name):
-    """Offline, with what VS Code would put for `${file}`. In `make test`, tests/workflow/test_workflow.py has a debugger
-    that is attached."""
+    """Offline, with the value of `${file}` in VS Code. tests/workflow/test_workflow.py attaches a debugger."""
     configuration = launch_configuration(name)
     assert configuration["type"] == "debugpy" and configuration["module"] == "ajet.cli.launcher"
     opened = str(tmp_path / "some" / "where" / "opened.yaml")

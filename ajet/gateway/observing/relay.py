@@ -38,7 +38,7 @@ from ajet.gateway.observing.sessions import ObservedSessions, RunningCall
 from ajet.gateway.remote_stream import DialectName
 from ajet.gateway.request import Refused
 from ajet.record.seldom import RateLimiter
-from ajet.schema.addresses import parse_header_host, is_loopback
+from ajet.schema.addresses import is_loopback, parse_header_host
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.settled import make_storable
 

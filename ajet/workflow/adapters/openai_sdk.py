@@ -51,7 +51,7 @@ def make_client(endpoint: Endpoint) -> AsyncOpenAI:
         max_retries=0,
         timeout=None,
     )
-    bound._detect_platform = _find_platform()
+    bound._platform = _find_platform()
     return bound
 
 

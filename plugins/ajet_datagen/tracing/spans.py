@@ -1,8 +1,8 @@
 """Convert spans to traces: OpenTelemetry GenAI conventions (messages as attributes, since 1.37), and AgentScope's
 additions.
 
-Invariant: an unreadable model or agent span raises BadRowError; a span of another kind, or without messages, gives None and
-is counted. If a trace has readable model calls, the agent's own span, their sum, is dropped.
+Invariant: an unreadable model or agent span raises BadRowError; a span of another kind, or without messages, gives None
+and is counted. If a trace has readable model calls, the agent's own span, their sum, is dropped.
 """
 
 from __future__ import annotations

@@ -175,4 +175,6 @@ def _open_decoder(experiment: Experiment) -> Decode:
     named = experiment.ajet.model.path
     if named is None or find_local_model(named, base=experiment.base, weights=False) is None:
         raise JudgeFailure("a reward for a text needs the run's tokenizer, which is not on this machine")
-    return make_renderer(experiment.ajet, load_tokenizer(locate_model(named, base=experiment.base, weights=False))).decode
+    return make_renderer(
+        experiment.ajet, load_tokenizer(locate_model(named, base=experiment.base, weights=False))
+    ).decode

@@ -160,7 +160,7 @@ class ModelPanel:
     async def _request_from_member(
         self, member: PanelMember, body: Mapping[str, Any], reply: JudgeReply[T]
     ) -> ChatReply:
-        """Return the answer of one model, with retries. Raises NoAnswerError; JudgeFailure if the budget is exhausted."""
+        """Return the answer of one model, with retries. Raises NoAnswerError, or JudgeFailure without budget."""
         limits, number = self._limits, 0
         while True:
             sent = {name: value for name, value in body.items() if name not in member.without}

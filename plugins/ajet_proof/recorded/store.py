@@ -177,7 +177,9 @@ class _StoreProver:
                 f"The store holds no episode{of}{used}.",
                 where=self._address.shown,
                 expected="episodes of samplers or clients, stored until their step's checkpoint is no longer needed",
-                do="Name a run with --run." if beginning else f"Prove the run's folder: {format_command('prove', 'RUN')}.",
+                do="Name a run with --run."
+                if beginning
+                else f"Prove the run's folder: {format_command('prove', 'RUN')}.",
             )
         report = ProofReport(ProofTarget(self._experiment.yaml_path.parent, (), beginning))
         found = StoreReport(self._address.shown, self._reading.run, report)

@@ -25,8 +25,8 @@ from ajet_proof.auditing.audit import RunAudit, audit_run, trace_episode, trace_
 from ajet_proof.auditing.chain_index import ChainIndex
 from ajet_proof.auditing.chain_state import ChainState, Change, find_changes, read_chain
 from ajet_proof.auditing.report import print_audit
-from tests.record_fixtures import episode
 from tests.record.test_run_directory import experiment
+from tests.record_fixtures import episode
 
 pytestmark = pytest.mark.slow
 ATTEMPTS = 3

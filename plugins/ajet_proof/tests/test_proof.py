@@ -23,6 +23,7 @@ from ajet.schema.endpoint import Endpoint
 from ajet_proof.tokens.proof import Proof, build_full_timelines, build_samples, compare_logprobs, prove
 from ajet_proof.tokens.proof_lines import prove_accounting, prove_rows, prove_structure, prove_timelines
 from tests.chat_templates import made, tokenizer
+from tests.support.context_tracker_fixtures import episodes
 from tests.support.gateways import (
     ADD,
     ASK,
@@ -37,7 +38,6 @@ from tests.support.gateways import (
     start_gateway,
     timelines,
 )
-from tests.support.context_tracker_fixtures import episodes
 
 ARRAYS = ("suffix_ids", "response_ids", "logprobs", "logprobs_unit")
 SPELLED = '<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n</tool_call>'
