@@ -79,17 +79,15 @@ class GatewayTransport(httpx.AsyncBaseTransport):
         self._app, self._gateway_loop = app, gateway_loop
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; the response streams unless it is complete at once."""
+        """Send a request; the response streams."""
         response = InProcessResponse(self._app, self._gateway_loop, request, await request.aread())
         try:
             head = await response.next_message()
         except BaseException:
             response.disconnect()
             raise
-        stream: httpx.AsyncByteStream = response
-        if response.messages and not response.messages[0].get("more_body", True):
-            stream = httpx.ByteStream(response.messages.popleft()["body"])
-        return httpx.Response(head["status"], headers=head["headers"], stream=stream, request=request)
+        # A stream even if the body is there: a client that closes it unread has left without the reply.
+        return httpx.Response(head["status"], headers=head["headers"], stream=response, request=request)
 
 
 class InProcessResponse(httpx.AsyncByteStream):
@@ -101,8 +99,7 @@ class InProcessResponse(httpx.AsyncByteStream):
         self._app, self._gateway_loop, self._request = app, gateway_loop, request
         self._loop = asyncio.get_running_loop()
         self._calls = loop_calls_of(self._loop)
-        self.messages: deque[Message] = deque()
-        """Messages of the application that the client has not read, of the client's loop."""
+        self._messages: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._read_timeout: float | None = (request.extensions.get("timeout") or {}).get("read")
         self._has_ended = False
@@ -144,7 +141,7 @@ class InProcessResponse(httpx.AsyncByteStream):
     async def next_message(self) -> Message:
         """Return the next ASGI message. Raises httpx.ReadTimeout or httpx.RemoteProtocolError."""
         # Not asyncio.wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
-        while not self.messages:
+        while not self._messages:
             self._waiter = self._loop.create_future()
             timer: asyncio.TimerHandle | None = None
             if self._read_timeout is not None:
@@ -155,7 +152,7 @@ class InProcessResponse(httpx.AsyncByteStream):
                 self._waiter = None
                 if timer is not None:
                     timer.cancel()
-        message = self.messages.popleft()
+        message = self._messages.popleft()
         if message["type"] == "failed":
             raise httpx.RemoteProtocolError("the gateway ended the request", request=self._request)
         return message
@@ -181,7 +178,7 @@ class InProcessResponse(httpx.AsyncByteStream):
                 calls.post(self._handle_leave)
 
     def _deliver_messages(self, messages: Sequence[Message]) -> None:
-        self.messages.extend(messages)
+        self._messages.extend(messages)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
