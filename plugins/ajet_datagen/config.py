@@ -17,19 +17,19 @@ UNUSED_DATABASE = {EVERYWHERE: "embeddings are stored with the generated tasks, 
 
 
 class DocumentReader(Section):
-    """Documents that tasks are generated from."""
+    """Source documents of generated tasks."""
 
     document_path: str | list[str] = key(
         [], "A file or folder to read, or several: text, Markdown, HTML, PDF, Word, PowerPoint.", kind="path"
     )
     languages: list[str] = key(["eng"], "Languages of the documents.", idle=UNUSED_LANGUAGES)
     chunk_size: int = key(5120, "Characters of a passage, at most.", ge=1)
-    split_by: str = key("sentence", "Where passages may end: sentence, paragraph, line or word.")
+    split_by: str = key("sentence", "End of a passage: sentence, paragraph, line or word.")
     cache_enabled: bool = key(True, "Cache the parsed documents.", idle=UNUSED_CACHE)
 
 
 class QueryReader(Section):
-    """Example tasks that generated ones are modelled on."""
+    """Example tasks for the generating model."""
 
     type: str = key("jsonl_dataset_file", "Reader of the example tasks.", part="reader")
     jsonl_dataset_file: JsonlReaderConfig = section(JsonlReaderConfig, "As `task_reader.jsonl_dataset_file`.")
@@ -46,11 +46,9 @@ class SamplingParams(Section):
 
 
 class DeduplicationParams(Section):
-    """How similar tasks are found."""
+    """Comparison of similar tasks."""
 
-    similarity_threshold: float = key(
-        0.8, "Two tasks at least this similar count as one, by their embeddings or by their letters.", ge=0, le=1
-    )
+    similarity_threshold: float = key(0.8, "Similarity of duplicate tasks, by embeddings or letters.", ge=0, le=1)
     letters_threshold: float | None = key(
         None, "Threshold for similarity by letters; null: as `similarity_threshold`.", ge=0, le=1
     )
@@ -59,7 +57,7 @@ class DeduplicationParams(Section):
         "`differ`: two tasks with different numbers (in figures) are distinct, however similar their words; `alike`: "
         "numbers are compared like words.",
     )
-    db_path: str = key("./.similarity_db", "Where embeddings are stored.", idle=UNUSED_DATABASE)
+    db_path: str = key("./.similarity_db", "Folder of stored embeddings.", idle=UNUSED_DATABASE)
     model: str = key(
         "text-embedding-v4",
         "Embedding model at `base_url`; or `embedded:all-minilm-l6-v2`, on this machine.",
@@ -72,27 +70,25 @@ class DeduplicationParams(Section):
     )
     base_url: str | None = key(
         None,
-        "Its OpenAI-compatible server, `http://HOST:PORT/v1`. Null: the environment's, as for `llm_model`, where "
-        "`api_key` or another `model` than the default is set; otherwise tasks are compared by letters only.",
+        "Its OpenAI-compatible server, `http://HOST:PORT/v1`. Null: with `api_key` or another `model`, the "
+        "environment's server, as for `llm_model`; otherwise tasks are compared by letters only.",
     )
 
 
 class DeduplicationFilter(Section):
-    """Leave out generated tasks that resemble others."""
+    """Removal of generated tasks similar to others."""
 
     enabled: bool = key(True, "Drop similar tasks.")
-    params: DeduplicationParams = section(DeduplicationParams, "How similar tasks are found.")
+    params: DeduplicationParams = section(DeduplicationParams, "Comparison of similar tasks.")
 
 
 class DataGeneration(Section):
     """Tasks written by a model, from documents and examples."""
 
-    document_reader: DocumentReader = section(DocumentReader, "Documents that tasks are generated from.")
-    query_reader: QueryReader = section(QueryReader, "Example tasks that generated ones are modelled on.")
+    document_reader: DocumentReader = section(DocumentReader, "Source documents of generated tasks.")
+    query_reader: QueryReader = section(QueryReader, "Example tasks for the generating model.")
     task_num: int = key(10, "Tasks to generate, of each split.", ge=1)
-    models: list[JudgeModelConfig] = key(
-        [], "Models that write tasks, in order: the next one is used if a model does not answer."
-    )
+    models: list[JudgeModelConfig] = key([], "Task-writing models in order: the next one is used if a model does not answer.")
     llm_model: str = key(
         "qwen-long",
         "The model if `models` is empty, at the server of DASHSCOPE_API_KEY or OPENAI_BASE_URL.",
@@ -104,7 +100,7 @@ class DataGeneration(Section):
 
 
 class Tracing(Section):
-    """What a deployed agent was asked and said, and what people thought of it."""
+    """Conversations of a deployed agent, with ratings by people."""
 
     sources: str | list[str] = key(
         [],
@@ -118,16 +114,16 @@ class Tracing(Section):
         kind="path",
     )
     only: Literal["any", "rated", "liked", "corrected"] = key(
-        "any", "Which replies: all, rated ones, liked or corrected ones, or corrected ones."
+        "any", "Replies to use: all, rated, liked or corrected, or corrected."
     )
     liked_from: float = key(0.5, "Minimum reward of a liked reply.")
     answers: Literal["any", "liked"] = key(
         "any",
-        "Which replies become the task's `metadata.answer`: all except disliked ones, or liked ones. A corrected text "
-        "always does.",
+        "Replies used as the task's `metadata.answer`: all except disliked ones, or liked ones. Corrected texts are "
+        "always used.",
     )
-    agents: list[str] = key([], "Agents whose replies are used; empty: all.")
-    models: list[str] = key([], "Models whose replies are used, by their names in the traces; empty: all.")
+    agents: list[str] = key([], "Agents to use; empty: all.")
+    models: list[str] = key([], "Models to use, by their names in the traces; empty: all.")
     longest: int | None = key(None, "Maximum characters of a question; null: unlimited.", ge=1)
     similarity_threshold: float = key(
         0.8,

@@ -63,7 +63,7 @@ class AgentTrace:
         return next((extract_text(each) for each in self.messages if each.get("role") == "user"), "")
 
     def repair_text(self) -> AgentTrace:
-        """Return the trace without lone surrogates, which no file can hold. Raises ValueError for deep nesting or a
+        """Return the trace without lone surrogates, for storage. Raises ValueError for deep nesting or a
         non-finite number."""
         names = ("where", "messages", "reply", "tools", "agent", "model", "session", "id", "episode")
         given = {name: getattr(self, name) for name in names}

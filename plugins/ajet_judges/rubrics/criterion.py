@@ -1,4 +1,4 @@
-"""A criterion: one property by which an answer is graded.
+"""One property for grading an answer.
 
 Invariant: the text is one line of bounded length, so it is exactly one entry of a list.
 """
@@ -15,7 +15,7 @@ LONGEST = 600  # maximum characters
 MOST = 200
 """Maximum criteria of a rubric."""
 SAME_SHARE = 0.8
-"""Share of equal words from which two criteria are duplicates."""
+"""Minimum share of equal words in duplicate criteria."""
 _TEXT = ("criterion", "text", "description", "rubric", "title")
 _WEIGHT = ("weight", "points")
 _WORDS = re.compile(r"\w+")
