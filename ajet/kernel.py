@@ -126,21 +126,21 @@ PLUGIN = Plugin(
             "ajet.cli.init:init",
             "Write a small project: a commented YAML, the agent, and what VS Code and coding agents need to know.",
         ),
-        "plan": Command("ajet.cli.plan:plan", "Print what a run would do and take, without one."),
+        "plan": Command("ajet.cli.plan:plan", "Print a run's plan and costs without starting the run."),
         "serve": Command(
             "ajet.cli.serve:serve", "Give agents outside episodes over HTTP; with --backbone local, train on them."
         ),
         "observe": Command(
-            "ajet.cli.observe:observe", "Record what a deployed agent and its model say, and what people think of it."
+            "ajet.cli.observe:observe", "Record a deployed agent's model calls and the feedback of its users."
         ),
         "sample": Command(
-            "ajet.cli.sample:sample", "Play episodes for a trainer elsewhere; start as many as there is room for."
+            "ajet.cli.sample:sample", "Play episodes for a remote trainer; any number of samplers may run."
         ),
         "sft": Command(
             "ajet.cli.sft:sft", "Learn from given replies: rows of messages, pairs of them, or a run's best episodes."
         ),
         "status": Command(
-            "ajet.cli.status:status", "What a run does now: phase, depths, rates, which side waits, how stale."
+            "ajet.cli.status:status", "Show a run's state: phase, queue depths, rates, waiting side, staleness."
         ),
         "stop": Command("ajet.cli.stop:stop", "End a run as Ctrl-C would: its checkpoint is saved."),
         "chat": Command("ajet.cli.chat:chat", "Talk to the model that a run has tuned."),
@@ -155,7 +155,7 @@ PLUGIN = Plugin(
         "deploy": Command(
             "ajet.cli.deploy:deploy", "Serve the model that a run has tuned: OpenAI's and Anthropic's protocols."
         ),
-        "gc": Command("ajet.cli.gc:gc", "Say what of a run's record could go, by kind and bytes; --yes removes it."),
+        "gc": Command("ajet.cli.gc:gc", "List removable files of a run by kind and bytes; --yes removes them."),
         "doctor": Command(
             "ajet.cli.doctor:doctor",
             "Check machine, packages, network and a model's template, or a store. Exits 1 only for a problem.",

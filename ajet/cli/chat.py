@@ -14,13 +14,13 @@ def chat(
     run: RunName,
     prompt: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--prompt", metavar="TEXT", help="Ask this and exit.", show_default=False),
+        typer.Option("--prompt", metavar="TEXT", help="Send this prompt and exit.", show_default=False),
     ] = None,
     system: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False),
     ] = None,
-    agent: Annotated[bool, typer.Option("--agent", help="Through the run's own workflow and its tools.")] = False,
+    agent: Annotated[bool, typer.Option("--agent", help="Use the run's own workflow and tools.")] = False,
     conf: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
@@ -32,7 +32,7 @@ def chat(
     ] = None,
     adapter: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--adapter", metavar="NAME", help="Which of the run's several adapters.", show_default=False),
+        typer.Option("--adapter", metavar="NAME", help="Adapter of a run with several.", show_default=False),
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:

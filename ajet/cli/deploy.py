@@ -18,18 +18,18 @@ def deploy(
         Optional[EngineName],  # noqa: UP045
         typer.Option(
             "--engine", metavar="transformers|vllm", show_default=False,
-            help="In process or by vLLM; otherwise as the run sampled.",
+            help="In process or vLLM; default: the run's engine.",
         ),
     ] = None,
     name: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--name", metavar="NAME", help="Of the model, for clients (the run's).", show_default=False),
+        typer.Option("--name", metavar="NAME", help="Model name for clients (the run's).", show_default=False),
     ] = None,
     with_base: Annotated[
-        bool, typer.Option("--with-base", help="Serve the model that a LoRA run began with, too, as `base`.")
+        bool, typer.Option("--with-base", help="Also serve a LoRA run's base model as `base`.")
     ] = False,
     fetch: Annotated[
-        bool, typer.Option("--fetch", help="Get the model that the record names; without it ajet asks.")
+        bool, typer.Option("--fetch", help="Download the recorded model without a question.")
     ] = False,
     host: Host = None,
     port: Port = None,

@@ -21,9 +21,7 @@ def doctor(
     exp_dir: RunRoot = RECORD_ROOT,
     store: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="URI", help="Look at this store, and nothing else: sqlite:PATH or mongodb://HOST/DATABASE."
-        ),
+        typer.Option(metavar="URI", help="Check only this store: sqlite:PATH or mongodb://HOST/DATABASE."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:

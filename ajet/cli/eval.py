@@ -10,7 +10,7 @@ import typer
 from ajet.cli.exit import NEGATIVE, OK
 from ajet.cli.options import Conf, ExpDir, Overrides, print_reading
 
-_WHAT, _OUT = "What is played", "Results"
+_WHAT, _OUT = "Episodes", "Results"
 
 
 def evaluate(
@@ -39,7 +39,7 @@ def evaluate(
         ),
     ] = None,
     training: Annotated[
-        bool, typer.Option("--training", help="The training tasks instead.", rich_help_panel=_WHAT)
+        bool, typer.Option("--training", help="Play the training tasks instead.", rich_help_panel=_WHAT)
     ] = False,
     at_most: Annotated[
         Optional[int],  # noqa: UP045
@@ -70,7 +70,7 @@ def evaluate(
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Play again what is recorded already.", rich_help_panel=_WHAT)
+        bool, typer.Option("--fresh", help="Replay recorded attempts.", rich_help_panel=_WHAT)
     ] = False,
     by: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -99,7 +99,7 @@ def evaluate(
         ),
     ] = None,
     drop_marked: Annotated[
-        bool, typer.Option("--drop-marked", help="Leave those out of --mark's file.", rich_help_panel=_OUT)
+        bool, typer.Option("--drop-marked", help="Leave marked tasks out of --mark's file.", rich_help_panel=_OUT)
     ] = False,
     picture: Annotated[
         Optional[Path],  # noqa: UP045
@@ -113,7 +113,7 @@ def evaluate(
     fetch: Annotated[
         bool,
         typer.Option(
-            "--fetch", help="Get the model that the record names; without it ajet asks.", rich_help_panel=_WHAT
+            "--fetch", help="Download the recorded model without a question.", rich_help_panel=_WHAT
         ),
     ] = False,
 ) -> int:  # fmt: skip

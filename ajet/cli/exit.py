@@ -1,10 +1,9 @@
-"""Exit codes: the one place where an exception becomes a number and a screen.
+"""Exit codes: the only place where an exception becomes a number and a screen.
 
-Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 anything unexpected, with
-its last lines, or a RunFailed, with one screen, the traceback of both in a log whose path is shown, and what a command
-itself answers with NEGATIVE; 130 Ctrl-C; 75 SIGTERM or SIGHUP during a run, or a store that stayed out of reach
-(ServiceUnreachableError): the same command goes on (EX_TEMPFAIL of sysexits.h, "try again"). Usage errors are
-typer's own, also 2.
+Invariant: 0 done; 2 a UserError, one screen without a traceback (`--traceback` shows it); 1 an unexpected error with
+its last lines, a RunFailed with one screen (the traceback of both is in a log with a printed path), or a command's
+NEGATIVE; 130 Ctrl-C; 75 SIGTERM or SIGHUP during a run, or a store out of reach (ServiceUnreachableError), after which
+the same command continues (EX_TEMPFAIL of sysexits.h). Usage errors are typer's own, also 2.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from ajet.schema.errors import RunFailed, ServiceUnreachableError, UserError
 
 OK, UNEXPECTED, USER, PREEMPTED, INTERRUPTED = 0, 1, 2, 75, 130
 NEGATIVE = 1
-"""The command did its work and the answer is no, or there is none: a proof that fails, judges that decided nothing."""
+"""The command worked and the answer is no or missing: a failed proof, judges without a decision."""
 LAST_LINES = 6
 _USAGE_ERROR = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 class ExitGroup(TyperGroup):
-    """The root group: every command runs inside it."""
+    """The root group, which runs every command."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; turn what it raises, or the number it returns, into an exit."""
+        """Run the command; convert its exception or returned number into an exit."""
         show_traceback = bool((ctx.obj or {}).get("traceback"))
         record = (ctx.obj or {}).get("record")
         try:
@@ -68,7 +67,7 @@ class ExitGroup(TyperGroup):
 
 
 def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
-    """Show what is wrong, where, what was expected, what to do."""
+    """Show the problem, the place, the expected form and the next step."""
     from rich.text import Text
 
     from ajet.record.console import SafeConsole
@@ -82,7 +81,7 @@ def show_user_error(error: UserError, *, show_traceback: bool = False) -> None:
 
 
 def show_unexpected(error: Exception, *, show_traceback: bool = False, record: Path | None = None) -> None:
-    """The last lines, and where the whole traceback is."""
+    """Show the last lines of a traceback and the path of the whole."""
     lines = _redact_text("".join(traceback.format_exception(error))).rstrip().splitlines()
     typer.echo("\n".join(lines if show_traceback else lines[-LAST_LINES:]), err=True)
     typer.echo("This is unexpected, a bug in ajet most likely.", err=True)
@@ -90,8 +89,12 @@ def show_unexpected(error: Exception, *, show_traceback: bool = False, record: P
 
 
 def write_traceback(error: Exception, *, shown: bool = False, record: Path | None = None) -> None:
-    """Write the whole traceback into the log and say where that is; `shown`: also print it. `record`: the folder of
-    runs, where no run has a log yet; None is the default one."""
+    """Write the traceback into the log, and print the log's path.
+
+    Args:
+        shown: True to print the traceback, too.
+        record: The folder of runs if no run has a log yet; None: the default one.
+    """
     text = _redact_text("".join(traceback.format_exception(error)))
     if shown:
         typer.echo(text, err=True)

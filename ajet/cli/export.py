@@ -24,7 +24,7 @@ def export(
     run: RunName,
     step: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--step", metavar="N", help="Of this step; otherwise of the last checkpoint.", show_default=False),
+        typer.Option("--step", metavar="N", help="Checkpoint of this step; default: the last.", show_default=False),
     ] = None,
     out: Annotated[
         Optional[Path],  # noqa: UP045
@@ -36,7 +36,7 @@ def export(
         Optional[DtypeName],  # noqa: UP045
         typer.Option(
             "--dtype", metavar="float32|bfloat16", show_default=False,
-            help="Number format, of verl's checkpoints; otherwise the one that was trained in.",
+            help="Number format for verl checkpoints; default: the training format.",
         ),
     ] = None,
     check: Annotated[
@@ -61,7 +61,7 @@ def export(
         Optional[float],  # noqa: UP045
         typer.Option(
             "--tolerance", metavar="NATS", min=0.0, show_default=False, rich_help_panel=_CHECK,
-            help="How far a single improbable token may lie apart (0.01 in float32, 1.5 in bfloat16).",
+            help="Largest allowed gap of one token (0.01 in float32, 1.5 in bfloat16).",
         ),
     ] = None,
     exp_dir: RunRoot = RECORD_ROOT,

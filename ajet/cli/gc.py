@@ -24,13 +24,13 @@ def gc(
         Optional[int],  # noqa: UP045
         typer.Option("--checkpoints", metavar="N", min=1, help="Keep N newest.", show_default=False),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise it is only said.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove the files; without it they are only listed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """Say what of a run's record could go, by kind and bytes; --yes removes it.
+    """List removable files of a run by kind and bytes; --yes removes them.
 
-    Bounds that are not given are the run's own keys. What a kept checkpoint may go back to stays.
+    Default bounds are the run's own keys. Files that a remaining checkpoint needs are never removed.
     """
     from rich.table import Table
 

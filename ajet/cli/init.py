@@ -1,6 +1,6 @@
-"""`ajet init DIR`: a project to begin with.
+"""`ajet init DIR`: write a starter project.
 
-Invariant: the files train as they are, and no file that is there already is touched.
+Invariant: the files train unchanged, and no existing file is touched.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ajet.schema.errors import UserError
 
 TEMPLATES = Path(__file__).parent / "templates"
 OWN_TASKS = ("app", "math", "tool")
-"""Templates that bring their own tasks, in code or as a table; the others share `train.jsonl` and `test.jsonl`."""
+"""Templates with their own tasks, in code or as a table; the others share `train.jsonl` and `test.jsonl`."""
 
 
 class Template(str, Enum):
@@ -91,7 +91,7 @@ def _make_write_error(path: Path, error: OSError) -> UserError:
 
 
 def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
-    """The files of a template by name, in the order in which they are told, and what they hold."""
+    """Yield a template's files by name, in the order of the printed list, and their content."""
     own = [path for path in sorted((TEMPLATES / template).iterdir()) if path.suffix in (".py", ".yaml", ".csv")]
     for path in own:
         yield path.name, path.read_bytes().decode()
@@ -112,7 +112,7 @@ def _list_files(template: str, directory: Path) -> Iterator[tuple[str, str]]:
 
 
 def _find_interpreter(directory: Path) -> str:
-    """The one that runs ajet, from the project's folder on where it lies below it."""
+    """Return the interpreter that runs ajet, relative to the project's folder if below it."""
     import sys
 
     place, folder = Path(sys.executable), directory.absolute()
@@ -121,7 +121,7 @@ def _find_interpreter(directory: Path) -> str:
 
 
 def _call_from_project(called: str, directory: Path) -> str:
-    """The word by which a program that is called so from here is called from the project's folder."""
+    """Return the call of a program from the project's folder."""
     here = Path(called.split()[0])
     if here.is_absolute() or "/" not in called:
         return called

@@ -21,7 +21,7 @@ class _LaunchContext(typer.Context):
 
 
 class LaunchCommand(TyperCommand):
-    """A command that is called by its program's name alone, also in what it says of a wrong use."""
+    """A command called by its program's name alone, also in usage errors."""
 
     context_class = _LaunchContext
 
@@ -37,7 +37,7 @@ def launch(
         bool, typer.Option("--dry-run", help="Check everything, print the plan, start no run.", rich_help_panel=_START)
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew; the earlier run is kept.", rich_help_panel=_START)
+        bool, typer.Option("--fresh", help="Start a new run; the earlier run's folder is kept.", rich_help_panel=_START)
     ] = False,
     resume: Annotated[
         Optional[str],  # noqa: UP045
@@ -153,7 +153,7 @@ _OWN = inspect.signature(launch, eval_str=True).parameters
 
 
 def add_flags(*, shipped: bool) -> None:
-    """Give `launch` an option for each flag that a plug-in brings. `shipped`: one that ships with ajet."""
+    """Give `launch` an option for each plug-in flag. `shipped`: only flags that ship with ajet."""
     own = [each for each in _OWN.values() if each.kind is not each.VAR_KEYWORD]
     at = next(index for index, each in enumerate(own) if each.name == "skip_check_avail_gpu")
     added = [

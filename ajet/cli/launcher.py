@@ -1,10 +1,9 @@
 """Entry point: `ajet …`, `python -m ajet …` and `python -m ajet.launcher …`.
 
-Invariant: no subcommand word is needed to launch. A first argument that begins with `-` (and does not ask for help, the
-version or shell completion) means `launch`, one that ends as a YAML does means `launch --conf`; no argument at all
-means help. A command is imported and built only when it is named, because typer needs as long for its options as the
-import takes. `ajet --help` prints the help lines of the plug-ins' descriptions; tests/cli/test_launcher.py compares
-each with its command's docstring.
+Invariant: a launch needs no subcommand. A first argument with `-` (except help, version and shell completion) means
+`launch`, a YAML file means `launch --conf`, no argument means help. A command is imported and built only when named,
+because typer needs as long for its options as the import takes. `ajet --help` prints the help lines of the plug-ins'
+descriptions; tests/cli/test_launcher.py compares each with its command's docstring.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 LAUNCH, LAUNCH_CODE = "launch", "ajet.cli.launch:launch"
-"""Listed nowhere: its options are the program's own."""
+"""Not in the list of commands: its options are the program's own."""
 
 
 def build_typer_command(name: str) -> Any:
-    """The command as typer makes it."""
+    """Return a command as typer builds it."""
     found = load_code(LAUNCH_CODE if name == LAUNCH else find_all_commands()[name].code)
     holder = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
     if isinstance(found, typer.Typer):
@@ -52,8 +51,7 @@ def build_typer_command(name: str) -> Any:
 
 
 def _unwrap_help(command: Any) -> Any:
-    """The command with each paragraph of its help on one line, as long as it may be: the terminal breaks it, not the
-    source."""
+    """Return the command with each help paragraph on one line, so that the terminal wraps the text."""
     command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", command.help) if command.help else command.help
     for inner in getattr(command, "commands", {}).values():
         _unwrap_help(inner)
@@ -61,7 +59,7 @@ def _unwrap_help(command: Any) -> Any:
 
 
 class CommandTable(dict[str, Any]):
-    """Name to command; each is built when it is asked for."""
+    """Commands by name, built on first access."""
 
     def __init__(self) -> None:
         super().__init__(dict.fromkeys([LAUNCH, *find_commands()]))
@@ -73,22 +71,21 @@ class CommandTable(dict[str, Any]):
         return command
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a command by its name; an unknown name is searched for in other distributions' plug-ins."""
+        """Return a command by name; an unknown name is searched for in other distributions' plug-ins."""
         if name not in self and name in find_all_commands():
             self[name] = None
         return self[name] if name in self else default  # noqa: SIM401 — a dict's own get builds nothing
 
     def items(self) -> Any:
-        """The names and commands of all, built."""
+        """Return the names and commands of all, built."""
         return {name: self[name] for name in self}.items()
 
     def values(self) -> Any:
-        """All commands, built."""
         return {name: self[name] for name in self}.values()
 
 
 class RootGroup(ExitGroup):
-    """The root group, with `Commands`."""
+    """The root group, with a `CommandTable`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -96,11 +93,11 @@ class RootGroup(ExitGroup):
         self._lists = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names in the order of their plug-ins; nothing is built."""
+        """Return the names in the order of their plug-ins, without building."""
         return [*self.commands]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands from their lines alone, those of other distributions included."""
+        """Write the list of commands from their help lines, other distributions included."""
         unbuilt: dict[str, Any] = {name: None for name in find_all_commands() if name not in self.commands}
         self.commands.update(unbuilt)
         self._lists = True
@@ -110,7 +107,7 @@ class RootGroup(ExitGroup):
             self._lists = False
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Built, or, while help is written, its line only."""
+        """Return a built command; while help is written, only its line."""
         if self._lists:
             line = "" if cmd_name == LAUNCH else find_all_commands()[cmd_name].help
             return TyperCommand(cmd_name, help=line, hidden=cmd_name == LAUNCH)
@@ -118,11 +115,10 @@ class RootGroup(ExitGroup):
 
 
 CONFIG_COMMANDS = ("validate", "show", "why")
-"""Commands of `config` that are understood without that word."""
+"""Commands of `config` that work without that word."""
 YAML_COMMANDS = ("config", "plan", "sft", "serve")
-"""Commands that take a YAML alone for `--conf`, as a launch does."""
+"""Commands that accept a YAML alone for `--conf`, as a launch does."""
 TRAIN = "train"
-"""Another name of `launch`."""
 _NOT_A_LAUNCH = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 app = typer.Typer(
@@ -152,7 +148,7 @@ def root(
 
 
 def _take_options(*, shipped: bool) -> None:
-    """Give the root the options of a launch, to show and complete; `main` hands their parsing to the command itself."""
+    """Give the root the options of a launch for help and completion; `main` passes parsing to the command."""
     add_flags(shipped=shipped)
     given = inspect.signature(launch, eval_str=True).parameters
     options = [each for name, each in given.items() if name != "overrides"]
@@ -171,16 +167,16 @@ UNNEEDED_FLAGS = {
     "--reboot": "is not needed: the same command goes on with a run that ended",
 }
 MISSING_FLAGS = {
-    "--swarm-server": "`ajet serve --conf FILE.yaml` serves agents elsewhere while it trains",
+    "--swarm-server": "`ajet serve --conf FILE.yaml` serves external agents while it trains",
     "--swarm-overwatch": "`ajet view` shows a run, one that serves, too",
 }
 
 
 def translate_flags(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of a launch in our words, and a sentence for each that has no effect.
+    """Return a launch's arguments in our words, and a sentence for each without effect.
 
-    Flags of AgentJet's command and of AgentRL's scripts that ajet has by another name, or does not need, are understood
-    or answered with one sentence that says what does their work here. Raises UserError.
+    Flags of AgentJet and AgentRL that ajet has under another name or does not need are accepted or answered with the
+    equivalent. Raises UserError.
     """
     from ajet.config.schema.agentrl import advice  # 30 ms, which `ajet --help` has no use for
 
@@ -249,14 +245,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _ignore_interrupts() -> None:
-    """All is said, and what libraries and children are ended by is seconds: a Ctrl-C there would cut it, with a
+    """Ignore Ctrl-C after the last output: library and child shutdown takes seconds, and an interrupt would print a
     traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _prepare_environment() -> None:
-    """What a terminal that cannot show all signs gets is "?" for them; a width of 0, as terminals without a size have
-    it, is none; no proxy leads to this machine itself. Exits where the working directory is gone."""
+    """Replace unprintable characters by "?", drop terminal sizes of 0, and bypass proxies for this machine.
+
+    Exits if the working directory is gone.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
@@ -276,7 +274,7 @@ def _prepare_environment() -> None:
 
 
 def _translate_arguments(given: Sequence[str]) -> list[str]:
-    """The arguments in our words; what has no effect is said."""
+    """Return the arguments in our words; print a note for each without effect."""
     try:
         arguments, notes = translate_flags(given)
     except UserError as error:
@@ -298,7 +296,7 @@ def _make_python_file_error(file: str) -> UserError:
 
 
 def _find_record(given: Sequence[str]) -> Path | None:
-    """The folder that --exp-dir names; None without one."""
+    """Return the folder of --exp-dir; None without one."""
     for argument, value in zip(given, [*given[1:], ""], strict=True):
         name, equals, own = argument.partition("=")
         if name == "--exp-dir" and (named := own if equals else value):

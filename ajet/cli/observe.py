@@ -11,18 +11,19 @@ from ajet.cli.options import ExpDir, Host, Port
 
 def observe(
     endpoint: Annotated[
-        str, typer.Option("--endpoint", metavar="URL", help="What it stands before, up to /v1.", show_default=False)
+        str,
+        typer.Option("--endpoint", metavar="URL", help="URL of the recorded endpoint, up to /v1.", show_default=False),
     ],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of what is recorded.")] = "observed",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the record.")] = "observed",
     idle: Annotated[
         float,
-        typer.Option("--idle", metavar="SECONDS", min=0, help="A session that is not used for so long is over."),
+        typer.Option("--idle", metavar="SECONDS", min=0, help="End a session without requests after this time."),
     ] = 1800.0,
     timeout: Annotated[
         float,
         typer.Option(
             "--timeout", metavar="SECONDS", min=0.1,
-            help="For so long the endpoint may send nothing; then it hangs, and its client is told (504).",
+            help="Time without data from the endpoint after which a call fails (504).",
         ),
     ] = 600.0,
     token_ids: Annotated[
@@ -32,7 +33,7 @@ def observe(
     port: Port = None,
     exp_dir: ExpDir = None,
 ) -> int:  # fmt: skip
-    """Record what a deployed agent and its model say, and what people think of it."""
+    """Record a deployed agent's model calls and the feedback of its users."""
     from ajet.cli.screen import show_logs
     from ajet.config.experiment import load_defaults
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the experiment that they name."""
+"""Options of several commands, and the experiment that they name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Settings, e.g. rollout.num_repeat=8.", show_default=False),
 ]
 ADDRESS_PANEL = "Where"
-"""Panel of what is said of an address."""
+"""Panel of the address options."""
 Host = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
@@ -80,13 +80,14 @@ RunRoot = Annotated[Path, typer.Option("--exp-dir", metavar="DIR", help="Where r
 
 
 def print_reading(conf: Path | None, *, err: bool = False) -> None:
-    """What follows takes seconds, before anything heavy is imported. `err`: standard output is for JSON."""
+    """Announce a load of seconds before heavy imports. `err`: standard output is for JSON."""
     if conf is not None:
         typer.echo(f"Reading {conf} …", err=err)
 
 
 def parse_store_address(text: str, experiment: Experiment) -> Address:
-    """The store that was named on the command line: a path is one from here. Raises ConfigError."""
+    """Return the store's address of the command line; a path is relative to the working directory. Raises
+    ConfigError."""
     from ajet.store import Address
 
     return Address.of(text, run=experiment.name)

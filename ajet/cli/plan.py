@@ -17,7 +17,7 @@ def plan(
     exp_dir: ExpDir = None,
     overrides: Overrides = None,
 ) -> int:
-    """Print what a run would do and take, without one.
+    """Print a run's plan and costs without starting the run.
 
     Tasks, a first prompt, memory, disk, seconds a step, and settings that cannot work; on the backbone local where the
     YAML names one that trains nothing. Of a model that is not here its config.json is enough, or a size in its name.

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 SAMPLER_BACKBONE = "local"
-"""The backbone whose keys it reads, whoever trains."""
+"""The backbone whose keys a sampler reads, for any trainer."""
 _PACE = "Pace"
 
 
 def sample(
     conf: Conf = None,
     store: Annotated[
-        str, typer.Option("--store", metavar="ADDRESS", help="That of ajet train --from-store.", show_default=False)
+        str,
+        typer.Option("--store", metavar="ADDRESS", help="The store of ajet train --from-store.", show_default=False),
     ] = "",
     engine: Annotated[
         str,
@@ -33,7 +34,7 @@ def sample(
             show_default=False,
         ),
     ] = "",
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of this sampler (host-process).")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of this sampler (host-process).")] = "",
     concurrency: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -62,7 +63,7 @@ def sample(
             "--grace",
             metavar="SECONDS",
             min=0,
-            help="How long what is under way may go on after Ctrl-C or SIGTERM; the rest is given back.",
+            help="Time for running episodes after Ctrl-C or SIGTERM; others return to the store.",
             rich_help_panel=_PACE,
         ),
     ] = 60.0,
@@ -72,7 +73,7 @@ def sample(
             "--lease",
             metavar="SECONDS",
             min=0.1,
-            help="So long after the last sign of life of this process others play on (120).",
+            help="Time without a heartbeat after which other samplers take over (120).",
             show_default=False,
             rich_help_panel=_PACE,
         ),
@@ -80,15 +81,13 @@ def sample(
     tasks: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
-            "--tasks", metavar="FILE", help="Where the training tasks lie here (JSON lines).", show_default=False
+            "--tasks", metavar="FILE", help="Local file of the training tasks (JSON lines).", show_default=False
         ),
     ] = None,
-    no_services: Annotated[
-        bool, typer.Option("--no-services", help="Start none of ajet.services: they run already.")
-    ] = False,
+    no_services: Annotated[bool, typer.Option("--no-services", help="Do not start ajet.services.")] = False,
     overrides: Overrides = None,
 ) -> int:
-    """Play episodes for a trainer elsewhere; start as many as there is room for."""
+    """Play episodes for a remote trainer; any number of samplers may run."""
     from ajet.cli.options import parse_store_address, print_reading
     from ajet.cli.screen import show_logs
     from ajet.config import load_experiment
@@ -126,7 +125,7 @@ def sample(
 
 
 def _find_tasks_key(experiment: Experiment) -> str:
-    """The key of the file with the training tasks. Raises UserError where the reader has none."""
+    """Return the key of the file of training tasks. Raises UserError for a reader without one."""
     from ajet.config.plugins import find_part
     from ajet.config.readiness import TRAINING_FILE
 

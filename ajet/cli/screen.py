@@ -1,6 +1,6 @@
-"""What a command shows besides its results: log lines (`ajet.record.log_sinks`), a warning.
+"""A command's output besides its results: log lines (`ajet.record.log_sinks`) and warnings.
 
-Invariant: in a process of ours there is one sink that shows log lines, and none of loguru's.
+Invariant: a process of ours has one sink for shown log lines, and none of loguru's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _shown: LogSink | None = None
 
 
 def show_logs(level: str = "INFO") -> None:
-    """Show log lines from `level` on, short; the log file keeps everything."""
+    """Show log lines from `level` on in short form; the log file stores everything."""
     from loguru import logger
 
     from ajet.record.log_sinks import show_logs
@@ -37,7 +37,7 @@ def warn(text: str) -> None:
 
 @contextmanager
 def redirect_to_stderr(wanted: bool) -> Iterator[None]:
-    """Within the block, if `wanted`, whatever is shown goes to standard error: standard output is for JSON."""
+    """Within the block, if `wanted`, print to standard error, because standard output is for JSON."""
     from ajet.record.console import console
 
     before, console.stderr = console.stderr, wanted or console.stderr

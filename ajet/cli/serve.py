@@ -15,7 +15,7 @@ def serve(
     exp_dir: ExpDir = None,
     host: Host = None,
     port: Port = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the earlier run is kept.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the earlier run's folder is kept.")] = False,
     resume: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from."),

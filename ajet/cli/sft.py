@@ -9,7 +9,7 @@ import typer
 
 from ajet.cli.options import BackboneChoice, Conf, ExpDir, Overrides, print_reading
 
-_DATA_PANEL = "What is learned"
+_DATA_PANEL = "Training data"
 
 
 def sft(
@@ -50,7 +50,7 @@ def sft(
     ] = None,
     backbone: BackboneChoice = None,
     exp_dir: ExpDir = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew; the earlier run is kept.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start a new run; the earlier run's folder is kept.")] = False,
     resume: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--resume", metavar="auto|never|PATH", help="What to continue from.", show_default=False),

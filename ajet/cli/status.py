@@ -12,12 +12,12 @@ from ajet.cli.options import RECORD_ROOT, RunName, RunRoot
 
 def status(
     run: RunName,
-    once: Annotated[bool, typer.Option("--once", help="Say it once, also on a terminal.")] = False,
-    prometheus: Annotated[bool, typer.Option("--prometheus", help="Once, as Prometheus reads it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Once, as JSON.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once, also on a terminal.")] = False,
+    prometheus: Annotated[bool, typer.Option("--prometheus", help="Print once in Prometheus format.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print once as JSON.")] = False,
     exp_dir: RunRoot = RECORD_ROOT,
 ) -> int:
-    """What a run does now: phase, depths, rates, which side waits, how stale."""
+    """Show a run's state: phase, queue depths, rates, waiting side, staleness."""
     from ajet.commands.status import show_status
     from ajet.record import live_status as now
     from ajet.record.console import console

@@ -215,8 +215,8 @@ def _find_other_token(greedy: Ids, margins: Any, reply: Ids, tolerance: float, f
 
 def _first_difference(one: Ids, other: Ids) -> int:
     shared = min(len(one), len(other))
-    apart = np.flatnonzero(one[:shared] != other[:shared])
-    return int(apart[0]) if len(apart) else shared
+    differing = np.flatnonzero(one[:shared] != other[:shared])
+    return int(differing[0]) if len(differing) else shared
 
 
 def _check_vllm(
@@ -237,8 +237,8 @@ def _check_vllm(
             ids: list[int] = []
             logprobs: list[float] = []
             adapter = call.terms.adapter
-            asked = TokenRequest(prompt, sampling, DrawKey(0, number, 0, 0), adapter=adapter)
-            async for chunk in engine.generate(asked):
+            request = TokenRequest(prompt, sampling, DrawKey(0, number, 0, 0), adapter=adapter)
+            async for chunk in engine.generate(request):
                 ids += chunk.ids
                 logprobs += chunk.logprobs_unit
             return prompt, np.asarray(ids, np.int32), np.asarray(logprobs, np.float32)

@@ -35,17 +35,17 @@ class RemovableFiles:
     """Number of files or folders, and bytes, by kind."""
     done: bool
     store_problem: str = ""
-    """Why the store could not be checked; "" if it was."""
+    """Why the store could not be checked; "" if the check worked."""
 
     def to_json(self) -> dict[str, object]:
-        """Return the collection as JSON values."""
+        """Return the result as JSON values."""
         kinds = {kind: {"count": count, "bytes": size} for kind, (count, size) in self.sizes.items()}
         paths = {kind: [str(path) for path in self.found.paths[kind]] for kind in KINDS}
         return {"run": str(self.run), "done": self.done, "kinds": kinds, "paths": paths, "unasked": self.store_problem}
 
     @property
     def is_nonempty(self) -> bool:
-        """True if there is or was something to remove."""
+        """True if there are or were files to remove."""
         return any(count for count, _ in self.sizes.values())
 
 

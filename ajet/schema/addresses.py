@@ -70,10 +70,10 @@ def find_own_address() -> str:
 
     The address is of the interface that leads out, else of the first active one; loopback without any other.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asked.connect(_OUTSIDE)  # it chooses the interface
-            return str(asked.getsockname()[0])
+            probe.connect(_OUTSIDE)  # it chooses the interface
+            return str(probe.getsockname()[0])
         except OSError:
             return _find_first_interface() or "127.0.0.1"
 

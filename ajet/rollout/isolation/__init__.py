@@ -28,10 +28,10 @@ class Isolation(Protocol):
     """
 
     shares_loop: bool
-    """True if attempts share an event loop, so that one which blocks delays the others."""
+    """True if attempts share an event loop, so that a blocking one delays the others."""
 
     is_remote: bool
-    """True if attempts run in other processes, which do not see changes of this process' environment variables."""
+    """True if attempts run in other processes, which do not see this process' later environment changes."""
 
     @classmethod
     def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> Isolation:
@@ -58,7 +58,7 @@ class Isolation(Protocol):
         ...
 
     def locate(self, attempt: LocalAttempt) -> str:
-        """Return the line of user code that the attempt is at, as file:line, or "" if it is not known."""
+        """Return the attempt's present line of user code as file:line, or "" if unknown."""
         ...
 
     def stop(self, attempt: LocalAttempt) -> None:
