@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.config.other_models import key_in, outside
 from ajet.config.services import Service, why_no_model
-from ajet.engine.asked_server import MOST_VALUES, SILENCE, RemoteServer, limit_silence
+from ajet.engine.remote_server import MOST_VALUES, SILENCE, RemoteServer, limit_silence
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, EngineFailure
 

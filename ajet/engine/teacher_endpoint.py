@@ -19,7 +19,7 @@ from loguru import logger
 from ajet.config.other_models import key_in
 from ajet.config.schema.choices import is_reference
 from ajet.config.services import Service, why_no_model
-from ajet.engine.asked_server import MOST_VALUES, RETRYABLE
+from ajet.engine.remote_server import MOST_VALUES, RETRYABLE
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, TeacherFailure
 

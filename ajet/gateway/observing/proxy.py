@@ -25,7 +25,7 @@ from urllib.parse import unquote
 import httpx
 from loguru import logger
 
-from ajet.engine.asked_server import build_timeout
+from ajet.engine.remote_server import build_timeout
 from ajet.gateway.asgi import Receive, Scope, Send, break_off, end_by_shutdown, send_json, send_refusal
 from ajet.gateway.dialects import anthropic, chat
 from ajet.gateway.exchange import read_body
