@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.backbone.debug import DebugBackbone
 from ajet.engine.adapters import Adapters
-from ajet.engine.followed import open_follower
+from ajet.engine.follower import open_follower
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -42,5 +42,5 @@ class FollowingBackbone(DebugBackbone):
         *,
         is_leader: bool = True,
     ) -> bool:
-        """See `ajet.engine.followed`."""
+        """See `ajet.engine.follower`."""
         return self._follower.load_weights(folder, version, probe, on_wait, is_leader=is_leader)

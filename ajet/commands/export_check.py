@@ -27,7 +27,7 @@ from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
-    from ajet.engine.fresh import StockModel
+    from ajet.engine.stock_model import StockModel
     from ajet.record.checkpoint import Checkpoint
     from ajet.schema.episode import Episode
 
@@ -91,7 +91,7 @@ def check_export(
     """
     from ajet.backbone import saved_dtype
     from ajet.config import load_recorded_experiment
-    from ajet.engine.fresh import StockModel
+    from ajet.engine.stock_model import StockModel
 
     checkpoint = select_checkpoint(checkpoints_of(run), step)
     source, played_in, calls = _find_recorded_calls(run, checkpoint, exported, at_most)

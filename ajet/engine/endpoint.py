@@ -18,7 +18,7 @@ from loguru import logger
 
 from ajet.config.other_models import read_api_key, read_outside_variable
 from ajet.config.services import RequiredService, find_model_problem
-from ajet.engine.asked_server import MOST_VALUES, SILENCE, RemoteServer, limit_silence
+from ajet.engine.remote_server import MOST_VALUES, SILENCE, RemoteServer, limit_silence
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, EngineFailure
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import numpy as np
 
-from ajet.engine.asked_server import (
+from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, compute_reply_limit
+from ajet.engine.remote_server import (
     MOST_VALUES,
     SILENCE,
     RemoteServer,
@@ -31,7 +32,6 @@ from ajet.engine.asked_server import (
     build_timeout,
     choose_error_type,
 )
-from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest, compute_reply_limit
 from ajet.engine.streams import TokenStream
 from ajet.engine.wire import StreamedReply, Wire, explain_missing_logprobs, is_one_logprob, truncates
 from ajet.schema.bounded_json import load_json

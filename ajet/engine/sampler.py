@@ -38,7 +38,7 @@ def open_sampler(
         return _open_transformers(config, source), tokenizer
     if config.rollout.vllm.base_url is None:
         return _open_vllm(config, source, weights), tokenizer
-    from ajet.engine.served import open_remote
+    from ajet.engine.server_detection import open_remote
 
     return open_remote(config, vocabulary=len(tokenizer)), tokenizer
 

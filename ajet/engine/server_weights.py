@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import httpx
 
-from ajet.engine.asked_server import ServerAwayError
+from ajet.engine.remote_server import ServerAwayError
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, UserError
 

@@ -19,7 +19,7 @@ from loguru import logger
 from ajet.config.other_models import read_api_key
 from ajet.config.schema.choices import is_reference
 from ajet.config.services import RequiredService, find_model_problem
-from ajet.engine.asked_server import MOST_VALUES, RETRYABLE
+from ajet.engine.remote_server import MOST_VALUES, RETRYABLE
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import ConfigError, TeacherFailure
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.algorithm.given_replies import build_likelihood_batch, build_pairs_batch, list_samples
 from ajet.algorithm.losses.dpo import DpoLoss
 from ajet.algorithm.recorded_models import make_recorded_reference
+from ajet.algorithm.supervised_batch import build_likelihood_batch, build_pairs_batch, list_samples
 from ajet.backbone.local.trainer import Trainer
 from tests.local_fixtures import config_of, episode_of, group_of, plain_logprobs, tiny_qwen3
 

@@ -108,7 +108,7 @@ def test_what_a_folder_says_of_the_probe_is_what_its_trainer_says(tmp_path):
         there = extend_probe(known, backbone, keep=1).logprobs[1]
         first, later = folders.said(None), folders.said(saved)
         assert np.abs(np.array(later) - there).max() < 1e-4 < np.abs(np.array(first) - there).mean()
-        earlier = known.grown(0, first, keep=1).grown(1, later, keep=1)
+        earlier = known.add_version(0, first, keep=1).add_version(1, later, keep=1)
         assert set(folders.known(earlier, 1).logprobs) == {0}, (
             "what a trainer before said of the version to come is void"
         )

@@ -182,11 +182,19 @@ def test_masters_are_placed_no_sooner_than_they_are_used_and_then_as_if_it_had_b
 def test_schedules():
     optim = config_of(optim__lr=2.0, optim__lr_warmup_steps=3, optim__min_lr_ratio=0.1).trainer_common.optim
     constant = LearningRateSchedule.from_config(optim, None)
-    assert [constant.at(step) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
+    assert [constant.rate_at(step) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
     linear = LearningRateSchedule(1.0, "linear", 0, 0.1, 10)
-    assert linear.at(0) == 1.0 and linear.at(5) == pytest.approx(0.55) and linear.at(10) == pytest.approx(0.1)
+    assert (
+        linear.rate_at(0) == 1.0
+        and linear.rate_at(5) == pytest.approx(0.55)
+        and linear.rate_at(10) == pytest.approx(0.1)
+    )
     cosine = LearningRateSchedule(1.0, "cosine", 0, 0.0, 10)
-    assert cosine.at(0) == 1.0 and cosine.at(5) == pytest.approx(0.5) and cosine.at(12) == pytest.approx(0.0)
+    assert (
+        cosine.rate_at(0) == 1.0
+        and cosine.rate_at(5) == pytest.approx(0.5)
+        and cosine.rate_at(12) == pytest.approx(0.0)
+    )
 
 
 def test_a_falling_schedule_needs_an_end():

@@ -17,9 +17,9 @@ from ajet.backbone import following
 from ajet.commands.sampling import sample as waiting
 from ajet.commands.sampling import sampler as module
 from ajet.commands.sampling.sampler import GroupSampler, PolicyWentBackError, SamplerCounts
-from ajet.engine import followed_server, served
-from ajet.engine.asked_server import ServerAwayError
-from ajet.engine.followed import read_server_address
+from ajet.engine import server_detection, server_follower
+from ajet.engine.follower import read_server_address
+from ajet.engine.remote_server import ServerAwayError
 from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreUnavailableError, open_shared, sqlite_store
@@ -209,7 +209,7 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
     """It lives meanwhile, for the others; and ends as the training does, or when that takes too long."""
     monkeypatch.setattr(waiting, "LOOK", 0.0)
     settings = config_of(rollout__engine="vllm", rollout__vllm__base_url="http://127.0.0.1:1/v1")
-    tries = iter([ServerAwayError("No server answers."), served.open_remote, "the engine"])
+    tries = iter([ServerAwayError("No server answers."), server_detection.open_remote, "the engine"])
 
     def opens(experiment: Any) -> Any:
         found = next(tries)
@@ -230,7 +230,7 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
     with pytest.raises(waiting.EndedBeforeStartError):
         there()
     tries = iter([ServerAwayError("No server answers.")])
-    monkeypatch.setattr(followed_server, "AWAY", -1.0)
+    monkeypatch.setattr(server_follower, "AWAY", -1.0)
     with pytest.raises(UserError, match="No server answers"):
         there()
 
@@ -262,7 +262,7 @@ def test_a_disk_that_refuses_a_log_ends_no_sampler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("url", "away"), [("http://127.0.0.1:1/v1", True), ("localhost:1/v1", False)])
 def test_an_address_that_is_none_is_not_waited_for(url: str, away: bool) -> None:
     with pytest.raises(UserError, match="No server answers") as error:
-        served.open_remote(config_of(rollout__engine="vllm", rollout__vllm__base_url=url), vocabulary=9)
+        server_detection.open_remote(config_of(rollout__engine="vllm", rollout__vllm__base_url=url), vocabulary=9)
     assert isinstance(error.value, ServerAwayError) is away
 
 

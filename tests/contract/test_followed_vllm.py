@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.followed_server import ServerFollower
 from ajet.engine.model_source import locate_model
 from ajet.engine.models import load_model, load_tokenizer
 from ajet.engine.probe import TEXT, WeightsProbe
+from ajet.engine.server_follower import ServerFollower
 from ajet.record import EpisodeFiles
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import UserError

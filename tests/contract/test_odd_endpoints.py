@@ -10,7 +10,7 @@ import pytest
 
 from ajet.config.schema.algorithm import TeacherConfig
 from ajet.config.services import find_model_problem
-from ajet.engine import asked_server
+from ajet.engine import remote_server
 from ajet.engine.endpoint import EndpointEngine
 from ajet.engine.teacher_endpoint import TeacherEndpoint
 from ajet.engine.vllm.remote import RemoteVllm
@@ -175,7 +175,7 @@ def test_a_server_that_tokens_are_sampled_from(server):
     with pytest.raises(UserError, match=said) as refused:
         RemoteVllm(server.url, vocabulary=9, silence=SECONDS)
     assert server.url.removesuffix("/v1") in refused.value.where
-    assert isinstance(refused.value, asked_server.ServerAwayError) == (server.way in HANGS)
+    assert isinstance(refused.value, remote_server.ServerAwayError) == (server.way in HANGS)
 
 
 def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):

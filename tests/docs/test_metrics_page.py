@@ -26,7 +26,7 @@ WRITERS = [
 ]
 WRITERS += ["algorithm/importance.py", "algorithm/staleness.py", "commands/pace.py"]
 WRITERS += ["backbone/local/losses.py", "backbone/local/backbone.py", "backbone/local/trainer.py"]
-WRITERS += ["algorithm/given_replies.py", "train/sources/replies.py"]
+WRITERS += ["algorithm/supervised_batch.py", "train/sources/replies.py"]
 WRITERS += ["../plugins/ajet_judges/model_judge/judge.py"]
 WRITERS += [f"../plugins/ajet_judges/model_judge/{name}.py" for name in ("panel", "ranking")]
 WRITERS += ["algorithm/token_credit.py", "backbone/local/value_head.py"]
@@ -76,7 +76,7 @@ def test_the_update_is_documented():
     from ajet.backbone.local.losses import LossTally
     from ajet.backbone.local.trainer import Trainer
 
-    produced = set(Trainer._metrics(LossTally(tokens=1, compared=1, stale=1), [1.0], 1e-5, 10, 0.1))
+    produced = set(Trainer._build_metrics(LossTally(tokens=1, compared=1, stale=1), [1.0], 1e-5, 10, 0.1))
     assert {"loss", "mismatch_kl", "lr", "stale_is_weight_mean"} <= produced
     assert produced - set(documented()) == set()
 

@@ -10,9 +10,9 @@ import torch
 
 from ajet.backbone.local import packed_forward, tree_attention
 from ajet.backbone.local.packed_forward import PackedForward
-from ajet.engine.agreed import VerdictCache, build_verdict_key
 from ajet.engine.transformers import TransformersEngine
 from ajet.engine.transformers import engine as engine_module
+from ajet.engine.verdict_cache import VerdictCache, build_verdict_key
 from ajet.schema.errors import UserError
 from tests.local_fixtures import tiny_llama
 

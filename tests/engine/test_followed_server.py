@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet.commands.sampling.sampler import _require_fresh_weights
-from ajet.engine import followed_server
-from ajet.engine.followed_server import UNKNOWN, ServerFollower, name_weights
+from ajet.engine import server_follower
 from ajet.engine.probe import WeightsProbe
+from ajet.engine.server_follower import UNKNOWN, ServerFollower, name_weights
 from ajet.engine.server_weights import CHANGING
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import EngineFailure, UserError
@@ -190,7 +190,7 @@ def test_a_server_that_is_started_again_is_waited_for_and_given_its_weights_anew
     server.name, server.weights = "default", 0.1
     back = followed_beside(engine, answers, monkeypatch)
     assert back.load_weights(folder, 1, PROBE, nothing) and (back.version, server.name) == (1, name_weights(folder, 1))
-    monkeypatch.setattr(followed_server, "AWAY", -1.0)
+    monkeypatch.setattr(server_follower, "AWAY", -1.0)
     with pytest.raises(UserError, match="cannot be asked"):
         followed_beside(engine, away, monkeypatch).load_weights(folder, 2, PROBE, nothing)
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.engine.asked_server import RemoteServer
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
-from ajet.engine.served import open_remote
+from ajet.engine.remote_server import RemoteServer
+from ajet.engine.server_detection import open_remote
 from ajet.engine.server_weights import CHANGING, ConcurrentLoadError
 from ajet.engine.sglang.remote import SglangReply, SglangWeights, SglangWire
 from ajet.engine.vllm.remote import VllmWeights

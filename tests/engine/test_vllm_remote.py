@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from ajet.engine.asked_server import RemoteServer
 from ajet.engine.contract import DrawKey, Sampling, TokenChunk, TokenRequest
+from ajet.engine.remote_server import RemoteServer
 from ajet.engine.vllm import RemoteVllm
 from ajet.engine.vllm.remote import ROUTE
 from ajet.schema.errors import EngineFailure, UserError

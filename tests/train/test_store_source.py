@@ -86,8 +86,8 @@ class Trainer:
         training.step += 1
         self.backbone.version += 1
         outcomes = {each.uuid: Outcome(step=training.step) for group in groups for each in group.episodes}
-        self.store.use(self.steps[-1]["groups"], training.step, again=reuse.staying(groups, outcomes))
-        self.store.discard([*(group.order for group in taken.unused["stale"]), *reuse.worn], training.step, "stale")
+        self.store.use(self.steps[-1]["groups"], training.step, again=reuse.find_retrainable(groups, outcomes))
+        self.store.discard([*(group.order for group in taken.unused["stale"]), *reuse.expired], training.step, "stale")
         gap = self.gaps.pop(0) if self.gaps else None
         self.source.end_step(training, taken, StepUpdate(self.backbone.version - 1, {}, gap))
         return self.steps[-1]
@@ -286,7 +286,7 @@ def test_a_group_is_trained_so_often_new_ones_first_and_with_steps_between(train
     assert made.step()["groups"] == [2], "also where another may be used again"
     found = [made.step() for _ in range(6)]
     assert [step["groups"] for step in found] == [[0], [1], [2], [0], [1], [2]]
-    assert [list(step["reuse"].again) for step in found] == [[0], [1], [2], [], [], []]
+    assert [list(step["reuse"].retrainable) for step in found] == [[0], [1], [2], [], [], []]
     assert all(step["reuse"].before == step["groups"] for step in found)
     made.play(3)
     assert made.step()["groups"] == [3] and made.store.depths().over == 3, "and then never again"
@@ -298,7 +298,7 @@ def test_what_is_too_old_for_another_time_is_used_up_and_no_stale_group(trainer:
     assert [made.step()["groups"], made.step()["groups"]] == [[0], [0]]
     made.play(1, version=2)
     third = made.step()
-    assert (third["groups"], third["reuse"].worn, third["unused"]) == ([1], [0], {"stale": []})
+    assert (third["groups"], third["reuse"].expired, third["unused"]) == ([1], [0], {"stale": []})
     depths = made.store.depths()
     assert (depths.again, depths.closed, depths.over) == (1, 0, 1) and made.store.begun() == []
 
@@ -310,7 +310,7 @@ def test_a_run_that_goes_on_with_fewer_times_uses_no_group_more_often(trainer: C
     made.source._closed = ClosedGroups(made.store, config_of(**{TIMES: 2, AGE: None}).trainer_common)
     made.play(1)
     third = made.step()
-    assert (third["groups"], third["reuse"].worn, made.store.depths().over) == ([1], [0], 1)
+    assert (third["groups"], third["reuse"].expired, made.store.depths().over) == ([1], [0], 1)
 
 
 def test_what_may_be_used_again_or_waits_to_be_discarded_takes_no_sampler_s_place(
@@ -422,7 +422,7 @@ def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
 def test_of_a_group_of_which_nothing_was_trained_nothing_is_trained_later() -> None:
     groups = [Group(TASKS.task(order), order, [episode(f"{order}", order=order)]) for order in (0, 1, 2)]
     outcomes = {"0": Outcome(step=4), "1": Outcome(untrained={"zero_variance": 2}), "2": Outcome(step=4)}
-    assert GroupReuse(again=[0, 1]).staying(groups, outcomes) == [0]
+    assert GroupReuse(retrainable=[0, 1]).find_retrainable(groups, outcomes) == [0]
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ from ajet.backbone.local.machine import (
 from ajet.backbone.local.requirements import require_trainable
 from ajet.backbone.local.trainer import Trainer
 from ajet.engine.adapters import Adapters
-from ajet.engine.agreed import VerdictCache
 from ajet.engine.contract import TokenEngine
 from ajet.engine.models import read_context_length
 from ajet.engine.openmp import end_worker_threads
+from ajet.engine.verdict_cache import VerdictCache
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats, Ids
 from ajet.schema.errors import ConfigError, UserError

@@ -3,7 +3,7 @@
 Invariant: equal to the model's eager forward pass over each sample alone, to float tolerance; `probe_packing` holds
 every model against that before the first row, token by token, and one that disagrees (its layers do not attend through
 transformers' attention interface, or it carries state along the row) is given its samples one at a time instead. One
-that agreed before on this machine (ajet.engine.agreed) is not asked again.
+that agreed before on this machine (ajet.engine.verdict_cache) is not asked again.
 
 The head runs forward and backward chunk by chunk, before the trunk's backward pass: at no time are there more than
 `CHUNK_BYTES` of float32 logits. `token_logprobs` computes log-probability and entropy of given tokens in float32, with
@@ -27,7 +27,6 @@ from ajet.backbone.local.flat_weights import add_sliced
 from ajet.backbone.local.tree_attention import TreePlan
 from ajet.context_tracker import packing
 from ajet.context_tracker.packing import PackedRow, Tree
-from ajet.engine.agreed import VerdictCache, build_verdict_key
 from ajet.engine.same_model import (
     EAGER,
     explain_unseen_masks,
@@ -36,6 +35,7 @@ from ajet.engine.same_model import (
     set_attention,
     use_attention,
 )
+from ajet.engine.verdict_cache import VerdictCache, build_verdict_key
 from ajet.schema.errors import ConfigError
 
 if TYPE_CHECKING:

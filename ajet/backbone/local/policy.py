@@ -25,7 +25,7 @@ from ajet.schema.errors import UserError
 
 if TYPE_CHECKING:
     from ajet.config.schema.trainer_common import LoraConfig
-    from ajet.engine.agreed import VerdictCache
+    from ajet.engine.verdict_cache import VerdictCache
 
 
 class LocalPolicy:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ajet.algorithm import Algorithm
     from ajet.backbone.local.packed_forward import PackedForward
     from ajet.config import AjetConfig
-    from ajet.engine.agreed import VerdictCache
+    from ajet.engine.verdict_cache import VerdictCache
 
 
 class Trainer:

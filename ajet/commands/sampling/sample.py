@@ -24,7 +24,7 @@ from ajet.commands.launch_checks import refuse_untrainable
 from ajet.commands.run_hooks import enter_run_hooks
 from ajet.commands.sampling.sampler import STORE_POLL_S, GroupSampler, PolicyWentBackError, SamplerCounts
 from ajet.commands.services import require_services
-from ajet.engine.followed import read_server_address
+from ajet.engine.follower import read_server_address
 from ajet.record.console import counted, print_line
 from ajet.rollout.components import require_gateway
 from ajet.schema.errors import AjetError, ConfigError, UserError
@@ -144,8 +144,8 @@ class SamplerProcess:
             UserError: the server stays away, or the backbone cannot be opened.
             EndedBeforeStartError: the training has ended meanwhile.
         """
-        from ajet.engine.asked_server import ServerAwayError
-        from ajet.engine.followed_server import AWAY
+        from ajet.engine.remote_server import ServerAwayError
+        from ajet.engine.server_follower import AWAY
 
         since, shown = time.monotonic(), -math.inf
         while True:

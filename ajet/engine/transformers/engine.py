@@ -21,20 +21,20 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from ajet.engine.agreed import VerdictCache, build_verdict_key
 from ajet.engine.contract import TokenChunk, TokenRequest, compute_reply_limit
 from ajet.engine.draws import draw_uniforms
 from ajet.engine.models import read_context_length
 from ajet.engine.openmp import end_worker_threads
 from ajet.engine.same_model import explain_unseen_masks
 from ajet.engine.streams import Outbox, TokenStream
-from ajet.engine.transformers.alone import decode_sequences, require_eager_agreement
 from ajet.engine.transformers.attention import ShapeProbe, computing, copy_weights, make_shared_copy
+from ajet.engine.transformers.isolated_decoding import decode_sequences, require_eager_agreement
 from ajet.engine.transformers.linear_layers import MixedAdapters, PackedWeights, split_by_adapter
 from ajet.engine.transformers.plan import build_step
 from ajet.engine.transformers.pool import Row, Shape
 from ajet.engine.transformers.rows import InflightRequest, Rows, StepScheduler, copy_to_followers
 from ajet.engine.transformers.sampling import DrawnTokens, Sampler
+from ajet.engine.verdict_cache import VerdictCache, build_verdict_key
 from ajet.schema.call import Ids
 from ajet.schema.errors import EngineFailure, UserError
 

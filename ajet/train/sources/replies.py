@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.algorithm.given_replies import TEMPERATURE, build_likelihood_batch, build_pairs_batch, list_samples
+from ajet.algorithm.supervised_batch import TEMPERATURE, build_likelihood_batch, build_pairs_batch, list_samples
 from ajet.backbone.contract import score_samples
 from ajet.config.schema.algorithm import AlgorithmConfig
 from ajet.rollout.components import make_renderer

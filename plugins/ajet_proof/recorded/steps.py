@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.algorithm import assign_credit, build_discarded_outcomes
-from ajet.algorithm.given_replies import build_likelihood_batch, build_pairs_batch
 from ajet.algorithm.recorded_models import NotRecordedError, make_recorded_critic, make_recorded_reference
+from ajet.algorithm.supervised_batch import build_likelihood_batch, build_pairs_batch
 from ajet.config.schema.choices import is_reference
 from ajet.record import Checkpoints
 from ajet.record.chain import METRICS

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.engine.asked_server import ServerAwayError
-from ajet.engine.served import open_remote
+from ajet.engine.remote_server import ServerAwayError
+from ajet.engine.server_detection import open_remote
 from ajet.engine.server_weights import ConcurrentLoadError
 from ajet.record.checkpoint import Checkpoint, inspect_checkpoint
 from ajet.schema.errors import UserError
@@ -35,7 +35,7 @@ UNKNOWN = -1
 
 
 class ServerFollower:
-    """See `ajet.engine.followed.EngineFollower`."""
+    """See `ajet.engine.follower.EngineFollower`."""
 
     def __init__(self, config: AjetConfig, tokenizer: Any, first: Path) -> None:
         """`first`: the folder of model.path, for a server that was given other weights before."""

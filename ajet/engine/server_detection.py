@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import httpx
 
 from ajet.config.other_models import read_api_key
-from ajet.engine.asked_server import choose_error_type, limit_silence
 from ajet.engine.contract import Sampling
+from ajet.engine.remote_server import choose_error_type, limit_silence
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import UserError
 

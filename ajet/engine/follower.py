@@ -61,9 +61,9 @@ def read_server_address(config: AjetConfig) -> str:
 def open_follower(config: AjetConfig, *, base: Path | None = None) -> EngineFollower:
     """The engine that `rollout.engine` names, with the weights of `model.path` as version 0. Raises UserError."""
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is not None:
-        from ajet.engine.followed_server import ServerFollower
         from ajet.engine.model_source import locate_model
         from ajet.engine.models import load_tokenizer, prepare_folder
+        from ajet.engine.server_follower import ServerFollower
 
         assert config.model.path is not None, "require_ready asks for it"
         source = locate_model(config.model.path, base=base, trust_remote_code=config.model.trust_remote_code)
