@@ -46,7 +46,7 @@ def test_a_file_or_a_folder_that_is_no_run_is_called_that(
 
 
 def test_what_is_viewed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a.txt is a file, not a run" in said(capsys, "view", "notes/a.txt")
+    assert "a.txt is a file, and no run" in said(capsys, "view", "notes/a.txt")
     told = said(capsys, "view")
     assert "There is no launcher_record here: nothing was run in this folder yet" in told and "begins a run" in told
     assert "There is no run in this folder" in said(capsys, "view", "notes", "--html", "x.html")
