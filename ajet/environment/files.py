@@ -111,7 +111,7 @@ def expand_variables(value: Any, where: str, variables: Mapping[str, str] | None
             raise ConfigError(
                 f"The environment variable {match[1]} is not set.",
                 where=where,
-                do=f"export {match[1]}=…, put it into .env, or write ${{{match[1]}:-default}}",
+                do=f"export {match[1]}=…, add it to .env, or write ${{{match[1]}:-default}}",
             )
         return known or ""
 

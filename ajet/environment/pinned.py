@@ -67,7 +67,7 @@ class PinnedTools:
         ]  # fmt: skip
         more = f"\n… and {len(lines) - LINES} lines more" if len(lines) > LINES else ""
         raise ToolsChangedError(
-            f"the tools have changed since the run began; bring the old ones back, or {FRESH_ADVICE}:\n"
+            f"the tools have changed since the start of the run; restore the old tools, or {FRESH_ADVICE}:\n"
             + "\n".join(lines[:LINES])
             + more
         )
@@ -126,7 +126,7 @@ def read_pinned(folder: Path) -> list[Any] | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"What tells the tools of this run is damaged ({type(error).__name__}: {error}).",
+            f"The tools file of this run is damaged ({type(error).__name__}: {error}).",
             where=str(folder / FILE),
             expected='the JSON object that ajet wrote there: {"tools": [...]}',
             do="restore the file from a copy, or remove it: the next attempt pins the tools as they are then",

@@ -52,7 +52,7 @@ class RunReplay:
                 "The run to replay has no tool uses.",
                 where="ajet.environment.replay",
                 expected=f"episodes with tool uses in {folder / 'episodes'}",
-                do="record a run whose workflow says its tool uses (`tuner.tool`), or leave the key out",
+                do="record a run whose workflow reports its tool uses (`tuner.tool`), or remove the key",
             )
 
     def walk(self, task: Task, repeat: int) -> ReplayWalk:
@@ -103,8 +103,8 @@ class ReplayWalk:
         """Return the recorded tools as a request's `tools`; None to query the servers. Raises ReplayMissError."""
         if self._replay.tools is None and self._replay.on_miss == "error":
             raise ReplayMissError(
-                f"the replayed run has not kept which tools its servers offered ({FILE}); environment.replay_miss: "
-                "live asks them"
+                f"the replayed run did not store the tools of its servers ({FILE}); environment.replay_miss: "
+                "live queries the servers"
             )
         return self._replay.tools
 
@@ -121,7 +121,7 @@ class ReplayWalk:
             cut = f", only {'the text' if found[0].images else 'the beginning'} of its result" if found else ""
             raise ReplayMissError(
                 f"the replayed run has no use of {name}({wanted[:200]}) after {self._count} uses at task "
-                f"{self._task} ({why}{cut}); environment.replay_miss: live asks the tool"
+                f"{self._task} ({why}{cut}); environment.replay_miss: live calls the tool"
             )
         return complete
 

@@ -137,7 +137,7 @@ class Chain:
         self._head = last_link(self.path)
         if self._head.key and self._head.key != self._name:
             raise UserError(
-                f"The chain of this run is made with the key {self._head.key}, and "
+                f"The chain of this run was signed with the key {self._head.key}, but "
                 + (f"{KEY} holds {self._name}." if key else f"{KEY} is not set."),
                 where=str(self.path),
                 expected=f"the same key in the environment variable {KEY}",

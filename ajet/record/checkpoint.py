@@ -148,10 +148,10 @@ def damaged_checkpoint_error(folder: Path, why: str) -> UserError:
     return UserError(
         f"The checkpoint {folder.name} is damaged: {why}.",
         where=str(folder),
-        expected="a checkpoint whose files are what ajet wrote",
+        expected="a checkpoint with unchanged files",
         do=f"restore it from a copy, or set it aside under another name and take one that is sound: {', '.join(sound)}"
         if sound
-        else "restore it from a copy; none of those beside it is sound",
+        else "restore it from a copy; no neighbouring checkpoint is sound",
     )
 
 

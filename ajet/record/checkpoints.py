@@ -249,7 +249,7 @@ def _no_sound_checkpoint_error(damaged: dict[Path, str]) -> UserError:
     return UserError(
         f"There is no sound checkpoint to continue from: {rows}.",
         where=", ".join(map(str, damaged)),
-        expected="a checkpoint whose files are what ajet wrote",
+        expected="a checkpoint with unchanged files",
         do=f"restore the folder from a copy; or name an earlier one in the launch, with --resume FOLDER; "
         f"or {FRESH_ADVICE}",
     )

@@ -123,7 +123,7 @@ def decode(row: dict[str, Any], blob: bytes) -> Episode:
         timelines=[_decode_timeline(timeline, calls, ints, floats) for timeline in row["timelines"]],
     )
     if (recorded := row.get("policy", [])) != list(episode.policy or ()):
-        raise ValueError(f"its policy versions are said to be {recorded}, and its calls say otherwise")
+        raise ValueError(f"its policy versions are {recorded}, but its calls have others")
     return episode
 
 
@@ -146,7 +146,7 @@ def decode_outcome(row: dict[str, Any], blob: bytes) -> Outcome:
         }
         outcome = replace(outcome, **optional)
     if not isinstance(outcome.untrained, dict) or not isinstance(outcome.advantage, (int, float, type(None))):
-        raise ValueError("its outcome is none")
+        raise ValueError("its outcome is invalid")
     return outcome
 
 
@@ -162,7 +162,7 @@ class _ArrayReader:
     def take_span(self, span: Sequence[int]) -> np.ndarray[Any, Any]:
         start, stop = span
         if not 0 <= start <= stop <= len(self._array) or stop - start > self._left:
-            raise ValueError(f"{start} to {stop} is no part of its arrays, or one that another field has")
+            raise ValueError(f"the range {start} to {stop} is outside its arrays, or overlaps another field")
         self._left -= stop - start
         return self._array[start:stop]
 
@@ -183,17 +183,17 @@ def _check_fields(row: dict[str, Any]) -> None:
         if name in row and not isinstance(row[name], kind):
             raise ValueError(f"{name} is a {type(row[name]).__name__}")
     if abs(row["utc_offset"]) >= DAY_S:
-        raise ValueError("its local time is a day or more apart from UTC")
+        raise ValueError("its UTC offset is a day or more")
     if not all(isinstance(message, dict) for message in row["messages"]):
-        raise ValueError("a message is no JSON object")
+        raise ValueError("a message is not a JSON object")
     for at, call in enumerate(row["calls"]):
         parent, named = call["parent"], [*call["messages"], *([call["reply"]] if call["reply"] is not None else [])]
         if parent is not None and not 0 <= parent < at:
-            raise ValueError(f"call {at} goes on from call {parent}")
+            raise ValueError(f"call {at} continues call {parent}, which is not an earlier call")
         if not all(0 <= index < len(row["messages"]) for index in named):
-            raise ValueError(f"call {at} names a message that is not there")
+            raise ValueError(f"call {at} refers to a missing message")
         if call["tools"] is not None and not 0 <= call["tools"] < len(row["tools"]):
-            raise ValueError(f"call {at} names tools that are not there")
+            raise ValueError(f"call {at} refers to missing tools")
 
 
 def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> None:
@@ -213,13 +213,13 @@ def _check_lengths(timelines: list[dict[str, Any]], calls: Sequence[Call]) -> No
     total = 0
     for line in timelines:
         if not 0 <= line["leaf"] < len(calls):
-            raise ValueError(f"a timeline ends in call {line['leaf']}, which is not there")
+            raise ValueError(f"a timeline ends in the missing call {line['leaf']}")
         length = lengths[line["leaf"]]
         spans = [SampledSpan(*span) for span in line["spans"]]
         if sum(span.stop - span.start for span in spans) > length or any(
             not (0 <= span.call < len(calls) and 0 <= span.start <= span.stop) for span in spans
         ):
-            raise ValueError("a timeline has spans that do not lie in it")
+            raise ValueError("a timeline has spans outside of its range")
         total += length
         walked += depths[line["leaf"]]
     _check_total(walked, total)
@@ -229,7 +229,7 @@ def _check_total(walked: int, tokens: int) -> None:
     if tokens > MOST_NUMBERS:
         raise ValueError(f"its timelines have {tokens} tokens")
     if walked > MOST_WALKED:
-        raise ValueError(f"its calls go on from each other {walked} times in all, and at most {MOST_WALKED} are read")
+        raise ValueError(f"its calls have {walked} ancestors in total, the limit is {MOST_WALKED}")
 
 
 def leaf_calls(calls: Sequence[Call]) -> list[int]:

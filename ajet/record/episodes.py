@@ -169,9 +169,10 @@ def open_arrays(path: Path) -> BinaryIO:
         return open_record_file(path.with_suffix(".bin"))
     except FileNotFoundError as error:
         raise UserError(
-            "The token arrays of these episodes are gone: removed by `ajet gc` or trainer_common.keep_arrays, or lost.",
+            "The token arrays of these episodes are missing: removed by `ajet gc` or trainer_common.keep_arrays, "
+            "or lost.",
             where=str(path.with_suffix(".bin")),
-            do="`ajet audit` says which, and shows what their lines say",
+            do="run `ajet audit` to see the reason and the recorded lines",
         ) from error
 
 
@@ -193,7 +194,7 @@ def matches_digest(row: Mapping[str, Any], line: bytes, blobs: BinaryIO) -> bool
     start, length = row["blob"]["offset"], row["blob"]["length"]
     arrays = read_record_part(blobs, start, length)
     if len(arrays) != length or start < 0:
-        raise ValueError("its arrays are not where it says")
+        raise ValueError("its arrays are not at the recorded offset")
     return rest == f'{_digest_line(body + b"}", arrays)}"}}'.encode()
 
 
@@ -225,7 +226,7 @@ def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
     place, counts = row["blob"], row["arrays"]
     numbers = counts["ints"] + counts["floats"]
     if min(counts["ints"], counts["floats"], place["offset"], place["length"]) < 0 or numbers > MOST_NUMBERS:
-        raise ValueError(f"its arrays are said to hold {numbers} numbers")
+        raise ValueError(f"its arrays claim to hold {numbers} numbers")
     size = 4 * numbers
     length = min(place["length"], size + (size >> 10) + 64)  # zlib never makes it longer
     blobs.seek(place["offset"])
@@ -234,13 +235,13 @@ def _read_arrays(row: dict[str, Any], blobs: BinaryIO, where: str) -> bytes:
         raise UserError(
             "The arrays of a recorded episode are damaged (wrong checksum).",
             where=where,
-            expected=f"{place['length']} bytes at {place['offset']} in the .bin file beside it",
+            expected=f"{place['length']} bytes at {place['offset']} in the .bin file next to it",
             do="restore the file from a copy",
         )
     unpacker = zlib.decompressobj()
     raw = unpacker.decompress(packed, size + 1)
     if len(raw) != size or not unpacker.eof:
-        raise ValueError(f"its arrays are not the {numbers} numbers that they are said to be")
+        raise ValueError(f"its arrays do not hold the recorded {numbers} numbers")
     return raw
 
 

@@ -57,16 +57,16 @@ def require_run(named: str, root: Path, *, holding: str, expected: str) -> Path:
     played = [kind for kind in ("debug", "eval") if (folder / kind).is_dir()]
     missing = f"There is no run named {named}."
     if folder.exists():
-        missing = f"{named} is {'no run: it has no ' + holding if folder.is_dir() else 'a file, and no run'}."
+        missing = f"{named} is {'not a run: it has no ' + holding if folder.is_dir() else 'a file, not a run'}."
     if (of_run := _run_above(folder)) is not None:
         raise UserError(
-            f"{named} is a checkpoint or an export, and no run.",
+            f"{named} is a checkpoint or an export, not a run.",
             where=str(folder.absolute()),
             expected=expected,
             do=f"name its run: {of_run}",
         )
     raise UserError(
-        f"{named} was played by {' and '.join(played)}, and not trained." if played else missing,
+        f"{named} was only played by {' and '.join(played)}, not trained." if played else missing,
         where=str(folder.absolute()),
         expected=expected,
         do=f"train it first: {_train_command(named)}" if played else suggest_run(named, root, trains=True),
@@ -101,7 +101,7 @@ def suggest_run(named: str, root: Path, *, trains: bool = False) -> str:
 
 def _say_which(debug: Path, run: Path) -> None:
     """On standard error: there may be JSON on the other."""
-    notice = f"the debug run {debug.name} is looked at, which is newer than the run; the run itself: {run}"
+    notice = f"using the debug run {debug.name}, which is newer than the run; the run itself: {run}"
     SafeConsole(stderr=True, highlight=False, soft_wrap=True).print(f"{run.name}: {notice}", markup=False)
 
 

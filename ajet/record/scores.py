@@ -26,7 +26,7 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
     estimator of Chen et al., "Evaluating Large Language Models Trained on Code", 2021, equation 1. Raises ValueError
     for k beyond n."""
     if not 1 <= k <= attempts:
-        raise ValueError(f"pass@{k} is not to be had from {attempts} attempts")
+        raise ValueError(f"pass@{k} needs {k} attempts, and there are {attempts}")
     return 1.0 - comb(attempts - successes, k) / comb(attempts, k)
 
 

@@ -102,7 +102,7 @@ def read_status(folder: Path) -> dict[str, Any] | None:
             f"The status of this run is damaged: {error}.",
             where=str(path),
             expected="the JSON object that ajet writes there",
-            do="resuming the run replaces it; what still runs of it has to be ended by hand",
+            do="resume the run to replace the file; end its remaining processes by hand",
         ) from error
 
 

@@ -56,7 +56,9 @@ def bound_tool_use(use: ToolUse, room: int = RESULT + ARGUMENTS) -> ToolUse:
     if use.error not in _ERRORS:
         raise ValueError(f"error {use.error!r} is none of {sorted(_ERRORS)}")
     if not isinstance(use.result, str):
-        raise TypeError(f"the result of {use.name} is a {type(use.result).__name__}; it is the text that was shown")
+        raise TypeError(
+            f"the result of {use.name} is a {type(use.result).__name__}; expected the text shown to the model"
+        )
     if not (math.isfinite(use.started) and math.isfinite(use.ended)):
         raise ValueError("its times are seconds since the epoch")
     most = max(0, min(RESULT, room))
@@ -94,13 +96,13 @@ def encode_uses(uses: Sequence[ToolUse]) -> list[dict[str, Any]]:
 def decode_uses(rows: Any) -> list[ToolUse]:
     """Return the uses of rows. Raises ValueError or TypeError for invalid rows."""
     if not isinstance(rows, list):
-        raise ValueError("its tool uses are no list")
+        raise ValueError("its tool uses are not a list")
     return [_decode_use(row) for row in rows]
 
 
 def _decode_use(row: Any) -> ToolUse:
     if not isinstance(row, dict):
-        raise ValueError("a tool use is no JSON object")
+        raise ValueError("a tool use is not a JSON object")
     use = ToolUse(**{each.name: row[each.name] for each in fields(ToolUse) if each.name in row})
     texts, times = (use.name, use.result, use.digest, use.server, use.call_id), (use.started, use.ended)
     counts = (use.whole, use.cut, use.images)
@@ -111,7 +113,7 @@ def _decode_use(row: Any) -> ToolUse:
         and isinstance(use.arguments, dict)
         and use.error in _ERRORS
     ):
-        raise ValueError(f"a use of {use.name!r} is none")
+        raise ValueError(f"a use of {use.name!r} is invalid")
     return use
 
 

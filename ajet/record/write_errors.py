@@ -81,7 +81,7 @@ def explain_write_errors(
             raise CannotWriteError(
                 f"A file may not grow so large: {what} could not be written ({intact}).",
                 where=str(folder),
-                expected="no limit on the size of files, or a larger one (ulimit -f; the file system has one, too)",
+                expected="no limit on the size of files, or a larger limit (ulimit -f, or the file system's own)",
                 do=f"raise it{retry}",
             ) from error
         raise CannotWriteError(
@@ -148,11 +148,13 @@ def _require_place(file: Path, option: str, new: bool) -> None:
     if file.is_dir():
         raise UserError(f"{file} is a folder.", where=option, expected="the name of a file")
     if not file.parent.exists():
-        raise UserError(f"There is no folder {file.parent}.", where=option, do="make it, or name a file elsewhere")
+        raise UserError(
+            f"There is no folder {file.parent}.", where=option, do="create the folder, or name another file"
+        )
     if not file.parent.is_dir():
-        raise UserError(f"{file.parent} is no folder.", where=option, do="name a file elsewhere")
+        raise UserError(f"{file.parent} is no folder.", where=option, do="name another file")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UserError(f"{file} cannot be written: not permitted.", where=option, do="name a file elsewhere")
+        raise UserError(f"{file} cannot be written: not permitted.", where=option, do="name another file")
 
 
 def require_folder(folder: Path, option: str) -> None:

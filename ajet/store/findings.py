@@ -24,14 +24,14 @@ def report_dead_letters(reasons: Iterable[tuple[int, str]]) -> list[Finding]:
         return []
     shown = "; ".join(f"position {order}: {reason}" for order, reason in dead[:3])
     more = f"; and {len(dead) - 3} more" if len(dead) > 3 else ""
-    return [Finding("dead letters", "warning", f"{len(dead)}: {shown}{more}", "they are played no more")]
+    return [Finding("dead letters", "warning", f"{len(dead)}: {shown}{more}", "they are not played any more")]
 
 
 def report_member(role: str, name: str, age: float, leases: int) -> Finding:
     """Report one member of the store."""
     holds = f"{leases} lease{'s' * (leases != 1)}"
-    silent = "silent: what it played goes to others when its leases end" if age > SILENT else ""
-    return Finding(f"{role} {name}", "warning" if silent else "ok", f"heard {age:.0f} s ago, {holds}", silent)
+    silent = "silent: its positions go to others when its leases end" if age > SILENT else ""
+    return Finding(f"{role} {name}", "warning" if silent else "ok", f"last heartbeat {age:.0f} s ago, {holds}", silent)
 
 
 def report_policy(policy: Mapping[str, Any], age: float) -> Finding:

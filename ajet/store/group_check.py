@@ -166,9 +166,11 @@ def _check_plain(episode: Episode) -> None:
             and all(isinstance(text, str) for text in texts)
             and all(isinstance(mark, bool) for mark in marks),
             "status",
-            f"its failure is none: {quote(failure)}",
+            f"its failure is invalid: {quote(failure)}",
         )
-    _require_valid(episode.status != "failed" or failure is not None, "status", "it failed, and no failure says where")
+    _require_valid(
+        episode.status != "failed" or failure is not None, "status", "its status is failed, but it has no failure"
+    )
     _require_valid(all(isinstance(name, str) for name in episode.checks), "number", "a check's name is no text")
     _require_numbers(episode.metrics.items(), "metric")
     _require_numbers((("started", episode.started), ("ended", episode.ended)), "time")
@@ -208,7 +210,7 @@ def _check_call(call: Call, at: int) -> None:
     """The parts of a call that credit, loss, proof and metrics read."""
     replied = len(call.response_ids)
     _require_valid(
-        call.index == at and isinstance(call.trained, bool), "call", f"call {at} says that it is {call.index!r:.20}"
+        call.index == at and isinstance(call.trained, bool), "call", f"call {at} has the index {call.index!r:.20}"
     )
     sizes = {len(call.logprobs), len(call.logprobs_unit), replied if call.teacher is None else len(call.teacher)}
     _require_valid(
@@ -221,7 +223,7 @@ def _check_call(call: Call, at: int) -> None:
     if call.trained and not (np.isfinite(call.logprobs).all() and np.isfinite(call.logprobs_unit).all()):
         raise GroupRefusedError("number", f"a log-probability of call {at} is not finite")
     known = bool(call.versions) or not call.trained or not replied
-    _require_valid(known, "policy_version", f"nothing says which policy sampled call {at}")
+    _require_valid(known, "policy_version", f"no policy version is recorded for call {at}")
     are_counts = all(_is_count(number) for run in call.versions for number in run)
     firsts = [run.first for run in call.versions]
     _require_valid(
@@ -243,7 +245,7 @@ def _check_timelines(episode: Episode) -> None:
         for span in timeline.spans:
             part = _reply_part(span, calls[span.call])
             _require_valid(
-                not seen[span.call][part].any(), "timeline", f"timeline {at} trains tokens that another one does"
+                not seen[span.call][part].any(), "timeline", f"timeline {at} trains tokens of another timeline"
             )
             seen[span.call][part] = True
     counted = sum(timeline.sampled for timeline in episode.timelines) + episode.untrained.total()

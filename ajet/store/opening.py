@@ -61,7 +61,7 @@ class Address:
             raise ConfigError(
                 "The store's address holds a user or a password.",
                 where="store.uri",
-                expected=f"an address without them; the environment has them, as {USER} and {PASSWORD}",
+                expected=f"an address without them; set {USER} and {PASSWORD} in the environment",
                 do=f"Write {kind}://HOST:PORT/DATABASE and set {PASSWORD} in the environment or .env.",
             )
         if not parts.netloc:
@@ -142,9 +142,9 @@ def list_forms(separator: str = ", or ") -> str:
 def missing_store_error(where: str) -> UserError:
     """Return the error for an address without a store."""
     return UserError(
-        "There is no store of ajet's.",
+        "There is no ajet store.",
         where=where,
-        expected=f"{list_forms(' or ')}, as store.uri or --from-store of its run has it",
+        expected=f"{list_forms(' or ')}, as in store.uri or --from-store of its run",
     )
 
 

@@ -122,7 +122,7 @@ class Outage:
             if not self._is_logged and now - self._since > LOGGED_AFTER:
                 self._is_logged = True
                 left = max(0.0, self._since + self.patience - now)
-                logger.warning("the store {} is out of reach: it is tried again for up to {:.0f} s", self._shown, left)
+                logger.warning("the store {} is out of reach: retrying for up to {:.0f} s", self._shown, left)
             if limit is not None and now + pause > began + limit:
                 return False
             if self._has_given_up or now + pause > min(began, self._since) + self.patience:

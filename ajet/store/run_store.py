@@ -267,10 +267,10 @@ class RunStore:
     def _require_unchanged(path: Path, lines: Sequence[Line]) -> None:
         for at, altered in _find_changed(path, lines):
             raise UserError(
-                f"An episode that waits to be trained on was {altered}.",
+                f"A pending episode was {altered}.",
                 where=f"{path}:{at}",
                 expected="the line and the arrays that were put",
-                do=f"restore {path.name} and the .bin beside it, or remove both: the task is played again",
+                do=f"restore {path.name} and its .bin file, or remove both to play the task again",
             )
 
     def _add_pending(self, number: int, order: int, ends: list[Kept], used: list[int] | None) -> None:

@@ -33,22 +33,22 @@ class TrainerFencedError(RunFailed, StoreUnavailableError):
 def fenced_trainer_error(where: str, own: int, latest: int) -> TrainerFencedError:
     """Return the error for trainer number `own` (0: none) if not the latest."""
     if not own:
-        return TrainerFencedError("This process does not train on the store: it opened it to play.", where=where)
+        return TrainerFencedError("This process opened the store without training.", where=where)
     return TrainerFencedError(
         f"Another trainer has taken over this run's store: it is number {latest}, this one was number {own}.",
         where=where,
-        expected="one trainer on a store; nothing that this one did since its last checkpoint counts",
-        do="Let the other one go on, or end it and start this run again.",
+        expected="one trainer per store; work of this trainer since its last checkpoint does not count",
+        do="Let the other trainer continue, or end it and start this run again.",
     )
 
 
 def other_run_error(where: str) -> UserError:
     """The error for a trainer that opens the store of another run."""
     return UserError(
-        "The store is the ledger of another run.",
+        "The store belongs to another run.",
         where=where,
-        expected="an empty one, or that of this run",
-        do="Name another in store.uri or --from-store, or remove this one if its run is of no use any more.",
+        expected="an empty store, or the store of this run",
+        do="Name another store in store.uri or --from-store, or remove this store if its run is not needed any more.",
     )
 
 
@@ -68,9 +68,9 @@ def other_version_error(where: str, found: int, known: int) -> StoreUnavailableE
 def other_store_error(where: str) -> UserError:
     """Return the error for a checkpoint unknown to the store."""
     return UserError(
-        "The checkpoint that this run goes on from was made with another store.",
+        "The checkpoint of this run was made with another store.",
         where=where,
-        expected="the store that the run had then",
+        expected="the store at the time of the checkpoint",
         do=f"Set store.type and store.uri, or --from-store, as they were; or, with an empty one named "
         f"there, {FRESH_ADVICE}.",
     )

@@ -155,14 +155,14 @@ def _explain_errors(path: Path) -> Iterator[None]:
         raise UserError(
             f"The store cannot be read: {error}.",
             where=f"sqlite:{path}",
-            expected="a file that ajet made, whole, in a folder that can be read",
+            expected="a complete file made by ajet, in a readable folder",
         ) from error
 
 
 def survey_file(path: Path) -> list[Finding]:
     """Return the findings about a store's file, for `ajet doctor --store`, without changing the file."""
     if not path.exists():
-        return [Finding("file", "note", f"{path} is not there", "the first process that opens it makes it")]
+        return [Finding("file", "note", f"{path} is not there", "the first process that opens it creates it")]
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as base:
             return _survey_tables(base, path)
@@ -179,7 +179,7 @@ def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
     shown = [Finding("file", "ok", f"{path}, SQLite {sqlite3.sqlite_version}, read in {milliseconds:.1f} ms")]
     if not found:
         sqlite_tables.require_own(base, path)
-        return [*shown, Finding("schema", "note", "no tables yet", "the first process that opens it makes them")]
+        return [*shown, Finding("schema", "note", "no tables yet", "the first process that opens it creates them")]
     shown.append(findings.report_schema_version(found, sqlite_tables.VERSION))
     if found != sqlite_tables.VERSION:
         return shown
@@ -199,6 +199,6 @@ def _survey_tables(base: sqlite3.Connection, path: Path) -> list[Finding]:
             shown.append(findings.report_member(member.role, member.name, member.age, holds.get(member.name, 0)))
         else:
             shown.append(
-                Finding("members", "warning", f"a row that ajet never wrote ({row[1]!r:.60})", "it is left out")
+                Finding("members", "warning", f"a row not written by ajet ({row[1]!r:.60})", "the row is skipped")
             )
     return shown

@@ -210,7 +210,7 @@ class SqliteStore:
 
     def renew(self, leases: Iterable[Lease]) -> None:
         if lost := self._renew_leases(list(leases)):
-            raise LeaseLostError(f"positions {lost} are another's by now, or over")
+            raise LeaseLostError(f"positions {lost} are leased by another process, or over")
 
     @_outlast_outage
     def _renew_leases(self, leases: Sequence[Lease]) -> list[int]:
@@ -328,7 +328,7 @@ class SqliteStore:
         shown = f"{table}: {str(name)[:LONGEST_VALUE]}"
         if shown not in self._warned:
             self._warned.add(shown)
-            logger.warning("a row of the store {} that ajet never wrote is left out ({})", self._path, shown)
+            logger.warning("a row of the store {} was not written by ajet and is skipped ({})", self._path, shown)
 
     @contextmanager
     def _open_transaction(self) -> Iterator[sqlite3.Connection]:
@@ -425,7 +425,7 @@ class SqliteStore:
                 found[order] = self._episodes.load_episodes(base, order)
             except AlteredEpisodeError as altered:
                 why = self._redact(str(altered))
-                logger.warning("position {} is given to nobody any more: {}", order, why)
+                logger.warning("position {} is not leased any more: {}", order, why)
                 self._positions.record_failure(base, order, why, dead=True)
         return found
 

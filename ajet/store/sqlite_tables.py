@@ -96,7 +96,7 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
             if not os.access(path, os.W_OK):
                 raise sqlite3.OperationalError
         elif path.parent != made and not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
-            raise sqlite3.OperationalError("its folder may not be written by this user")
+            raise sqlite3.OperationalError("its folder is not writable for this user")
     except sqlite3.DatabaseError as error:
         raise _cannot_open_error(path, error) from error
 
@@ -104,7 +104,7 @@ def check_file(path: Path, *, made: Path | None = None) -> None:
 def _cannot_open_error(path: Path, error: sqlite3.DatabaseError) -> UserError:
     return UserError(
         f"The store {path} cannot be opened: {_why_not(path, error)}.",
-        expected="a file that ajet made, or none, in a folder that is there and can be written",
+        expected="a file made by ajet, or no file, in a writable folder",
     )
 
 
@@ -118,7 +118,7 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
         raise UserError(
             f"The store {path} cannot be opened: it is the database of another program "
             f"(its tables: {', '.join(sorted(tables)[:5])}).",
-            expected="a file that ajet made, or none, in a folder that is there and can be written",
+            expected="a file made by ajet, or no file, in a writable folder",
         )
     if found != VERSION and (found or tables):
         raise other_version_error(str(path), found, VERSION)
@@ -126,12 +126,12 @@ def require_own(base: sqlite3.Connection, path: Path) -> None:
     if added:  # a view stands in for a table and runs what it likes, and a trigger changes what is put
         raise UserError(
             f"The store {path} cannot be opened: another program has put {added[0]} into it.",
-            expected="a file with the tables that ajet makes, and nothing else",
+            expected="a file with only the tables of ajet",
         )
     if found == VERSION and (gone := TABLES - tables):
         raise UserError(
             f"The store {path} cannot be opened: its table {min(gone)} is gone.",
-            expected="a file that ajet made, with all its tables",
+            expected="a file made by ajet, with all tables",
         )
 
 
@@ -148,7 +148,7 @@ def _why_not(path: Path, error: sqlite3.DatabaseError) -> str:
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
-        return "it may not be read and written by this user"
+        return "this user may not read and write it"
     return str(error)
 
 
@@ -201,7 +201,7 @@ OUT_OF_REACH = (
 )
 """Codes of an unreachable network folder, a failing disk, or a file locked by another process."""
 _DAMAGED = (
-    "a file that is whole",
+    "an undamaged file",
     "Put back a copy of the file together with its -wal file, or name another store: what was put there since the "
     "run's last checkpoint may be lost, and is played again.",
 )
@@ -214,7 +214,7 @@ _ADVICE = {
     sqlite3.SQLITE_PERM: _NO_RIGHT,
     sqlite3.SQLITE_AUTH: _NO_RIGHT,
     sqlite3.SQLITE_INTERRUPT: (
-        "statements that end: another program may have changed the file's tables",
+        "statements that end; another program may have changed the file's tables",
         "Put back a copy of the file, or name another store.",
     ),
 }
@@ -224,15 +224,15 @@ _ADVICE = {
 def explain_error(path: Path, error: sqlite3.Error) -> StoreUnavailableError:
     """The screen for an error that is no mistake of ajet's."""
     code = error_code(error)
-    what = f"The store {path} cannot be worked on: {error}."
+    what = f"The store {path} failed: {error}."
     if code in OUT_OF_REACH:
         return StoreUnreachableError(
             what,
             where=str(path),
-            expected="a disk or network folder that answers, and no program that keeps the file locked",
+            expected="a reachable disk or network folder, and no program with a lock on the file",
             do="Mount the folder again, or end that program; then start the same command: nothing is lost.",
         )
-    expected, do = _ADVICE.get(code, ("a file that ajet made, open and whole", "Start the same command again."))
+    expected, do = _ADVICE.get(code, ("an open, undamaged file made by ajet", "Start the same command again."))
     return StoreUnavailableError(what, where=str(path), expected=expected, do=do)
 
 

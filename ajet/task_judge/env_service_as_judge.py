@@ -20,7 +20,7 @@ class EnvServiceJudge(BaseJudge):
         env = workflow_task.gym_env
         if env is None:
             raise JudgeFailure(
-                "EnvServiceJudge asks the environment that the episode was played in, and it was played in none: set "
+                "EnvServiceJudge needs the episode's environment, and the episode has none: set "
                 "task_reader.type: env_service, or environment.use"
             )
         score = float(env.evaluate(workflow_task.episode_uuid, params={"sparse": False}))

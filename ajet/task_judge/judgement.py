@@ -97,7 +97,7 @@ def attach_process(verdict: Verdict, parts: Sequence[Any], who: str) -> Verdict:
     for part in parts:
         if not isinstance(part, ProcessReward):
             raise JudgeFailure(
-                f"{who}: `process` holds {part!r:.200}; expected ProcessReward(reward=…, step=…) and such"
+                f"{who}: `process` holds {part!r:.200}; expected objects such as ProcessReward(reward=…, step=…)"
             )
     verdict.process = tuple(parts)
     return verdict

@@ -52,7 +52,7 @@ def _find_judge(experiment: Experiment) -> PluginPart:
     part = find_part("judge", judge_type)
     if part is None:
         raise ConfigError(
-            f"The judge type {judge_type} is not part of this version.",
+            f"There is no judge type {judge_type}.",
             where="task_judge.judge_type",
             expected=", ".join(find_all_parts("judge")),
         )
@@ -88,7 +88,7 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
     method = getattr(kind, "compute_reward", None)
     if not isinstance(kind, type) or not callable(method):
         raise ConfigError(
-            f"{reference} is no judge.",
+            f"{reference} is not a judge.",
             where=key,
             expected="a function of (task, output), or a class with compute_reward(workflow_task, workflow_output), "
             "such as a subclass of BaseJudge",
@@ -105,7 +105,7 @@ def open_by_reference(experiment: Experiment) -> Judging | None:
             f"{reference} could not be made: {type(problem).__name__}: {problem}",
             where=key,
             expected="a class that can be called with the config alone",
-            do="write `def __init__(self, config):`, or subclass ajet.task_judge.base_judge.BaseJudge, which has it",
+            do="write `def __init__(self, config):`, or subclass ajet.task_judge.base_judge.BaseJudge",
         ) from problem
     return judging
 

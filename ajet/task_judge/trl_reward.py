@@ -45,7 +45,7 @@ def adapt_trl_reward(
     missing = [name for name in _NOT_HERE if name in parameters and parameters[name].default is inspect.Parameter.empty]
     if missing:
         raise ConfigError(
-            f"{what}: {reference} is a reward function of TRL's, and asks for {', '.join(missing)}.",
+            f"{what}: {reference} is a TRL reward function that needs {', '.join(missing)}.",
             where=locate_function(function) or what,
             expected=f"a function of {SIGNATURE}; or of (task, output)",
             do="leave them out, or give them a default",
@@ -67,7 +67,7 @@ def refuse_other_signature(function: Callable[..., Any], reference: str, *, what
     names = [name for name in _OF_OTHERS if name in read_parameters(function)]
     if names:
         raise ConfigError(
-            f"{what}: {reference} asks for {' and '.join(names)}, and is called with (task, output).",
+            f"{what}: {reference} needs {' and '.join(names)}, but is called with (task, output).",
             where=locate_function(function) or what,
             expected=f'a function of (task, output), where output.metadata["final_answer"] is the reply; or as TRL has '
             f"it, of {SIGNATURE}",
@@ -98,7 +98,7 @@ def _arguments_of(
             given[name] = [columns.row[column]]
         elif parameter.default is parameter.empty:
             raise JudgeFailure(
-                f"the reward asks for the column {name}, and the row of task {task.task_id} has "
+                f"the reward needs the column {name}, but the row of task {task.task_id} has "
                 f"{', '.join(columns.row) or 'none'}"
             )
     return given

@@ -38,9 +38,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_file_or_a_folder_that_is_no_run_is_called_that(
     here: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    assert "notes/a.txt is a file, and no run" in said(capsys, verb, "notes/a.txt")
+    assert "notes/a.txt is a file, not a run" in said(capsys, verb, "notes/a.txt")
     told = said(capsys, verb, "notes")
-    assert "notes is no run: it has no " in told and f"where {here}/notes " in told
+    assert "notes is not a run: it has no " in told and f"where {here}/notes " in told
     told = said(capsys, verb, "nobody")
     assert "There is no run named nobody" in told and f"where {here}/launcher_record/nobody " in told
 

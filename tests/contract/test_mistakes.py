@@ -296,7 +296,7 @@ def test_a_command_that_cannot_be_run_names_what_to_change(program, problem, sai
         (["plan", "x.yaml", "rollout.user_workflow=flow.Good"], ["write flow->Good"]),
         (["validate", "x.yaml", "rollout.user_workflow=null"], ["user_workflow", "ajet serve --conf FILE.yaml"]),
         (["validate", "x.yaml", "model.path=embedded:smollm-135m"], ["did you mean embedded:smollm2-135m?"]),
-        (["deploy", "played"], ["played was played by debug, and not trained", "--backbone local"]),
+        (["deploy", "played"], ["played was only played by debug, not trained", "--backbone local"]),
     ],
 )
 def test_on_the_command_line(project, typed, expected, capsys):

@@ -147,7 +147,7 @@ def test_the_second_trainer_fences_off_the_first(opens: Opens) -> None:
     with pytest.raises(LeaseLostError):
         first.put(held, Kept(episode("late")))
     assert [lease.order for lease in second.lease(2)] == [held.order, 3], "what a sampler holds stays its"
-    with pytest.raises(TrainerFencedError, match="opened it to play"):
+    with pytest.raises(TrainerFencedError, match="opened the store without training"):
         opens().commit()
     found = second.announced()
     assert found is not None and (found.trainer, found.policy.step) == (1, 1)

@@ -97,7 +97,7 @@ def test_a_run_opens_the_store_that_its_yaml_names(tmp_path: Path, monkeypatch: 
     assert isinstance(opened("verl", "verl"), SqliteStore)
     shared = f"store.uri=sqlite:{tmp_path}/shared.sqlite"
     assert isinstance(opened("two", "local", shared, "store.max_attempts=2"), SqliteStore)
-    with pytest.raises(UserError, match="ledger of another run"):
+    with pytest.raises(UserError, match="belongs to another run"):
         opened("three", "local", shared)
     with pytest.raises(UserError, match="no address of sqlite"):
         opened("four", "local", "store.uri=mongodb://h/db")
@@ -145,5 +145,5 @@ def test_what_samplers_play_for_a_run_is_that_run_s(tmp_path: Path, monkeypatch:
     again = opened("one")
     assert [lease.order for lease in again.closed()] == [1]
     assert [(lease.order, len(lease.kept)) for lease in again.lease(3)] == [(0, 0), (2, 1), (3, 0)]
-    with pytest.raises(UserError, match="ledger of another run"):
+    with pytest.raises(UserError, match="belongs to another run"):
         opened("two")

@@ -144,7 +144,7 @@ def test_the_policy_versions_of_an_episode_are_on_its_line_and_those_of_its_call
     assert original.policy == (low, 5) and row["policy"] == [low, 5]
     assert decode(row, blob).policy == PolicySpan(low, 5)
     for other in ({**row, "policy": [low, 4]}, {name: value for name, value in row.items() if name != "policy"}):
-        with pytest.raises(ValueError, match="its calls say otherwise"):
+        with pytest.raises(ValueError, match="but its calls have others"):
             decode(other, blob)
     nothing = replace(original, calls=[], timelines=[])
     assert nothing.policy is None and "policy" not in encode(nothing)[0]

@@ -119,7 +119,7 @@ def test_a_debug_run_that_is_looked_at_in_place_of_the_run_is_said(environment, 
     os.utime(root / "tool" / "debug" / "1" / "status.json", (2000, 2000))
     assert find_run.newest_run("tool", root, holding="status.json") == root / "tool" / "debug" / "1"
     told = capsys.readouterr()
-    assert told.out == "" and "tool: the debug run 1 is looked at" in told.err and str(root / "tool") in told.err
+    assert told.out == "" and "tool: using the debug run 1" in told.err and str(root / "tool") in told.err
 
 
 def test_what_init_prints_runs_as_pasted(tmp_path):

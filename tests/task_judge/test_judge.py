@@ -255,7 +255,7 @@ def test_without_any_judge(tmp_path):
     [
         ("judge.py->Nobody", UnresolvedReferenceError, "Nobody"),
         ("judge.py->Broken", ConfigError, "missing"),
-        ("judge.py->NoJudge", ConfigError, "is no judge"),
+        ("judge.py->NoJudge", ConfigError, "is not a judge"),
         ("judge.py->three", ConfigError, r"(?s)called with \(task, output\).*judge.py:\d+.*def three\(task, output\):"),
     ],
 )

@@ -229,7 +229,7 @@ def test_a_scorer_that_fails_is_a_failure_of_the_judge(name):
             r"(?s)asks for one, other, third.*own_scorers.py:\d+.*model_answer",
         ),
         ({"scorers": [{"name": "exact", "arguments": {"norm": "x"}}]}, "has no argument norm; it takes normalize"),
-        ({"scorers": [{"name": "regex", "arguments": {"pattern": "("}}]}, "is no pattern"),
+        ({"scorers": [{"name": "regex", "arguments": {"pattern": "("}}]}, "is not a valid pattern"),
         ({"scorers": [{"name": "json_schema", "arguments": {"schema": {"type": 3}}}]}, "json_schema"),
         ({"scorer": "exact", "scorers": [{"name": "f1"}]}, "are both set"),
         ({"scorer": "exact", "judge_protocol": "own_scorers.py->old"}, "are both set"),
@@ -320,7 +320,7 @@ def test_agentrls_rows(tmp_path):
     assert "agentcpm" not in str(open_judge(judged))
     judge.require_for([one, other])
     for name in ("exakt", "own_scorers.py->two"):
-        with pytest.raises(TaskError, match="names no code of its own"):
+        with pytest.raises(TaskError, match="cannot name code"):
             judge.require_for([one.model_copy(update={"metadata": {"scorer": name}})])
     for bad in ({"answer_schema": "latex"}, {"scorer": 3}):
         (tmp_path / "rows.jsonl").write_text(json.dumps(rows[0] | bad) + "\n")

@@ -80,15 +80,15 @@ def choose_environment(experiment: Experiment) -> ChosenEnvironment | None:
     reader, used = experiment.ajet.task_reader, experiment.ajet.environment.use
     if used and reader.type == "env_service":
         raise ConfigError(
-            "Tasks of an environment service are played in that service, and another environment is named, too.",
+            "Tasks of an environment service are played in that service, but another environment is named.",
             where=KEY,
             expected="null with ajet.task_reader.type: env_service",
         )
     service = env_service_of(experiment)
     if experiment.ajet.environment.replay and (service is not None or is_world(used or "")):
         raise ConfigError(
-            "A recorded run answers for tools, and these tasks are played in an environment that keeps a state of its "
-            "own: of that the record has what the agent saw, not the rewards and scores.",
+            "A replay covers tools only, but these tasks are played in an environment with its own "
+            "state: the record has its observations, not its rewards and scores.",
             where="ajet.environment.replay",
             expected="null with an environment service (OpenEnv, NeMo Gym, gymnasium and the like among them)",
             do=f"leave it out; `{format_command('rejudge')}` scores the recorded episodes again "

@@ -176,7 +176,7 @@ class GymEnv:
             return 0.0
         if isinstance(value, (bool, int, float)) and math.isfinite(value):
             return float(value)
-        raise self.service.wrong(request, f"holds {value!r:.100} where a finite number belongs")
+        raise self.service.wrong(request, f"holds {value!r:.100} instead of a finite number")
 
     def _record_use(self, message: Message, result: str, began: float, error: ToolError) -> None:
         if self.on_use is None:

@@ -116,7 +116,7 @@ class EnvService:
                 raise _UnansweredError(f"no answer within {seconds:.3g} s") from None
             except (OSError, http.client.HTTPException) as problem:
                 why = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-                raise _UnansweredError(f"the connection broke before the answer was whole ({why})") from problem
+                raise _UnansweredError(f"the connection broke before the answer was complete ({why})") from problem
         finally:
             connection.close()
         if len(raw) > LONGEST:
@@ -144,9 +144,7 @@ class EnvService:
         try:
             connection.connect()
         except (OSError, ssl.SSLError) as problem:
-            raise _NotSentError(
-                f"nobody is to be reached there: {getattr(problem, 'strerror', None) or problem}"
-            ) from problem
+            raise _NotSentError(f"no connection: {getattr(problem, 'strerror', None) or problem}") from problem
         return connection
 
     def _request_path(self, request: str) -> str:

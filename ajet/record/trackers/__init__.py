@@ -55,7 +55,7 @@ class Trackers:
                 call_within(patience, partial(call, tracker), what=type(tracker).__name__)
             except Exception as error:  # noqa: BLE001 - a service's client or the user's code: the run goes on without
                 name = type(tracker).__name__
-                logger.warning("{} failed ({}: {}) and is left out from now on", name, type(error).__name__, error)
+                logger.warning("{} failed ({}: {}) and is dropped from now on", name, type(error).__name__, error)
                 self.opened.remove(tracker)
 
 

@@ -119,7 +119,7 @@ class BoundScorer:
             raise ConfigError(
                 f"The scorer {self.name} could not be made: {type(problem).__name__}: {problem}",
                 where=self._what,
-                expected="a class that can be called with the config, and with what stands in `arguments`",
+                expected="a class that can be called with the config and the keys of `arguments`",
             ) from problem
 
     def _bind_parameters(self) -> list[tuple[str, str, bool]]:
@@ -143,7 +143,7 @@ class BoundScorer:
             names = [each.name for each in strange]
             like_verls = {each.name for each in plain} & {*VERL_PARAMETERS}
             do = f"name the parameters as verl passes them: ({', '.join(VERL_PARAMETERS)})" if like_verls else ""
-            raise self._signature_error(f"asks for {', '.join(names)}, which nothing is known by", do)
+            raise self._signature_error(f"asks for {', '.join(names)}, which are not known", do)
         if not plain:
             return [(name, name, name == REFERENCE) for name in VERL_PARAMETERS] if takes_all else []
         return [

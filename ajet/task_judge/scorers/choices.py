@@ -291,4 +291,4 @@ def _correct_label(truth: Any, choices: Mapping[str, str]) -> str:
     found = _find_by_text(text, choices) or (text.strip("().: ").upper() if len(text.strip("().: ")) == 1 else None)
     if found is not None and found in labels:
         return found
-    raise JudgeFailure(f"the row's answer {text[:80]!r} is none of its choices {', '.join(labels)}")
+    raise JudgeFailure(f"the row's answer {text[:80]!r} is not one of its choices {', '.join(labels)}")

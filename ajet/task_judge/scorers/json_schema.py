@@ -25,7 +25,7 @@ class JsonSchemaScorer:
         self._schema = _parse_schema(schema)
         problem = None if self._schema is None else find_schema_problem(self._schema)
         if schema is not None and (self._schema is None or problem is not None):
-            raise ConfigError(f"The scorer json_schema: {problem or 'the schema is no mapping'}.",
+            raise ConfigError(f"The scorer json_schema: {problem or 'the schema is not a mapping'}.",
                               where="ajet.task_judge.scorers", expected="a JSON schema")  # fmt: skip
 
     def __call__(self, reply: str, metadata: dict[str, Any]) -> Verdict:
@@ -36,9 +36,9 @@ class JsonSchemaScorer:
             if row_schema is None:
                 return Verdict(None, None, "no score: neither the scorer nor the row has a schema")
             schema = _parse_schema(row_schema)
-            problem = "it is no mapping" if schema is None else find_schema_problem(schema)
+            problem = "it is not a mapping" if schema is None else find_schema_problem(schema)
             if schema is None or problem is not None:
-                raise JudgeFailure(f"the row's schema is none: {problem}")
+                raise JudgeFailure(f"the row's schema is invalid: {problem}")
         fenced = read_fenced_blocks(reply, lambda text: find_reply_problem(text, {}) is None)
         why = find_reply_problem(fenced[0].content if len(fenced) == 1 else reply.strip(), schema)
         return Verdict(float(why is None), why is None, why or "as the schema says")

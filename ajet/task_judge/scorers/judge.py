@@ -83,9 +83,9 @@ class ScorerJudge:
             named = task.metadata.get("scorer")
             if named and not is_scorer(str(named), base=self._experiment.base, others=self._others):
                 raise TaskError(
-                    f"A task names a scorer that is none: {named!r:.80}.",
+                    f"A task names an unknown scorer: {named!r:.80}.",
                     where=f"task {task.task_id}",
-                    expected=f"one of {', '.join(list_scorers())}; a row names no code of its own",
+                    expected=f"one of {', '.join(list_scorers())}; a row cannot name code",
                     do='register it with @scorer("NAME") in the file of the workflow, or mend the row',
                 )
 
@@ -116,14 +116,14 @@ class ScorerJudge:
         if is_scorer(named, base=self._experiment.base, others=self._others):
             return self._named_panel(named, "the row's scorer")
         self._unknown.add(named)
-        logger.warning("a row's field `scorer` is {!r:.80}, which names no scorer; it is taken for data", named)
+        logger.warning("a row's field `scorer` is {!r:.80}, which is not a known scorer; it is ignored", named)
         return None
 
     def _named_panel(self, named: str, what: str) -> ScorerPanel:
         with self._lock:
             if named not in self._by_name:
                 if is_reference(named):
-                    raise JudgeFailure(f"{what} is {named!r:.80}; a row names no code of its own")
+                    raise JudgeFailure(f"{what} is {named!r:.80}; a row cannot name code")
                 try:
                     self._by_name[named] = self._make_panel([(named, 1.0, {})], what)
                 except UserError as problem:
@@ -149,10 +149,10 @@ def open_scorers(experiment: Experiment) -> ScorerJudge | None:
     named = bool(judge.scorer or judge.scorers or judge.stages)
     if judge.scorer and judge.scorers:
         raise ConfigError("task_judge.scorer and task_judge.scorers are both set.", where=f"{KEY}.scorers",
-                          do="put the first into the list of the second")  # fmt: skip
+                          do="move task_judge.scorer into task_judge.scorers")  # fmt: skip
     if named and judge.judge_protocol:
         raise ConfigError(
-            "task_judge.judge_protocol and scorers are both set, and one of them decides.",
+            "task_judge.judge_protocol and scorers are both set.",
             where=f"{KEY}.judge_protocol",
             do="remove one; a judge of your own is named in `scorer` or `scorers` just as well",
         )

@@ -96,7 +96,7 @@ def numeric(
         raise JudgeFailure(f"numeric: units is {units!r}; there are convert, ignore, required")
     wanted = parse_number(normalize_math(hash_answer(ground_truth) or answer_text(ground_truth)))
     if wanted is None:
-        raise JudgeFailure(f"the row's answer {answer_text(ground_truth)[:80]!r} is no number")
+        raise JudgeFailure(f"the row's answer {answer_text(ground_truth)[:80]!r} is not a number")
     given = find_stated_number(model_answer)
     if given is None:
         return Verdict(0.0, False, "the answer states no number, or several")

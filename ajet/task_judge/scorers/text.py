@@ -147,7 +147,7 @@ class RegexScorer:
             try:
                 self._pattern = regex.compile(pattern, self._flags)
             except regex.error as problem:
-                raise ConfigError(f"The scorer regex: {pattern!r} is no pattern: {problem}.",
+                raise ConfigError(f"The scorer regex: {pattern!r} is not a valid pattern: {problem}.",
                                   where="ajet.task_judge.scorers") from problem  # fmt: skip
 
     def __call__(self, reply: str, model_answer: str, ground_truth: Any = None) -> tuple[float, bool] | None:
@@ -162,7 +162,7 @@ class RegexScorer:
             try:
                 pattern = regex.compile(answer_text(ground_truth), self._flags)
             except regex.error as problem:
-                raise JudgeFailure(f"the row's answer is no pattern: {problem}") from problem
+                raise JudgeFailure(f"the row's answer is not a valid pattern: {problem}") from problem
         try:
             found = (
                 pattern.fullmatch(model_answer, timeout=PATTERN_SECONDS)

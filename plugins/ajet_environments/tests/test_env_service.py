@@ -104,14 +104,14 @@ def test_a_service_that_is_not_there_is_one_error_that_says_what_to_do() -> None
     reader = open_reader(experiment(settings("http://127.0.0.1:9")))
     with pytest.raises(TaskError) as caught:
         reader.tasks("train")
-    assert "nobody is to be reached there" in caught.value.what and "env_url" in caught.value.where
+    assert "no connection" in caught.value.what and "env_url" in caught.value.where
     assert "env serve" in caught.value.do and "env check" in caught.value.do
 
 
 def test_two_environments_are_one_too_many() -> None:
     from ajet.environment.services.chosen import choose_environment
 
-    with pytest.raises(ConfigError, match="another environment is named, too"):
+    with pytest.raises(ConfigError, match="another environment is named"):
         choose_environment(
             experiment({**settings("http://127.0.0.1:9"), "environment": {"use": "gymnasium:FrozenLake-v1"}})
         )
@@ -123,7 +123,7 @@ def test_a_recorded_run_cannot_stand_for_an_environment_with_a_state(environment
 
     told = {"environment": environment} if environment else settings("http://127.0.0.1:9")
     told["environment"] = {**(environment or {}), "replay": "before"}
-    with pytest.raises(ConfigError, match="A recorded run answers for tools") as caught:
+    with pytest.raises(ConfigError, match="A replay covers tools only") as caught:
         choose_environment(experiment(told))
     assert "rejudge" in caught.value.do
 
@@ -186,5 +186,5 @@ def test_the_judge_without_an_environment_says_so() -> None:
     from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
     from ajet.task_judge.env_service_as_judge import EnvServiceJudge
 
-    with pytest.raises(JudgeFailure, match="it was played in none"):
+    with pytest.raises(JudgeFailure, match="the episode has none"):
         EnvServiceJudge(None).compute_reward(WorkflowTask(task=Task()), WorkflowOutput())

@@ -62,7 +62,7 @@ def test_arrays_that_a_line_says_are_nowhere_are_a_change_and_cost_nothing(
     row["blob"] |= {"offset": offset, "length": length}
     file.write_text(json.dumps(row, ensure_ascii=False) + "\n")
     (change,) = audit_run(tmp_path).changes
-    assert "its arrays are not where it says" in change.what
+    assert "its arrays are not at the recorded offset" in change.what
 
 
 def test_rows_of_metrics_that_are_no_rows_end_no_audit(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_with_a_key_nobody_without_it_can_write_the_chain_anew(tmp_path: Path, m
         assert json.loads(line)["key"]
     written = (run / FILE).read_bytes()
     monkeypatch.delenv(KEY)
-    with pytest.raises(UserError, match="made with the key"):
+    with pytest.raises(UserError, match="signed with the key"):
         RunDirectory.open(experiment(tmp_path), root=tmp_path)
     found = audit_run(run)
     assert found.ok and found.state is not None and not found.state.is_key_verified, (

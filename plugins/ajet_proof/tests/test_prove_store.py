@@ -211,7 +211,7 @@ def test_what_cannot_be_proven_is_one_screen(
     assert "run or episode to prove is missing" in refused()
     assert "--run needs --store" in refused("--run", "plain")
     unknown = f"sqlite:{tmp_path}/none.sqlite" if kind == "sqlite" else address
-    assert "There is no store of ajet's" in refused("--store", unknown)
+    assert "There is no ajet store" in refused("--store", unknown)
     if kind == "sqlite":
         assert not (tmp_path / "none.sqlite").exists()
         (tmp_path / "text").write_text("no database " * 100)
