@@ -27,7 +27,7 @@ _TABLES = ("_cls", "_desc", "_agent_conf", "_agent_instance")
 _lock = threading.Lock()
 
 
-class Kept:
+class EpisodeState:
     """The AWorld objects of one episode."""
 
     def __init__(self) -> None:
@@ -44,9 +44,9 @@ class _Memory:
     _outside: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        kept = _kept.get()
-        if kept is not None:
-            return getattr(kept.memory, name)
+        state = _state.get()
+        if state is not None:
+            return getattr(state.memory, name)
         with _lock:
             if _Memory._outside is None:
                 _Memory._outside = MemoryFactory.from_config(_CONFIG)
@@ -60,47 +60,47 @@ class _Table(MutableMapping[str, Any]):
         self._name, self._outside = name, outside
 
     @property
-    def _here(self) -> dict[str, Any]:
-        kept = _kept.get()
-        return self._outside if kept is None else kept.tables[self._name]
+    def _own_table(self) -> dict[str, Any]:
+        state = _state.get()
+        return self._outside if state is None else state.tables[self._name]
 
     def __getitem__(self, key: str) -> Any:
-        here = self._here
+        here = self._own_table
         return here[key] if key in here else self._outside[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._here[key] = value
+        self._own_table[key] = value
 
     def __delitem__(self, key: str) -> None:
-        del self._here[key]
+        del self._own_table[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._outside, **self._here})
+        return iter({**self._outside, **self._own_table})
 
     def __len__(self) -> int:
-        return len({**self._outside, **self._here})
+        return len({**self._outside, **self._own_table})
 
     def __contains__(self, key: object) -> bool:
-        return key in self._here or key in self._outside
+        return key in self._own_table or key in self._outside
 
 
-_kept: ContextVar[Kept | None] = ContextVar("ajet_aworld_kept", default=None)
+_state: ContextVar[EpisodeState | None] = ContextVar("ajet_aworld_kept", default=None)
 _CONFIG: Any = None
 
 
 @contextmanager
-def episode(session: str) -> Iterator[None]:
+def isolate_episode(session: str) -> Iterator[None]:
     """Within the block, and in tasks begun in it, AWorld keeps what it keeps for this episode alone. `session`: the
     session id of its tasks, whose run states go with it."""
-    _separate()
-    kept = Kept()
-    token = _kept.set(kept)
+    _install_isolation()
+    state = EpisodeState()
+    token = _state.set(state)
     try:
         yield
     finally:
-        for poll in kept.polls:
+        for poll in state.polls:
             poll.cancel()  # those of messages that were never stored look on for ever
-        _kept.reset(token)
+        _state.reset(token)
         states = InMemoryStateStorage.instance()
         with _lock:
             for node in states._session_nodes.pop(session, ()):
@@ -109,20 +109,20 @@ def episode(session: str) -> Iterator[None]:
                 states._ordered_session_ids.remove(session)
 
 
-def _poll(self: Any, timeout: float | None = None) -> None:
+def _poll_within_episode(self: Any, timeout: float | None = None) -> None:
     """Replaces AWorld's: no polling where the end is known, and none that outlives its episode."""
     if self.future.done():
         return
-    known, kept = self._task, _kept.get()
+    known, state = self._task, _state.get()
     _start_polling(self, timeout)
-    if kept is not None and self._task is not known:
-        kept.polls.append(self._task)
+    if state is not None and self._task is not known:
+        state.polls.append(self._task)
 
 
 _start_polling = MessageFuture._start_polling
 
 
-def _separate() -> None:
+def _install_isolation() -> None:
     """Once a process."""
     global _CONFIG
     with _lock:
@@ -133,7 +133,7 @@ def _separate() -> None:
         _CONFIG = MemoryConfig(provider="aworld")
         _Memory._outside = MEMORY_HOLDER.get("instance")
         MEMORY_HOLDER["instance"] = _Memory()
-        MessageFuture._start_polling = _poll
+        MessageFuture._start_polling = _poll_within_episode
         for name in _TABLES:
             setattr(AgentFactory, name, _Table(name, getattr(AgentFactory, name)))
         InMemoryStateStorage.instance()._max_session = 1 << 30  # it forgets the oldest, which may be playing

@@ -23,20 +23,20 @@ _INSTALLED = ("site-packages", "dist-packages")
 _NAMES = ("train", "env")
 
 
-def folder() -> Path:
+def find_folder() -> Path:
     """The folder of the names: in this package in a wheel, the root of the repository in a checkout."""
     inside = _PACKAGE / "names"
     return inside if inside.is_dir() else _PACKAGE.parents[1]
 
 
-def watch() -> None:
+def install_finders() -> None:
     """Resolve AWorld's names from now on. Idempotent."""
-    if not any(isinstance(finder, _BeforeAWorlds) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _BeforeAWorlds())
-        sys.meta_path.append(_Lacking())
+    if not any(isinstance(finder, _FirstFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _FirstFinder())
+        sys.meta_path.append(_LastFinder())
 
 
-class _BeforeAWorlds:
+class _FirstFinder:
     """Asked first: for `train`, where the ordinary one is that of AWorld's wheel."""
 
     @staticmethod
@@ -48,23 +48,23 @@ class _BeforeAWorlds:
             return None
         place = Path(found.origin).parent.parent
         theirs = place.name in _INSTALLED and (place / "aworld").is_dir()
-        return PathFinder.find_spec(name, [str(folder())]) if theirs else None
+        return PathFinder.find_spec(name, [str(find_folder())]) if theirs else None
 
 
-class _Lacking:
+class _LastFinder:
     """Asked last: for a name that nobody has, and for what a package of a user's own with that name does not have."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if path is None:
-            return PathFinder.find_spec(name, [str(folder())]) if name in _NAMES else None
+            return PathFinder.find_spec(name, [str(find_folder())]) if name in _NAMES else None
         parent, _, _ = spelled(name).rpartition(".")
         if parent.partition(".")[0] not in _NAMES:
             return None
-        return PathFinder.find_spec(name, [str(folder().joinpath(*parent.split(".")))], target)
+        return PathFinder.find_spec(name, [str(find_folder().joinpath(*parent.split(".")))], target)
 
 
-def behind(module: ModuleType, name: str) -> Any:
+def load_hidden(module: ModuleType, name: str) -> Any:
     """The attribute `name` of AWorld's own file of the module's name. Raises AttributeError."""
     package, _, stem = module.__name__.rpartition(".")
     for place in sys.modules[package].__path__:

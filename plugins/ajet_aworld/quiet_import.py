@@ -29,7 +29,7 @@ _LEVELS = {"warn": "WARNING", "exception": "ERROR", "fatal": "CRITICAL"}
 _NAMES = ("trace", "debug", "info", "success", "warning", "error", "critical", *_LEVELS)
 
 
-def watch() -> None:
+def install_finder() -> None:
     """Keep imports of AWorld quiet from now on. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
@@ -50,9 +50,9 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ == INSTALLER:
             super().exec_module(module)
-            module.import_package = _imported  # type: ignore[attr-defined]
+            module.import_package = _import_package  # type: ignore[attr-defined]
             return
-        with _sinks_kept():
+        with _keep_sinks():
             super().exec_module(module)
         if not os.environ.get(FILES):
             from loguru import logger
@@ -64,7 +64,7 @@ class _Loader(SourceFileLoader):
 
 
 @contextmanager
-def _sinks_kept() -> Iterator[None]:
+def _keep_sinks() -> Iterator[None]:
     """Keep the log sinks as they are, from the thread that imports, whose module it is; other threads' sinks come and
     go as ever."""
     from loguru import logger
@@ -72,17 +72,17 @@ def _sinks_kept() -> Iterator[None]:
     add, remove, own = logger.add, logger.remove, bool(os.environ.get(FILES))
     importing = threading.get_ident()
 
-    def kept(handler_id: int | None = None) -> None:
+    def remove_foreign(handler_id: int | None = None) -> None:
         if handler_id is not None or threading.get_ident() != importing:
             remove(handler_id)
 
-    def added(*args: Any, **kwargs: Any) -> int:
+    def add_foreign(*args: Any, **kwargs: Any) -> int:
         return -1 if threading.get_ident() == importing else add(*args, **kwargs)
 
     shadow: Any = logger
-    shadow.remove = kept
+    shadow.remove = remove_foreign
     if not own:
-        shadow.add = added
+        shadow.add = add_foreign
     try:
         yield
     finally:
@@ -101,23 +101,25 @@ class _Lines:
         return getattr(self._original, name)
 
 
-def _line(name: str) -> Any:
+def _make_log_method(name: str) -> Any:
     level = _LEVELS.get(name, name.upper())
 
-    def said(self: _Lines, value: Any = "", *args: Any, **kwargs: Any) -> None:
+    def log_value(self: _Lines, value: Any = "", *args: Any, **kwargs: Any) -> None:
         if not sys._getframe(1).f_globals.get("__name__", "").startswith("aworld."):
             from loguru import logger
 
             logger.opt(depth=1).log(level, "{}", value)
 
-    return said
+    return log_value
 
 
 for _name in _NAMES:
-    setattr(_Lines, _name, _line(_name))
+    setattr(_Lines, _name, _make_log_method(_name))
 
 
-def _imported(package_name: str, alias: str = "", install_name: str = "", *args: Any, **kwargs: Any) -> ModuleType:
+def _import_package(
+    package_name: str, alias: str = "", install_name: str = "", *args: Any, **kwargs: Any
+) -> ModuleType:
     """Replaces AWorld's function, which installs what is missing. Raises ImportError."""
     try:
         return importlib.import_module(package_name)

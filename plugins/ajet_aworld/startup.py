@@ -11,5 +11,5 @@ from ajet_aworld import packages, quiet_import
 
 def start() -> None:
     """Make AWorld's names importable, and its import quiet. Idempotent."""
-    quiet_import.watch()
-    packages.watch()
+    quiet_import.install_finder()
+    packages.install_finders()

@@ -36,7 +36,7 @@ SERVERS = "MCP_SERVERS"
 SERVER = "aworld-mcp"
 PATIENCE_S = 600
 """Of the client that the configuration is for, as AWorld's pages have it."""
-ASKED_S = 30.0
+REQUEST_TIMEOUT_S = 30.0
 """A request of ours to the environment."""
 GAIA = "gaia-local"
 
@@ -55,21 +55,21 @@ def get_agent_tool_env_and_servers(
     Raises ConfigError where no address is known; EnvironmentFailure inside an episode where none is given."""
     if isinstance(url, Mapping):
         url, tool_config = None, url
-    told = dict(tool_config or {})
-    address = url or told.get("url") or os.environ.get(ADDRESS) or _running_here()
-    chosen = mcp_server_list or told.get("mcp_servers") or os.environ.get(SERVERS) or ",".join(SEED_NAMES)
+    settings = dict(tool_config or {})
+    address = url or settings.get("url") or os.environ.get(ADDRESS) or _find_running()
+    chosen = mcp_server_list or settings.get("mcp_servers") or os.environ.get(SERVERS) or ",".join(SEED_NAMES)
     names = chosen if isinstance(chosen, str) else ",".join(chosen)
     token = os.environ.get(TOKEN) or token_for(address)
-    authorization = told.get("authorization") or (f"Bearer {token}" if token else "")
+    authorization = settings.get("authorization") or (f"Bearer {token}" if token else "")
     headers = {**({"Authorization": authorization} if authorization else {}), SERVERS: names}
-    name = told.get("server_name", SERVER)
+    name = settings.get("server_name", SERVER)
     entry = {
-        "type": told.get("type", "streamable-http"),
-        "url": _own(address, headers),
+        "type": settings.get("type", "streamable-http"),
+        "url": _choose_url(address, headers),
         "headers": headers,
-        "timeout": told.get("timeout", PATIENCE_S),
-        "sse_read_timeout": told.get("sse_read_timeout", PATIENCE_S),
-        "client_session_timeout_seconds": told.get("client_session_timeout_seconds", PATIENCE_S),
+        "timeout": settings.get("timeout", PATIENCE_S),
+        "sse_read_timeout": settings.get("sse_read_timeout", PATIENCE_S),
+        "client_session_timeout_seconds": settings.get("client_session_timeout_seconds", PATIENCE_S),
     }
     return {"mcpServers": {name: entry}}, [*(each for each in names.split(",") if each), name]
 
@@ -87,16 +87,16 @@ class EpisodeTools:
         EnvironmentFailure."""
         sent = {key: value for key, value in headers.items() if key == "Authorization"}
         try:
-            at = _episodes_at(address, sent)
+            at = _find_episodes_route(address, sent)
             if at is None:
                 return address
-            status, answer = _exchange("POST", at, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
+            status, answer = _send_request("POST", at, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
         except OSError as problem:
-            raise _unreached(address, problem) from problem
+            raise _make_unreachable_error(address, problem) from problem
         if status != 201:
             raise EnvironmentFailure(f"{address} gives no episode (HTTP {status}): {answer.get('error', '')}")
         self._open[f"{at}/{answer['episode']}"] = sent
-        _tell(address, answer.get("lacks") or ())
+        _warn_missing(address, answer.get("lacks") or ())
         return urljoin(address, answer["path"])
 
     async def end(self) -> None:
@@ -104,7 +104,7 @@ class EpisodeTools:
         while self._open:
             address, sent = self._open.popitem()
             try:
-                status, answer = await asyncio.to_thread(_exchange, "DELETE", address, sent, None)
+                status, answer = await asyncio.to_thread(_send_request, "DELETE", address, sent, None)
             except OSError as problem:
                 self._lost.append(f"{address} is gone: {problem}")
                 continue
@@ -113,7 +113,7 @@ class EpisodeTools:
             elif answer.get("lost"):
                 self._lost.append(str(answer["lost"]))
 
-    def require_kept(self) -> None:
+    def require_no_loss(self) -> None:
         """Raises EnvironmentFailure where one was lost."""
         if self._lost:
             raise EnvironmentFailure(f"environment lost: {self._lost[0]}")
@@ -123,7 +123,7 @@ _episode: ContextVar[EpisodeTools | None] = ContextVar("ajet_aworld_tools", defa
 
 
 @contextmanager
-def of_episode(tuner: ModelTuner) -> Iterator[EpisodeTools]:
+def open_episode_tools(tuner: ModelTuner) -> Iterator[EpisodeTools]:
     """Within the block, tool addresses are this episode's own; they are ended with it at the latest."""
     tools = EpisodeTools()
     tuner.resources.callback(tools.end)
@@ -134,14 +134,14 @@ def of_episode(tuner: ModelTuner) -> Iterator[EpisodeTools]:
         _episode.reset(token)
 
 
-_told: set[tuple[str, ...]] = set()
+_warned: set[tuple[str, ...]] = set()
 """Address and names of servers that were said to be lacking there."""
 
 
-def _tell(address: str, lacks: Sequence[str]) -> None:
+def _warn_missing(address: str, lacks: Sequence[str]) -> None:
     """Once in a process that these tools are not there."""
-    if lacks and (address, *lacks) not in _told:
-        _told.add((address, *lacks))
+    if lacks and (address, *lacks) not in _warned:
+        _warned.add((address, *lacks))
         logger.warning(
             "the environment at {} has no server {}: agents get the tools of those that it has",
             address,
@@ -149,12 +149,12 @@ def _tell(address: str, lacks: Sequence[str]) -> None:
         )
 
 
-def _own(address: str, headers: Mapping[str, str]) -> str:
+def _choose_url(address: str, headers: Mapping[str, str]) -> str:
     tools = _episode.get()
     return address if tools is None else tools.begin(address, headers)
 
 
-def _running_here() -> str:
+def _find_running() -> str:
     """The address of the environment on this machine. Raises ConfigError."""
     found = all_running()
     names = [each.name for each in found]
@@ -169,29 +169,29 @@ def _running_here() -> str:
     return f"{chosen[0].near}/mcp"
 
 
-def _unreached(address: str, problem: OSError) -> EnvironmentFailure:
+def _make_unreachable_error(address: str, problem: OSError) -> EnvironmentFailure:
     here = [f"{each.name} at {each.near}/mcp" for each in all_running()]
     hint = f"; on this machine there is {', '.join(here)}: set {ADDRESS} to it" if here else ""
     return EnvironmentFailure(f"nothing answers at {address} ({problem}){hint}")
 
 
-def _episodes_at(address: str, sent: Mapping[str, str]) -> str | None:
+def _find_episodes_route(address: str, sent: Mapping[str, str]) -> str | None:
     """The route at which the server gives episodes; None where it has none. Raises OSError."""
     headers = {**sent, "MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
-    _, answer = _exchange("POST", address, headers, request(1, "server/discover", {}, stateless=True))
+    _, answer = _send_request("POST", address, headers, request(1, "server/discover", {}, stateless=True))
     meta = answer.get("result", {}).get("_meta", {}) if isinstance(answer.get("result"), dict) else {}
     path = meta.get(EPISODES) if isinstance(meta, dict) else None
     return urljoin(address, path) if isinstance(path, str) and path else None
 
 
-def _exchange(method: str, url: str, headers: Mapping[str, str], body: Any) -> tuple[int, dict[str, Any]]:
+def _send_request(method: str, url: str, headers: Mapping[str, str], body: Any) -> tuple[int, dict[str, Any]]:
     """(status, the answer's JSON object; {} where it is none). Raises OSError."""
     import httpx
 
     accepts = {**headers, "Accept": "application/json, text/event-stream"}
     try:
         outside = not is_loopback(urlsplit(url).hostname)
-        reply = httpx.request(method, url, headers=accepts, json=body, timeout=ASKED_S, trust_env=outside)
+        reply = httpx.request(method, url, headers=accepts, json=body, timeout=REQUEST_TIMEOUT_S, trust_env=outside)
     except httpx.HTTPError as problem:
         raise ConnectionError(str(problem) or type(problem).__name__) from problem
     answer = None

@@ -52,7 +52,7 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     """folder: what all nodes see and the run is started in; None is the YAML's. exp_dir: where the run is recorded, if
     the person chose it. Raises ConfigError for what the run would refuse, or for a secret that would be written."""
     from ajet_ray.cluster.resources import Demand
-    from ajet_verl.settings import verl_settings
+    from ajet_verl.settings import build_settings
 
     if "spreads" not in experiment.backbone.can:
         raise ConfigError(
@@ -61,7 +61,7 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
             expected="--backbone verl",
         )
     experiment.require_ready()
-    settings = verl_settings(experiment, own_cluster=False)
+    settings = build_settings(experiment, own_cluster=False)
     seen = (folder or experiment.yaml_path.parent).absolute()
     if not experiment.yaml_path.is_relative_to(seen):
         raise ConfigError(
@@ -78,7 +78,7 @@ def cluster_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: 
     return ClusterJob(
         name=_name(experiment.name),
         nodes=demand.nodes,
-        accelerators=demand.a_node,
+        accelerators=demand.per_node,
         cpus=(settings["ray_kwargs"].get("ray_init") or {}).get("num_cpus"),
         kind=settings["trainer"]["device"],
         folder=seen,

@@ -16,15 +16,15 @@ _HEAD = 8
 """Bytes that say how long the line is."""
 
 
-def packed(episode: Episode) -> bytes:
+def pack_episode(episode: Episode) -> bytes:
     """The line, compressed with the arrays."""
     row, arrays = encode(episode)
     line = dumps(row).encode()
     return zlib.compress(len(line).to_bytes(_HEAD, "little") + line + arrays, 1)
 
 
-def unpacked(data: bytes) -> Episode:
+def unpack_episode(data: bytes) -> Episode:
     """The episode again; of our own processes' only: nothing bounds what it takes."""
-    whole = zlib.decompress(data)
-    end = _HEAD + int.from_bytes(whole[:_HEAD], "little")
-    return decode(json.loads(whole[_HEAD:end]), whole[end:])
+    raw = zlib.decompress(data)
+    end = _HEAD + int.from_bytes(raw[:_HEAD], "little")
+    return decode(json.loads(raw[_HEAD:end]), raw[end:])

@@ -24,12 +24,12 @@ class FolderProbe:
         self._ids = tokens_of(tokenizer)
         self._rounded = experiment.ajet.model.dtype != "float32"
 
-    def known(self, earlier: Probe | None, below: int) -> Probe:
+    def continue_probe(self, earlier: Probe | None, below: int) -> Probe:
         """The probe of a trainer that goes on from `below`: what an `earlier` one said of versions before it."""
         tolerance = self._experiment.ajet.trainer_common.canary_tolerance(rounded=self._rounded) or CANARY_ROUNDED
         return Probe.going_on(earlier, self._ids, tolerance, version=below)
 
-    def said(self, folder: Path | None) -> list[float]:
+    def score_text(self, folder: Path | None) -> list[float]:
         """Log-probabilities of the text by these weights; None: by those of model.path. Raises UserError."""
         import torch
 
@@ -46,5 +46,5 @@ class FolderProbe:
         model = load_model(source, dtype=torch.bfloat16 if self._rounded else torch.float32)
         ids = torch.tensor(self._ids)
         with torch.inference_mode():
-            said = model(ids[None]).logits[0, :-1].float().log_softmax(-1)
-        return [float(value) for value in said[torch.arange(len(ids) - 1), ids[1:]]]
+            logprobs = model(ids[None]).logits[0, :-1].float().log_softmax(-1)
+        return [float(value) for value in logprobs[torch.arange(len(ids) - 1), ids[1:]]]

@@ -21,14 +21,14 @@ from ajet.schema.task import Task
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from ajet.tokens.image_tokens import ImageTokens
-from ajet_ray.mailbox import Closed, Grant
+from ajet_ray.mailbox import GroupNotice, TicketGrant
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _RunningGroup:
     group: asyncio.Task[Group]
     sessions: int
     """How many have not asked for it yet."""
@@ -43,8 +43,8 @@ class Host:
         run_id: str,
         engine: TokenEngine,
         tokenizer: Any,
-        post: Callable[[Closed], Awaitable[None]],
-        grant: Callable[[int], Awaitable[Grant]],
+        post: Callable[[GroupNotice], Awaitable[None]],
+        grant: Callable[[int], Awaitable[TicketGrant]],
         images: ImageTokens | None = None,
         pins: Pins | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class Host:
         self._gateway = gateway = open_gateway(experiment, engine, tokenizer, images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
         self._rollout = Rollout(experiment, gateway, workflow_of(experiment), judge, run_id=run_id, pins=pins)
-        self._groups: dict[str, _UnderWay] = {}
+        self._groups: dict[str, _RunningGroup] = {}
 
     @property
     def version(self) -> int:
@@ -66,36 +66,38 @@ class Host:
         self._rollout.close()
         self._gateway.close()
 
-    async def group(self, uid: str, index: int, task: Task | None, *, step: int, sessions: int) -> Group:
+    async def join_group(self, uid: str, index: int, task: Task | None, *, step: int, sessions: int) -> Group:
         """The group that verl calls `uid`, once it has closed and is posted; each of its sessions asks once. `index`:
         the place of a validation `task`; without one, a ticket."""
         waiting = self._groups.get(uid)
         if waiting is None:
             closes = (
-                self._trained(index, step, sessions) if task is None else self._held_out(index, task, step, sessions)
+                self._play_training(index, step, sessions)
+                if task is None
+                else self._play_validation(index, task, step, sessions)
             )
-            waiting = self._groups[uid] = _UnderWay(asyncio.ensure_future(closes), sessions)
+            waiting = self._groups[uid] = _RunningGroup(asyncio.ensure_future(closes), sessions)
         waiting.sessions -= 1
         if not waiting.sessions:
             del self._groups[uid]
         return await waiting.group
 
-    async def whole(self, ticket: int, *, step: int, sessions: int) -> Group:
+    async def play_ticket(self, ticket: int, *, step: int, sessions: int) -> Group:
         """The group that a ticket is for, of so many episodes, once it has closed and is posted; asked for once."""
-        return await self._trained(ticket, step, sessions)
+        return await self._play_training(ticket, step, sessions)
 
-    async def _trained(self, ticket: int, step: int, sessions: int) -> Group:
+    async def _play_training(self, ticket: int, step: int, sessions: int) -> Group:
         granted = await self._grant(ticket)
-        group = granted.group or await self._play(granted.order, granted.task, step, "train", sessions)
-        await self._post(Closed(group, step, ticket))
+        group = granted.group or await self._play_group(granted.order, granted.task, step, "train", sessions)
+        await self._post(GroupNotice(group, step, ticket))
         return group
 
-    async def _held_out(self, place: int, task: Task, step: int, sessions: int) -> Group:
-        group = await self._play(place, task, step, "validation", sessions)
-        await self._post(Closed(group, step))
+    async def _play_validation(self, place: int, task: Task, step: int, sessions: int) -> Group:
+        group = await self._play_group(place, task, step, "validation", sessions)
+        await self._post(GroupNotice(group, step))
         return group
 
-    async def _play(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:
+    async def _play_group(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:
         return await asyncio.wrap_future(
             self._rollout.play_group(order, task, step=step, split=split, repeats=sessions)
         )

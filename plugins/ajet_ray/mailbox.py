@@ -24,7 +24,7 @@ BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessNotice:
     """A process of the run."""
 
     role: str
@@ -33,7 +33,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class PhaseNotice:
     """The trainer's present phase."""
 
     name: str
@@ -41,7 +41,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class TicketGrant:
     """The task and step that a ticket is for. The answer to `TicketAsked`."""
 
     order: int
@@ -52,21 +52,21 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class TicketAsked:
+class TicketRequest:
     """Somebody is about to play what this ticket is for."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
+class TicketFailure:
     """Whatever process plays this ticket's group dies of it."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class GroupNotice:
     """A group has closed, or one that had was handed over."""
 
     group: Group
@@ -77,7 +77,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class Credited:
+class CreditEntry:
     """The credit of an episode in a step."""
 
     uuid: str
@@ -87,25 +87,25 @@ class Credited:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class CreditNotice:
     """Credit was given to a step's episodes, by another process than its trainer, which has yet to train on them."""
 
     step: int
-    credited: list[Credited]
+    credited: list[CreditEntry]
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class StepNotice:
     """A training step has ended."""
 
     step: int
     metrics: dict[str, float]
     """See `numbers_of`."""
-    credited: list[Credited] = field(default_factory=list)
+    credited: list[CreditEntry] = field(default_factory=list)
 
 
-def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The trainer's own metrics that are one number: Python's, numpy's and arrays of one."""
     return {
         name: float(value)
@@ -115,7 +115,7 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Validated:
+class ValidationNotice:
     """All validation tasks were played after `step` steps."""
 
     step: int
@@ -123,7 +123,7 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class DeathNotice:
     """A process of the run died, and another took its place."""
 
     role: str
@@ -131,7 +131,7 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class CheckpointNotice:
     """verl has written a checkpoint into `folder`, on the trainer's node."""
 
     step: int
@@ -139,35 +139,47 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolsFound:
+class ToolsNotice:
     """The tools that the run's first attempt was offered, as a request's `tools`."""
 
     tools: list[Any]
 
 
-Letter = Process | ToolsFound | Phase | TicketAsked | Closed | GaveUp | Assigned | Stepped | Validated | Saved | Died
+Notice = (
+    ProcessNotice
+    | ToolsNotice
+    | PhaseNotice
+    | TicketRequest
+    | GroupNotice
+    | TicketFailure
+    | CreditNotice
+    | StepNotice
+    | ValidationNotice
+    | CheckpointNotice
+    | DeathNotice
+)
 
 
 class _Mailbox:
     """Lives in an actor; its methods run on one event loop."""
 
     def __init__(self) -> None:
-        self._letters: asyncio.Queue[Letter] = asyncio.Queue()
+        self._letters: asyncio.Queue[Notice] = asyncio.Queue()
         self._stop = False
-        self._grants: dict[int, Grant] = {}
+        self._grants: dict[int, TicketGrant] = {}
         self._granted = 0
         self._tools: list[Any] | None = None
         self._more = asyncio.Condition()
 
-    async def put(self, letters: list[Letter]) -> None:
+    async def put(self, letters: list[Notice]) -> None:
         for letter in letters:
-            if isinstance(letter, Closed) and letter.ticket in self._grants:
+            if isinstance(letter, GroupNotice) and letter.ticket in self._grants:
                 self._grants[letter.ticket] = replace(self._grants[letter.ticket], group=letter.group)
             self._letters.put_nowait(letter)
 
-    async def grant(self, ticket: int) -> Grant:
+    async def grant(self, ticket: int) -> TicketGrant:
         """The grant of a ticket, once it is known."""
-        self._letters.put_nowait(TicketAsked(ticket))
+        self._letters.put_nowait(TicketRequest(ticket))
         async with self._more:
             await self._more.wait_for(lambda: ticket < self._granted)
         return self._grants[ticket]
@@ -176,10 +188,10 @@ class _Mailbox:
         """The run's tools: those that the first to ask has found."""
         if self._tools is None:
             self._tools = found
-            self._letters.put_nowait(ToolsFound(found))
+            self._letters.put_nowait(ToolsNotice(found))
         return self._tools
 
-    async def know(self, grants: Sequence[Grant], open: Collection[int]) -> None:
+    async def know(self, grants: Sequence[TicketGrant], open: Collection[int]) -> None:
         """What the next tickets are for; of the earlier ones, only those of these positions are asked for again."""
         self._grants = {ticket: grant for ticket, grant in self._grants.items() if grant.order in open}
         async with self._more:
@@ -187,7 +199,7 @@ class _Mailbox:
             self._granted += len(grants)
             self._more.notify_all()
 
-    async def take(self, seconds: float) -> list[Letter]:
+    async def take(self, seconds: float) -> list[Notice]:
         """Some letters, or none after so many seconds."""
         try:
             taken = [await asyncio.wait_for(self._letters.get(), seconds)]
@@ -221,23 +233,23 @@ class Sender:
 
         self._box = ray.get_actor(NAME)
 
-    def post(self, *letters: Letter) -> None:
+    def post(self, *letters: Notice) -> None:
         """Send without waiting. Thread-safe."""
         self._box.put.remote(list(letters))
 
-    def post_and_wait(self, *letters: Letter) -> None:
+    def post_and_wait(self, *letters: Notice) -> None:
         """Send, and return when they lie in the box."""
         import ray
 
         ray.get(self._box.put.remote(list(letters)))
 
-    async def posted(self, *letters: Letter) -> None:
+    async def post_async(self, *letters: Notice) -> None:
         """Post letters, and wait until they are taken."""
         await self._box.put.remote(list(letters))
 
-    async def grant(self, ticket: int) -> Grant:
+    async def grant(self, ticket: int) -> TicketGrant:
         """The grant of a ticket."""
-        granted: Grant = await self._box.grant.remote(ticket)
+        granted: TicketGrant = await self._box.grant.remote(ticket)
         return granted
 
     def pin(self, found: list[Any]) -> list[Any]:
@@ -247,7 +259,7 @@ class Sender:
         pinned: list[Any] = ray.get(self._box.pin.remote(found))
         return pinned
 
-    def stopping(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether the run shall end."""
         import ray
 
@@ -258,4 +270,4 @@ class Sender:
         import os
         import socket
 
-        self.post(Process(role, os.getpid(), socket.gethostname()))
+        self.post(ProcessNotice(role, os.getpid(), socket.gethostname()))

@@ -9,7 +9,7 @@ from typing import Any
 from ajet.config.resolution import HIDDEN, is_secret
 
 
-def printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
+def make_printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
     """A backbone's config as it may be shown. `users`: the person's part of it, unresolved."""
     tree = deepcopy(tree)
 

@@ -15,11 +15,11 @@ from ajet_ray.modes import SYNC
 _NO_DEFAULT = object()
 
 
-def div(whole: float, parts: float) -> int:
+def div(total: float, parts: float) -> int:
     """`whole / parts`, which must be a whole number. Raises ValueError otherwise."""
-    quotient, rest = divmod(whole, parts)
+    quotient, rest = divmod(total, parts)
     if rest:
-        raise ValueError(f"{whole} is not divisible by {parts}")
+        raise ValueError(f"{total} is not divisible by {parts}")
     return int(quotient)
 
 
@@ -67,7 +67,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def register() -> None:
+def register_resolvers() -> None:
     """Make them known to OmegaConf."""
     from omegaconf import OmegaConf
 

@@ -23,7 +23,7 @@ from ajet.schema.call import Call, PolicySpan
 from ajet.schema.episode import Episode, Group
 from ajet.schema.timeline import Timeline
 from ajet.tokens.image_tokens import image_urls, picture
-from ajet_ray.episode_bytes import packed, unpacked
+from ajet_ray.episode_bytes import pack_episode, unpack_episode
 
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
 """What `rebuild` reads of a row, by the names that verl stores them under."""
@@ -31,7 +31,7 @@ NO_TOKEN = 0
 """The id that a row without tokens of its own is made of; it is never trained on."""
 
 
-def rows(
+def build_rows(
     episode: Episode, *, group_order: int, policy_version: int = 0, others: Sequence[Episode] = ()
 ) -> list[dict[str, Any]]:
     """The keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
@@ -43,36 +43,36 @@ def rows(
     if not episode.scored:
         return []
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
-    first = {"episodes": [packed(each) for each in (episode, *others)]}
+    first = {"episodes": [pack_episode(each) for each in (episode, *others)]}
     about = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
     if not trained:
-        return [empty_row(episode, about | first, policy_version)]
-    return _of_timelines(episode, trained, about, first, policy_version)
+        return [build_empty_row(episode, about | first, policy_version)]
+    return _build_timeline_rows(episode, trained, about, first, policy_version)
 
 
-def unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
+def build_unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
     """The rows of an episode whose reward is somebody else's to find, so that it has kept no timelines: of its calls,
     without a reward and without the episode itself. The timeline that ended last is the last, for verl scores an
     episode by its last output. Raises ValueError as `rows`."""
     ended = {call.index: call.ended for call in episode.calls}
     lines, _ = timelines(episode.calls)
     trained = sorted((line for line in lines if line.sampled), key=lambda line: ended.get(line.leaf, 0.0))
-    return _of_timelines(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
+    return _build_timeline_rows(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
 
 
-def _of_timelines(
+def _build_timeline_rows(
     episode: Episode, trained: Sequence[Timeline], about: dict[str, Any], first: dict[str, Any], policy_version: int
 ) -> list[dict[str, Any]]:
     """`first`: what goes with the first of them alone."""
     calls = {call.index: call for call in episode.calls}
     return [
-        _row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
+        _build_row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
         for index, timeline in enumerate(trained)
     ]
 
 
 @dataclass(slots=True)
-class Rebuilt:
+class RebuiltBatch:
     """The episodes and samples that a batch of rows holds."""
 
     groups: list[Group]
@@ -81,7 +81,7 @@ class Rebuilt:
     """The timeline of each row, in the order of the rows; None for a row that trains nothing."""
 
 
-def rebuild(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> Rebuilt:
+def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> RebuiltBatch:
     """Rows to groups.
 
     `keys`: `{uid}_{session}_{index}`, without padding rows, in any order. `fields`: `FIELDS`, of each row a
@@ -100,8 +100,8 @@ def rebuild(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> Rebuilt
         if sorted(own) != wanted:
             raise ValueError(f"episode {about['uuid']}: of {about['count']} timelines only {sorted(own)} arrived")
         at = [{name: fields[name][own[index]] for name in FIELDS} for index in wanted]
-        made = [unpacked(each) for each in at[0]["extra_fields"]["ajet"]["episodes"]]
-        made[0] = _as_rows(made[0], at, about["count"])
+        made = [unpack_episode(each) for each in at[0]["extra_fields"]["ajet"]["episodes"]]
+        made[0] = _cut_episode(made[0], at, about["count"])
         for index, timeline in enumerate(made[0].timelines):
             timelines[own[index]] = timeline
         members.setdefault((about["order"], uid), []).extend(made)
@@ -109,15 +109,15 @@ def rebuild(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> Rebuilt
     for order, uid in sorted(members):
         episodes = sorted(members[order, uid], key=lambda episode: episode.repeat)
         groups.append(Group(episodes[0].task, order, episodes))
-    return Rebuilt(groups, timelines)
+    return RebuiltBatch(groups, timelines)
 
 
-def _as_rows(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> Episode:
+def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> Episode:
     """The episode with those of its timelines that are rows, each up to its last sampled token, as its row."""
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
     if len(trained) != count:
         raise ValueError(f"episode {episode.uuid}: {count} rows for {len(trained)} timelines")
-    cut = [_up_to_the_last(timeline) for timeline in trained]
+    cut = [_cut_timeline(timeline) for timeline in trained]
     for index, timeline in enumerate(cut):
         row = np.concatenate([np.asarray(at[index]["prompts"]), np.asarray(at[index]["responses"])])
         if not np.array_equal(row, timeline.ids):
@@ -125,13 +125,13 @@ def _as_rows(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> E
     return replace(episode, timelines=cut)
 
 
-def _up_to_the_last(timeline: Timeline) -> Timeline:
+def _cut_timeline(timeline: Timeline) -> Timeline:
     stop = int(np.flatnonzero(timeline.mask)[-1]) + 1
     arrays = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
     return replace(timeline, **{name: getattr(timeline, name)[:stop] for name in arrays})
 
 
-def _row(
+def _build_row(
     episode: Episode, about: dict[str, Any], timeline: Timeline, calls: Mapping[int, Call], policy_version: int
 ) -> dict[str, Any]:
     sampled = np.flatnonzero(timeline.mask)
@@ -140,7 +140,7 @@ def _row(
         raise ValueError(f"timeline {about['index']} of episode {episode.uuid} begins with a sampled token")
     own = [calls[span.call] for span in timeline.spans if span.call in calls]
     leaf = calls.get(timeline.leaf)
-    urls = _images(episode, own)
+    urls = _list_images(episode, own)
     return {
         "prompt_ids": timeline.ids[:start].tolist(),
         "response_ids": timeline.ids[start:stop].tolist(),
@@ -149,16 +149,16 @@ def _row(
         "num_turns": len(leaf.messages) + (leaf.reply is not None) if leaf else 0,
         "metrics": {"generate_sequences": sum(call.ended - call.started for call in own)},
         **({"multi_modal_data": {"images": [picture(url) for url in urls]}} if urls else {}),
-        **_verdict(episode, about, own, policy_version),
+        **_build_verdict_fields(episode, about, own, policy_version),
     }
 
 
-def _images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
+def _list_images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
     """The images that a timeline's ids hold up to its last sampled token: what its last call was shown."""
     return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 
-def empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
+def build_empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
     """A row that trains nothing."""
     return {
         "prompt_ids": [NO_TOKEN],
@@ -167,11 +167,13 @@ def empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> d
         "response_logprobs": [0.0],
         "num_turns": 0,
         "metrics": {},
-        **_verdict(episode, about, episode.calls, policy_version),
+        **_build_verdict_fields(episode, about, episode.calls, policy_version),
     }
 
 
-def _verdict(episode: Episode, about: dict[str, Any], calls: Sequence[Call], policy_version: int) -> dict[str, Any]:
+def _build_verdict_fields(
+    episode: Episode, about: dict[str, Any], calls: Sequence[Call], policy_version: int
+) -> dict[str, Any]:
     """verl adds `reward` to `reward_extra_info` by itself; a second one would count twice in its validation."""
     success = episode.verdict.success if episode.verdict else None
     span = PolicySpan.of(run for call in calls for run in call.versions) or PolicySpan(policy_version, policy_version)

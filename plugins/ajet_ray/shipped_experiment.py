@@ -21,10 +21,10 @@ KEY = "ajet"
 """Where it lies in verl's `data` section, the only one that verl hands to a data set."""
 
 
-def carried(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
+def pack_experiment(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
     """The values for `data.ajet`."""
     return {
-        "yaml": experiment.resolved_yaml(hide=_inherited),
+        "yaml": experiment.resolved_yaml(hide=_store_secret),
         "name": experiment.name,
         "base": str(experiment.base),
         "root": str(experiment.root),
@@ -32,20 +32,20 @@ def carried(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
     }
 
 
-def _inherited(secret: str) -> str:
+def _store_secret(secret: str) -> str:
     """A reference to it, for processes that have this one's environment."""
     name = f"AJET_LITERAL_{hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()}"
     os.environ[name] = secret
     return f"${{oc.env:{name}}}"
 
 
-def restored(about: Any) -> Experiment:
+def restore_experiment(about: Any) -> Experiment:
     """The experiment that `data.ajet` carries."""
-    return _restored(about["yaml"], about["name"], about["base"], about["root"])
+    return _compose_experiment(about["yaml"], about["name"], about["base"], about["root"])
 
 
 @lru_cache(maxsize=1)
-def _restored(yaml: str, name: str, base: str, root: str) -> Experiment:
+def _compose_experiment(yaml: str, name: str, base: str, root: str) -> Experiment:
     from ajet.config import Experiment
     from ajet.config.dotenv import load_dotenv_files
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, open_store
 from ajet.store.given_up import GivenUp, dead_of
-from ajet_ray.mailbox import Credited, Grant
+from ajet_ray.mailbox import CreditEntry, TicketGrant
 from ajet_ray.modes import SYNC
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ AHEAD = 2
 """Batches of positions that are leased before anybody asks for them: who plays never waits for the record."""
 
 
-def dropped_after(config: Mapping[str, Any]) -> int | None:
+def find_drop_age(config: Mapping[str, Any]) -> int | None:
     """How many steps verl keeps a group for, the one that asked for it included; None: any number. `config`: verl's."""
     v1 = config["trainer"]["v1"]
     sampler = v1["sampler"]
@@ -42,18 +42,18 @@ def dropped_after(config: Mapping[str, Any]) -> int | None:
     return sampler["max_off_policy_threshold"] if drops else None
 
 
-def oldest_version(config: Mapping[str, Any], step: int) -> int:
+def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
     """The lowest policy version that may have sampled what a launch trains that goes on after `step`."""
     if config["trainer"]["v1"]["trainer_mode"] == SYNC:
         return step
-    most = dropped_after(config)
+    most = find_drop_age(config)
     return 0 if most is None else step + 1 - most
 
 
 def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldest: int = 0) -> Store:
     """The run's, at the checkpoint that it resumes. `sessions`: episodes of a group; `oldest`: see `oldest_version`.
     Raises TaskError where the checkpoint was made over other tasks."""
-    usable = _whole(sessions, oldest, run.resumed.step if run.resumed else 0, run.run_id)
+    usable = _make_usable_check(sessions, oldest, run.resumed.step if run.resumed else 0, run.run_id)
     opened = partial(
         open_store,
         run.experiment,
@@ -70,11 +70,11 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
     return opened(at=dict(frontier))
 
 
-def _whole(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
+def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
     """Whether a group may be handed over."""
 
-    def usable(kept: Sequence[Kept]) -> bool:
-        episodes = [each.episode for each in kept if each.episode.run == run_id]
+    def usable(entries: Sequence[Kept]) -> bool:
+        episodes = [each.episode for each in entries if each.episode.run == run_id]
         spans = [span for episode in episodes if (span := episode.policy) is not None]
         fits = all(oldest <= span.low and span.high <= newest for span in spans)
         return fits and len(episodes) == sessions and any(each.scored for each in episodes)
@@ -83,14 +83,14 @@ def _whole(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Se
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StepGroups:
     """The groups that leave with a step."""
 
     over: list[Group]
     """Those that it trained, and those without a score."""
     stale: list[Group]
     """Too old to be trained by a later one."""
-    again: Collection[int] = ()
+    retrained: Collection[int] = ()
     """Positions of the first ones that an earlier step trained, too."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """See `ajet.train.step.TrainedStep`; so is the next."""
@@ -98,7 +98,7 @@ class Taken:
     quarantined: Mapping[str, int] = field(default_factory=dict)
 
 
-class Tickets:
+class LaunchTickets:
     """The tickets of one launch."""
 
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
@@ -112,29 +112,29 @@ class Tickets:
         """By ticket."""
         self._places: dict[int, int] = {}
         """Position -> ticket, of what is not over."""
-        self._asked = -1
+        self._last_requested = -1
         self._steps: dict[int, int] = {}
         """Position -> the step that asked for it, of groups that this launch closed or handed over."""
         self._deadly: dict[int, list[str]] = {}
         """Positions whose group takes its process down, with why, of which no row says so yet."""
-        self._killed = 0
+        self._failed_count = 0
         """How many of them there were."""
 
-    def asked(self, ticket: int) -> None:
+    def note_request(self, ticket: int) -> None:
         """Somebody is about to play it."""
-        self._asked = max(self._asked, ticket)
+        self._last_requested = max(self._last_requested, ticket)
 
-    def due(self) -> list[Grant]:
+    def list_grants(self) -> list[TicketGrant]:
         """The grants of the next tickets, so that there are always some that nobody has asked for."""
-        return [self._grant() for _ in range(len(self._leases), self._asked + 1 + self._ahead)]
+        return [self._grant_next() for _ in range(len(self._leases), self._last_requested + 1 + self._ahead)]
 
     @property
-    def lacking(self) -> int:
+    def missing_groups(self) -> int:
         """How many wait for a ticket's group that is played elsewhere; each step that is over has a checkpoint then."""
         return 0
 
     @property
-    def hopes(self) -> bool:
+    def can_fill_missing(self) -> bool:
         """Whether what is being played elsewhere may fill what is lacking."""
         return False
 
@@ -154,16 +154,16 @@ class Tickets:
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
         self._deadly[order] = [DEADLY]
-        self._killed += 1
+        self._failed_count += 1
 
-    def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
+    def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> StepGroups:
         """The groups that leave with a step whose credit went to the episodes `credited`, by uuid."""
-        groups = self._closed()
+        groups = self._list_closed()
         over = [
             group for group in groups if not group.scored or any(episode.uuid in credited for episode in group.episodes)
         ]
         trained = {group.order for group in over}
-        stale = [group for group in groups if group.order not in trained and self._too_old(group, step)]
+        stale = [group for group in groups if group.order not in trained and self._is_too_old(group, step)]
         self._store.use((group.order for group in over if group.scored), step)
         self._store.discard((group.order for group in over if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
@@ -172,21 +172,21 @@ class Tickets:
             del self._places[group.order]
         given_up = self._dead_letters.newly(self._order) | self._deadly
         self._deadly = {}
-        return Taken(over, stale, given_up=given_up, dead=self._dead_letters.count + self._killed)
+        return StepGroups(over, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
-    def open(self) -> list[int]:
+    def list_open(self) -> list[int]:
         """Positions that are leased and not over."""
         return list(self._places)
 
-    def waiting(self) -> list[int]:
+    def list_waiting(self) -> list[int]:
         """Positions of closed groups that no step has taken yet."""
         return [lease.order for lease in self._store.closed()]
 
-    def begun(self) -> list[int]:
+    def list_begun(self) -> list[int]:
         """Positions that were leased once and are not over."""
         return self._store.begun()
 
-    def dead(self) -> list[int]:
+    def list_dead(self) -> list[int]:
         """Positions that are given out no more."""
         return [each.order for each in dead_of(self._store)]
 
@@ -201,10 +201,10 @@ class Tickets:
     def complete(self, checkpoint: Path, verls: Path) -> None:
         """`checkpoint` is about to be one of the run: what else it is to hold, beside verl's own part of it."""
 
-    def ended(self) -> None:
+    def finish_run(self) -> None:
         """The last step is over, and saved."""
 
-    def _grant(self) -> Grant:
+    def _grant_next(self) -> TicketGrant:
         if self._handed_over is None:
             self._handed_over = self._store.closed()
         if self._handed_over:
@@ -213,17 +213,17 @@ class Tickets:
             (lease,) = self._store.lease(1)
         self._places[lease.order] = len(self._leases)
         self._leases.append(Lease(lease.order, lease.fence))
-        return Grant(lease.order, self._order.task(lease.order), _group(lease) if lease.kept else None)
+        return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.kept else None)
 
-    def _closed(self) -> list[Group]:
-        return [_group(lease) for lease in self._store.closed() if lease.order in self._steps]
+    def _list_closed(self) -> list[Group]:
+        return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
 
-    def _too_old(self, group: Group, step: int) -> bool:
+    def _is_too_old(self, group: Group, step: int) -> bool:
         """Whether a group is too old, as verl counts: one that step N asks for is one step old in step N."""
         return self._dropped_after is not None and step - self._steps[group.order] + 1 > self._dropped_after
 
 
-def _group(lease: Lease) -> Group:
+def _build_group(lease: Lease) -> Group:
     episodes = [kept.episode for kept in lease.kept]
     return Group(episodes[0].task, lease.order, episodes)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.schema.errors import UserError
-from ajet_trinity.package import installed
+from ajet_trinity.package import find_version
 
 FOLDER = Path("share") / "trinity-gpu"
 """Below the environment of ajet."""
@@ -26,14 +26,14 @@ MODULES = ("ajet.__main__", "ajet.launcher", "ajet.cli.launcher")
 """What runs where `-m ajet` and its like were typed: another program's file may bear the name of ours."""
 
 
-def python_there(device: str) -> Path | None:
+def find_python(device: str) -> Path | None:
     """Its interpreter, where a run on this device is for it: on GPUs, once it is made, unless Trinity lies beside the
     interpreter that runs."""
     python = Path(sys.prefix) / FOLDER / "bin" / "python"
-    return python if device == "cuda" and python.exists() and installed(None) is None else None
+    return python if device == "cuda" and python.exists() and find_version(None) is None else None
 
 
-def go_on_in(python: Path) -> None:
+def continue_in(python: Path) -> None:
     """Have the command that was typed run there; does not return. Raises UserError where it is no command of ours."""
     spec, script = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0]).name == SCRIPT
     if not script and (spec is None or spec.name not in MODULES):

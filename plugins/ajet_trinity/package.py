@@ -16,16 +16,16 @@ from ajet.schema.errors import MissingExtra, UserError
 VERSION = "0.6.0"
 """The one whose configuration and extension points ours fit."""
 DISTRIBUTION = "trinity-rft"
-ASIDE = Path("share") / "trinity"
+OWN_FOLDER = Path("share") / "trinity"
 """Below the environment: what `make setup` fetches for machines without a GPU."""
 
 
 def require_trinity() -> Path | None:
     """The folder that its processes have to look into; None where they find it by themselves. Raises MissingExtra
     without it, UserError for another version."""
-    folder = Path(sys.prefix) / ASIDE
+    folder = Path(sys.prefix) / OWN_FOLDER
     for place in (None, folder):
-        found = installed(place)
+        found = find_version(place)
         if found is None:
             continue
         if found != VERSION:
@@ -39,7 +39,7 @@ def require_trinity() -> Path | None:
     raise MissingExtra(DISTRIBUTION, "trinity", needed_for="The trinity backbone")
 
 
-def installed(folder: Path | None) -> str | None:
+def find_version(folder: Path | None) -> str | None:
     """Trinity's version in that folder, or where this interpreter looks; None without it."""
     found = (
         metadata.distributions(name=DISTRIBUTION)

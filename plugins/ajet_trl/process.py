@@ -25,11 +25,11 @@ def main() -> int:
     """Answers the exit code."""
     threading.Thread(target=_ends_with_its_starter, daemon=True).start()
     from ajet.record import RunDirectory
-    from ajet_ray.shipped_experiment import restored
+    from ajet_ray.shipped_experiment import restore_experiment
 
     told = json.loads(Path(sys.argv[1]).read_text())
     try:
-        experiment = restored(told)
+        experiment = restore_experiment(told)
         with RunDirectory.open(experiment, root=experiment.root, kind="debug") as run:
             train(experiment, run)
     except UserError as mistake:

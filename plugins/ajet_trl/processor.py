@@ -41,11 +41,11 @@ class TrlTrainer(RunProcessor):
         """Run it in a process that finds TRL. Raises UserError; RunFailed where the process ends without a word."""
         experiment = self.experiment()
         experiment.require_ready()
-        from ajet_ray.shipped_experiment import carried
+        from ajet_ray.shipped_experiment import pack_experiment
 
         with TemporaryDirectory(prefix="ajet-trl-") as folder:
             told, said = Path(folder) / "told.json", Path(folder) / "failed.json"
-            told.write_text(json.dumps({**carried(experiment, run_id="trl"), "failed": str(said)}))
+            told.write_text(json.dumps({**pack_experiment(experiment, run_id="trl"), "failed": str(said)}))
             environment = dict(os.environ)
             if self.folder is not None:
                 paths = [str(self.folder), environment.get("PYTHONPATH", "")]

@@ -31,7 +31,7 @@ class AgentTrainer:
         writes, made at once. Raises ValueError for what cannot be used."""
         if agent is None or agent == "":
             raise ValueError("trainer agent is required!")
-        kind = registry.processor(train_engine_name)
+        kind = registry.find_processor(train_engine_name)
         self.agent, self.config, self.reward_func = agent, config, reward_func
         self.train_dataset, self.test_dataset = train_dataset, test_dataset
         self.train_engine_name = train_engine_name
@@ -58,14 +58,14 @@ class AgentTrainer:
 
     def train(self) -> None:
         """Train. Raises ValueError before all was checked."""
-        self._ready().train()
+        self._require_ready().train()
 
     async def inference(self) -> Any:
         """Play without training; what comes of it is the processor's. Raises ValueError before all was checked."""
-        found = self._ready().inference()
+        found = self._require_ready().inference()
         return await found if inspect.isawaitable(found) else found
 
-    def _ready(self) -> Any:
+    def _require_ready(self) -> Any:
         found = getattr(self, "train_processor", None)
         if found is None or not found.initialized:
             raise ValueError(f"Train engine {getattr(self, 'train_engine_name', '')} is not initialized")

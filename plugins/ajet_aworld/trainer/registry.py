@@ -21,7 +21,7 @@ def register(name: str, kind: Any) -> None:
     """Raises ValueError for a name that is taken, and for what is no subclass of TrainerProcessor."""
     if name in _registered or find_part("train_engine", name) is not None:
         raise ValueError(f"{name} is already registered")
-    _registered[name] = _checked(name, kind)
+    _registered[name] = _require_processor(name, kind)
 
 
 def unregister(name: str) -> None:
@@ -29,7 +29,7 @@ def unregister(name: str) -> None:
     _registered.pop(name, None)
 
 
-def processor(name: str) -> type[TrainerProcessor]:
+def find_processor(name: str) -> type[TrainerProcessor]:
     """The class of that name. Raises ValueError, which lists those that are known."""
     if name in _registered:
         return _registered[name]
@@ -37,7 +37,7 @@ def processor(name: str) -> type[TrainerProcessor]:
     if part is None:
         known = ", ".join(sorted({*_registered, *find_all_parts("train_engine")}))
         raise ValueError(f"{name} is not supported; there are: {known}. {describe_broken()}".rstrip())
-    return _checked(name, load_code(part.code))
+    return _require_processor(name, load_code(part.code))
 
 
 class TrainProcessors(MutableMapping[str, type[TrainerProcessor]]):
@@ -46,7 +46,7 @@ class TrainProcessors(MutableMapping[str, type[TrainerProcessor]]):
     def __getitem__(self, name: str) -> type[TrainerProcessor]:
         if name not in {*self}:
             raise KeyError(name)
-        return processor(name)
+        return find_processor(name)
 
     def __setitem__(self, name: str, kind: Any) -> None:
         register(name, kind)
@@ -64,7 +64,7 @@ class TrainProcessors(MutableMapping[str, type[TrainerProcessor]]):
 TRAIN_PROCESSOR = TrainProcessors()
 
 
-def _checked(name: str, kind: Any) -> type[TrainerProcessor]:
+def _require_processor(name: str, kind: Any) -> type[TrainerProcessor]:
     if not (isinstance(kind, type) and issubclass(kind, TrainerProcessor)):
         raise ValueError(f"{name} train engine is not a TrainerProcessor: {kind!r}")
     return kind

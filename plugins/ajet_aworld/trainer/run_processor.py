@@ -40,19 +40,19 @@ class RunProcessor(TrainerProcessor):
 
     def check_agent(self, agent: Any) -> dict[str, Any]:
         """The agent's part of the configuration. Raises ValueError."""
-        rollout, section = agents.described(agent, self.base)
-        _lay(self._tree, {"ajet": {"rollout": rollout}, SECTION: section})
+        rollout, section = agents.describe_agent(agent, self.base)
+        _merge_over(self._tree, {"ajet": {"rollout": rollout}, SECTION: section})
         return {**rollout, **section}
 
     def check_dataset(self, dataset: Any = None, test_dataset: Any = None) -> tuple[str | None, str | None]:
         """Their rows as JSON Lines: (training, test), None where there is none. Raises ValueError."""
         folder = Path(self.run_path)
-        train = data.as_lines(dataset, folder / "train.jsonl", self.base)
-        test = data.as_lines(test_dataset, folder / "test.jsonl", self.base)
+        train = data.write_lines(dataset, folder / "train.jsonl", self.base)
+        test = data.write_lines(test_dataset, folder / "test.jsonl", self.base)
         files = {name: {"file_path": str(path)} for name, path in (("training", train), ("validation", test)) if path}
         if files:
             reader = {"type": "jsonl_dataset_file", "jsonl_dataset_file": files}
-            _lay(self._tree, {"ajet": {"task_reader": reader}})
+            _merge_over(self._tree, {"ajet": {"task_reader": reader}})
         return (str(train) if train else None), (str(test) if test else None)
 
     def check_reward(self, reward_func: Any = None) -> str | None:
@@ -60,21 +60,21 @@ class RunProcessor(TrainerProcessor):
         if reward_func is None:
             self.reward_func_based_on_config = True
             return None
-        judge, section = reward.described(reward_func, self.base)
-        _lay(self._tree, {"ajet": {"task_judge": judge}, SECTION: section})
+        judge, section = reward.describe_reward(reward_func, self.base)
+        _merge_over(self._tree, {"ajet": {"task_judge": judge}, SECTION: section})
         return section.get("reward") or judge["judge_protocol"]
 
     def check_config(self, config: Any = None) -> dict[str, Any]:
         """The whole of it: the user's over what the other modules brought. Raises ValueError for what is no
         configuration, ConfigError for a key or value that cannot be used."""
-        given = _tree_of(config, self.base)
+        given = _read_tree(config, self.base)
         if not given.get("ajet"):  # keys of ajet's without the word, beside sections of a backbone's
-            apart = {*_SECTIONS, *self.sections}
-            own = {key: value for key, value in given.items() if key not in apart}
-            given = {"ajet": own, **{key: value for key, value in given.items() if key in apart}}
+            backbone_sections = {*_SECTIONS, *self.sections}
+            own = {key: value for key, value in given.items() if key not in backbone_sections}
+            given = {"ajet": own, **{key: value for key, value in given.items() if key in backbone_sections}}
         merged: dict[str, Any] = {}
-        _lay(merged, self._tree)
-        _lay(merged, given)
+        _merge_over(merged, self._tree)
+        _merge_over(merged, given)
         if not merged[SECTION]:
             del merged[SECTION]
         self.config = merged
@@ -125,7 +125,7 @@ class TrinityProcessor(RunProcessor):
 _SECTIONS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm", "hydra", "defaults", SECTION)
 
 
-def _tree_of(config: Any, base: Path) -> dict[str, Any]:
+def _read_tree(config: Any, base: Path) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, (str, Path)):
@@ -147,12 +147,12 @@ def _tree_of(config: Any, base: Path) -> dict[str, Any]:
     return dict(OmegaConf.to_container(config)) if isinstance(config, DictConfig) else dict(config)  # type: ignore[arg-type]
 
 
-def _lay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+def _merge_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
     """Lay `above` over `below`, mapping by mapping."""
     for key, value in above.items():
         if isinstance(value, Mapping):
             if not isinstance(below.get(key), dict):
                 below[key] = {}
-            _lay(below[key], value)
+            _merge_over(below[key], value)
         else:
             below[key] = value

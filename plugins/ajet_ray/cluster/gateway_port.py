@@ -22,10 +22,10 @@ def require_gateways(
     several are to share one port. `processes`: how many gateways there will be, which the key `named` says; asked only
     where the port is fixed. Nothing where samplers play."""
     from ajet.rollout.components import require_gateway
-    from ajet_ray.on_ray import address_of
+    from ajet_ray.on_ray import find_address
 
     settings = experiment.ajet
-    if options.from_store is not None or address_of(options) is not None:
+    if options.from_store is not None or find_address(options) is not None:
         return
     require_gateway(settings)
     if settings.gateway.port and (count := processes()) > 1:

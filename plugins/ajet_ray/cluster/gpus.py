@@ -26,7 +26,7 @@ class Gpu(NamedTuple):
     """Of the product, such as NVIDIA H100 PCIe."""
 
 
-def gpus() -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """All GPUs of this machine."""
     command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap,name", "--format=csv,noheader,nounits"]
     try:
@@ -41,7 +41,7 @@ def gpus() -> list[Gpu]:
 
 def refuse_busy(wanted: int) -> None:
     """Raises UserError when fewer than `wanted` GPUs of this machine are free."""
-    found = gpus()
+    found = list_gpus()
     busy = [number for number, gpu in enumerate(found) if gpu.used > BUSY * gpu.total]
     if not busy or len(found) - len(busy) >= wanted:
         return

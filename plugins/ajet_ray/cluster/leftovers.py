@@ -33,13 +33,13 @@ PATIENCE_S = 120.0
 """How long processes may outlive the run's own."""
 ENDED_S = 20.0
 """How long they may take where the run ends as it should."""
-LOOK_S = 5.0
+POLL_S = 5.0
 """How long between two looks at the processes of a node."""
 LONGEST = 26
 """Characters of the folder for temporary files: the paths of Ray's sockets below ours have 107 at most."""
 
 
-class Leftovers:
+class RunLeftovers:
     """Made in the run's own process. `folder`: where the run's processes are to put temporary files."""
 
     def __init__(self) -> None:
@@ -50,9 +50,9 @@ class Leftovers:
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._seen: set[tuple[str, int]] = set()
-        self._tell(f"{self.folder}\n")
+        self._send_line(f"{self.folder}\n")
 
-    def look(self) -> None:
+    def record_segments(self) -> None:
         """Note what the processes have now."""
         import psutil
 
@@ -61,10 +61,10 @@ class Leftovers:
                 own = child.name().startswith(OURS)
             except psutil.NoSuchProcess:
                 continue
-            for name, inode in mapped(child.pid) if own else ():
+            for name, inode in list_segments(child.pid) if own else ():
                 if (name, inode) not in self._seen:
                     self._seen.add((name, inode))
-                    self._tell(f"{name} {inode}\n")
+                    self._send_line(f"{name} {inode}\n")
 
     def close(self) -> None:
         """The processes are ended: what they left goes. Idempotent."""
@@ -75,7 +75,7 @@ class Leftovers:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on alone
                 self._remover.wait(ENDED_S)
 
-    def _tell(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         stream = self._remover.stdin
         assert stream is not None
         try:
@@ -85,7 +85,7 @@ class Leftovers:
             return
 
 
-def mapped(pid: int) -> Iterator[tuple[str, int]]:
+def list_segments(pid: int) -> Iterator[tuple[str, int]]:
     """Names and inodes of a process's segments with random names. They are told by their inodes: who made a semaphore
     has it mapped by a name that it had before this one."""
     try:
@@ -94,33 +94,33 @@ def mapped(pid: int) -> Iterator[tuple[str, int]]:
         return
     inodes = {int(line.split(maxsplit=5)[4]) for line in lines if FOLDER in line}
     for path in Path(FOLDER).iterdir() if inodes else ():
-        if path.name.startswith(RANDOM) and (inode := _inode(path)) in inodes:
+        if path.name.startswith(RANDOM) and (inode := _read_inode(path)) in inodes:
             yield path.name, inode
 
 
-def _inode(path: Path) -> int:
+def _read_inode(path: Path) -> int:
     try:
         return path.stat().st_ino
     except OSError:  # it has just gone
         return -1
 
 
-def _remove(folder: Path, segments: set[tuple[str, int]]) -> None:
+def _remove_leftovers(folder: Path, segments: set[tuple[str, int]]) -> None:
     end = time.monotonic() + PATIENCE_S
     while (segments or folder.exists()) and time.monotonic() < end:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        free = segments - {found for pid in pids for found in mapped(pid)}
+        free = segments - {found for pid in pids for found in list_segments(pid)}
         for name, inode in free:
             path = Path(FOLDER, name)
-            if _inode(path) == inode:
+            if _read_inode(path) == inode:
                 path.unlink(missing_ok=True)
         segments -= free
-        if not any(_names(pid, folder) for pid in pids):
+        if not any(_mentions_folder(pid, folder) for pid in pids):
             shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.5 if segments or folder.exists() else 0)
 
 
-def _names(pid: int, folder: Path) -> bool:
+def _mentions_folder(pid: int, folder: Path) -> bool:
     """Whether a process has the folder in its environment or its arguments."""
     for kind in ("environ", "cmdline"):
         try:
@@ -131,38 +131,38 @@ def _names(pid: int, folder: Path) -> bool:
     return False
 
 
-def beside(command: Sequence[str]) -> int:
+def run_with_leftovers(command: Sequence[str]) -> int:
     """Run what starts Ray on a node, with a folder for temporary files of its own, until it ends; a signal to end is
     handed on. Answers its exit code, as a shell does."""
-    with contextlib.closing(Leftovers()) as leftovers:
+    with contextlib.closing(RunLeftovers()) as leftovers:
         child = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(leftovers.folder)})
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda received, _: child.send_signal(received))
         while True:
             try:
-                code = child.wait(LOOK_S)
+                code = child.wait(POLL_S)
                 return code if code >= 0 else 128 - code
             except subprocess.TimeoutExpired:
-                leftovers.look()
+                leftovers.record_segments()
 
 
-def _main() -> None:
+def _run_remover() -> None:
     first = sys.stdin.readline()
     if not first.endswith("\n"):  # its writer was killed before it had said anything
         return
     folder = Path(first[:-1])
-    told: set[tuple[str, int]] = set()
+    segments: set[tuple[str, int]] = set()
     for line in sys.stdin:
         name, _, inode = line.partition(" ")
         if inode.endswith("\n"):  # else its writer was killed within the line
-            told.add((name, int(inode)))
-    _remove(folder, told)
+            segments.add((name, int(inode)))
+    _remove_leftovers(folder, segments)
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        sys.exit(beside(sys.argv[1:]))
+        sys.exit(run_with_leftovers(sys.argv[1:]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _main()
+    _run_remover()

@@ -37,7 +37,7 @@ def find_last_line(folder: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def kept(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
+def collect_logs(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
     """Within the block, lines go to files in `folder`, without secrets. To be entered after `ray.init`."""
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 

@@ -20,17 +20,17 @@ ROOT = str(Path(ajet.__file__).resolve().parents[1])
 """Where ours lies, on this machine; a node that has it elsewhere finds it by itself."""
 
 
-def hook(folders: Iterable[str]) -> dict[str, Any]:
+def build_setup_hook(folders: Iterable[str]) -> dict[str, Any]:
     """What a `runtime_env` needs of it, given the folders that come before ours there: nothing, mostly."""
     if not any(map(holds_another, folders)):
         return {}
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no process could import it by its name
-    return {"worker_process_setup_hook": load_ours}
+    return {"worker_process_setup_hook": load_own_package}
 
 
-def load_ours() -> None:
+def load_own_package() -> None:
     """Load the package of this run in such a process, before it does anything."""
     sys.path.insert(0, ROOT)
     import_module("ajet")

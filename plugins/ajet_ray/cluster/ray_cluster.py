@@ -23,7 +23,7 @@ from ajet.config.plugins import VARIABLE as PLUGINS
 from ajet.schema.commands import command
 from ajet.schema.errors import MissingExtra, RunFailed, UserError
 from ajet_ray.cluster.node_plugins import require_same_plugins
-from ajet_ray.cluster.own_package import hook
+from ajet_ray.cluster.own_package import build_setup_hook
 from ajet_ray.cluster.resources import Demand
 
 ADDRESS = "RAY_ADDRESS"
@@ -46,7 +46,7 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class RayNeeds:
     """The resources that a backbone needs of Ray."""
 
     demand: Demand
@@ -60,21 +60,21 @@ class Needs:
     """Arguments of `ray.init` where the cluster is ours."""
     cpus_key: str
     """The key that says how many CPUs Ray takes itself to have."""
-    apart_key: str
+    serving_key: str
     """The key that says how many accelerators serve apart from the trainer."""
     namespace: str | None = None
     """In which the run's actors have their names; None: one of this run alone."""
 
 
-def _list_handed() -> dict[str, str]:
+def _list_plugin_variables() -> dict[str, str]:
     """Return the variable that names the driver's plug-ins, for Ray's processes on other machines, too."""
     listed = os.environ.get(PLUGINS)
     return {} if listed is None else {PLUGINS: listed}
 
 
 @contextmanager
-def connected(
-    needs: Needs,
+def connect_to_ray(
+    needs: RayNeeds,
     *,
     address: str | None,
     folder: Path,
@@ -96,8 +96,8 @@ def connected(
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     runtime: dict[str, Any] = {
-        "env_vars": {**QUIET, **_list_handed(), **environment},
-        **hook((os.getcwd(), str(folder))),
+        "env_vars": {**QUIET, **_list_plugin_variables(), **environment},
+        **build_setup_hook((os.getcwd(), str(folder))),
     }
     common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
     if needs.namespace is not None:
@@ -108,7 +108,7 @@ def connected(
     if address is None:
         given = dict(needs.init)
         given.pop("runtime_env", None)
-        runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _compiled())}
+        runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _find_compile_cache())}
         common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
         try:
             ray.init(address="local", runtime_env=runtime, **{**common, **given})
@@ -140,30 +140,30 @@ def connected(
         ray.shutdown()
 
 
-def _compiled() -> str:
+def _find_compile_cache() -> str:
     """Where torch keeps it by itself: in the folder for temporary files that is not only the run's."""
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
-def _wait_for_gpus(needs: Needs, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
+def _wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
     import ray
 
     demand, resource = needs.demand, needs.resource
     wanted = demand.accelerators
     end = time.monotonic() + (0 if own else PATIENCE_S)
-    said = -1
+    reported = -1
     while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
         if time.monotonic() > end:
             raise UserError(
                 f"The run wants {wanted} {resource}s ({demand}), Ray has {found}.",
                 where="ajet.trainer_common.nnodes and n_gpus_per_node"
-                + (f", {needs.apart_key}" if demand.serving[0] else ""),
+                + (f", {needs.serving_key}" if demand.serving[0] else ""),
                 expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
                 do="ajet.trainer_common.device: cpu runs it without any, for tests" if own and not found else "",
             )
-        if found != said:
+        if found != reported:
             on_wait(found, wanted)
-            said = found
+            reported = found
         time.sleep(2.0)
     cpus, needed = int(ray.cluster_resources().get("CPU", 0)), demand.cpus
     if cpus < needed:

@@ -31,10 +31,10 @@ class Demand:
     def of(cls, config: Mapping[str, Any]) -> Demand:
         """`config`: verl's."""
         trainer, rollout = config["trainer"], config["actor_rollout_ref"]["rollout"]
-        apart = trainer["v1"]["trainer_mode"] == SEPARATE
+        is_separate = trainer["v1"]["trainer_mode"] == SEPARATE
         return cls(
             (trainer["nnodes"], trainer["n_gpus_per_node"]),
-            (rollout["nnodes"], rollout["n_gpus_per_node"]) if apart else (0, 0),
+            (rollout["nnodes"], rollout["n_gpus_per_node"]) if is_separate else (0, 0),
         )
 
     @property
@@ -48,7 +48,7 @@ class Demand:
         return self.training[0] + self.serving[0]
 
     @property
-    def a_node(self) -> int:
+    def per_node(self) -> int:
         """Accelerators that each node must have where all are alike."""
         return max(self.training[1], self.serving[1])
 
@@ -59,5 +59,5 @@ class Demand:
         return CPUS + CPUS_A_TRAINING * training + CPUS_A_SERVING * serving
 
     def __str__(self) -> str:
-        apart = f" to train, {self.serving[0]} × {self.serving[1]} to serve" if self.serving[0] else ""
-        return f"{self.training[0]} × {self.training[1]}{apart}"
+        serving = f" to train, {self.serving[0]} × {self.serving[1]} to serve" if self.serving[0] else ""
+        return f"{self.training[0]} × {self.training[1]}{serving}"

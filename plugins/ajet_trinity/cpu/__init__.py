@@ -16,9 +16,9 @@ PLUGIN = Path(__file__).parent / "plugin"
 NAME = "ajet_trinity_cpu"
 
 
-def environment() -> dict[str, str]:
+def build_environment() -> dict[str, str]:
     """Variables that every process of Trinity needs here, but for where it looks for packages."""
-    found = verls.environment()
+    found = verls.build_environment()
     del found["PYTHONPATH"]
     return found | {
         "VERL_USE_EXTERNAL_MODULES": "ajet_trinity.cpu.trainer",

@@ -18,12 +18,12 @@ def register() -> None:
     """vLLM calls this when it loads its plugins."""
     keep_weights_plain()
     if "trinity.common.models.vllm_model" in sys.modules:
-        _in_the_actor()
+        _patch_engine_actor()
     else:
-        _in_a_worker()
+        _patch_worker()
 
 
-def _in_the_actor() -> None:
+def _patch_engine_actor() -> None:
     import ray
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -39,7 +39,7 @@ def _in_the_actor() -> None:
     AsyncLLM.start_weight_update = start_weight_update
 
 
-def _in_a_worker() -> None:
+def _patch_worker() -> None:
     """vLLM looks the class of its workers up by this name, once it has called us."""
     import trinity.common.models.vllm_worker as names
 

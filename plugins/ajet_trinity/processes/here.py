@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ajet_ray.shipped_experiment import carried, restored
+from ajet_ray.shipped_experiment import pack_experiment, restore_experiment
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -21,7 +21,7 @@ VARIABLE = "AJET_TRINITY"
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class RunContext:
     """The run that this process belongs to."""
 
     experiment: Experiment
@@ -34,14 +34,14 @@ class Here:
     """Processes that the trainer deals a batch out to."""
 
 
-def told(experiment: Experiment, *, run_id: str, begun: int, total: int, ranks: int) -> dict[str, str]:
+def build_variable(experiment: Experiment, *, run_id: str, begun: int, total: int, ranks: int) -> dict[str, str]:
     """The variable."""
-    about = {**carried(experiment, run_id=run_id), "begun": begun, "total": total, "ranks": ranks}
+    about = {**pack_experiment(experiment, run_id=run_id), "begun": begun, "total": total, "ranks": ranks}
     return {VARIABLE: json.dumps(about)}
 
 
 @lru_cache(maxsize=1)
-def here() -> Here:
+def load_context() -> RunContext:
     """The run."""
     about = json.loads(os.environ[VARIABLE])
-    return Here(restored(about), about["run_id"], about["begun"], about["total"], about["ranks"])
+    return RunContext(restore_experiment(about), about["run_id"], about["begun"], about["total"], about["ranks"])

@@ -17,13 +17,13 @@ from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from ajet.algorithm import opened
 from ajet.algorithm.loss_terms import replies_of
 from ajet.algorithm.token_loss import Terms, TokenLoss
-from ajet_trinity.processes.here import here
+from ajet_trinity.processes.here import load_context
 
 
-class _Weighted(PolicyLossFn):
+class _WeightedLoss(PolicyLossFn):
     def __init__(self, backend: str = "verl") -> None:
         super().__init__(backend=backend)
-        experiment = here().experiment
+        experiment = load_context().experiment
         algorithm = opened(experiment.ajet, base=experiment.base)
         self._tokens = TokenLoss.from_settings(experiment.ajet.trainer_common, algorithm)
 
@@ -35,7 +35,7 @@ class _Weighted(PolicyLossFn):
         """No arguments."""
         return {}
 
-    def _sum(
+    def _sum_loss(
         self,
         logprob: Tensor,
         engine: Tensor,
@@ -59,19 +59,19 @@ class _Weighted(PolicyLossFn):
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         loss = torch.sum(weights[trained] * terms.loss) * ranks
         # a micro batch of rows that train nothing still needs a gradient on every process
-        return loss + 0.0 * logprob.sum(), _tallies(trained, terms, ranks)
+        return loss + 0.0 * logprob.sum(), _build_tallies(trained, terms, ranks)
 
 
-class WeightedTokens(_Weighted):
+class WeightedTokens(_WeightedLoss):
     """`algorithm.policy_loss_fn` without a KL term. Trinity reads the names of the batch's fields off the signature."""
 
     def __call__(  # type: ignore[override]
         self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
-        return self._sum(logprob, old_logprob, action_mask, advantages, returns)
+        return self._sum_loss(logprob, old_logprob, action_mask, advantages, returns)
 
 
-class WeightedTokensWithReference(_Weighted):
+class WeightedTokensWithReference(_WeightedLoss):
     """The weighted loss with a reference model."""
 
     def __call__(  # type: ignore[override]
@@ -83,10 +83,10 @@ class WeightedTokensWithReference(_Weighted):
         returns: Tensor,
         ref_logprob: Tensor,
     ) -> tuple[Tensor, dict[str, Any]]:
-        return self._sum(logprob, old_logprob, action_mask, advantages, returns, ref_logprob)
+        return self._sum_loss(logprob, old_logprob, action_mask, advantages, returns, ref_logprob)
 
 
-def _tallies(trained: Tensor, terms: Terms, ranks: int) -> dict[str, Any]:
+def _build_tallies(trained: Tensor, terms: Terms, ranks: int) -> dict[str, Any]:
     """Sums over the trained tokens of a step, by names of ours."""
     from verl.utils.metric import AggregationType, Metric
 

@@ -14,8 +14,8 @@ from ray.exceptions import RayError
 from trinity.explorer import scheduler
 from trinity.explorer.scheduler import RunnerWrapper
 
-from ajet_ray.cluster.ray_errors import last_line
-from ajet_ray.mailbox import Died, Sender
+from ajet_ray.cluster.ray_errors import read_last_line
+from ajet_ray.mailbox import DeathNotice, Sender
 
 ROLE = "explorer's runner"
 
@@ -32,17 +32,17 @@ class LastingRunner(RunnerWrapper):
                     await self.runner.__ray_ready__.remote()
                 return answer
             except RayError as died:
-                await self._replace(died)
+                await self._replace_runner(died)
 
-    async def _replace(self, died: RayError) -> None:
+    async def _replace_runner(self, died: RayError) -> None:
         while True:
-            await Sender().posted(Died(ROLE, last_line(died)))
+            await Sender().post_async(DeathNotice(ROLE, read_last_line(died)))
             try:
                 return await self.restart_runner()
-            except RayError as again:
-                died = again
+            except RayError as problem:
+                died = problem
 
 
-def replace_the_dead() -> None:
+def replace_dead_runners() -> None:
     """For the process that makes the runners, before it does: its scheduler looks their class up by name."""
     scheduler.RunnerWrapper = LastingRunner

@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ajet_ray.mailbox import Phase, Sender
+from ajet_ray.mailbox import PhaseNotice, Sender
 
 FAREWELL_S = 60.0
 """How long explorer and trainer may take to end."""
 
 
-class Stage:
+class TrinityStage:
     """Made a Ray actor by the launch."""
 
     def run(self, config: dict[str, Any]) -> None:
@@ -25,19 +25,19 @@ class Stage:
         went wrong on either side."""
         sender = Sender()
         sender.introduce("stage")
-        sender.post(Phase("loading"))
+        sender.post(PhaseNotice("loading"))
         import ray
         from trinity.common.constants import SyncMethod
         from trinity.manager.synchronizer import Synchronizer
 
-        from ajet_trinity.processes.sides import TellingExplorer, TellingTrainer
+        from ajet_trinity.processes.sides import ReportingExplorer, ReportingTrainer
 
-        checked = _checked(config)
+        checked = _load_config(config)
         os.environ.update(checked.get_envs())
         if checked.mode == "train":
-            _train_alone(TellingTrainer.get_actor(checked))
+            _train_alone(ReportingTrainer.get_actor(checked))
             return
-        explorer, trainer = TellingExplorer.get_actor(checked), TellingTrainer.get_actor(checked)
+        explorer, trainer = ReportingExplorer.get_actor(checked), ReportingTrainer.get_actor(checked)
         open_sides = [explorer, trainer]
         nccl = checked.synchronizer.sync_method == SyncMethod.NCCL
         try:
@@ -78,7 +78,7 @@ def _train_alone(trainer: Any) -> None:
         ray.wait([trainer.shutdown.remote()], timeout=FAREWELL_S)
 
 
-def _checked(config: dict[str, Any]) -> Any:
+def _load_config(config: dict[str, Any]) -> Any:
     """The configuration as Trinity reads and completes it."""
     from omegaconf import OmegaConf
     from trinity.common.config import load_config

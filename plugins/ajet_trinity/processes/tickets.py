@@ -11,7 +11,7 @@ from typing import Any
 from trinity.buffer.buffer_reader import BufferReader
 from trinity.common.workflows import Task
 
-from ajet_trinity.processes.here import here
+from ajet_trinity.processes.here import load_context
 from ajet_trinity.processes.workflow import Episodes
 
 
@@ -21,7 +21,7 @@ class Tickets(BufferReader):
     def __init__(self, config: Any) -> None:
         self._config = config
         self._next = 0
-        self._end = (here().total - here().begun) * config.batch_size
+        self._end = (load_context().total - load_context().begun) * config.batch_size
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
         """The tickets of one step. Raises StopAsyncIteration after the last."""
@@ -29,7 +29,7 @@ class Tickets(BufferReader):
             raise StopAsyncIteration
         first = self._next
         self._next += batch_size or self._config.batch_size
-        return [self._task(ticket) for ticket in range(first, self._next)]
+        return [self._build_task(ticket) for ticket in range(first, self._next)]
 
     def __len__(self) -> int:
         return self._end
@@ -41,7 +41,7 @@ class Tickets(BufferReader):
     def load_state_dict(self, state_dict: Any) -> None:
         """Likewise."""
 
-    def _task(self, ticket: int) -> Task:
+    def _build_task(self, ticket: int) -> Task:
         config = self._config
         return Task(
             workflow=Episodes,
