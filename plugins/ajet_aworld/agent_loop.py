@@ -1,8 +1,9 @@
 """AworldAgentLoop: agents of AWorld as a workflow.
 
-Invariants: an agent trains if and only if its address came from `get_llm_server_address()`; each episode builds its own
-agents, and what AWorld keeps of them goes with the episode. It is a `rollout.user_workflow` on every backbone, and a
-`_target_` of the agent.yaml of a verl that ajet did not launch (which then owns the steps).
+Invariants: an agent is trained if and only if its address came from `get_llm_server_address()`; each episode builds its
+own agents, and their AWorld objects end with the episode. The class is a `rollout.user_workflow` on every backbone, and
+a `_target_` in the agent.yaml of a verl not launched by ajet (verl then owns the steps).
+Text that may be awaited, as in AWorld's newer versions.
 """
 
 from __future__ import annotations
@@ -43,27 +44,29 @@ class AworldAgentLoop(Workflow):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises MissingExtra."""
+        """Raise MissingExtra without AWorld."""
         require_aworld()
 
     @abstractmethod
     def build_agents(self) -> Any:
-        """An AWorld Agent or Swarm, made anew for each episode; may be `async`."""
+        """Build an AWorld Agent or Swarm for each episode; may be `async`."""
 
     def get_llm_server_address(self, server_name: str | None = None) -> Told:
-        """The `llm_base_url` of an agent that is to be trained: a new one at each call, and as secret as a key, which
-        it holds (any `llm_api_key` will do). May be awaited. Good until the episode ends. `server_name` changes
-        nothing."""
+        """Return the `llm_base_url` of a trained agent: a new one per call, valid until the episode ends.
+
+        The address contains a key and is as secret (any `llm_api_key` works). May be awaited. `server_name` has no
+        effect.
+        """
         at = self._require_tuner().as_oai_baseurl_apikey(agent_name=f"agent-{len(self._addresses) + 1}")
         self._addresses.add(at.keyed_url)
         return Told(at.keyed_url)
 
     def get_llm_server_model_name(self) -> Told:
-        """The `llm_model_name` of such an agent. May be awaited."""
+        """Return the `llm_model_name` of a trained agent. May be awaited."""
         return Told(self._require_tuner().model_name)
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
-        """Build the agents, have AWorld play them; the answer is `final_answer`. Raises BoundaryError."""
+        """Build the agents and run them with AWorld; the answer is `final_answer`. Raises BoundaryError."""
         require_aworld()
         from ajet_aworld import isolation, play
 
@@ -87,7 +90,7 @@ class AworldAgentLoop(Workflow):
         return WorkflowOutput(metadata={"final_answer": answer.answer})
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
-        """What a verl that ajet did not launch asks of a `_target_`: see `ajet_verl.agent.plain`."""
+        """Called for a `_target_` by a verl not launched by ajet: see `ajet_verl.agent.plain`."""
         from ajet_verl.agent.plain import play_session
 
         return await play_session(type(self), {"name": self.name, **(self.model_extra or {})}, sampling_params, kwargs)
@@ -99,7 +102,7 @@ class AworldAgentLoop(Workflow):
 
 
 def build_question(task: Task) -> str:
-    """What the agents are asked: the task's system messages first, where it has some, then its question."""
+    """Return the agents' input: the task's system messages, if any, then its question."""
     before = [_read_text(each) for each in task.init_messages if each.get("role") == "system"]
     question = task.main_query or next(
         (_read_text(each) for each in reversed(task.init_messages) if each.get("role") == "user"), ""
@@ -115,6 +118,6 @@ def _read_text(message: dict[str, Any]) -> str:
 
 
 def require_aworld() -> None:
-    """Raises MissingExtra."""
+    """Raise MissingExtra without AWorld."""
     if find_spec("aworld") is None:
         raise MissingExtra("aworld", "aworld", needed_for="An agent of AWorld")

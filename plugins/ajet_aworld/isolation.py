@@ -1,11 +1,11 @@
-"""Concurrent episodes of AWorld, kept apart.
+"""Separation of concurrent AWorld episodes.
 
-By itself AWorld keeps all of a process's episodes in one place: messages in one file without a lock, agents in one
-table by id (and the end of any task closes the tools of every agent in it), run states in one list of 1,000. Invariant:
-what AWorld keeps belongs to the episode in whose context (contextvars) it was made, is seen there only, and goes with
-it; outside of episodes AWorld's tables and memory are as they were.
+By default AWorld keeps all episodes of a process together: messages in one unlocked file, agents in one table by id
+(the end of any task closes the tools of all agents in it), run states in one list of 1,000. Invariant: AWorld's objects
+belong to the episode of their context (contextvars), are visible only there, and end with it; outside of episodes
+AWorld's tables and memory are unchanged.
 
-Imports AWorld: to be imported where an episode is played.
+Imports AWorld: import it only to play an episode.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class EpisodeState:
         store = InMemoryMemoryStore()
         self.memory = MemoryFactory.from_config(_CONFIG, memory_store=store)
         self.polls: list[asyncio.Task[None]] = []
-        """Tasks that look for the end of a message."""
+        """Tasks that poll for the end of a message."""
 
 
 class _Memory:
-    """AWorld's memory: the episode's own; outside of episodes, AWorld's default, made when it is first used."""
+    """AWorld's memory: the episode's own; outside of episodes AWorld's default, made on first use."""
 
     _outside: Any = None
 
@@ -54,7 +54,7 @@ class _Memory:
 
 
 class _Table(MutableMapping[str, Any]):
-    """A table of agents in which the episode's own stand before AWorld's."""
+    """A table of agents in which the episode's entries precede AWorld's."""
 
     def __init__(self, name: str, outside: dict[str, Any]) -> None:
         self._name, self._outside = name, outside
@@ -90,8 +90,7 @@ _CONFIG: Any = None
 
 @contextmanager
 def isolate_episode(session: str) -> Iterator[None]:
-    """Within the block, and in tasks begun in it, AWorld keeps what it keeps for this episode alone. `session`: the
-    session id of its tasks, whose run states go with it."""
+    """Separate AWorld's objects within the block, and in tasks started there. `session`: the tasks' session id."""
     _install_isolation()
     state = EpisodeState()
     token = _state.set(state)
@@ -110,7 +109,7 @@ def isolate_episode(session: str) -> Iterator[None]:
 
 
 def _poll_within_episode(self: Any, timeout: float | None = None) -> None:
-    """Replaces AWorld's: no polling where the end is known, and none that outlives its episode."""
+    """Replaces AWorld's polling: none for a known end, and none beyond the episode."""
     if self.future.done():
         return
     known, state = self._task, _state.get()
@@ -123,7 +122,7 @@ _start_polling = MessageFuture._start_polling
 
 
 def _install_isolation() -> None:
-    """Once a process."""
+    """Install the separation once per process."""
     global _CONFIG
     with _lock:
         if _CONFIG is not None:

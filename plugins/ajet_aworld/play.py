@@ -1,12 +1,11 @@
-"""One task, played by AWorld's runner with agents that somebody built.
+"""Runs one task by AWorld's runner with built agents.
 
-Invariants: an agent whose address is one that the episode handed out talks to the episode's own client under its own
-name, so its calls are its own timelines; every other agent's model is its own business. Nothing is asked twice: a
-failed call is the gateway's to record. What a tool says reaches the model whole, as the gateway has its own limits. An
-agent whose tools did not all start, or lost a call, has failed by them, whatever it made of it; a call that may have
-been delivered is not repeated.
+Invariants: an agent with an address of the episode uses the episode's client under its own name, so its calls form its
+own timelines; other agents' models are not touched. No request is repeated: the gateway records a failed call. A tool's
+answer reaches the model complete, since the gateway has its own limits. An agent with a tool that did not start, or a
+lost call, has failed, whatever its answer; a call that may have been delivered is not repeated.
 
-Imports AWorld: to be imported where an episode is played.
+Imports AWorld: import it only to play an episode.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ _ROUNDS = 10_000
 # not to be set for one agent: AWorld has callers that ask no agent's settings
 tool_result_compaction._TOOL_RESULT_CHAR_THRESHOLD = tool_result_compaction._TOOL_RESULT_LINE_THRESHOLD = _ENDLESS
 _lost: dict[str, list[str]] = {}
-"""Sandbox -> calls of its tools that no server answered."""
+"""Sandbox -> its tool calls without an answer."""
 _problem: ContextVar[str] = ContextVar("ajet_aworld_call", default="")
-"""Of the call that is being made: why it was not answered."""
+"""The failure of the current call."""
 _TIMEOUT, _OF_SERVERS = 408, range(-32099, -31999)
-"""Errors that do not speak of what was asked: the SDK's own (no answer in time, connection closed), and servers'."""
+"""Errors independent of the request: the SDK's own (timeout, closed connection), and servers'."""
 _CANCEL_TIMEOUT_S = 10.0
-"""Seconds in which AWorld's runner ends that heard; it gives tasks of its own 5 s of them."""
+"""Seconds for AWorld's runner to end after a cancellation; 5 s of them are for its own tasks."""
 _MAX_MESSAGE = 500
-"""Characters of AWorld's own words in a failure."""
+"""Characters of AWorld's messages in a failure."""
 
 
 def _call_once(function: Any) -> Any:
-    """AWorld's function that calls a tool, which tells a model of a lost call as of a tool's own error."""
+    """Wrap AWorld's function that calls a tool: AWorld reports a lost call to the model like a tool's own error."""
 
     async def call(*args: Any, **keywords: Any) -> Any:
         token = _problem.set("")
@@ -66,7 +65,7 @@ def _call_once(function: Any) -> Any:
 
 
 def _record_problem(making: Any) -> Any:
-    """AWorld's function that puts an exception into a tool's words."""
+    """Wrap AWorld's function that converts an exception to a tool's answer."""
 
     def made(server: str, tool: str, problem: Any, *args: Any) -> Any:
         code = getattr(getattr(problem, "error", None), "code", None)
@@ -87,7 +86,7 @@ for _name in ("call_mcp_tool_with_reuse", "call_mcp_tool_with_exit_stack"):
 
 
 class EpisodeProvider(OpenAIProvider):
-    """AWorld's, over a client of the episode's: it retries nothing and shares what is dear to make."""
+    """AWorld's provider over the episode's client: without retries, sharing expensive objects."""
 
     def __init__(self, client: Any) -> None:
         self._given, self.is_http_provider = client, False
@@ -98,8 +97,7 @@ class EpisodeProvider(OpenAIProvider):
 
 
 def list_agents(built: Any) -> list[Any]:
-    """All agents of an Agent or a Swarm, each once, in the order in which they stand. Raises AgentFailure for what is
-    neither."""
+    """Return all agents of an Agent or a Swarm, each once, in order. Raises AgentFailure for other values."""
     found: dict[int, Any] = {}
     _collect_agents(built, found)
     if not found:
@@ -119,7 +117,7 @@ def _collect_agents(part: Any, found: dict[int, Any]) -> None:
 
 
 def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -> None:
-    """Give each agent the model that its address means: one of `addresses` is the tuned one."""
+    """Connect each agent to the model of its address: one of `addresses` is the trained model."""
     taken: set[str] = set()
     for agent in agents:
         settings = agent.conf.llm_config
@@ -142,7 +140,7 @@ def _choose_name(name: str, taken: set[str]) -> str:
 
 
 async def run_agents(built: Any, agents: Sequence[Any], question: str, session: str) -> TaskResponse:
-    """AWorld's answer. Raises ToolFailure, AgentFailure."""
+    """Run the agents and return AWorld's answer. Raises ToolFailure, AgentFailure."""
     missing: list[str] = []
     for agent in agents:
         _prepare_agent(agent, missing)
@@ -171,8 +169,8 @@ async def run_agents(built: Any, agents: Sequence[Any], question: str, session: 
 
 
 async def _cancel_runner(running: asyncio.Future[Any]) -> None:
-    """Cancel AWorld's runner until it hears: it waits for its next message with `asyncio.wait_for` again and again,
-    which in Python 3.11 loses a cancellation that comes as a message does."""
+    """Cancel AWorld's runner until it ends: it repeats `asyncio.wait_for`, which in Python 3.11 loses a cancellation
+    that arrives together with a message."""
     while not running.done():
         running.cancel()
         await asyncio.wait([running], timeout=_CANCEL_TIMEOUT_S)
@@ -181,7 +179,7 @@ async def _cancel_runner(running: asyncio.Future[Any]) -> None:
 
 
 def _prepare_agent(agent: Any, missing: list[str]) -> None:
-    """`lacking` is told the servers of which it has no tool once it has looked."""
+    """Prepare an agent; servers without tools are added to `missing` once it has listed tools."""
     memory = agent.memory_config
     settings = dict(memory) if isinstance(memory, dict) else memory.model_dump()
     settings |= {
@@ -201,7 +199,7 @@ def _prepare_agent(agent: Any, missing: list[str]) -> None:
 
 
 async def _release_agent(agent: Any) -> None:
-    """Close its tools, and end the tasks that AWorld keeps for them in threads of its own."""
+    """Close the agent's tools and end AWorld's threads for them."""
     if agent.sandbox is None:
         return
     await agent.sandbox.cleanup()
@@ -216,8 +214,7 @@ async def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _find_toolless_servers(agent: Any) -> list[str]:
-    """Servers that it asked for, as they stand in its `mcp_config`, and that gave it nothing; all that it asked for
-    where none stands there."""
+    """Return requested servers of its `mcp_config` without tools; all requested ones if none is in the config."""
     requested, known = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
     wanted = [name for name in requested if name in known and not known[name].get("disabled")]
     if requested and not wanted:

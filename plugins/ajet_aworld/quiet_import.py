@@ -1,12 +1,11 @@
-"""AWorld comes in without a trace, whoever imports it first.
+"""An import of AWorld without side effects, whoever imports it first.
 
-By itself its import removes every sink of loguru, adds some of its own, writes eight files into `./logs`, and where a
-package is missing runs `pip install`. Invariant: after `watch` it does none of that: sinks stay
-as they are, lines of AWorld's own modules are dropped, those that others write by its logger go to loguru as they are,
-and a missing package is an ImportError. Who sets AWORLD_LOG_PATH gets AWorld's own files and lines as ever, and still
-keeps the other sinks.
+By default its import removes all loguru sinks, adds its own, writes eight files into `./logs`, and runs `pip install`
+for a missing package. Invariant: after `install_finder` sinks stay, lines of AWorld's modules are dropped, lines of
+other modules through AWorld's logger go to loguru unchanged, and a missing package is an ImportError. With
+AWORLD_LOG_PATH AWorld's files and lines appear as usual, and the other sinks stay.
 
-`watch` does it, by a finder that looks at two modules of AWorld's and leaves all others alone.
+The finder handles two of AWorld's modules and no others.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from typing import Any
 LOGS = "aworld.logs.util"
 INSTALLER = "aworld.utils.import_package"
 FILES = "AWORLD_LOG_PATH"
-"""Environment variable of AWorld's: where its log files go."""
+"""AWorld's environment variable: the folder of its log files."""
 _LEVELS = {"warn": "WARNING", "exception": "ERROR", "fatal": "CRITICAL"}
 _NAMES = ("trace", "debug", "info", "success", "warning", "error", "critical", *_LEVELS)
 
 
 def install_finder() -> None:
-    """Keep imports of AWorld quiet from now on. Idempotent."""
+    """Keep imports of AWorld quiet. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -65,8 +64,7 @@ class _Loader(SourceFileLoader):
 
 @contextmanager
 def _keep_sinks() -> Iterator[None]:
-    """Keep the log sinks as they are, from the thread that imports, whose module it is; other threads' sinks come and
-    go as ever."""
+    """Keep the log sinks during the import in this thread; other threads' sinks change as usual."""
     from loguru import logger
 
     add, remove, own = logger.add, logger.remove, bool(os.environ.get(FILES))
@@ -92,7 +90,7 @@ def _keep_sinks() -> Iterator[None]:
 
 
 class _Lines:
-    """One of AWorld's loggers: what its own modules say is dropped, what others say by it is theirs."""
+    """One of AWorld's loggers: lines of its own modules are dropped, other modules' lines are logged."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -120,7 +118,7 @@ for _name in _NAMES:
 def _import_package(
     package_name: str, alias: str = "", install_name: str = "", *args: Any, **kwargs: Any
 ) -> ModuleType:
-    """Replaces AWorld's function, which installs what is missing. Raises ImportError."""
+    """Replaces AWorld's function that installs missing packages. Raises ImportError."""
     try:
         return importlib.import_module(package_name)
     except ImportError as problem:

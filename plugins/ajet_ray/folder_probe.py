@@ -1,7 +1,7 @@
-"""What the weights in a folder say of the probe, where those that train are in other processes.
+"""The probe's log-probabilities by the weights in a folder, since the trained weights are in other processes.
 
-Invariant: nobody pays for it who does not ask: a model is loaded here, whole and into main memory, only for a sampler
-whose server elsewhere must be known by it. What is asked is the folder that samplers are told of.
+Invariant: a model is loaded here, completely and into main memory, only for a sampler that identifies a remote server
+by the probe. The folder is the one announced to samplers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class FolderProbe:
-    """Computes the probe of one run's weights from its checkpoints."""
+    """Computes the probe of a run's weights from its checkpoints."""
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
         self._experiment = experiment
@@ -25,12 +25,12 @@ class FolderProbe:
         self._rounded = experiment.ajet.model.dtype != "float32"
 
     def continue_probe(self, earlier: Probe | None, below: int) -> Probe:
-        """The probe of a trainer that goes on from `below`: what an `earlier` one said of versions before it."""
+        """Return a probe that continues from version `below`, with the `earlier` probe's older versions."""
         tolerance = self._experiment.ajet.trainer_common.canary_tolerance(rounded=self._rounded) or CANARY_ROUNDED
         return Probe.going_on(earlier, self._ids, tolerance, version=below)
 
     def score_text(self, folder: Path | None) -> list[float]:
-        """Log-probabilities of the text by these weights; None: by those of model.path. Raises UserError."""
+        """Return the text's log-probabilities by the folder's weights; None: those of model.path. Raises UserError."""
         import torch
 
         from ajet.engine.model_source import ModelSource, locate

@@ -1,8 +1,7 @@
-"""Host: what one process that plays holds: a gateway, the workflow, the judge.
+"""Host: the gateway, workflow and judge of one playing process.
 
-Invariant: these are the objects of every backbone, in front of verl's servers. All sessions of a task run in one
-process; the first that comes plays the whole group, so that deadlines, retries and limits are the rollout's, and the
-others wait for it.
+Invariant: the host uses every backbone's objects, in front of verl's servers. All sessions of a task run in one
+process; the first session plays the group, so deadlines, retries and limits are the rollout's, and the others wait.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 class _RunningGroup:
     group: asyncio.Task[Group]
     sessions: int
-    """How many have not asked for it yet."""
+    """Sessions that have not joined yet."""
 
 
 class Host:
-    """Made once a process, ended with it."""
+    """Made once per process, and ended with the process."""
 
     def __init__(
         self,
@@ -48,8 +47,8 @@ class Host:
         images: ImageTokens | None = None,
         pins: Pins | None = None,
     ) -> None:
-        """`post` hands a closed group to the record; `grant`: what a ticket is for; `images`: how a model that sees
-        images is shown them; `pins`: the run's tools."""
+        """`post` sends a closed group to the record; `grant`: returns the task of a ticket; `images`: the encoding of
+        images; `pins`: the run's tools."""
         self._engine, self._post, self._grant = engine, post, grant
         self._gateway = gateway = open_gateway(experiment, engine, tokenizer, images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
@@ -58,17 +57,19 @@ class Host:
 
     @property
     def version(self) -> int:
-        """The newest weights that answered here."""
+        """The newest policy version that answered here."""
         return self._engine.version
 
     def close(self) -> None:
-        """End the rollout and the gateway. For tests: a process of verl is ended from outside."""
+        """End the rollout and the gateway. For tests: verl's processes are killed from outside."""
         self._rollout.close()
         self._gateway.close()
 
     async def join_group(self, uid: str, index: int, task: Task | None, *, step: int, sessions: int) -> Group:
-        """The group that verl calls `uid`, once it has closed and is posted; each of its sessions asks once. `index`:
-        the place of a validation `task`; without one, a ticket."""
+        """Return verl's group `uid` once it is closed and posted; each session joins once.
+
+        `index`: the place of a validation `task`; without a task, a ticket.
+        """
         waiting = self._groups.get(uid)
         if waiting is None:
             closes = (
@@ -83,7 +84,7 @@ class Host:
         return await waiting.group
 
     async def play_ticket(self, ticket: int, *, step: int, sessions: int) -> Group:
-        """The group that a ticket is for, of so many episodes, once it has closed and is posted; asked for once."""
+        """Return the group of a ticket, with `sessions` episodes, once it is closed and posted; called once."""
         return await self._play_training(ticket, step, sessions)
 
     async def _play_training(self, ticket: int, step: int, sessions: int) -> Group:

@@ -1,9 +1,9 @@
-"""What verl's processes tell the one that the person started: episodes, steps, validations, checkpoints, processes; and
-what that one answers: which tasks they are to play.
+"""Notices from verl's processes to the run's own process (episodes, steps, validations, checkpoints, processes), and
+its grants of tasks.
 
-Invariant: only that process writes the run's record (one writer, one lock), wherever the others run; a letter is taken
-once and in the order in which its sender sent it. Who asks for a ticket again gets the same answer, and once its group
-has closed, the group. The mailbox is an actor that all of a run find by its name.
+Invariant: only the run's own process writes the record (one writer, one lock); a notice is taken once and in its
+sender's order. A repeated ticket request gets the same grant, and after its group closed, the group. The mailbox is an
+actor, found by name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 NAME = "ajet-mailbox"
 BATCH = 256
-"""Letters taken at once, at most."""
+"""Largest number of notices taken at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessNotice:
-    """A process of the run."""
+    """A process of the run started."""
 
     role: str
     pid: int
@@ -34,7 +34,7 @@ class ProcessNotice:
 
 @dataclass(frozen=True, slots=True)
 class PhaseNotice:
-    """The trainer's present phase."""
+    """The trainer entered a phase."""
 
     name: str
     step: int = 0
@@ -42,38 +42,38 @@ class PhaseNotice:
 
 @dataclass(frozen=True, slots=True)
 class TicketGrant:
-    """The task and step that a ticket is for. The answer to `TicketAsked`."""
+    """The task of a ticket, in answer to `TicketRequest`."""
 
     order: int
     """The position in the training order."""
     task: Task
     group: Group | None = None
-    """Where it was played already: to be handed over."""
+    """The group, if played already: to be handed over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TicketRequest:
-    """Somebody is about to play what this ticket is for."""
+    """A process is about to play the ticket."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class TicketFailure:
-    """Whatever process plays this ticket's group dies of it."""
+    """The ticket's group kills every process that plays it."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupNotice:
-    """A group has closed, or one that had was handed over."""
+    """A group was closed, or a closed one was handed over."""
 
     group: Group
     step: int
-    """That asked for it."""
+    """The step that requested the group."""
     ticket: int | None = None
-    """None: of validation."""
+    """None for validation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CreditEntry:
 
 @dataclass(frozen=True, slots=True)
 class CreditNotice:
-    """Credit was given to a step's episodes, by another process than its trainer, which has yet to train on them."""
+    """A step's credit, assigned by another process before its trainer trains."""
 
     step: int
     credited: list[CreditEntry]
@@ -97,16 +97,16 @@ class CreditNotice:
 
 @dataclass(frozen=True, slots=True)
 class StepNotice:
-    """A training step has ended."""
+    """A training step ended."""
 
     step: int
     metrics: dict[str, float]
-    """See `numbers_of`."""
+    """Numbers of `read_numbers`."""
     credited: list[CreditEntry] = field(default_factory=list)
 
 
 def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The trainer's own metrics that are one number: Python's, numpy's and arrays of one."""
+    """Return the trainer's scalar metrics: Python's, numpy's and arrays of size one."""
     return {
         name: float(value)
         for name, value in metrics.items()
@@ -124,7 +124,7 @@ class ValidationNotice:
 
 @dataclass(frozen=True, slots=True)
 class DeathNotice:
-    """A process of the run died, and another took its place."""
+    """A process of the run died and was replaced."""
 
     role: str
     why: str
@@ -132,7 +132,7 @@ class DeathNotice:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNotice:
-    """verl has written a checkpoint into `folder`, on the trainer's node."""
+    """verl wrote a checkpoint into `folder`, on the trainer's node."""
 
     step: int
     folder: str
@@ -140,7 +140,7 @@ class CheckpointNotice:
 
 @dataclass(frozen=True, slots=True)
 class ToolsNotice:
-    """The tools that the run's first attempt was offered, as a request's `tools`."""
+    """The tools offered to the run's first attempt, as a request's `tools`."""
 
     tools: list[Any]
 
@@ -178,21 +178,21 @@ class _Mailbox:
             self._letters.put_nowait(letter)
 
     async def grant(self, ticket: int) -> TicketGrant:
-        """The grant of a ticket, once it is known."""
+        """Return a ticket's grant once it is known."""
         self._letters.put_nowait(TicketRequest(ticket))
         async with self._more:
             await self._more.wait_for(lambda: ticket < self._granted)
         return self._grants[ticket]
 
     async def pin(self, found: list[Any]) -> list[Any]:
-        """The run's tools: those that the first to ask has found."""
+        """Return the run's tools: the first caller's tools."""
         if self._tools is None:
             self._tools = found
             self._letters.put_nowait(ToolsNotice(found))
         return self._tools
 
     async def know(self, grants: Sequence[TicketGrant], open: Collection[int]) -> None:
-        """What the next tickets are for; of the earlier ones, only those of these positions are asked for again."""
+        """Add the next tickets' grants; of earlier ones only those at the `open` positions are kept."""
         self._grants = {ticket: grant for ticket, grant in self._grants.items() if grant.order in open}
         async with self._more:
             self._grants.update(enumerate(grants, self._granted))
@@ -200,7 +200,7 @@ class _Mailbox:
             self._more.notify_all()
 
     async def take(self, seconds: float) -> list[Notice]:
-        """Some letters, or none after so many seconds."""
+        """Return some notices, or none after `seconds`."""
         try:
             taken = [await asyncio.wait_for(self._letters.get(), seconds)]
         except asyncio.TimeoutError:
@@ -210,7 +210,7 @@ class _Mailbox:
         return taken
 
     async def ask_to_stop(self) -> None:
-        """The trainer shall end after its present step."""
+        """Ask the trainer to end after its present step."""
         self._stop = True
 
     async def stopping(self) -> bool:
@@ -218,7 +218,7 @@ class _Mailbox:
 
 
 def open_mailbox() -> Any:
-    """The run's mailbox, made by the process that was started; gone with it."""
+    """Make the run's mailbox; it ends with the calling process."""
     import ray
 
     actor: Any = ray.remote(_Mailbox)
@@ -226,7 +226,7 @@ def open_mailbox() -> Any:
 
 
 class Sender:
-    """Posts letters from any process of the run."""
+    """Posts notices from any process of the run."""
 
     def __init__(self) -> None:
         import ray
@@ -238,35 +238,35 @@ class Sender:
         self._box.put.remote(list(letters))
 
     def post_and_wait(self, *letters: Notice) -> None:
-        """Send, and return when they lie in the box."""
+        """Send and wait until the mailbox has the notices."""
         import ray
 
         ray.get(self._box.put.remote(list(letters)))
 
     async def post_async(self, *letters: Notice) -> None:
-        """Post letters, and wait until they are taken."""
+        """Send and await the mailbox."""
         await self._box.put.remote(list(letters))
 
     async def grant(self, ticket: int) -> TicketGrant:
-        """The grant of a ticket."""
+        """Await a ticket's grant."""
         granted: TicketGrant = await self._box.grant.remote(ticket)
         return granted
 
     def pin(self, found: list[Any]) -> list[Any]:
-        """The run's tools, whoever found them first."""
+        """Return the run's tools, found by the first caller."""
         import ray
 
         pinned: list[Any] = ray.get(self._box.pin.remote(found))
         return pinned
 
     def should_stop(self) -> bool:
-        """Whether the run shall end."""
+        """True if the run shall end."""
         import ray
 
         return bool(ray.get(self._box.stopping.remote()))
 
     def introduce(self, role: str) -> None:
-        """Say who this process is."""
+        """Post this process's role."""
         import os
         import socket
 

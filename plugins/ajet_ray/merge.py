@@ -1,8 +1,8 @@
-"""verl's FSDP checkpoint as a model folder in Hugging Face layout: weights whole and exact, config and tokenizer.
+"""verl's FSDP checkpoint as a model folder in Hugging Face layout: complete exact weights, config and tokenizer.
 
-Invariant: every tensor is put together bit for bit from what the ranks saved, and has the shape that they say it has;
-only adapters are added in, and only a number format that was asked for is rounded to. verl is not imported: its shards
-are plain torch files of DTensors, read lazily, so that one output file at a time is in memory.
+Invariant: every tensor is joined bit for bit from the ranks' shards, with the shape stated there; only adapters are
+added, and only a requested number format rounds. verl is not imported: its shards are plain torch files of DTensors,
+read lazily, so one output file at a time is in memory.
 
     model_world_size_W_rank_R.pt    the state dict of rank R, FSDP 1 or 2
     fsdp_config.json                W
@@ -29,14 +29,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard  # which also mak
 from ajet.schema.errors import UserError
 
 FILE_BYTES = 4 * 2**30
-"""Of one file of weights, if no single tensor is larger."""
+"""Size of one weight file, unless a single tensor is larger."""
 _PREFIX, _BASE = "base_model.model.", ".base_layer."
 _LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class _PlannedTensor:
-    """A tensor to write. `make` reads it."""
+    """A tensor to write; `make` reads the tensor."""
 
     name: str
     bytes: int
@@ -46,8 +46,8 @@ class _PlannedTensor:
 def merge_checkpoint(actor: Path, into: Path, *, dtype: str | None = None, file_bytes: int = FILE_BYTES) -> None:
     """Fill the empty folder `into` from `actor`, the folder `global_step_N/actor` of a checkpoint.
 
-    dtype: float32 or bfloat16; None keeps the one that was trained in. Raises UserError for a folder that is not whole,
-    or spread in a way that cannot be put together here.
+    dtype: float32 or bfloat16; None keeps the trained one. Raises UserError for an incomplete folder, or an unsupported
+    sharding.
     """
     about = actor / "huggingface"
     if not (about / "config.json").is_file():
@@ -68,7 +68,7 @@ def merge_checkpoint(actor: Path, into: Path, *, dtype: str | None = None, file_
 
 
 class _Shards:
-    """The tensors that all ranks saved, under the names of rank 0."""
+    """The saved tensors of all ranks, under the names of rank 0."""
 
     def __init__(self, actor: Path) -> None:
         try:
@@ -92,16 +92,16 @@ class _Shards:
         return state
 
     def size(self, name: str) -> int:
-        """The bytes of the whole tensor."""
+        """Return the bytes of the joined tensor."""
         tensor = self._ranks[0][name]
         return tensor.numel() * tensor.element_size()
 
     def read_dtype(self, name: str) -> torch.dtype:
-        """The number format in which the tensor was saved."""
+        """Return the tensor's saved number format."""
         return self._ranks[0][name].dtype
 
     def read_tensor(self, name: str) -> torch.Tensor:
-        """The tensor that all ranks' parts make."""
+        """Return the tensor joined from all ranks' parts."""
         first = self._ranks[0][name]
         if not isinstance(first, DTensor):
             return first
@@ -138,7 +138,7 @@ class _Shards:
 def _plan_tensors(
     shards: _Shards, config: Mapping[str, Any], scale: float | None, dtype: torch.dtype | None
 ) -> Iterator[_PlannedTensor]:
-    """The tensors to write, under the names that transformers knows."""
+    """Yield the tensors to write, under transformers' names."""
     adapted = {name.removesuffix(_LORA_A) for name in shards.names if name.endswith(_LORA_A)}
     if (adapted and scale is None) or (adapted and not any(_BASE in name for name in shards.names)):
         raise UserError(
@@ -166,7 +166,7 @@ def _plan_tensors(
 
 
 def _find_tied_head(shards: _Shards, config: Mapping[str, Any]) -> str | None:
-    """The head that is the embedding again: transformers keeps one of the two."""
+    """Return the head tied to the embedding: transformers keeps one of the two."""
     if not config.get("tie_word_embeddings"):
         return None
     heads = [name for name in shards.names if name.removeprefix(_PREFIX) == "lm_head.weight"]
@@ -224,7 +224,7 @@ def _write_files(plan: list[_PlannedTensor], into: Path, file_bytes: int) -> Non
 
 @contextmanager
 def _silence_mesh_warnings() -> Iterator[None]:
-    """torch warns of meshes without process groups; none is needed to read."""
+    """Silence torch's warnings about meshes without process groups; reading needs none."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before = logger.level
     logger.setLevel(logging.ERROR)

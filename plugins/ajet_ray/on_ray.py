@@ -1,8 +1,8 @@
-"""A launch on Ray, of verl or of Trinity: connect, start the one process that drives theirs, listen, end.
+"""A launch on Ray, of verl or Trinity: connect, start the driving process, listen, end.
 
-Invariants: the first Ctrl-C ends the run after its present step with a checkpoint, a step that waits for groups of
-others at once; SIGTERM lets such a step wait for those that are being played, within `trainer_common.grace`; letters
-that were taken are recorded before an interrupt is heard; whatever ends the run, nothing that it started lives on.
+Invariants: the first Ctrl-C ends the run after its present step with a checkpoint, and immediately a step waiting for
+remote groups. SIGTERM lets such a step wait for groups in flight, within `trainer_common.grace`. Taken notices are
+recorded before an interrupt is handled. No started process outlives the run.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from ajet_ray.tickets import LaunchTickets
 
 LISTEN_S = 1.0
-"""How long one look into the mailbox waits for a letter."""
+"""Seconds to wait for a notice."""
 START_S = 60.0
-"""How long between two lines on a start that is not over."""
+"""Seconds between two lines about a slow start."""
 CHECK_S = 10.0
-"""How long between two looks at what the processes hold, while none says what it does: they load for minutes, and may
-be killed then, too."""
+"""Seconds between two records of the processes' segments without a phase notice: loading takes minutes and may be
+killed."""
 
 
 def find_address(options: LaunchOptions) -> str | None:
-    """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
+    """Return the cluster to join; None: an own one. Raises ConfigError for a missing address."""
     address = os.environ.get(ADDRESS)
     if "ray-cluster" in options.flags and not address:
         raise ConfigError(
@@ -68,11 +68,11 @@ def run_on_ray(
     environment: Mapping[str, str],
     interrupts: Interrupts,
 ) -> bool:
-    """Have `actor().run(told)` run in a process of Ray's until it ends; answers whether it was asked to end early.
+    """Run `actor().run(argument)` in a Ray process until its end; return True if it was asked to end early.
 
-    `whose`: verl or Trinity, for lines and errors. `address`: of a cluster, or None for one of our own. `environment`:
-    variables for the run's processes. Raises KeyboardInterrupt after saving, when interrupted; RunFailed for what the
-    process raised; UserError without such a cluster.
+    `whose`: verl or Trinity, for lines and errors. `address`: of a cluster, or None for an own one. `environment`:
+    variables of the run's processes. Raises KeyboardInterrupt after saving, when interrupted; RunFailed for the
+    process's error; UserError without such a cluster.
     """
     import ray
 
@@ -103,7 +103,7 @@ def run_on_ray(
 
 
 class RunListener:
-    """The run's own side of the mailbox."""
+    """The run's side of the mailbox."""
 
     def __init__(
         self,
@@ -117,27 +117,30 @@ class RunListener:
         leftovers: RunLeftovers,
         grace: float,
     ) -> None:
-        """`done`: what is there once the process has ended. `grace`: seconds after SIGTERM in which a step may wait for
-        groups that others play."""
+        """`done`: available once the process has ended. `grace`: seconds after SIGTERM for a step waiting for remote
+        groups."""
         self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
         self._record, self._tickets = record, tickets
         self._interrupts, self._leftovers, self._grace = interrupts, leftovers, grace
         self._checked_at = self._logged_at = self._started_at = time.monotonic()
         self._has_begun = False
-        """True once a letter came that says more than that it loads."""
+        """True after a notice beyond the loading phase."""
         self._is_wait_logged = False
-        """Whether it was said that the present step waits for groups."""
+        """True once the wait of the present step was logged."""
         self._pending_take: Any = None
-        """For letters, without an answer that was heard."""
+        """The pending request for notices."""
         self._letters: list[Any] = []
-        """That were taken and are not recorded."""
+        """Taken, unrecorded notices."""
         self._is_recording = False
-        """Whether the first of them is being."""
+        """True while the first of them is being recorded."""
 
     def listen_until_end(self) -> bool:
-        """Listen until the process has ended; after an interrupt, to what it says until it has as it was asked to. One
-        that comes in the middle of recording a letter, which is a second one, ends it at once: the record may lack what
-        a checkpoint to come would count. Raises KeyboardInterrupt; RunFailed."""
+        """Listen until the process has ended, after an interrupt until it has stopped. Raises KeyboardInterrupt;
+        RunFailed.
+
+        A second interrupt while a notice is being recorded ends immediately: the record may lack parts counted by the
+        next checkpoint.
+        """
         import ray
 
         try:
@@ -153,10 +156,12 @@ class RunListener:
             raise
 
     def listen(self, *, stopping: bool = False) -> bool:
-        """Take letters and say what tickets are for, until the process has ended and no letter is left; a first
-        interrupt waits until those that were taken are recorded. `stopping`, and the answer: whether it was asked to
-        end; then it does not wait for groups that others are to play, but for those that they play already, within its
-        grace. Raises RunFailed for what the process raised."""
+        """Take notices and grant tickets until the process has ended and no notice is left.
+
+        A first interrupt waits until taken notices are recorded. `stopping`, and the result: True if the process was
+        asked to end; then only groups in flight are awaited, within the grace. Raises RunFailed for the process's
+        error.
+        """
         import ray
 
         mailbox, hurries = self._mailbox, stopping
@@ -195,7 +200,7 @@ class RunListener:
                 return stopping
 
     def _log_start(self, letters: Sequence[Any]) -> None:
-        """Log once a minute, until the first episode or step, that the start goes on, and what was printed last."""
+        """Log once a minute, until the first episode or step, that the start continues, with the last printed line."""
         now = time.monotonic()
         self._has_begun = self._has_begun or any(letter != PhaseNotice("loading") for letter in letters)
         if letters:
@@ -208,7 +213,7 @@ class RunListener:
         logger.info("{} is starting for {:.0f} s{}", self._whose, now - self._started_at, printed)
 
     def _take_notices(self, seconds: float) -> list[Any]:
-        """Letters to record: those that an interrupt left, or the next, waited for so long."""
+        """Return notices to record: those left by an interrupt, or the next ones."""
         import ray
 
         if not self._letters:
@@ -219,7 +224,7 @@ class RunListener:
         return list(self._letters)
 
     def _may_fill_step(self) -> bool:
-        """Whether the step that this process was asked to end with waits for groups that are being played."""
+        """True if the last step waits for groups in flight."""
         left = self._interrupts.remaining_grace(self._grace) if self._tickets.can_fill_missing else None
         if left and not self._is_wait_logged:
             self._is_wait_logged = True
@@ -228,7 +233,7 @@ class RunListener:
 
 
 def make_run_error(whose: str, what: str, logs: Path) -> RunFailed:
-    """The error for a run that verl or Trinity ended."""
+    """Build the error of a run ended by verl or Trinity."""
     return RunFailed(
         f"{whose} ended the run: {what}",
         where=str(logs),

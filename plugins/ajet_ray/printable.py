@@ -1,4 +1,4 @@
-"""The configuration of a backbone as it may be printed."""
+"""A backbone's configuration in printable form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ajet.config.resolution import HIDDEN, is_secret
 
 
 def make_printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
-    """A backbone's config as it may be shown. `users`: the person's part of it, unresolved."""
+    """Return the config without secrets. `users`: the user's unresolved part."""
     tree = deepcopy(tree)
 
     def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:

@@ -1,8 +1,8 @@
-"""What the run's own process makes of verl's letters: the record and the screen, as on the local backbone.
+"""The run's record and screen from verl's notices, as on the local backbone.
 
-Invariants: a step is recorded whole, episodes before its row of metrics, and its checkpoint is committed after both:
-what a killed run continues from never holds a step that the record lacks. Sampled tokens = trained + the reasons, for
-every episode that is recorded.
+Invariants: a step is recorded completely, episodes before the row of metrics, and its checkpoint is committed after
+both, so a resumed run never has a step missing in the record. For every recorded episode: sampled tokens = trained
+tokens + untrained tokens by reason.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ if TYPE_CHECKING:
 
 
 HOPELESS = 4
-"""After so many batches of tasks in a row without a score the run ends."""
+"""Batches of tasks in a row without a score before the run ends."""
 DEATHS = 5
-"""So many processes may die before the run ends."""
+"""Process deaths before the run ends."""
 
 
 class RayRecord:
-    """Takes letters; raises UserError when a whole batch of tasks failed, or several went without a score."""
+    """Handles notices. Raises UserError if a whole batch failed, or several batches had no score."""
 
     backbone = "verl"
-    """The entry of a checkpoint's state that says whose form it is in."""
+    """The key of a checkpoint's state that names its format."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: LaunchTickets) -> None:
-        """sink: where steps and validations end, begun. tickets: where its positions are."""
+        """sink: receives steps and validations. tickets: the run's positions."""
         self._settings, self._run = experiment.ajet, run
         self.tools = PinnedFile(run.path, goes_on=run.goes_on)
-        """What its attempts are offered."""
+        """The tools offered to its attempts."""
         self._sink, self._tickets = sink, tickets
         self._validating: list[Group] = []
         self._saved: CheckpointNotice | None = None
@@ -85,11 +85,11 @@ class RayRecord:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether so many steps in a row had nothing to learn from that the run is to end."""
+        """True after too many idle steps in a row."""
         return 0 < self._settings.trainer_common.stop_after_idle_steps <= self._idle
 
     def handle_notice(self, letter: Notice) -> None:
-        """Do what it asks for."""
+        """Apply one notice."""
         if isinstance(
             letter, (GroupNotice, StepNotice, ValidationNotice)
         ):  # whoever sends them has loaded the checkpoint
@@ -121,7 +121,7 @@ class RayRecord:
                 self._run.status.set(elsewhere=self._remote_processes)
 
     def _enter_children(self) -> None:
-        """Ray's processes on this machine, so that `ajet stop` finds them also when this one was killed."""
+        """Record Ray's processes on this machine, so `ajet stop` finds them even after a kill."""
         self._children |= {entry["pid"] for entry in self._run.status.get("processes")}
         for child in psutil.Process().children(recursive=True):
             if child.pid not in self._children:
@@ -196,7 +196,7 @@ class RayRecord:
         self._measured = letter.step, measured
 
     def _commit_checkpoint(self, saved: CheckpointNotice) -> None:
-        """Make verl's folder a checkpoint of the run: complete, or not there. Where its rows are is ours to say."""
+        """Make verl's folder a checkpoint of the run, completely or not at all, without verl's rows."""
         self._saved = None
         folder = Path(saved.folder)
         state: dict[str, Any] = {

@@ -1,13 +1,12 @@
-"""An episode as verl's rows, and rows as episodes again: the two directions of one road.
+"""Episodes as verl's rows, and rows as episodes again.
 
-Invariant: credit over what `rebuild` answers is credit over the groups that were given to `rows`. A row holds one
-timeline: everything before its first sampled token is the prompt, the rest up to its last one the response. The episode
-itself travels once, as its codec's bytes with its first row (`extra_fields["ajet"]`), where only `rebuild` reads it:
-the trainer sees what was recorded, and nothing made up. Neither torch nor verl is imported: the agent loop's processes
-write rows, the trainer's reads them.
+Invariant: credit over the result of `rebuild_groups` equals credit over the groups given to `build_rows`. A row holds
+one timeline: the tokens before its first sampled one are the prompt, the rest up to its last one the response. The
+episode travels once, as codec bytes in its first row (`extra_fields["ajet"]`), read only by `rebuild_groups`. Neither
+torch nor verl is imported.
 
-A scored episode without a token to train is part of its group's baseline, too: it travels as one row that trains
-nothing. A failed or unscored one has no row: it comes with the first row of its group.
+A scored episode without a trainable token belongs to its group's baseline, too: it travels as one row that trains
+nothing. A failed or unscored one has no row: it travels with the group's first row.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from ajet.tokens.image_tokens import image_urls, picture
 from ajet_ray.episode_bytes import pack_episode, unpack_episode
 
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
-"""What `rebuild` reads of a row, by the names that verl stores them under."""
+"""Fields of a row read by `rebuild_groups`, by verl's names."""
 NO_TOKEN = 0
-"""The id that a row without tokens of its own is made of; it is never trained on."""
+"""The id in a row without own tokens, never trained."""
 
 
 def build_rows(
     episode: Episode, *, group_order: int, policy_version: int = 0, others: Sequence[Episode] = ()
 ) -> list[dict[str, Any]]:
-    """The keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
+    """Return keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
 
-    `group_order`: the task's position in the training order. `policy_version`: that of an episode none of whose calls
-    carries one. `others`: episodes of its group that have no rows and go with these. Answers [] for an episode that may
-    not be trained on. Raises ValueError for a timeline that begins with a sampled token: nothing predicts it.
+    `group_order`: the task's position in the training order. `policy_version`: for an episode without versions in its
+    calls. `others`: the group's episodes without rows. Returns [] for an untrainable episode. Raises ValueError for a
+    timeline that begins with a sampled token, since no token predicts it.
     """
     if not episode.scored:
         return []
@@ -51,9 +50,12 @@ def build_rows(
 
 
 def build_unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
-    """The rows of an episode whose reward is somebody else's to find, so that it has kept no timelines: of its calls,
-    without a reward and without the episode itself. The timeline that ended last is the last, for verl scores an
-    episode by its last output. Raises ValueError as `rows`."""
+    """Return the rows of an episode scored by verl, built from its calls, without reward and without the episode
+    itself.
+
+    The timeline that ended last comes last, since verl scores an episode by its last output. Raises ValueError as
+    `build_rows`.
+    """
     ended = {call.index: call.ended for call in episode.calls}
     lines, _ = timelines(episode.calls)
     trained = sorted((line for line in lines if line.sampled), key=lambda line: ended.get(line.leaf, 0.0))
@@ -63,7 +65,7 @@ def build_unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[di
 def _build_timeline_rows(
     episode: Episode, trained: Sequence[Timeline], about: dict[str, Any], first: dict[str, Any], policy_version: int
 ) -> list[dict[str, Any]]:
-    """`first`: what goes with the first of them alone."""
+    """Build the rows of timelines. `first`: extra fields of the first row."""
     calls = {call.index: call for call in episode.calls}
     return [
         _build_row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
@@ -73,20 +75,20 @@ def _build_timeline_rows(
 
 @dataclass(slots=True)
 class RebuiltBatch:
-    """The episodes and samples that a batch of rows holds."""
+    """The episodes and timelines of a batch of rows."""
 
     groups: list[Group]
     """In training order; episodes in the order of their repeats."""
     timelines: list[Timeline | None] = field(default_factory=list)
-    """The timeline of each row, in the order of the rows; None for a row that trains nothing."""
+    """The timeline of each row; None for a row that trains nothing."""
 
 
 def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> RebuiltBatch:
-    """Rows to groups.
+    """Rebuild groups from rows.
 
     `keys`: `{uid}_{session}_{index}`, without padding rows, in any order. `fields`: `FIELDS`, of each row a
-    one-dimensional array (or a tensor on the CPU) and a dict. Raises ValueError where a row of an episode is missing,
-    or holds other tokens than the episode.
+    one-dimensional array (or a CPU tensor) and a dict. Raises ValueError for a missing row, or a row with other tokens
+    than its episode.
     """
     places: dict[tuple[str, str], dict[int, int]] = {}
     for row, key in enumerate(keys):
@@ -113,7 +115,7 @@ def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> 
 
 
 def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> Episode:
-    """The episode with those of its timelines that are rows, each up to its last sampled token, as its row."""
+    """Return the episode with only its row timelines, each cut after its last sampled token."""
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
     if len(trained) != count:
         raise ValueError(f"episode {episode.uuid}: {count} rows for {len(trained)} timelines")
@@ -154,12 +156,12 @@ def _build_row(
 
 
 def _list_images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
-    """The images that a timeline's ids hold up to its last sampled token: what its last call was shown."""
+    """Return the images in a timeline's ids up to its last sampled token: those of its last call."""
     return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 
 def build_empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
-    """A row that trains nothing."""
+    """Build a row that trains nothing."""
     return {
         "prompt_ids": [NO_TOKEN],
         "response_ids": [NO_TOKEN],
@@ -174,7 +176,7 @@ def build_empty_row(episode: Episode, about: dict[str, Any], policy_version: int
 def _build_verdict_fields(
     episode: Episode, about: dict[str, Any], calls: Sequence[Call], policy_version: int
 ) -> dict[str, Any]:
-    """verl adds `reward` to `reward_extra_info` by itself; a second one would count twice in its validation."""
+    """Build reward and extra fields. verl adds `reward` to `reward_extra_info`; a second one counts twice."""
     success = episode.verdict.success if episode.verdict else None
     span = PolicySpan.of(run for call in calls for run in call.versions) or PolicySpan(policy_version, policy_version)
     return {

@@ -1,9 +1,9 @@
-"""StoreTickets: verl's rows where samplers play elsewhere: a ticket is for a group that one of them has closed.
+"""StoreTickets: verl's tickets with remote samplers: a ticket is for a group closed by a sampler.
 
-Invariants: a ticket is for a group that is fresh enough for the step that asks for it, which is the step that trains
-it; until there is one, who asked waits. No group is played that no step is left for. What a step used counts once its
-checkpoint is the run's; that checkpoint holds the model in Hugging Face layout, too, and only then it is announced. So
-`kill -9` at any moment leaves what the last checkpoint says: groups that later steps used are there again.
+Invariants: a ticket's group is fresh enough for its requesting step, the step that trains it; until then the requester
+waits. No group is played without a step left for it. Uses of a step count once its checkpoint belongs to the run; the
+checkpoint also has the model in Hugging Face layout and is announced only then. So after `kill -9` the last checkpoint
+holds: groups used by later steps are available again.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 NO_POSITION = -1
-"""The position of a ticket that nobody asks for any more."""
+"""The position of an abandoned ticket."""
 
 
 class StoreTickets(LaunchTickets):
-    """The tickets of one launch whose groups samplers play: a ticket is a closed group of the store."""
+    """The tickets of one launch with remote samplers: a ticket is a closed group of the store."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class StoreTickets(LaunchTickets):
         steps: int,
         terms: GroupTerms | None = None,
     ) -> None:
-        """`store`: opened by this run's trainer. `steps`: of the whole run. `terms`: what a group is held to."""
+        """`store`: opened by the run's trainer. `steps`: of the complete run. `terms`: conditions on groups."""
         settings = run.experiment.ajet
         super().__init__(store, order, batch=settings.data.train_batch_size)
         self._shared, self._announcer, self._run = store, announcer, run
@@ -60,24 +60,24 @@ class StoreTickets(LaunchTickets):
             store, settings.trainer_common, Quarantine(store, terms) if terms is not None else None
         )
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
-        """Steps that are trained, and whose checkpoint is there: policy versions, too."""
+        """Trained steps, and steps with a checkpoint; both are policy versions."""
         earlier = store.announced()
         self._probes = probes
         self._probe = probes.continue_probe(Probe.of(earlier.policy.told.get(PROBE)) if earlier else None, self._began)
         self._granted = 0
-        """Tickets of which it is known what they are for."""
+        """Number of granted tickets."""
         self._groups: dict[int, Group] = {}
-        """By position, of what was granted and is not over."""
+        """Granted, unfinished groups by position."""
         self._abandoned: set[int] = set()
-        """Tickets that were given up before there was a group."""
+        """Tickets abandoned before their grant."""
         self._played = 0
-        """Positions that samplers held as of the last look."""
+        """Positions held by samplers at the last look."""
         self._given_up: set[int] = set()
-        """Positions whose group takes its process down: the next launch tries them again."""
+        """Positions whose group kills its process: the next launch tries them again."""
         self._announce_state(stale=0)
 
     def list_grants(self) -> list[TicketGrant]:
-        """The grants of groups that have closed, for those who asked."""
+        """Return grants of closed groups for waiting requests."""
         self._closed_groups.read(self._order, self._trained)
         ready = self._closed_groups.ready(self._trained, self._trained + 1)
         there = [
@@ -105,23 +105,21 @@ class StoreTickets(LaunchTickets):
 
     @property
     def missing_groups(self) -> int:
-        """See `Tickets`."""
         return max(0, self._last_requested + 1 - self._granted)
 
     @property
     def can_fill_missing(self) -> bool:
-        """See `Tickets`."""
         return self.missing_groups <= self._played
 
     def close(self, group: Group, step: int) -> bool:
-        """Hand a group over for the step that asked for it. False: it was before, or is given up."""
+        """Hand a group over for its requesting step. Returns False if it was before, or is given up."""
         if group.order in self._steps or group.order not in self._groups:
             return False
         self._steps[group.order] = step
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Its group takes every process down that makes rows of it: this launch does not ask for it again."""
+        """Give up a group that kills every process building its rows: this launch does not request it again."""
         if ticket >= self._granted:
             self._abandoned.add(ticket)
             return
@@ -132,7 +130,7 @@ class StoreTickets(LaunchTickets):
             self._steps.pop(order, None)
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> StepGroups:
-        """The groups that leave with a step whose credit went to the episodes `credited`, by uuid."""
+        """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
         self._closed_groups.read(self._order, step - 1)
         ready = self._closed_groups.ready(step - 1, step)
         over = [
@@ -165,25 +163,25 @@ class StoreTickets(LaunchTickets):
         )
 
     def list_waiting(self) -> list[int]:
-        """Positions that were begun and that no step has taken yet."""
+        """List positions begun and not yet taken by a step."""
         return self._store.begun()
 
     def forget(self, step: int) -> None:
-        """The checkpoint of this step is there: it is what samplers play with from now on."""
+        """Announce the step's checkpoint to samplers."""
         self._saved = step
         self._store.forget(self._run.checkpoints.horizon)
         self._announcer.changed()
         self._announce_state(stale=0)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
-        """The model, as samplers load it."""
+        """Add the model in the samplers' layout to the checkpoint."""
         from ajet_ray.merge import merge_checkpoint
 
         with self._announcer.alive(lambda: self._trained):
             merge_checkpoint(verls / "actor", checkpoint)
 
     def finish_run(self) -> None:
-        """Samplers are told so."""
+        """Announce the end of the run to samplers."""
         self._announce_state(stale=0, over=True)
         self._shared.leave()
 
@@ -202,8 +200,8 @@ class StoreTickets(LaunchTickets):
         )
 
     def _update_probe(self) -> None:
-        """What the weights that are announced say of it, and, the first time, those that this launch began with: a
-        server that is given no others has those."""
+        """Compute the probe of the announced weights and, the first time, of the launch's first weights, used by
+        servers without updates."""
         most = self._run.experiment.ajet.trainer_common.max_staleness
         keep = BACKLOG if most is None else most + 1
         with self._announcer.alive(lambda: self._trained):
@@ -215,17 +213,17 @@ class StoreTickets(LaunchTickets):
         self._announcer.changed()
 
     def _find_weights(self) -> Path | None:
-        """The folder of the step's weights; None: those of model.path."""
+        """Return the folder of the step's weights; None: model.path."""
         if self._saved > self._began:
             return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
         return self._find_first_weights()
 
     def _find_first_weights(self) -> Path | None:
-        """The folder of the weights that this launch began with; None: those of model.path."""
+        """Return the folder of the launch's first weights; None: model.path."""
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
     def _list_handed_groups(self) -> list[Group]:
-        """The groups that wait for the step that asked for them."""
+        """List groups waiting for their requesting step."""
         return [self._groups[order] for order in self._steps]
 
     def _make_grant(self, group: Group) -> TicketGrant:
@@ -237,7 +235,7 @@ class StoreTickets(LaunchTickets):
 def open_store_tickets(
     experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any, *, steps: int
 ) -> StoreTickets:
-    """The tickets where samplers play; `steps`: of the whole run. Raises UserError."""
+    """Open the tickets for remote samplers; `steps`: of the complete run. Raises UserError."""
     settings = experiment.ajet
     at: Mapping[str, Any] | None = None
     if run.resumed is not None:
@@ -253,8 +251,7 @@ def open_store_tickets(
 
 
 def require_model(checkpoint: Checkpoint) -> None:
-    """Raises ConfigError for one that a run without samplers made, of verl's shards alone: they would wait for its
-    weights for ever."""
+    """Raise ConfigError for a checkpoint with verl's shards alone: samplers would wait for its weights forever."""
     if "frontier" not in checkpoint.state or not any(checkpoint.path.glob("*.safetensors")):
         raise ConfigError(
             "The checkpoint was made without samplers: it holds no model that they could load.",

@@ -1,10 +1,9 @@
-"""Tickets: what a row of verl's stands for. verl's own data set counts rows only; which task one is for is decided
-here, by the run's store, when somebody plays it.
+"""Tickets: the tasks of verl's rows. verl's data set only counts rows; the run's store assigns a task when a row is
+played.
 
-Invariant: ticket number k of a launch is for the k-th position that this launch leases: groups first that an earlier
-launch played, closed and trained no step on (they are handed over as they are), then what was begun, then the order
-goes on. Such a group is handed over only if the weights that the launch begins with could have sampled it. A position
-leaves once, with a step: trained there, useless, or too old for verl to train on it any more.
+Invariant: ticket k of a launch is the k-th position leased by the launch: first groups closed by an earlier launch but
+never trained (handed over unchanged, if the launch's first weights could have sampled them), then begun positions, then
+the order continues. A position leaves once, with a step: trained, useless, or too old for verl.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 ROWS, QUEUE = "data.pt", "transfer_queue"
-"""Of verl's part of a checkpoint: how many rows it took, and what it has of those that nothing was trained on."""
+"""Files of verl's checkpoint: the number of taken rows, and the queue of untrained ones."""
 DEADLY = "its group took down each process that played it"
-"""Why a position is given up."""
+"""The reason for giving up a position."""
 AHEAD = 2
-"""Batches of positions that are leased before anybody asks for them: who plays never waits for the record."""
+"""Batches of positions leased ahead, so players never wait for the record."""
 
 
 def find_drop_age(config: Mapping[str, Any]) -> int | None:
-    """How many steps verl keeps a group for, the one that asked for it included; None: any number. `config`: verl's."""
+    """Return the steps that verl keeps a group, its requesting step included; None: any number. `config`: verl's."""
     v1 = config["trainer"]["v1"]
     sampler = v1["sampler"]
     drops = v1["trainer_mode"] != SYNC and sampler["max_off_policy_strategy"] == "drop"
@@ -43,7 +42,7 @@ def find_drop_age(config: Mapping[str, Any]) -> int | None:
 
 
 def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
-    """The lowest policy version that may have sampled what a launch trains that goes on after `step`."""
+    """Return the lowest policy version allowed in samples of a launch continuing after `step`."""
     if config["trainer"]["v1"]["trainer_mode"] == SYNC:
         return step
     most = find_drop_age(config)
@@ -51,8 +50,11 @@ def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
 
 
 def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldest: int = 0) -> Store:
-    """The run's, at the checkpoint that it resumes. `sessions`: episodes of a group; `oldest`: see `oldest_version`.
-    Raises TaskError where the checkpoint was made over other tasks."""
+    """Open the run's store at its resumed checkpoint. `sessions`: episodes per group; `oldest`: see
+    `find_oldest_version`.
+
+    Raises TaskError if the checkpoint was made over other tasks.
+    """
     usable = _make_usable_check(sessions, oldest, run.resumed.step if run.resumed else 0, run.run_id)
     opened = partial(
         open_store,
@@ -71,7 +73,7 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
 
 
 def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
-    """Whether a group may be handed over."""
+    """Return a check for groups that may be handed over."""
 
     def usable(entries: Sequence[Kept]) -> bool:
         episodes = [each.episode for each in entries if each.episode.run == run_id]
@@ -87,13 +89,13 @@ class StepGroups:
     """The groups that leave with a step."""
 
     over: list[Group]
-    """Those that it trained, and those without a score."""
+    """Trained groups, and groups without a score."""
     stale: list[Group]
-    """Too old to be trained by a later one."""
+    """Groups too old for a later step."""
     retrained: Collection[int] = ()
-    """Positions of the first ones that an earlier step trained, too."""
+    """Positions in `over` trained by an earlier step, too."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """See `ajet.train.step.TrainedStep`; so is the next."""
+    """As in `ajet.train.step.TrainedStep`, like the next field."""
     dead: int = 0
     quarantined: Mapping[str, int] = field(default_factory=dict)
 
@@ -102,44 +104,45 @@ class LaunchTickets:
     """The tickets of one launch."""
 
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
-        """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see there."""
+        """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see
+        `find_drop_age`."""
         self._store, self._order = store, order
         self._dead_letters = GivenUp(store)
         self._ahead, self._dropped_after = AHEAD * batch, dropped_after
         self._handed_over: list[Lease] | None = None
-        """Groups that had closed before; None: not looked at yet."""
+        """Groups closed by earlier launches; None before the first look."""
         self._leases: list[Lease] = []
-        """By ticket."""
+        """Leases by ticket."""
         self._places: dict[int, int] = {}
-        """Position -> ticket, of what is not over."""
+        """Ticket by unfinished position."""
         self._last_requested = -1
         self._steps: dict[int, int] = {}
-        """Position -> the step that asked for it, of groups that this launch closed or handed over."""
+        """Requesting step by position, of groups closed or handed over by this launch."""
         self._deadly: dict[int, list[str]] = {}
-        """Positions whose group takes its process down, with why, of which no row says so yet."""
+        """Given-up positions and reasons, not yet in a row of metrics."""
         self._failed_count = 0
-        """How many of them there were."""
+        """Number of positions given up."""
 
     def note_request(self, ticket: int) -> None:
-        """Somebody is about to play it."""
+        """Note that a ticket is about to be played."""
         self._last_requested = max(self._last_requested, ticket)
 
     def list_grants(self) -> list[TicketGrant]:
-        """The grants of the next tickets, so that there are always some that nobody has asked for."""
+        """Return the next grants, so some unrequested ones are always available."""
         return [self._grant_next() for _ in range(len(self._leases), self._last_requested + 1 + self._ahead)]
 
     @property
     def missing_groups(self) -> int:
-        """How many wait for a ticket's group that is played elsewhere; each step that is over has a checkpoint then."""
+        """Number of requests waiting for remote groups; every finished step then has a checkpoint."""
         return 0
 
     @property
     def can_fill_missing(self) -> bool:
-        """Whether what is being played elsewhere may fill what is lacking."""
+        """True if groups in flight can fill the missing ones."""
         return False
 
     def close(self, group: Group, step: int) -> bool:
-        """A group is there whole, played or handed over, for a step that asked for it. False: it was before."""
+        """Record a complete group for its requesting step. Returns False if it was recorded before."""
         if group.order in self._steps:
             return False
         self._steps[group.order] = step
@@ -149,7 +152,7 @@ class LaunchTickets:
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a ticket whose group takes every process down that plays it."""
+        """Give up a ticket whose group kills every process that plays it."""
         order = self._leases[ticket].order
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
@@ -157,7 +160,7 @@ class LaunchTickets:
         self._failed_count += 1
 
     def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> StepGroups:
-        """The groups that leave with a step whose credit went to the episodes `credited`, by uuid."""
+        """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
         groups = self._list_closed()
         over = [
             group for group in groups if not group.scored or any(episode.uuid in credited for episode in group.episodes)
@@ -175,34 +178,34 @@ class LaunchTickets:
         return StepGroups(over, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
     def list_open(self) -> list[int]:
-        """Positions that are leased and not over."""
+        """List leased, unfinished positions."""
         return list(self._places)
 
     def list_waiting(self) -> list[int]:
-        """Positions of closed groups that no step has taken yet."""
+        """List positions of closed groups not yet taken by a step."""
         return [lease.order for lease in self._store.closed()]
 
     def list_begun(self) -> list[int]:
-        """Positions that were leased once and are not over."""
+        """List positions leased once and unfinished."""
         return self._store.begun()
 
     def list_dead(self) -> list[int]:
-        """Positions that are given out no more."""
+        """List positions that are not given out any more."""
         return [each.order for each in dead_of(self._store)]
 
     def commit(self) -> dict[str, Any]:
-        """The state that the next checkpoint is to hold."""
+        """Return the state for the next checkpoint."""
         return {**self._store.commit(), **self._order.identity()}
 
     def forget(self, step: int) -> None:
-        """The checkpoint of this step is there."""
+        """Forget old positions once the step's checkpoint exists."""
         self._store.forget(step)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
-        """`checkpoint` is about to be one of the run: what else it is to hold, beside verl's own part of it."""
+        """Add further files to the new checkpoint, besides verl's part `verls`."""
 
     def finish_run(self) -> None:
-        """The last step is over, and saved."""
+        """Called after the last step is saved."""
 
     def _grant_next(self) -> TicketGrant:
         if self._handed_over is None:
@@ -219,7 +222,7 @@ class LaunchTickets:
         return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
 
     def _is_too_old(self, group: Group, step: int) -> bool:
-        """Whether a group is too old, as verl counts: one that step N asks for is one step old in step N."""
+        """True if a group is too old by verl's count: a group requested by step N is one step old in step N."""
         return self._dropped_after is not None and step - self._steps[group.order] + 1 > self._dropped_after
 
 
@@ -229,6 +232,6 @@ def _build_group(lease: Lease) -> Group:
 
 
 def drop_rows(checkpoint: Path) -> None:
-    """verl's part of a checkpoint keeps nothing of rows: a launch that goes on begins to count them anew."""
+    """Remove rows from verl's part of a checkpoint: a resumed launch counts them anew."""
     (checkpoint / ROWS).unlink(missing_ok=True)
     shutil.rmtree(checkpoint / QUEUE, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Composition of Trinity's config: our layers, the user's `trinity:` section over them.
+"""Composition of Trinity's config: ajet's layers, with the user's `trinity:` section on top.
 
-Invariant: the answer is fully resolved and holds Trinity's keys alone; what ajet owns on this backbone
-(`users_section.OWNED`) has one source, the keys under `ajet:`; neither Trinity nor ray is imported, so what is wrong is
-said within a second.
+Invariant: the result is fully resolved and holds only Trinity's keys; values owned by ajet on this backbone
+(`users_section.OWNED`) come only from keys under `ajet:`. Neither Trinity nor ray is imported, so errors appear within
+a second.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrinityLaunch:
-    """The facts that are known once a run has its folder and has counted its tasks."""
+    """Facts known once a run has its folder and task count."""
 
     folder: Path
-    """Where Trinity keeps what is its own."""
+    """Trinity's own folder."""
     namespace: str
-    """In which the run's actors have their names."""
+    """Namespace of the run's actors."""
     steps: int
-    """The last one."""
+    """The last step."""
 
 
 def compose_trinity_config(
     experiment: Experiment, *, model_folder: Path | None = None, run: TrinityLaunch | None = None
 ) -> dict[str, Any]:
-    """Trinity's whole config as it is filled; what it leaves out has Trinity's own default.
+    """Compose Trinity's config; missing keys have Trinity's defaults.
 
-    model_folder: where the model lies, if `model.path` is nothing that Trinity could load. run: None for what a first
-    one would have. Raises ConfigError for what Trinity, or we on it, would refuse.
+    model_folder: the model's folder, if Trinity cannot load `model.path`. run: None for a first run. Raises ConfigError
+    for settings refused by Trinity, or by ajet on Trinity.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -69,12 +69,12 @@ def compose_trinity_config(
 
 
 def choose_mode(experiment: Experiment) -> str:
-    """Trinity's mode: TRAIN where samplers play, else BOTH."""
+    """Return Trinity's mode: TRAIN with samplers, else BOTH."""
     return TRAIN if experiment.ajet.trainer_common.mode == "async" else BOTH
 
 
 def compute_demand(config: Mapping[str, Any]) -> Demand:
-    """The part of a cluster that a run takes. `config`: Trinity's."""
+    """Return the run's demand of a cluster. `config`: Trinity's."""
     nodes, each = config["cluster"]["node_num"], config["cluster"]["gpu_per_node"]
     if config["mode"] == TRAIN:
         return Demand((nodes, each), (0, 0))
@@ -84,7 +84,7 @@ def compute_demand(config: Mapping[str, Any]) -> Demand:
 
 
 def choose_device(experiment: Experiment) -> str:
-    """cuda or cpu. Raises ConfigError for another."""
+    """Return cuda or cpu. Raises ConfigError for another device."""
     chosen = experiment.ajet.trainer_common.device
     if chosen == "auto":
         return "cuda" if list_gpus() else "cpu"
@@ -98,14 +98,14 @@ def choose_device(experiment: Experiment) -> str:
 
 
 def refuse(experiment: Experiment, device: str) -> None:
-    """Raises ConfigError that names every setting that cannot hold on this backbone."""
+    """Raise ConfigError with every setting unsupported on this backbone."""
     problems = [*_list_refused(experiment, device), *find_section_errors(experiment, choose_mode(experiment))]
     if problems:
         raise together(problems)
 
 
 def count_engines(experiment: Experiment) -> int:
-    """The number of engines, by either of its two keys. Raises ConfigError where they differ."""
+    """Return the number of engines, by either of its two keys. Raises ConfigError if they differ."""
     newer, older = experiment.ajet.rollout.n_vllm_engine, experiment.ajet.trainer_common.trinity_only__n_vllm_engine
     if newer != 1 and older not in (1, newer):
         raise ConfigError(
@@ -119,7 +119,7 @@ def count_engines(experiment: Experiment) -> int:
 def _build_node(
     experiment: Experiment, device: str, model_folder: Path | None, run: TrinityLaunch | None
 ) -> dict[str, Any]:
-    """The typed node, and what our layers ask of it beside."""
+    """Return the typed node, with the values needed by ajet's layers."""
     node = experiment.settled()
     ajet = experiment.ajet
     engines, mode = count_engines(experiment), choose_mode(experiment)

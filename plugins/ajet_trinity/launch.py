@@ -1,4 +1,4 @@
-"""TrinityRunner: what a launch asks of Trinity.
+"""TrinityRunner: Trinity's part of a launch.
 
 Invariant: nothing of Trinity, ray or torch is imported before `train`.
 """
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class TrinityRunner(Runner):
-    """Ray's processes around Trinity's explorer and trainer."""
+    """Runs Ray's processes around Trinity's explorer and trainer."""
 
     def settings(self, experiment: Experiment) -> AjetConfig:
-        """The experiment's own: what a `trinity:` section may set is none of ours."""
+        """Return the experiment's settings: a `trinity:` section cannot change them."""
         from ajet_trinity.config import choose_device, compose_trinity_config
         from ajet_trinity.own_environment import find_python
         from ajet_trinity.package import require_trinity
@@ -39,7 +39,7 @@ class TrinityRunner(Runner):
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
-        """Require a store where samplers are to play."""
+        """Require a store if samplers are to play."""
         from ajet.schema.errors import ConfigError
         from ajet_trinity.config import TRAIN, choose_mode
 
@@ -51,8 +51,7 @@ class TrinityRunner(Runner):
             )
 
     def require(self, experiment: Experiment, options: LaunchOptions) -> None:
-        """A port for each gateway. On GPUs the command goes on in Trinity's own
-        environment, if there is one."""
+        """Require a port per gateway; on GPUs continue the command in Trinity's own environment, if present."""
         from ajet_ray.cluster.gateway_port import require_gateways
         from ajet_trinity.config import choose_device, compose_trinity_config
         from ajet_trinity.own_environment import continue_in, find_python
@@ -68,7 +67,7 @@ class TrinityRunner(Runner):
             continue_in(python)
 
     def shown(self, experiment: Experiment) -> str:
-        """Trinity's config, but for its own defaults, and without secrets."""
+        """Return Trinity's config without its defaults and without secrets."""
         from ajet.config.document import dump_yaml
         from ajet_ray.printable import make_printable
         from ajet_trinity.config import compose_trinity_config
@@ -79,7 +78,7 @@ class TrinityRunner(Runner):
         return head + dump_yaml(make_printable(compose_trinity_config(experiment), users))
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
-        """Empty where nobody needs it: most environments have none."""
+        """Return the findings; none unless Trinity is needed."""
         from ajet.schema.errors import Finding
         from ajet_trinity.package import DISTRIBUTION, VERSION, require_trinity
 
@@ -94,13 +93,12 @@ class TrinityRunner(Runner):
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
-        """See `ajet_trinity.train`."""
         from ajet_trinity.train import train_on_trinity
 
         train_on_trinity(experiment, run, options, interrupts, sink)
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
-        """Merge the shards: its trainer's are verl's."""
+        """Merge the shards, in verl's format."""
         from ajet_ray.merge import merge_checkpoint
 
         merge_checkpoint(checkpoint.path / checkpoint.state["trinity"] / "actor", target, dtype=dtype)

@@ -1,7 +1,7 @@
-"""What the run's own process makes of the letters of Trinity's processes: the record and the screen.
+"""The run's record and screen from the notices of Trinity's processes.
 
-Invariants: those of verl's record, whose letters most of them are; a step ends once both halves of its numbers are
-there, what credit says and what the trainer says. A checkpoint is Trinity's folder of that step, taken over whole.
+Invariants: those of verl's record, with mostly the same notices; a step ends once both parts of its numbers exist,
+credit's and the trainer's. A checkpoint is Trinity's folder of that step, moved completely.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from ajet_ray.tickets import LaunchTickets
 
 BACKBONE = "trinity"
-"""The entry of a checkpoint's state that says whose form it is in."""
+"""The key of a checkpoint's state that names its format."""
 
 
 class TrinityRecord(RayRecord):
-    """Takes letters; raises UserError when a whole batch of tasks failed, or several went without a score."""
+    """Handles notices. Raises UserError if a whole batch failed, or several batches had no score."""
 
     backbone = BACKBONE
 
@@ -31,7 +31,7 @@ class TrinityRecord(RayRecord):
         self._assigned: dict[int, CreditNotice] = {}
 
     def handle_notice(self, letter: Notice) -> None:
-        """Do what it asks for."""
+        """Apply one notice."""
         if isinstance(letter, CreditNotice):
             self._assigned[letter.step] = letter
             return

@@ -1,7 +1,7 @@
-"""Train on Trinity, as the process that the person started sees it: start, listen, record, end.
+"""Training on Trinity, as seen by the run's own process: start, listen, record, end.
 
-Invariants: what is wrong in the configuration is said before Ray starts; a run that took fewer steps than it was asked
-for, and was not asked to stop, has failed. How the launch itself goes, and ends, is `ajet_ray.on_ray`'s.
+Invariants: configuration errors appear before Ray starts; a run with too few steps, and without a requested stop, has
+failed. `ajet_ray.on_ray` implements start and end.
 """
 
 from __future__ import annotations
@@ -40,16 +40,19 @@ if TYPE_CHECKING:
     from ajet_ray.cluster.resources import Demand
 
 FOLDER = "trinity"
-"""Of the run: what Trinity keeps while it runs. Only a checkpoint outlives a launch."""
+"""Trinity's folder in the run. Only checkpoints outlive a launch."""
 CPUS = 16
-"""Ray's, where the cluster is ours: places for processes that mostly wait, not cores."""
+"""Ray's CPUs in an own cluster: slots for processes that mostly wait, not cores."""
 
 
 def train_on_trinity(
     experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
 ) -> None:
-    """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
-    UserError; and RunFailed with what Trinity's processes said."""
+    """Train until the last step; each ends in `sink`.
+
+    Raises KeyboardInterrupt after saving, when interrupted; UserError; and RunFailed with the error of Trinity's
+    processes.
+    """
     from ajet_trinity.processes.stage import TrinityStage
 
     folder = require_trinity()
@@ -120,7 +123,7 @@ def _build_needs(demand: Demand, namespace: str, device: str) -> RayNeeds:
 
 
 def _build_environment(folder: Path | None, device: str) -> dict[str, str]:
-    """Variables that Trinity's processes need. `folder`: where it lies, if they do not find it by themselves."""
+    """Return the variables of Trinity's processes. `folder`: its package folder, if not importable by default."""
     found = {"TRINITY_LOG_LEVEL": "INFO", "TRINITY_PLUGIN_DIRS": ""}
     paths = [str(folder)] if folder is not None else []
     if device == "cpu":
@@ -135,8 +138,10 @@ def _build_environment(folder: Path | None, device: str) -> dict[str, str]:
 def _prepare_config(
     experiment: Experiment, run: RunDirectory, sink: RunSink
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
-    """Trinity's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where
-    the run that is resumed had others, ConfigError where its checkpoint is of another backbone."""
+    """Return Trinity's config for this run, the order of tasks, renderer and tokenizer.
+
+    Raises TaskError if the resumed run had other tasks, ConfigError for a checkpoint of another backbone.
+    """
     from ajet.engine.model_source import locate
     from ajet.engine.models import folder_of, load_image_tokens, load_tokenizer
     from ajet.rollout.components import renderer_of
@@ -170,7 +175,7 @@ def _prepare_config(
 
 
 def _prepare_folder(config: dict[str, Any], run: RunDirectory) -> None:
-    """Trinity's folder as it is to go on from it: with the step of the checkpoint, or empty."""
+    """Prepare Trinity's folder to continue from: with the checkpoint's step, or empty."""
     shutil.rmtree(run.path / FOLDER, ignore_errors=True)
     job = Path(config["checkpoint_root_dir"]) / config["project"] / config["name"]
     job.mkdir(parents=True)

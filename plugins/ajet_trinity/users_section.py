@@ -1,7 +1,7 @@
-"""The person's own `trinity:` section: what may stand in it.
+"""The user's `trinity:` section: its allowed keys.
 
-Invariant: what ajet says on this backbone (`OWNED`) is not said there a second time; a key that Trinity has not is an
-error with the nearest. Trinity's keys are read as text: it is not imported.
+Invariant: keys owned by ajet on this backbone (`OWNED`) are refused there; an unknown key is an error with the nearest
+name. Trinity's keys are read as text, without an import.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ OWNED: Mapping[str, str] = {
     "trainer.max_checkpoints_to_keep": "ajet.trainer_common.max_checkpoints_to_keep",
     "monitor.monitor_type": "ajet.trainer_common.logger",
 }
-"""Trinity's keys that its section may not set, and ours that says it; "": what follows from how ajet plays and trains.
-"""
+"""Keys of Trinity that the section may not set, with ajet's key; "" if the value follows from ajet's way to play and
+train."""
 Keys = Mapping[str, Mapping[str, str]]
 """Dataclass -> field -> the name of its type."""
 BOTH, TRAIN, EXPLORE = "both", "train", "explore"
-"""Trinity's modes that mean something here."""
+"""Trinity's modes with a meaning here."""
 SEPARATE_MODES = {
     TRAIN: "train with --from-store ADDRESS, and samplers beside it. Without a store of ours Trinity's SQL buffer "
     "would stand between the sides: it marks rows as used when they are read, not when a checkpoint has them, and "
@@ -92,11 +92,11 @@ SEPARATE_MODES = {
     EXPLORE: "`ajet sample`, which plays the same episodes into a store. Trinity's own explorer would play into its "
     "SQL buffer, which marks rows as used when they are read, not when a checkpoint has them",
 }
-"""What stands for a mode of one side. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
+"""Replacements for Trinity's one-sided modes. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
 
 
 def find_section_errors(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
-    """The errors of the user's section. `wanted`: the mode that the run has."""
+    """Yield the errors of the user's section. `wanted`: the run's mode."""
     users = experiment.backbone_overrides.get("trinity", {})
     layers = experiment.layers
     if not isinstance(users, Mapping):
@@ -155,7 +155,7 @@ def _find_unknown(
 
 @lru_cache(maxsize=1)
 def read_trinity_keys() -> Keys:
-    """The fields of Trinity's configuration, read as text; empty where Trinity is not installed."""
+    """Return the fields of Trinity's configuration, read as text; empty if Trinity is not installed."""
     from importlib.metadata import distributions
 
     from ajet.schema.errors import UserError

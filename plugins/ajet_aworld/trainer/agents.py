@@ -1,7 +1,7 @@
-"""AgentTrainer's agent as data: what it was made of, so that each episode makes one anew, on whatever machine.
+"""AgentTrainer's agent as data, so each episode builds a new one, on any machine.
 
-Invariants: which model it asks is never carried (it is the tuned one); a value of the environment stands by its
-variable's name, so no token is written; what is no data is refused by name, never dropped.
+Invariants: its model is never stored (it is the trained one); environment values are stored by their variable's name,
+so no token is written; values without a data form are refused by name, never dropped.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from ajet_aworld.agent_loop import AworldAgentLoop
 from ajet_mcp.servers import TOKEN
 
 _MODEL = ("llm_provider", "llm_model_name", "llm_base_url", "llm_api_key", "llm_client_type", "llm_response_parser")
-"""What says which model is asked, and how."""
+"""Settings of the model and its provider."""
 _PLAIN = (
     "tool_names", "mcp_servers", "mcp_config", "black_tool_actions", "feedback_tool_result",
     "wait_tool_result", "system_prompt", "use_tools_in_prompt", "llm_retry_delay", "max_loop_steps",
 )  # fmt: skip
-"""What else an Agent is made of, under the names of its arguments."""
+"""Other arguments of an Agent, by name."""
 _SECRETS = re.compile(r"(?i)(.*[-_])?(authorization|api-?key|cookie)$|.*[-_](token|key|secret|password)$")
-"""Names, of headers and of variables, whose value may not be written down."""
+"""Names of headers and variables whose value may not be written."""
 _VARIABLE = re.compile(r"\$\((\w+)\)")
-"""How a value that only the environment may have is written."""
+"""The stored form of an environment value."""
 _SECRET_ENDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-"""How the names of variables end whose values are looked for."""
+"""Endings of variables whose values are searched for."""
 _LEAST = 8
-"""Characters of a value that is looked for among the environment's."""
+"""Shortest searched value, in characters."""
 
 
 def describe_agent(agent: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the `rollout` section, what the configuration's own section says). Raises ValueError."""
+    """Return (the `rollout` section, the configuration's own section). Raises ValueError."""
     own = {"user_workflow": f"{__name__}->DescribedAgent"}
     if isinstance(agent, (str, Path)):
         text = str(agent)
@@ -55,13 +55,13 @@ def describe_agent(agent: Any, base: Path) -> tuple[dict[str, Any], dict[str, An
 
 
 class DescribedAgent(AworldAgentLoop):
-    """Builds the agent that the configuration's section describes."""
+    """Builds the agent described in the configuration."""
 
     name: str = "described_agent"
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises MissingExtra; UserError for a secret that is not set here."""
+        """Raise MissingExtra; UserError for a secret missing here."""
         super().check(config)
         fill_variables(config.aworld.agent.to_dict())
 
@@ -114,12 +114,12 @@ def _read_agent(agent: Any) -> dict[str, Any]:
 
 
 def _drop_model(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a model's requests, without the model's name."""
+    """Return the arguments of a model's requests, without the model."""
     return {key: value for key, value in model.items() if key not in _MODEL}
 
 
 def _serialize_value(value: Any, where: str) -> Any:
-    """The value as it may be written down. Raises ValueError for code, and for a secret that no variable holds."""
+    """Return the value as data. Raises ValueError for code, and for a secret without a variable."""
     if isinstance(value, Mapping):
         if "llm_api_key" in value:
             value = _drop_model(value)
@@ -147,8 +147,7 @@ def _serialize_value(value: Any, where: str) -> Any:
 
 
 def _hide_secrets(text: str) -> str:
-    """The text with values of secret-looking variables of the environment by their names; a configuration's own `${`
-    kept."""
+    """Replace values of secret variables by their names; a configuration's own `${` is escaped."""
     for name, value in sorted(os.environ.items(), key=lambda pair: -len(pair[1])):
         if len(value) >= _LEAST and name.endswith(_SECRET_ENDS) and value in text:
             text = text.replace(value, f"$({name})")
@@ -156,7 +155,7 @@ def _hide_secrets(text: str) -> str:
 
 
 def fill_variables(value: Any) -> Any:
-    """What `described` wrote, with the values of this environment. Raises UserError for a secret that is not set."""
+    """Return the result of `describe_agent` with this environment's values. Raises UserError for a missing secret."""
     if isinstance(value, dict):
         return {key: fill_variables(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -167,7 +166,7 @@ def fill_variables(value: Any) -> Any:
 
 
 def _read_variable(found: re.Match[str]) -> str:
-    """The variable's value; what has no secret's name and is not set may be a shell's words, and stays. Raises
+    """Return the variable's value; an unset name without a secret's ending may be shell text and stays. Raises
     UserError."""
     name = found[1]
     if name in os.environ:

@@ -1,7 +1,7 @@
-"""AgentTrainer's data sets as JSON Lines, which every backbone reads.
+"""AgentTrainer's data sets as JSON Lines, readable by every backbone.
 
-Invariants: every row arrives, with all its columns; a row as verl has it (`reward_model.ground_truth`) keeps its truth
-as `answer`, too. A file is named by what it holds, so that trainers with one `run_path` do not write over each other's.
+Invariants: every row arrives with all columns; a row in verl's form (`reward_model.ground_truth`) also gets its truth
+as `answer`. A file is named by its content, so trainers with one `run_path` do not overwrite each other's.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from ajet.record.files import write_atomically
 
 _KINDS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _DIGEST = 6
-"""Bytes of one."""
+"""Bytes of the content's digest."""
 
 
 def write_lines(given: Any, file: Path, base: Path) -> Path | None:
-    """`given`: a data set, rows, or a path, relative to `base`. Answers the file, whose name goes on after that of
-    `file`; None for none. Raises ValueError."""
+    """Write a data set and return its file, with a digest added to `file`'s name; None without data. Raises ValueError.
+
+    `given`: a data set, rows, or a path relative to `base`.
+    """
     if given is None:
         return None
     rows = _read_file(base / given) if isinstance(given, (str, Path)) else given

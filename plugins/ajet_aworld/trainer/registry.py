@@ -1,7 +1,6 @@
 """Training engines by name.
 
-Invariant: a name means one subclass of TrainerProcessor: one that was registered in this process, or one that a plug-in
-brings.
+Invariant: a name is one subclass of TrainerProcessor: registered in this process, or provided by a plug-in.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ _registered: dict[str, type[TrainerProcessor]] = {}
 
 
 def register(name: str, kind: Any) -> None:
-    """Raises ValueError for a name that is taken, and for what is no subclass of TrainerProcessor."""
+    """Register an engine. Raises ValueError for a used name, or a class other than TrainerProcessor's subclasses."""
     if name in _registered or find_part("train_engine", name) is not None:
         raise ValueError(f"{name} is already registered")
     _registered[name] = _require_processor(name, kind)
 
 
 def unregister(name: str) -> None:
-    """Forget it; nothing happens where it is not known."""
+    """Remove a name; unknown names are ignored."""
     _registered.pop(name, None)
 
 
 def find_processor(name: str) -> type[TrainerProcessor]:
-    """The class of that name. Raises ValueError, which lists those that are known."""
+    """Return the class of the name. Raises ValueError with the known names."""
     if name in _registered:
         return _registered[name]
     part = find_part("train_engine", name)
@@ -41,7 +40,7 @@ def find_processor(name: str) -> type[TrainerProcessor]:
 
 
 class TrainProcessors(MutableMapping[str, type[TrainerProcessor]]):
-    """All engines by name, as AWorld's `TRAIN_PROCESSOR` has them."""
+    """All engines by name, as AWorld's `TRAIN_PROCESSOR`."""
 
     def __getitem__(self, name: str) -> type[TrainerProcessor]:
         if name not in {*self}:

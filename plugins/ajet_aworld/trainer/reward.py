@@ -1,7 +1,7 @@
-"""AgentTrainer's reward as a judge: a function of verl's four arguments, or of ajet's two.
+"""AgentTrainer's reward as a judge: a function with verl's four arguments, or ajet's two.
 
-Invariant: a function that cannot be called so, or that says that it returns something else than a number, is a
-ValueError before anything is played; one that returns something else nevertheless is a failure of the judge.
+Invariant: a function with another signature, or annotated with another result than a number, is a ValueError before
+anything is played; another result at run time is the judge's failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBERS = ("float", "int", "bool", "Real", "Optional[float]", "float | None")
 
 
 def describe_reward(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the `task_judge` section, what the configuration's own section says). Raises ValueError."""
+    """Return (the `task_judge` section, the configuration's own section). Raises ValueError."""
     reference = _build_reference(given, base)
     try:
         function = resolve_reference(reference, base=base, what="reward_func")
@@ -45,7 +45,7 @@ def describe_reward(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, A
 
 
 class FunctionJudge(BaseJudge):
-    """Asks the function that the configuration's section names."""
+    """Calls the function named in the configuration."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -54,7 +54,7 @@ class FunctionJudge(BaseJudge):
         )
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
-        """The function's score of the answer."""
+        """Return the function's score of the answer."""
         row = workflow_task.task.metadata
         answer = workflow_output.metadata.get("final_answer")
         text = answer if isinstance(answer, str) else "" if answer is None else str(answer)
@@ -79,7 +79,7 @@ def _build_reference(given: Any, base: Path) -> str:
 
 
 def _find_function(file: Path) -> str:
-    """The one that is meant: of the file's name, else the only one with verl's arguments."""
+    """Return the function with the file's name, else the only one with verl's arguments."""
     if not file.is_file():
         raise ValueError(f"the reward function's file {file} does not exist")
     try:

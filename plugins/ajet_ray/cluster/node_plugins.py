@@ -1,6 +1,6 @@
-"""The plug-ins of a cluster's nodes, held against those of the process that starts the run.
+"""Comparison of the nodes' plug-ins with the driver's.
 
-Invariant: every node loads the plug-ins of the driver in the same versions, or the run does not begin.
+Invariant: every node loads the driver's plug-ins in the same versions, or the run does not begin.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ajet.schema.errors import UserError
 from ajet_ray.cluster.ray_errors import read_last_line
 
 PATIENCE_S = 300.0
-"""How long a node may take to start a process and load the plug-ins."""
+"""Seconds for a node to start a process and load the plug-ins."""
 
 
 def require_same_plugins() -> None:

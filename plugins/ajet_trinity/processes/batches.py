@@ -1,8 +1,7 @@
-"""What Trinity's trainer takes for a step: what its explorer played in it (`ExplorerSteps`), or groups that samplers
-closed (`StoreGroups`).
+"""Batches of Trinity's trainer: the explorer's step (`ExplorerSteps`), or groups closed by samplers (`StoreGroups`).
 
-Invariants: one training step is one explorer step, however many rows that has. Without an explorer a step has as many
-scored groups as are asked for, each of which leaves the store with it; credit is the same.
+Invariants: a training step is one explorer step with any number of rows. Without an explorer a step has the configured
+number of scored groups, each removed from the store with the step; credit is the same.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from ajet_trinity.processes.workflow import build_experiences
 
 
 class ExplorerSteps(DefaultSampleStrategy):
-    """`algorithm.sample_strategy`."""
+    """`algorithm.sample_strategy` with an explorer."""
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
-        """The rows of the step: the first says how many there are."""
+        """Return the step's rows; the first row has their number."""
         taken = await self.exp_buffer.read(batch_size=1)
         rest = taken[0].info["ajet_rows"] - 1
         if rest:
@@ -36,16 +35,16 @@ class ExplorerSteps(DefaultSampleStrategy):
 
 
 class StoreGroups(SampleStrategy):
-    """`algorithm.sample_strategy` where samplers play: Trinity's own buffer stays empty."""
+    """`algorithm.sample_strategy` with samplers: Trinity's own buffer stays empty."""
 
     def __init__(self, buffer_config: Any, **kwargs: Any) -> None:
         super().__init__(buffer_config)
         self._sender, self._credit = Sender(), EpisodeCredit()
         self._next_ticket = 0
-        """Tickets, counted from 0 in each launch."""
+        """The next ticket, counted from 0 in each launch."""
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
-        """The rows of the step's groups, once enough have closed. One that nobody could score gives its place up."""
+        """Return the rows of the step's groups, once enough are closed. An unscored group is replaced."""
         wanted = load_context().experiment.ajet.data.train_batch_size
         rows: list[Experience] = []
         while wanted:
@@ -67,15 +66,13 @@ class StoreGroups(SampleStrategy):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """No arguments."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the store knows what was used."""
+        """Return no state: the store records the uses."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Likewise."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 def _tag_experiences(group: Group, step: int) -> list[Experience]:

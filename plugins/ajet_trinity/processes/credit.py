@@ -1,8 +1,8 @@
-"""EpisodeCredit: what episodes of a step deserve, as on every backbone, written into Trinity's experiences.
+"""EpisodeCredit: the credit of a step's episodes, as on every backbone, written into Trinity's experiences.
 
-Invariants: credit is over the groups of a whole step, as the record has them: a step that lacks one is an error. Each
-trained token's weight travels in the field `returns`, which nobody else reads without a critic. Rows without weight
-stay behind, and what is added to make the number divisible by the trainer's processes trains nothing.
+Invariants: credit covers all groups of a step, as recorded; a missing group is an error. Each trained token's weight
+travels in the field `returns`, otherwise unused without a critic. Rows without weight are dropped; padding for the
+trainer's processes trains nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
         self._sender = Sender()
 
     async def prepare(self) -> None:
-        """Trinity asks for it in the process that is about to make the runners: whose class is said here, too."""
+        """Called by Trinity in the process that makes the runners; their class is replaced here, too."""
         from ajet_trinity.processes.runners import replace_dead_runners
 
         replace_dead_runners()
 
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
-        """The rows of a step to those that are trained."""
+        """Return the trained rows of a step's rows."""
         step = int(exps[0].eid.batch)
         wanted, found = self._settings.data.train_batch_size, len({each.eid.task for each in exps})
         if found != wanted:  # Trinity would train on the rest, and nobody would play the others again
@@ -57,12 +57,11 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
-        """No: a step's episodes are together here."""
+        """Return False: a step's episodes are together here."""
         return False
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """No arguments."""
         return {}
 
     def _assign_credit(self, exps: list[Experience], step: int) -> tuple[list[Experience], CreditNotice]:
@@ -94,7 +93,7 @@ def _set_weight(row: Experience, weight: float, advantages: torch.Tensor) -> Exp
 
 
 def _read_fields(rows: list[Experience]) -> dict[str, list[Any]]:
-    """The rows' fields, as `rows.FIELDS` names them."""
+    """Return the rows' fields, by the names of `rows.FIELDS`."""
     fields: dict[str, list[Any]] = {
         "prompts": [each.tokens[: each.prompt_length].numpy() for each in rows],
         "responses": [each.tokens[each.prompt_length :].numpy() for each in rows],

@@ -1,8 +1,8 @@
-"""RolloutEngine: one of Trinity's inference engines as a TokenEngine, asked over Ray.
+"""RolloutEngine: one of Trinity's inference engines as a TokenEngine, called over Ray.
 
-Invariants: exact ids in, exact ids and logprobs out; no server stands between (`enable_openai_api` is off, for
-Trinity's asks nobody for a key); nobody here changes weights, Trinity does, and each reply says which training step's
-weights sampled it. `_generate_internal` is private to Trinity 0.6.0, held by a test: its public methods take text.
+Invariants: exact ids in, exact ids and logprobs out, without a server in between (`enable_openai_api` is off, since
+Trinity's server checks no key). Only Trinity changes weights, and each reply has the version of its weights.
+`_generate_internal` is private in Trinity 0.6.0, covered by a test: its public methods take text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ajet_ray.cluster.ray_errors import make_engine_failure
 
 
 class RolloutEngine:
-    """Samples through `actor`, the handle of a `vLLMRolloutModel`. May be used from any event loop."""
+    """Samples through `actor`, the handle of a `vLLMRolloutModel`, from any event loop."""
 
     constrains = False
 
@@ -69,17 +69,17 @@ class RolloutEngine:
         yield TokenChunk(ids, [0.0] * len(ids) if greedy else logprobs, unit, oldest, finish, newest=newest)
 
     def weights_changed(self, version: int) -> None:
-        """Trinity has changed them. Raises ValueError when `version` is older than the present one."""
+        """Note a new version. Raises ValueError if `version` is older than the present one."""
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         self.version = version
 
     def close(self) -> None:
-        """Answer no more. Idempotent."""
+        """Refuse further requests. Idempotent."""
         self._is_closed = True
 
     async def _score_at_temperature_one(self, prompt: list[int], ids: list[int]) -> list[float]:
-        """[R] the reply's logprobs, scored as part of a prompt by the weights that serve now."""
+        """Return [R] the reply's logprobs, scored as part of a prompt by the present weights."""
         params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
         output = await self._request_reply([*prompt, *ids], {**params, "skip_reading_prefix_cache": True})
         if output.prompt_logprobs is None:
@@ -96,19 +96,19 @@ class RolloutEngine:
 
 
 class _VersionReader:
-    """Which step's weights serve, asked over Ray once for all calls that wait to know.
+    """Reads the version of the serving weights over Ray, once for all waiting calls.
 
-    Invariant: an answer is given only to those who waited before it was asked for, so that it is of no earlier time.
+    Invariant: an answer goes only to callers that waited before its request, so it is never outdated.
     """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._next: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
         self._last_request: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
-        """By event loop: the question that is still to be asked, and the one that was asked last."""
+        """By event loop: the next request, and the last one sent."""
 
     async def read_version(self) -> int:
-        """The version. Raises EngineFailure."""
+        """Return the version. Raises EngineFailure."""
         loop = asyncio.get_running_loop()
         waiting = self._next.get(loop)
         if waiting is None:
@@ -128,5 +128,5 @@ class _VersionReader:
 
 
 def _read_logprobs(positions: Any) -> list[float]:
-    """The log-probability of each of these tokens, at its place."""
+    """Return the log-probability of each token at its position."""
     return [min(float(np.float32(at[token].logprob)), 0.0) for token, at in positions]

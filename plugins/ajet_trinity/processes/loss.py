@@ -1,9 +1,9 @@
 """WeightedTokens: the loss of Trinity's rows, a sum over trained tokens, each with its own weight (DESIGN decision 8).
 
-Invariant: loss and gradient of a step depend on its trained tokens alone, not on how they are cut into rows, micro
-batches and processes, nor on padding: the engine adds micro batches up and averages gradients over processes, so the
-sum of one is multiplied by their number. The loss of a token is `ajet.algorithm.token_loss`, as on every backbone.
-There is one optimizer step a batch, so the policy before the update is the present one.
+Invariant: loss and gradient of a step depend on its trained tokens alone, not on rows, micro batches, processes or
+padding: the engine sums micro batches and averages gradients over processes, so a process's sum is multiplied by their
+number. The loss of a token is `ajet.algorithm.token_loss`, as on every backbone. There is one optimizer step per batch,
+so the policy before the update is the present one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class _WeightedLoss(PolicyLossFn):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """No arguments."""
         return {}
 
     def _sum_loss(
@@ -63,7 +62,7 @@ class _WeightedLoss(PolicyLossFn):
 
 
 class WeightedTokens(_WeightedLoss):
-    """`algorithm.policy_loss_fn` without a KL term. Trinity reads the names of the batch's fields off the signature."""
+    """`algorithm.policy_loss_fn` without a KL term. Trinity reads the fields' names from the signature."""
 
     def __call__(  # type: ignore[override]
         self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
@@ -87,7 +86,7 @@ class WeightedTokensWithReference(_WeightedLoss):
 
 
 def _build_tallies(trained: Tensor, terms: Terms, ranks: int) -> dict[str, Any]:
-    """Sums over the trained tokens of a step, by names of ours."""
+    """Return sums over a step's trained tokens, by ajet's names."""
     from verl.utils.metric import AggregationType, Metric
 
     counted = {"ajet_tokens": trained, "ajet_kl": terms.divergence, "ajet_clipped": terms.clipped}

@@ -1,7 +1,7 @@
-"""Letters: Trinity's monitor, which tells the run's own process that a training step has ended.
+"""Letters: Trinity's monitor, which reports ended training steps to the run's own process.
 
-Invariants: a step is told once, by the trainer, after its weights are handed over and its checkpoint is written. A step
-of the explorer's of which nothing came is an error there: Trinity's trainer would wait for it without end.
+Invariants: the trainer reports a step once, after weights and checkpoint are done. An explorer step without results is
+an error here: Trinity's trainer would wait forever.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ OURS = {
     "actor/lr": "lr",
     "time/train_step": "seconds/train",
 }
-"""Trinity's names of numbers that have one on every backbone."""
+"""Trinity's names of numbers with a common name on every backbone."""
 PLAYED, HANDED_OVER = "rollout/finished_task_count", "experience_pipeline/experience_count"
-"""Trinity's names of what the explorer counts in a step: tasks, failed ones among them, and rows."""
+"""Trinity's counters of an explorer step: tasks, failed ones included, and rows."""
 
 
 class Letters(Monitor):
@@ -34,7 +34,7 @@ class Letters(Monitor):
         self._began = time.monotonic()
 
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
-        """A step is over. Raises RuntimeError where nothing of it is left to train on."""
+        """Report an ended step. Raises RuntimeError if no row of the step is left."""
         if not self._is_trainer:
             if PLAYED in data and HANDED_OVER not in data:
                 raise RuntimeError(f"step {step}: no group came back; the logs of the runners say why")

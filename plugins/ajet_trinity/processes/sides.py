@@ -1,7 +1,7 @@
-"""Trinity's explorer and trainer, which say what Trinity would only log, and end when they are asked to.
+"""Trinity's explorer and trainer, with reports to the run and a requested stop.
 
-Invariants: an error that ends either loop is answered to whoever waits for it; a checkpoint is told of once it is
-whole; a trainer that is asked to stop ends after its present step, with a checkpoint.
+Invariants: an error that ends either loop is returned to its caller; a checkpoint is reported once complete; a trainer
+asked to stop ends after its present step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trinity.trainer.trainer import Trainer
 from ajet_ray.mailbox import CheckpointNotice, PhaseNotice, Sender
 
 STEP_FILE = "latest_checkpointed_iteration.txt"
-"""Trinity writes the step there once its checkpoint is whole."""
+"""Written by Trinity with the step once its checkpoint is complete."""
 PATIENCE_S = 600.0
-"""How long that may take."""
+"""Seconds to wait for the file."""
 
 
 class _ErrorLog(logging.Handler):
-    """Keeps the last error that Trinity logs."""
+    """Stores the last error logged by Trinity."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -36,7 +36,7 @@ class _ErrorLog(logging.Handler):
 
 
 class ReportingExplorer(Explorer):
-    """Plays."""
+    """Trinity's explorer with phase reports."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -46,20 +46,20 @@ class ReportingExplorer(Explorer):
         self._ajet_sender.introduce("explorer")
 
     async def explore_step(self) -> bool:
-        """Begin one; whether there was one."""
+        """Begin a step; return False after the last one."""
         went_on: bool = await super().explore_step()
         if went_on:
             self._ajet_sender.post(PhaseNotice("rollout", self.explore_step_num))
         return went_on
 
     async def explore(self) -> str:
-        """Play until the last step; what went wrong, or ""."""
+        """Play until the last step; return the error, or ""."""
         await super().explore()
         return self._error_log.message
 
 
 class ReportingTrainer(Trainer):
-    """Trains."""
+    """Trinity's trainer with phase and checkpoint reports."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -70,17 +70,17 @@ class ReportingTrainer(Trainer):
         self._saved = -1
 
     async def prepare(self) -> None:
-        """Load, from the checkpoint that there may be."""
+        """Load the weights, from a checkpoint if there is one."""
         await super().prepare()
         self._saved = self.train_step_num
 
     async def train(self) -> str:
-        """Train until the last step; what went wrong, or ""."""
+        """Train until the last step; return the error, or ""."""
         await super().train()
         return self._error_log.message
 
     async def train_step(self, exps: list[Any]) -> dict[str, Any]:
-        """Train one step. Where nothing has a weight no optimizer step is taken, as on every backbone."""
+        """Train one step. Without any weight no optimizer step is taken, as on every backbone."""
         step = self.train_step_num + 1
         engine: Any = self.engine
         self._ajet_sender.post(PhaseNotice("update", step))
@@ -95,7 +95,7 @@ class ReportingTrainer(Trainer):
         return metrics
 
     async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
-        """Save a checkpoint that is whole when this returns; each step's once."""
+        """Save a checkpoint, complete on return, once per step."""
         step, folder = self.train_step_num, Path(self.config.checkpoint_job_dir)
         if step <= self._saved or self._error_log.message:
             return {}

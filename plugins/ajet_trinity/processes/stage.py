@@ -1,7 +1,7 @@
-"""Stage: the actor in which Trinity's explorer and trainer are started, and waited for.
+"""The actor that starts Trinity's explorer and trainer and waits for their end.
 
-Invariant: it wires Trinity's public parts as Trinity's own program does for its modes `both` and `train`, and takes
-nobody's word for success: what either side says went wrong is raised.
+Invariant: it connects Trinity's public parts as Trinity's program does for the modes `both` and `train`, and raises
+every error reported by either side.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from typing import Any
 from ajet_ray.mailbox import PhaseNotice, Sender
 
 FAREWELL_S = 60.0
-"""How long explorer and trainer may take to end."""
+"""Seconds for explorer and trainer to end."""
 
 
 class TrinityStage:
     """Made a Ray actor by the launch."""
 
     def run(self, config: dict[str, Any]) -> None:
-        """Until the last step, or until the mailbox says to stop. `config`: Trinity's. Raises RuntimeError for what
-        went wrong on either side."""
+        """Run until the last step, or until the mailbox requests a stop. Raises RuntimeError for an error of either
+        side.
+
+        `config`: Trinity's.
+        """
         sender = Sender()
         sender.introduce("stage")
         sender.post(PhaseNotice("loading"))
@@ -65,7 +68,7 @@ class TrinityStage:
 
 
 def _train_alone(trainer: Any) -> None:
-    """What samplers play elsewhere: no weights are handed over here, each step's checkpoint is announced."""
+    """Train on samplers' groups: no weights are synchronized, each step's checkpoint is announced."""
     import ray
 
     try:
@@ -79,7 +82,7 @@ def _train_alone(trainer: Any) -> None:
 
 
 def _load_config(config: dict[str, Any]) -> Any:
-    """The configuration as Trinity reads and completes it."""
+    """Return the configuration as read and completed by Trinity."""
     from omegaconf import OmegaConf
     from trinity.common.config import load_config
 

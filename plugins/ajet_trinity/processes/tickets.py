@@ -1,7 +1,7 @@
-"""The tasks that Trinity's explorer reads: tickets, one each.
+"""The tasks read by Trinity's explorer: tickets, one each.
 
-Invariant: a ticket is a number and nothing else, counted from 0 in each launch; which task it is for, the run's own
-process says when it is played. There are as many as the steps that are left need.
+Invariant: a ticket is only a number, counted from 0 in each launch; the run's own process assigns its task when it is
+played. There are as many as the remaining steps need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Tickets(BufferReader):
         self._end = (load_context().total - load_context().begun) * config.batch_size
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
-        """The tickets of one step. Raises StopAsyncIteration after the last."""
+        """Return the tickets of one step. Raises StopAsyncIteration after the last."""
         if self._next >= self._end:
             raise StopAsyncIteration
         first = self._next
@@ -35,11 +35,10 @@ class Tickets(BufferReader):
         return self._end
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing: tickets begin anew in each launch."""
+        """Return no position: tickets restart in each launch."""
         return {"current_index": 0}
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Likewise."""
+    def load_state_dict(self, state_dict: Any) -> None: ...
 
     def _build_task(self, ticket: int) -> Task:
         config = self._config

@@ -1,8 +1,8 @@
-"""Episodes: Trinity's workflow, which plays one task's whole group behind our gateway.
+"""Episodes: Trinity's workflow, which plays one task's group behind ajet's gateway.
 
-Invariants: it never raises for what happens in an episode: a failed or unscored one is recorded, the others of its
-group are trained. A group always answers something, for Trinity takes an empty answer for a failure: one that nobody
-could score comes as a row that trains nothing.
+Invariants: an episode's failure never raises: a failed or unscored one is recorded, the others of its group are
+trained. A group always returns a row, since Trinity treats an empty answer as a failure: an unscored group returns a
+row that trains nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Episodes(Workflow):
     can_repeat = True
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """The episodes of the group."""
+        """Set the number of the group's episodes."""
         self._repeats = repeat_times
 
     async def run_async(self) -> list[Experience]:
-        """The group's timelines, one Experience each."""
+        """Return the group's timelines, one Experience each."""
         host = _open_host(self.model)
         ticket, step = int(self.task.raw_task["ticket"]), int(self.task.batch_id)
         group = await host.play_ticket(ticket, step=step, sessions=self._repeats)
@@ -46,7 +46,7 @@ class Episodes(Workflow):
 
 
 def build_experiences(group: Group, version: int) -> list[Experience]:
-    """Its scored episodes' timelines; those without one go with the first. `version`: the newest policy's."""
+    """Return the timelines of scored episodes; other episodes travel with the first. `version`: the newest policy's."""
     others = [each for each in group.episodes if not each.scored]
     made: list[Experience] = []
     for place, episode in enumerate(group.scored):
@@ -58,7 +58,7 @@ def build_experiences(group: Group, version: int) -> list[Experience]:
 
 
 def build_blank() -> Experience:
-    """A row that trains nothing."""
+    """Return a row that trains nothing."""
     return Experience(
         eid=EID(), tokens=[NO_TOKEN, NO_TOKEN], prompt_length=1, action_mask=[0], logprobs=[0.0], reward=0.0
     )
@@ -78,7 +78,7 @@ def _build_experience(row: dict[str, Any], *, run: int, step: int) -> Experience
 
 
 def _open_host(model: Any) -> Host:
-    """This process's. `model`: Trinity's wrapper of the engine that belongs to it."""
+    """Return this process's host. `model`: Trinity's wrapper of its engine."""
     global _host
     with _lock:
         if _host is None:
