@@ -24,7 +24,7 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet_ray.folder_probe import FolderProbe
 from ajet_ray.mailbox import CreditEntry, TicketGrant
-from ajet_ray.tickets import LaunchTickets, StepGroups
+from ajet_ray.tickets import LaunchTickets, TicketGroups
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -129,7 +129,7 @@ class StoreTickets(LaunchTickets):
             del self._places[order], self._groups[order]
             self._steps.pop(order, None)
 
-    def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> StepGroups:
+    def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
         """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
         self._closed_groups.read(self._order, step - 1)
         ready = self._closed_groups.ready(step - 1, step)
@@ -153,7 +153,7 @@ class StoreTickets(LaunchTickets):
         self._given_up.difference_update(group.order for group in stale)
         self._trained = step
         retrained = [group.order for group in scored if group.order in reuse.before]
-        return StepGroups(
+        return TicketGroups(
             over,
             stale,
             retrained,

@@ -85,7 +85,7 @@ def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class StepGroups:
+class TicketGroups:
     """The groups that leave with a step."""
 
     over: list[Group]
@@ -159,7 +159,7 @@ class LaunchTickets:
         self._deadly[order] = [DEADLY]
         self._failed_count += 1
 
-    def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> StepGroups:
+    def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
         """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
         groups = self._list_closed()
         over = [
@@ -175,7 +175,7 @@ class LaunchTickets:
             del self._places[group.order]
         given_up = self._dead_letters.newly(self._order) | self._deadly
         self._deadly = {}
-        return StepGroups(over, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
+        return TicketGroups(over, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
     def list_open(self) -> list[int]:
         """List leased, unfinished positions."""
