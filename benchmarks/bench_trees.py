@@ -91,8 +91,8 @@ def engine_of(folder: Path, longest: int = 32768, ranks: int = 1, **common: Any)
     from verl.workers.engine import EngineRegistry
 
     from ajet.config import Experiment
-    from ajet_verl.config import verl_config
-    from ajet_verl.trainer.trees import chosen
+    from ajet_verl.config import compose_verl_config
+    from ajet_verl.trainer.trees import choose_engine
 
     tree = {
         "backbone": "verl", "model": {"path": str(folder)}, "rollout": {"max_model_len": longest},
@@ -101,11 +101,11 @@ def engine_of(folder: Path, longest: int = 32768, ranks: int = 1, **common: Any)
     }  # fmt: skip
     verl = {"actor_rollout_ref": {"ajet_trees": True}}
     experiment = Experiment.from_dict({"ajet": tree, "verl": verl}, base=folder)
-    config = OmegaConf.create(verl_config(experiment, model_folder=folder)).actor_rollout_ref
+    config = OmegaConf.create(compose_verl_config(experiment, model_folder=folder)).actor_rollout_ref
     config.actor.optim.total_training_steps = 1
     model: HFModelConfig = omega_conf_to_dataclass(config.model)
     actor = omega_conf_to_dataclass(config.actor)
-    with chosen(True):
+    with choose_engine(True):
         engine = EngineRegistry.new(
             model_type="language_model", backend="fsdp2", model_config=model, engine_config=actor.engine,
             optimizer_config=actor.optim, checkpoint_config=actor.checkpoint,

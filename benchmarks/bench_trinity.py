@@ -109,7 +109,11 @@ def theirs(setting: Setting, folder: Path) -> list[dict[str, Any]]:
     aside = require_trinity()
     (folder / "config.json").write_text(json.dumps(plain_config(setting, folder)))
     paths = [PEER, cpu.PLUGIN, ROOT, *([aside] if aside is not None else [])]
-    environment = {**cpu.environment(), "PYTHONPATH": os.pathsep.join(map(str, paths)), "RAY_worker_niceness": "0"}
+    environment = {
+        **cpu.build_environment(),
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "RAY_worker_niceness": "0",
+    }
     clock = folder / "clock.jsonl"
     command = [sys.executable, str(PEER / "plain.py"), str(folder / "config.json"), str(clock)]
     rows = _run(command, folder, environment, clock)
@@ -121,11 +125,11 @@ def theirs(setting: Setting, folder: Path) -> list[dict[str, Any]]:
 def plain_config(setting: Setting, folder: Path) -> dict[str, Any]:
     """What ours hands to Trinity, with Trinity's own classes where ours stand."""
     from ajet.config import load_experiment
-    from ajet_trinity.config import Launch, trinity_config
+    from ajet_trinity.config import TrinityLaunch, compose_trinity_config
 
     experiment = load_experiment(setting.yaml(folder), backbone="trinity", exp_dir=folder / "launcher_record")
-    launch = Launch(folder / "trinity", "bench", setting.steps)
-    config = trinity_config(experiment, model_folder=Path(setting.model), run=launch)
+    launch = TrinityLaunch(folder / "trinity", "bench", setting.steps)
+    config = compose_trinity_config(experiment, model_folder=Path(setting.model), run=launch)
     data = folder / "questions"
     data.mkdir()
     lines = (json.dumps({"question": question(number), "answer": ""}) + "\n" for number in range(COUNT))

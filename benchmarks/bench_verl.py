@@ -174,7 +174,7 @@ def whole_commands(setting: Setting, folder: Path, launches: int) -> bool:
         "ours": [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(yaml), "--backbone", "verl", "--with-ray"],
         "verl": [sys.executable, "-m", "verl.trainer.main_ppo", *theirs],
     }
-    on_cpu = cpu.environment() if any(each == "++trainer.device='cpu'" for each in theirs) else {}
+    on_cpu = cpu.build_environment() if any(each == "++trainer.device='cpu'" for each in theirs) else {}
     made: dict[str, list[Launch]] = {"ours": [], "verl": []}
     for number, side in turns(launches):
         more = ["--fresh"] if side == "ours" else []

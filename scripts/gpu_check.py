@@ -229,10 +229,10 @@ def gpus_here() -> int:
 
 def _installed(name: str) -> bool:
     """Trinity may lie aside, or in an environment of its own, in which its commands go on."""
-    from ajet_trinity.own_environment import python_there
-    from ajet_trinity.package import ASIDE, installed
+    from ajet_trinity.own_environment import find_python
+    from ajet_trinity.package import OWN_FOLDER, find_version
 
-    if name == TRINITY and (python_there("cuda") is not None or installed(Path(sys.prefix) / ASIDE)):
+    if name == TRINITY and (find_python("cuda") is not None or find_version(Path(sys.prefix) / OWN_FOLDER)):
         return True
     try:
         version(name)

@@ -93,7 +93,7 @@ def recorded_reads() -> Iterator[Reads]:
 
     def of_interpolation(node: base.Container, inter_key: str, memo: Any) -> Any:
         key = inter_key.partition("[")[0].removeprefix("ajet.")
-        if key in KEYS and "ajet_verl.config.layer.verl_config" in _callers(sys._getframe(1)):
+        if key in KEYS and "ajet_verl.config.layer.compose_verl_config" in _callers(sys._getframe(1)):
             reads.setdefault(key, set()).add(LAYER)
         return of_node(node, inter_key, memo)
 

@@ -168,39 +168,39 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
     from ajet.schema.episode import Outcome
     from ajet.schema.task import Task
     from ajet_ray.host import Host
-    from ajet_ray.mailbox import Closed, Credited, Grant, Stepped, Validated
-    from ajet_ray.record import Record
+    from ajet_ray.mailbox import CreditEntry, GroupNotice, StepNotice, TicketGrant, ValidationNotice
+    from ajet_ray.record import RayRecord
     from ajet_ray.shipped_experiment import KEY as CARRIED
-    from ajet_ray.shipped_experiment import restored
+    from ajet_ray.shipped_experiment import restore_experiment
     from ajet_verl.agent.engine import ServerEngine
     from ajet_verl.dataset import TaskRows
-    from ajet_verl.train import _config, tickets_of
+    from ajet_verl.train import _prepare_config, open_tickets
 
-    config, order, words, tokenizer = _config(experiment, run, sink, own=True)
-    tickets = tickets_of(experiment, run, config, order)
+    config, order, words, tokenizer = _prepare_config(experiment, run, sink, own=True)
+    tickets = open_tickets(experiment, run, config, order)
     sink.begin(words, total=1)
-    record = Record(experiment, run, sink, tickets)
-    grants = tickets.due()
+    record = RayRecord(experiment, run, sink, tickets)
+    grants = tickets.list_grants()
     rollout = config["actor_rollout_ref"]["rollout"]
     engine = ServerEngine(
         _Servers(tokenizer), max_model_len=rollout["max_model_len"], vocabulary=len(tokenizer), server=rollout["name"]
     )
-    closed: list[Closed] = []
+    closed: list[GroupNotice] = []
 
-    async def post(letter: Closed) -> None:
+    async def post(letter: GroupNotice) -> None:
         closed.append(letter)
 
-    async def grant(ticket: int) -> Grant:
+    async def grant(ticket: int) -> TicketGrant:
         return grants[ticket]
 
-    host = Host(restored(config["data"][CARRIED]), run.run_id, engine, tokenizer, post, grant)
+    host = Host(restore_experiment(config["data"][CARRIED]), run.run_id, engine, tokenizer, post, grant)
 
     async def play(split: Any) -> None:
         row = TaskRows(split, tokenizer, None, config["data"])[0]
         sessions = rollout["n"] if split == "train" else rollout["val_kwargs"]["n"]
         task = Task.model_validate(row["task"]) if row["task"] else None
         asked = {"step": 1, "sessions": sessions}
-        await asyncio.gather(*(host.group(split, row["index"], task, **asked) for _ in range(sessions)))
+        await asyncio.gather(*(host.join_group(split, row["index"], task, **asked) for _ in range(sessions)))
 
     try:
         for split in ("train", "validation"):
@@ -208,11 +208,11 @@ def _without_ray(experiment: Experiment, run: Any, options: LaunchOptions, inter
     finally:
         host.close()
     for letter in closed:
-        record.take(letter)
+        record.handle_notice(letter)
     trained = closed[0].group
-    credited = [Credited(each.uuid, Outcome(1, 0.5), each.sampled_tokens) for each in trained.scored]
-    record.take(Stepped(1, {"seconds/step": 1.0, "seconds/rollout": 0.5, "seconds/update": 0.5}, credited))
-    record.take(Validated(1, 1.0))
+    credited = [CreditEntry(each.uuid, Outcome(1, 0.5), each.sampled_tokens) for each in trained.scored]
+    record.handle_notice(StepNotice(1, {"seconds/step": 1.0, "seconds/rollout": 0.5, "seconds/update": 0.5}, credited))
+    record.handle_notice(ValidationNotice(1, 1.0))
 
 
 class _Servers:

@@ -17,7 +17,7 @@ from ajet_ray.cluster.leftovers import RANDOM
 from ajet_testing.left_behind import mapped
 from ajet_verl import cpu
 
-EXAMPLE = packages.folder() / "train" / "examples" / "train_gaia_with_aworld_verl"
+EXAMPLE = packages.find_folder() / "train" / "examples" / "train_gaia_with_aworld_verl"
 POSITIONS = 4096
 """More than the embedded model has by itself: schemas of tools, a token a letter."""
 SMALL = (
@@ -61,8 +61,8 @@ def long_model(folder: Path) -> Path:
 def environment(model: Path, tools: str, servers: str) -> dict[str, str]:
     """`tools`: the address of the environment; `servers`: those that are asked for."""
     given = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "MCP_"))}
-    given |= cpu.environment()
-    given["PYTHONPATH"] = os.pathsep.join([given["PYTHONPATH"], str(packages.folder())])
+    given |= cpu.build_environment()
+    given["PYTHONPATH"] = os.pathsep.join([given["PYTHONPATH"], str(packages.find_folder())])
     given["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     given |= {
         "model_path": str(model),

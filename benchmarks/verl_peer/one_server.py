@@ -146,19 +146,19 @@ def main() -> None:
     setting = Setting(**json.loads(Path(sys.argv[1]).read_text()))
     experiment = experiment_of(Path(sys.argv[2]))
     rounds, concurrency = int(sys.argv[3]), int(sys.argv[4])
-    from ajet_ray.cluster.ray_cluster import QUIET, connected
-    from ajet_verl.settings import environment_of, needs_of
+    from ajet_ray.cluster.ray_cluster import QUIET, connect_to_ray
+    from ajet_verl.settings import build_environment, build_needs
 
     ours, theirs = configs(experiment)
-    environment = environment_of(ours)
+    environment = build_environment(ours)
     os.environ.update({**QUIET, **environment, "OMP_NUM_THREADS": "1"})
     for config in (ours, theirs):
         config["actor_rollout_ref"]["rollout"].update(nnodes=1, n_gpus_per_node=1, load_format="auto")
         config["transfer_queue"]["enable"] = True
     with (
         tempfile.TemporaryDirectory() as temporary,
-        connected(
-            needs_of(ours),
+        connect_to_ray(
+            build_needs(ours),
             address=None,
             folder=experiment.base,
             environment=environment,
@@ -173,12 +173,12 @@ def measure(setting: Setting, experiment: Any, ours: Any, theirs: Any, rounds: i
     import ray
 
     from ajet.task_reader import TaskOrder, open_reader
-    from ajet_ray.mailbox import Grant, open_mailbox
+    from ajet_ray.mailbox import TicketGrant, open_mailbox
 
     mailbox, ended = open_mailbox(), threading.Event()
     order = TaskOrder(open_reader(experiment).tasks("train"), seed=experiment.ajet.seed)
     places = range((rounds + 2) * setting.tasks)
-    ray.get(mailbox.know.remote([Grant(place, order.task(place)) for place in places], places))
+    ray.get(mailbox.know.remote([TicketGrant(place, order.task(place)) for place in places], places))
 
     def record() -> None:
         while not ended.is_set():

@@ -109,16 +109,16 @@ def configs(experiment: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import prepare_folder
-    from ajet_ray.shipped_experiment import KEY, carried
-    from ajet_verl.settings import verl_settings
+    from ajet_ray.shipped_experiment import KEY, pack_experiment
+    from ajet_verl.settings import build_settings
 
     folder = prepare_folder(locate_model(experiment.ajet.model.path, base=experiment.base))
-    ours = verl_settings(experiment, model_folder=folder)
+    ours = build_settings(experiment, model_folder=folder)
     steps = experiment.ajet.trainer_common.total_training_steps
     ours["trainer"]["total_training_steps"] = steps
     ours["data"]["val_batch_size"] = 1
     theirs, defaults = deepcopy(ours), verl_defaults()
-    ours["data"][KEY] = carried(experiment, run_id="bench")
+    ours["data"][KEY] = pack_experiment(experiment, run_id="bench")
     for path in OURS:
         node, default = theirs, defaults
         for name in path[:-1]:

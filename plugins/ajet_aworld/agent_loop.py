@@ -1,8 +1,9 @@
 """AworldAgentLoop: agents of AWorld as a workflow.
 
-Invariants: an agent trains if and only if its address came from `get_llm_server_address()`; each episode builds its own
-agents, and what AWorld keeps of them goes with the episode. It is a `rollout.user_workflow` on every backbone, and a
-`_target_` of the agent.yaml of a verl that ajet did not launch (which then owns the steps).
+Invariants: an agent is trained if and only if its address came from `get_llm_server_address()`; each episode builds its
+own agents, and their AWorld objects end with the episode. The class is a `rollout.user_workflow` on every backbone, and
+a `_target_` in the agent.yaml of a verl not launched by ajet (verl then owns the steps).
+Text that may be awaited, as in AWorld's newer versions.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow.tuner import ModelTuner
 from ajet.workflow.workflow import Workflow
 from ajet_aworld.startup import start
-from ajet_aworld.tool_environment import of_episode
+from ajet_aworld.tool_environment import open_episode_tools
 
 start()  # whoever plays such an agent imports AWorld after this
 
@@ -43,71 +44,73 @@ class AworldAgentLoop(Workflow):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raises MissingExtraError."""
+        """Raise MissingExtraError without AWorld."""
         require_aworld()
 
     @abstractmethod
     def build_agents(self) -> Any:
-        """An AWorld Agent or Swarm, made anew for each episode; may be `async`."""
+        """Build an AWorld Agent or Swarm for each episode; may be `async`."""
 
     def get_llm_server_address(self, server_name: str | None = None) -> Told:
-        """The `llm_base_url` of an agent that is to be trained: a new one at each call, and as secret as a key, which
-        it holds (any `llm_api_key` will do). May be awaited. Good until the episode ends. `server_name` changes
-        nothing."""
-        at = self._playing().as_oai_baseurl_apikey(agent_name=f"agent-{len(self._addresses) + 1}")
+        """Return the `llm_base_url` of a trained agent: a new one per call, valid until the episode ends.
+
+        The address contains a key and is as secret (any `llm_api_key` works). May be awaited. `server_name` has no
+        effect.
+        """
+        at = self._require_tuner().as_oai_baseurl_apikey(agent_name=f"agent-{len(self._addresses) + 1}")
         self._addresses.add(at.keyed_url)
         return Told(at.keyed_url)
 
     def get_llm_server_model_name(self) -> Told:
-        """The `llm_model_name` of such an agent. May be awaited."""
-        return Told(self._playing().model_name)
+        """Return the `llm_model_name` of a trained agent. May be awaited."""
+        return Told(self._require_tuner().model_name)
 
     async def execute(self, workflow_task: WorkflowTask, tuner: ModelTuner, /) -> WorkflowOutput:
-        """Build the agents, have AWorld play them; the answer is `final_answer`. Raises BoundaryError."""
+        """Build the agents and run them with AWorld; the answer is `final_answer`. Raises BoundaryError."""
         require_aworld()
         from ajet_aworld import isolation, play
 
         self._tuner = tuner
         session = f"{workflow_task.episode_uuid}-{uuid.uuid4().hex[:8]}"
-        with isolation.episode(session), of_episode(tuner) as tools:
+        with isolation.isolate_episode(session), open_episode_tools(tuner) as tools:
             built = self.build_agents()
             if inspect.isawaitable(built):
                 built = await built
-            agents = play.agents_of(built)
-            play.bind(agents, self._addresses, tuner)
+            agents = play.list_agents(built)
+            play.bind_agents(agents, self._addresses, tuner)
             try:
-                answer = await play.play(built, agents, question_of(workflow_task.task), session)
+                answer = await play.run_agents(built, agents, build_question(workflow_task.task), session)
             except BoundaryError:
                 await tools.end()
-                tools.require_kept()
+                tools.require_no_loss()
                 raise
             finally:
                 await tools.end()
-            tools.require_kept()
+            tools.require_no_loss()
         return WorkflowOutput(metadata={"final_answer": answer.answer})
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> list[Any]:
-        """What a verl that ajet did not launch asks of a `_target_`: see `ajet_verl.agent.plain`."""
-        from ajet_verl.agent.plain import outputs
+        """Called for a `_target_` by a verl not launched by ajet: see `ajet_verl.agent.plain`."""
+        from ajet_verl.agent.plain import play_session
 
-        return await outputs(type(self), {"name": self.name, **(self.model_extra or {})}, sampling_params, kwargs)
+        return await play_session(type(self), {"name": self.name, **(self.model_extra or {})}, sampling_params, kwargs)
 
-    def _playing(self) -> ModelTuner:
+    def _require_tuner(self) -> ModelTuner:
         if self._tuner is None:
             raise AjetError("the model's address is known while an episode is played: ask for it in build_agents()")
         return self._tuner
 
 
-def question_of(task: Task) -> str:
-    """What the agents are asked: the task's system messages first, where it has some, then its question."""
-    before = [_text(each) for each in task.init_messages if each.get("role") == "system"]
-    asked = task.main_query or next(
-        (_text(each) for each in reversed(task.init_messages) if each.get("role") == "user"), ""
+def build_question(task: Task) -> str:
+    """Return the agents' input: the task's system messages, if any, then its question."""
+    before = [_read_text(each) for each in task.init_messages if each.get("role") == "system"]
+    question = task.main_query or next(
+        (_read_text(each) for each in reversed(task.init_messages) if each.get("role") == "user"), ""
     )
-    return "\n\n".join(text for text in (*before, asked) if text)
+    return "\n\n".join(text for text in (*before, question) if text)
 
 
-def _text(message: dict[str, Any]) -> str:
+def _read_text(message: dict[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content if isinstance(part, dict) and "text" in part)
@@ -115,6 +118,6 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def require_aworld() -> None:
-    """Raises MissingExtraError."""
+    """Raise MissingExtraError without AWorld."""
     if find_spec("aworld") is None:
         raise MissingExtraError("aworld", "aworld", needed_for="An agent of AWorld")

@@ -15,6 +15,6 @@ def aworld() -> None:
 @app.command("path")
 def path() -> None:
     """Print the folder of `train` and `env`, for PYTHONPATH of programs that ajet does not start."""
-    from ajet_aworld.packages import folder
+    from ajet_aworld.packages import find_folder
 
-    typer.echo(folder())
+    typer.echo(find_folder())

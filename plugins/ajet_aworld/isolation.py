@@ -1,11 +1,11 @@
-"""Concurrent episodes of AWorld, kept apart.
+"""Separation of concurrent AWorld episodes.
 
-By itself AWorld keeps all of a process's episodes in one place: messages in one file without a lock, agents in one
-table by id (and the end of any task closes the tools of every agent in it), run states in one list of 1,000. Invariant:
-what AWorld keeps belongs to the episode in whose context (contextvars) it was made, is seen there only, and goes with
-it; outside of episodes AWorld's tables and memory are as they were.
+By default AWorld keeps all episodes of a process together: messages in one unlocked file, agents in one table by id
+(the end of any task closes the tools of all agents in it), run states in one list of 1,000. Invariant: AWorld's objects
+belong to the episode of their context (contextvars), are visible only there, and end with it; outside of episodes
+AWorld's tables and memory are unchanged.
 
-Imports AWorld: to be imported where an episode is played.
+Imports AWorld: import it only to play an episode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TABLES = ("_cls", "_desc", "_agent_conf", "_agent_instance")
 _lock = threading.Lock()
 
 
-class Kept:
+class EpisodeState:
     """The AWorld objects of one episode."""
 
     def __init__(self) -> None:
@@ -35,18 +35,18 @@ class Kept:
         store = InMemoryMemoryStore()
         self.memory = MemoryFactory.from_config(_CONFIG, memory_store=store)
         self.polls: list[asyncio.Task[None]] = []
-        """Tasks that look for the end of a message."""
+        """Tasks that poll for the end of a message."""
 
 
 class _Memory:
-    """AWorld's memory: the episode's own; outside of episodes, AWorld's default, made when it is first used."""
+    """AWorld's memory: the episode's own; outside of episodes AWorld's default, made on first use."""
 
     _outside: Any = None
 
     def __getattr__(self, name: str) -> Any:
-        kept = _kept.get()
-        if kept is not None:
-            return getattr(kept.memory, name)
+        state = _state.get()
+        if state is not None:
+            return getattr(state.memory, name)
         with _lock:
             if _Memory._outside is None:
                 _Memory._outside = MemoryFactory.from_config(_CONFIG)
@@ -54,53 +54,52 @@ class _Memory:
 
 
 class _Table(MutableMapping[str, Any]):
-    """A table of agents in which the episode's own stand before AWorld's."""
+    """A table of agents in which the episode's entries precede AWorld's."""
 
     def __init__(self, name: str, outside: dict[str, Any]) -> None:
         self._name, self._outside = name, outside
 
     @property
-    def _here(self) -> dict[str, Any]:
-        kept = _kept.get()
-        return self._outside if kept is None else kept.tables[self._name]
+    def _own_table(self) -> dict[str, Any]:
+        state = _state.get()
+        return self._outside if state is None else state.tables[self._name]
 
     def __getitem__(self, key: str) -> Any:
-        here = self._here
+        here = self._own_table
         return here[key] if key in here else self._outside[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._here[key] = value
+        self._own_table[key] = value
 
     def __delitem__(self, key: str) -> None:
-        del self._here[key]
+        del self._own_table[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._outside, **self._here})
+        return iter({**self._outside, **self._own_table})
 
     def __len__(self) -> int:
-        return len({**self._outside, **self._here})
+        return len({**self._outside, **self._own_table})
 
     def __contains__(self, key: object) -> bool:
-        return key in self._here or key in self._outside
+        return key in self._own_table or key in self._outside
 
 
-_kept: ContextVar[Kept | None] = ContextVar("ajet_aworld_kept", default=None)
+_state: ContextVar[EpisodeState | None] = ContextVar("ajet_aworld_kept", default=None)
 _CONFIG: Any = None
 
 
 @contextmanager
-def episode(session: str) -> Iterator[None]:
-    """Within the block, and in tasks begun in it, AWorld keeps what it keeps for this episode alone. `session`: the
-    session id of its tasks, whose run states go with it."""
-    _separate()
-    kept = Kept()
-    token = _kept.set(kept)
+def isolate_episode(session: str) -> Iterator[None]:
+    """Separate AWorld's objects within the block, and in tasks started there. `session`: the tasks' session id."""
+    _install_isolation()
+    state = EpisodeState()
+    token = _state.set(state)
     try:
         yield
     finally:
-        for poll in kept.polls:
+        for poll in state.polls:
             poll.cancel()  # those of messages that were never stored look on for ever
-        _kept.reset(token)
+        _state.reset(token)
         states = InMemoryStateStorage.instance()
         with _lock:
             for node in states._session_nodes.pop(session, ()):
@@ -109,21 +108,21 @@ def episode(session: str) -> Iterator[None]:
                 states._ordered_session_ids.remove(session)
 
 
-def _poll(self: Any, timeout: float | None = None) -> None:
-    """Replaces AWorld's: no polling where the end is known, and none that outlives its episode."""
+def _poll_within_episode(self: Any, timeout: float | None = None) -> None:
+    """Replaces AWorld's polling: none for a known end, and none beyond the episode."""
     if self.future.done():
         return
-    known, kept = self._task, _kept.get()
+    known, state = self._task, _state.get()
     _start_polling(self, timeout)
-    if kept is not None and self._task is not known:
-        kept.polls.append(self._task)
+    if state is not None and self._task is not known:
+        state.polls.append(self._task)
 
 
 _start_polling = MessageFuture._start_polling
 
 
-def _separate() -> None:
-    """Once a process."""
+def _install_isolation() -> None:
+    """Install the separation once per process."""
     global _CONFIG
     with _lock:
         if _CONFIG is not None:
@@ -133,7 +132,7 @@ def _separate() -> None:
         _CONFIG = MemoryConfig(provider="aworld")
         _Memory._outside = MEMORY_HOLDER.get("instance")
         MEMORY_HOLDER["instance"] = _Memory()
-        MessageFuture._start_polling = _poll
+        MessageFuture._start_polling = _poll_within_episode
         for name in _TABLES:
             setattr(AgentFactory, name, _Table(name, getattr(AgentFactory, name)))
         InMemoryStateStorage.instance()._max_session = 1 << 30  # it forgets the oldest, which may be playing

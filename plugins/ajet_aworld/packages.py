@@ -1,9 +1,9 @@
-"""The packages `train` and `env`, by whose names AWorld's pages import what is in this room.
+"""The packages `train` and `env`, imported by AWorld's pages.
 
-Invariant: after `watch` they are found where nothing else has the name, and before the `train` of AWorld's wheel, which
-stays importable below ours. A `train` or `env` of a user's own, installed or not, is theirs; what such a package does
-not have is found here (a single file `train.py` has nothing below it: it hides ours). The path is left as it is;
-`ajet aworld path` is for programs that ajet does not start.
+Invariant: after `install_finders` they are found if no other package has the name, and before the `train` of AWorld's
+wheel, which remains importable below. A user's own `train` or `env`, installed or not, has priority; modules missing in
+it are found here (a single file `train.py` has no modules below it: it hides ajet's). sys.path is unchanged; `ajet
+aworld path` is for programs not started by ajet.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _INSTALLED = ("site-packages", "dist-packages")
 _NAMES = ("train", "env")
 
 
-def folder() -> Path:
-    """The folder of the names: in this package in a wheel, the root of the repository in a checkout."""
+def find_folder() -> Path:
+    """Return the folder of the packages: in this package in a wheel, the root of the repository in a checkout."""
     inside = _PACKAGE / "names"
     return inside if inside.is_dir() else _PACKAGE.parents[1]
 
 
-def watch() -> None:
-    """Resolve AWorld's names from now on. Idempotent."""
-    if not any(isinstance(finder, _BeforeAWorlds) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _BeforeAWorlds())
-        sys.meta_path.append(_Lacking())
+def install_finders() -> None:
+    """Make AWorld's names importable. Idempotent."""
+    if not any(isinstance(finder, _FirstFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _FirstFinder())
+        sys.meta_path.append(_LastFinder())
 
 
-class _BeforeAWorlds:
-    """Asked first: for `train`, where the ordinary one is that of AWorld's wheel."""
+class _FirstFinder:
+    """The first finder: for `train`, if it would be found in AWorld's wheel."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -48,24 +48,24 @@ class _BeforeAWorlds:
             return None
         place = Path(found.origin).parent.parent
         theirs = place.name in _INSTALLED and (place / "aworld").is_dir()
-        return PathFinder.find_spec(name, [str(folder())]) if theirs else None
+        return PathFinder.find_spec(name, [str(find_folder())]) if theirs else None
 
 
-class _Lacking:
-    """Asked last: for a name that nobody has, and for what a package of a user's own with that name does not have."""
+class _LastFinder:
+    """The last finder: for a name without a package, and for modules missing in a user's package of the name."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if path is None:
-            return PathFinder.find_spec(name, [str(folder())]) if name in _NAMES else None
+            return PathFinder.find_spec(name, [str(find_folder())]) if name in _NAMES else None
         parent, _, _ = strip_scope(name).rpartition(".")
         if parent.partition(".")[0] not in _NAMES:
             return None
-        return PathFinder.find_spec(name, [str(folder().joinpath(*parent.split(".")))], target)
+        return PathFinder.find_spec(name, [str(find_folder().joinpath(*parent.split(".")))], target)
 
 
-def behind(module: ModuleType, name: str) -> Any:
-    """The attribute `name` of AWorld's own file of the module's name. Raises AttributeError."""
+def load_hidden(module: ModuleType, name: str) -> Any:
+    """Return the attribute `name` of AWorld's own file of the module's name. Raises AttributeError."""
     package, _, stem = module.__name__.rpartition(".")
     for place in sys.modules[package].__path__:
         file = Path(place) / f"{stem}.py"

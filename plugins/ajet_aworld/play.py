@@ -1,12 +1,11 @@
-"""One task, played by AWorld's runner with agents that somebody built.
+"""Runs one task by AWorld's runner with built agents.
 
-Invariants: an agent whose address is one that the episode handed out talks to the episode's own client under its own
-name, so its calls are its own timelines; every other agent's model is its own business. Nothing is asked twice: a
-failed call is the gateway's to record. What a tool says reaches the model whole, as the gateway has its own limits. An
-agent whose tools did not all start, or lost a call, has failed by them, whatever it made of it; a call that may have
-been delivered is not repeated.
+Invariants: an agent with an address of the episode uses the episode's client under its own name, so its calls form its
+own timelines; other agents' models are not touched. No request is repeated: the gateway records a failed call. A tool's
+answer reaches the model complete, since the gateway has its own limits. An agent with a tool that did not start, or a
+lost call, has failed, whatever its answer; a call that may have been delivered is not repeated.
 
-Imports AWorld: to be imported where an episode is played.
+Imports AWorld: import it only to play an episode.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ _ROUNDS = 10_000
 # not to be set for one agent: AWorld has callers that ask no agent's settings
 tool_result_compaction._TOOL_RESULT_CHAR_THRESHOLD = tool_result_compaction._TOOL_RESULT_LINE_THRESHOLD = _ENDLESS
 _lost: dict[str, list[str]] = {}
-"""Sandbox -> calls of its tools that no server answered."""
+"""Sandbox -> its tool calls without an answer."""
 _problem: ContextVar[str] = ContextVar("ajet_aworld_call", default="")
-"""Of the call that is being made: why it was not answered."""
+"""The failure of the current call."""
 _TIMEOUT, _OF_SERVERS = 408, range(-32099, -31999)
-"""Errors that do not speak of what was asked: the SDK's own (no answer in time, connection closed), and servers'."""
-_HEARS = 10.0
-"""Seconds in which AWorld's runner ends that heard; it gives tasks of its own 5 s of them."""
-_SAID = 500
-"""Characters of AWorld's own words in a failure."""
+"""Errors independent of the request: the SDK's own (timeout, closed connection), and servers'."""
+_CANCEL_TIMEOUT_S = 10.0
+"""Seconds for AWorld's runner to end after a cancellation; 5 s of them are for its own tasks."""
+_MAX_MESSAGE = 500
+"""Characters of AWorld's messages in a failure."""
 
 
-def _asked_once(asked: Any) -> Any:
-    """AWorld's function that calls a tool, which tells a model of a lost call as of a tool's own error."""
+def _call_once(function: Any) -> Any:
+    """Wrap AWorld's function that calls a tool: AWorld reports a lost call to the model like a tool's own error."""
 
-    async def call(*args: Any, **told: Any) -> Any:
+    async def call(*args: Any, **keywords: Any) -> Any:
         token = _problem.set("")
         try:
-            answer = await asked(*args, **{**told, "max_retry": 1})
+            answer = await function(*args, **{**keywords, "max_retry": 1})
             if why := _problem.get():
-                _lost.setdefault(str(told.get("sandbox_id")), []).append(why)
+                _lost.setdefault(str(keywords.get("sandbox_id")), []).append(why)
             return answer
         finally:
             _problem.reset(token)
@@ -65,8 +64,8 @@ def _asked_once(asked: Any) -> Any:
     return call
 
 
-def _noted(making: Any) -> Any:
-    """AWorld's function that puts an exception into a tool's words."""
+def _record_problem(making: Any) -> Any:
+    """Wrap AWorld's function that converts an exception to a tool's answer."""
 
     def made(server: str, tool: str, problem: Any, *args: Any) -> Any:
         code = getattr(getattr(problem, "error", None), "code", None)
@@ -74,20 +73,20 @@ def _noted(making: Any) -> Any:
             how = (
                 f"no answer in {problem:g} s" if isinstance(problem, float) else f"{type(problem).__name__}: {problem}"
             )
-            _problem.set(f"{server}__{tool}: {how}"[:_SAID])
+            _problem.set(f"{server}__{tool}: {how}"[:_MAX_MESSAGE])
         return making(server, tool, problem, *args)
 
     return made
 
 
 for _name in ("_make_exception_result", "_make_timeout_result"):
-    setattr(calls, _name, _noted(getattr(calls, _name)))
+    setattr(calls, _name, _record_problem(getattr(calls, _name)))
 for _name in ("call_mcp_tool_with_reuse", "call_mcp_tool_with_exit_stack"):
-    setattr(mcp_servers, _name, _asked_once(getattr(mcp_servers, _name)))
+    setattr(mcp_servers, _name, _call_once(getattr(mcp_servers, _name)))
 
 
 class EpisodeProvider(OpenAIProvider):
-    """AWorld's, over a client of the episode's: it retries nothing and shares what is dear to make."""
+    """AWorld's provider over the episode's client: without retries, sharing expensive objects."""
 
     def __init__(self, client: Any) -> None:
         self._given, self.is_http_provider = client, False
@@ -97,34 +96,33 @@ class EpisodeProvider(OpenAIProvider):
         return self._given
 
 
-def agents_of(built: Any) -> list[Any]:
-    """All agents of an Agent or a Swarm, each once, in the order in which they stand. Raises AgentFailure for what is
-    neither."""
+def list_agents(built: Any) -> list[Any]:
+    """Return all agents of an Agent or a Swarm, each once, in order. Raises AgentFailure for other values."""
     found: dict[int, Any] = {}
-    _gather(built, found)
+    _collect_agents(built, found)
     if not found:
         raise AgentFailure(f"build_agents() returned a {type(built).__name__}; expected an AWorld Agent or Swarm")
     return list(found.values())
 
 
-def _gather(part: Any, found: dict[int, Any]) -> None:
+def _collect_agents(part: Any, found: dict[int, Any]) -> None:
     if isinstance(part, BaseAgent):
         found.setdefault(id(part), part)
     elif isinstance(part, Swarm):
         for each in (part.topology, part.register_agents, part.builder.root_agent):
-            _gather(each, found)
+            _collect_agents(each, found)
     elif isinstance(part, (list, tuple)):
         for each in part:
-            _gather(each, found)
+            _collect_agents(each, found)
 
 
-def bind(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -> None:
-    """Give each agent the model that its address means: one of `addresses` is the tuned one."""
+def bind_agents(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -> None:
+    """Connect each agent to the model of its address: one of `addresses` is the trained model."""
     taken: set[str] = set()
     for agent in agents:
         settings = agent.conf.llm_config
         if settings.get("llm_base_url") in addresses:
-            name = _unused(agent.name(), taken)
+            name = _choose_name(agent.name(), taken)
             client = tuner.as_raw_openai_sdk_client(agent_name=name)
             agent._llm = LLMModel(conf=settings, custom_provider=EpisodeProvider(client))
             agent.llm_max_attempts = 1
@@ -132,7 +130,7 @@ def bind(agents: Iterable[Any], addresses: Collection[str], tuner: ModelTuner) -
             settings["llm_provider"] = "openai"  # 0.3.2 asks for the key, which it drops where it is None
 
 
-def _unused(name: str, taken: set[str]) -> str:
+def _choose_name(name: str, taken: set[str]) -> str:
     found, number = name, 1
     while found in taken:
         number += 1
@@ -141,11 +139,11 @@ def _unused(name: str, taken: set[str]) -> str:
     return found
 
 
-async def play(built: Any, agents: Sequence[Any], question: str, session: str) -> TaskResponse:
-    """AWorld's answer. Raises ToolFailure, AgentFailure."""
-    lacking: list[str] = []
+async def run_agents(built: Any, agents: Sequence[Any], question: str, session: str) -> TaskResponse:
+    """Run the agents and return AWorld's answer. Raises ToolFailure, AgentFailure."""
+    missing: list[str] = []
     for agent in agents:
-        _prepare(agent, lacking)
+        _prepare_agent(agent, missing)
     kind = "swarm" if isinstance(built, Swarm) else "agent"
     patience = {f"post_tool_progress_watchdog_{each}_seconds": _ENDLESS for each in ("timeout", "poll")}
     conf = ConfigDict({**TaskConfig().model_dump(), **patience})  # else a slow model's turn is begun again
@@ -155,33 +153,33 @@ async def play(built: Any, agents: Sequence[Any], question: str, session: str) -
         answers = await asyncio.shield(running)
     finally:
         try:
-            await _ended(running)
+            await _cancel_runner(running)
         finally:  # its tools end, too, where the end is asked for again meanwhile
             lost = [why for agent in agents if agent.sandbox for why in _lost.pop(str(agent.sandbox.sandbox_id), ())]
             for agent in agents:
-                await _release(agent)
-    if lacking:
-        raise ToolFailure(f"tools did not start: {', '.join(lacking)}")
+                await _release_agent(agent)
+    if missing:
+        raise ToolFailure(f"tools did not start: {', '.join(missing)}")
     if lost:
         raise ToolFailure(f"a call was lost: {lost[0]}")
     answer = answers[task.id]
     if not answer.success:
-        raise AgentFailure(f"AWorld: {answer.status}: {answer.msg}"[:_SAID])
+        raise AgentFailure(f"AWorld: {answer.status}: {answer.msg}"[:_MAX_MESSAGE])
     return answer
 
 
-async def _ended(running: asyncio.Future[Any]) -> None:
-    """Cancel AWorld's runner until it hears: it waits for its next message with `asyncio.wait_for` again and again,
-    which in Python 3.11 loses a cancellation that comes as a message does."""
+async def _cancel_runner(running: asyncio.Future[Any]) -> None:
+    """Cancel AWorld's runner until it ends: it repeats `asyncio.wait_for`, which in Python 3.11 loses a cancellation
+    that arrives together with a message."""
     while not running.done():
         running.cancel()
-        await asyncio.wait([running], timeout=_HEARS)
+        await asyncio.wait([running], timeout=_CANCEL_TIMEOUT_S)
     if not running.cancelled():
         running.exception()  # else it is logged as one that nobody has seen
 
 
-def _prepare(agent: Any, lacking: list[str]) -> None:
-    """`lacking` is told the servers of which it has no tool once it has looked."""
+def _prepare_agent(agent: Any, missing: list[str]) -> None:
+    """Prepare an agent; servers without tools are added to `missing` once it has listed tools."""
     memory = agent.memory_config
     settings = dict(memory) if isinstance(memory, dict) else memory.model_dump()
     settings |= {
@@ -190,38 +188,37 @@ def _prepare(agent: Any, lacking: list[str]) -> None:
         "tool_result_length_threshold": _ENDLESS,
     }
     agent.memory_config = agent.conf["memory_config"] = ConfigDict(settings)
-    agent._save_failed_request_context = _nothing  # whole prompts, in the working directory
+    agent._save_failed_request_context = _do_nothing  # whole prompts, in the working directory
     looked = agent.async_desc_transform
 
     async def looks(context: Any) -> None:
         await looked(context)
-        lacking.extend(f"{agent.name()} has none of {name}" for name in _without_tools(agent))
+        missing.extend(f"{agent.name()} has none of {name}" for name in _find_toolless_servers(agent))
 
     agent.async_desc_transform = looks
 
 
-async def _release(agent: Any) -> None:
-    """Close its tools, and end the tasks that AWorld keeps for them in threads of its own."""
+async def _release_agent(agent: Any) -> None:
+    """Close the agent's tools and end AWorld's threads for them."""
     if agent.sandbox is None:
         return
     await agent.sandbox.cleanup()
     manager, name = SandboxManager.get_instance(), agent.sandbox.sandbox_id
     for key in [key for key in manager.get_registered_sandbox_ids() if key.partition(":")[0] == name]:
-        kept = manager._registry.pop(key, None)
-        if kept is not None:
-            kept.loop.call_soon_threadsafe(kept.queue.put_nowait, (None, (), {}, Future()))
+        runtime = manager._registry.pop(key, None)
+        if runtime is not None:
+            runtime.loop.call_soon_threadsafe(runtime.queue.put_nowait, (None, (), {}, Future()))
 
 
-async def _nothing(*args: Any, **kwargs: Any) -> None: ...
+async def _do_nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
-def _without_tools(agent: Any) -> list[str]:
-    """Servers that it asked for, as they stand in its `mcp_config`, and that gave it nothing; all that it asked for
-    where none stands there."""
-    asked, known = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
-    wanted = [name for name in asked if name in known and not known[name].get("disabled")]
-    if asked and not wanted:
-        return [name for name in asked if name not in known]
+def _find_toolless_servers(agent: Any) -> list[str]:
+    """Return requested servers of its `mcp_config` without tools; all requested ones if none is in the config."""
+    requested, known = agent.mcp_servers or [], (agent.mcp_config or {}).get("mcpServers", {})
+    wanted = [name for name in requested if name in known and not known[name].get("disabled")]
+    if requested and not wanted:
+        return [name for name in requested if name not in known]
     tools = getattr(getattr(agent.sandbox, "mcpservers", None), "tool_list", None) or []
     served = {tool.get("function", {}).get("name", "").partition("__")[0] for tool in tools}
     return [name for name in wanted if name not in served]

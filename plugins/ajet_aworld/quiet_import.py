@@ -1,12 +1,11 @@
-"""AWorld comes in without a trace, whoever imports it first.
+"""An import of AWorld without side effects, whoever imports it first.
 
-By itself its import removes every sink of loguru, adds some of its own, writes eight files into `./logs`, and where a
-package is missing runs `pip install`. Invariant: after `watch` it does none of that: sinks stay
-as they are, lines of AWorld's own modules are dropped, those that others write by its logger go to loguru as they are,
-and a missing package is an ImportError. Who sets AWORLD_LOG_PATH gets AWorld's own files and lines as ever, and still
-keeps the other sinks.
+By default its import removes all loguru sinks, adds its own, writes eight files into `./logs`, and runs `pip install`
+for a missing package. Invariant: after `install_finder` sinks stay, lines of AWorld's modules are dropped, lines of
+other modules through AWorld's logger go to loguru unchanged, and a missing package is an ImportError. With
+AWORLD_LOG_PATH AWorld's files and lines appear as usual, and the other sinks stay.
 
-`watch` does it, by a finder that looks at two modules of AWorld's and leaves all others alone.
+The finder handles two of AWorld's modules and no others.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from typing import Any
 LOGS = "aworld.logs.util"
 INSTALLER = "aworld.utils.import_package"
 FILES = "AWORLD_LOG_PATH"
-"""Environment variable of AWorld's: where its log files go."""
+"""AWorld's environment variable: the folder of its log files."""
 _LEVELS = {"warn": "WARNING", "exception": "ERROR", "fatal": "CRITICAL"}
 _NAMES = ("trace", "debug", "info", "success", "warning", "error", "critical", *_LEVELS)
 
 
-def watch() -> None:
-    """Keep imports of AWorld quiet from now on. Idempotent."""
+def install_finder() -> None:
+    """Keep imports of AWorld quiet. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
@@ -50,9 +49,9 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ == INSTALLER:
             super().exec_module(module)
-            module.import_package = _imported  # type: ignore[attr-defined]
+            module.import_package = _import_package  # type: ignore[attr-defined]
             return
-        with _sinks_kept():
+        with _keep_sinks():
             super().exec_module(module)
         if not os.environ.get(FILES):
             from loguru import logger
@@ -64,25 +63,24 @@ class _Loader(SourceFileLoader):
 
 
 @contextmanager
-def _sinks_kept() -> Iterator[None]:
-    """Keep the log sinks as they are, from the thread that imports, whose module it is; other threads' sinks come and
-    go as ever."""
+def _keep_sinks() -> Iterator[None]:
+    """Keep the log sinks during the import in this thread; other threads' sinks change as usual."""
     from loguru import logger
 
     add, remove, own = logger.add, logger.remove, bool(os.environ.get(FILES))
     importing = threading.get_ident()
 
-    def kept(handler_id: int | None = None) -> None:
+    def remove_foreign(handler_id: int | None = None) -> None:
         if handler_id is not None or threading.get_ident() != importing:
             remove(handler_id)
 
-    def added(*args: Any, **kwargs: Any) -> int:
+    def add_foreign(*args: Any, **kwargs: Any) -> int:
         return -1 if threading.get_ident() == importing else add(*args, **kwargs)
 
     shadow: Any = logger
-    shadow.remove = kept
+    shadow.remove = remove_foreign
     if not own:
-        shadow.add = added
+        shadow.add = add_foreign
     try:
         yield
     finally:
@@ -92,7 +90,7 @@ def _sinks_kept() -> Iterator[None]:
 
 
 class _Lines:
-    """One of AWorld's loggers: what its own modules say is dropped, what others say by it is theirs."""
+    """One of AWorld's loggers: lines of its own modules are dropped, other modules' lines are logged."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -101,24 +99,26 @@ class _Lines:
         return getattr(self._original, name)
 
 
-def _line(name: str) -> Any:
+def _make_log_method(name: str) -> Any:
     level = _LEVELS.get(name, name.upper())
 
-    def said(self: _Lines, value: Any = "", *args: Any, **kwargs: Any) -> None:
+    def log_value(self: _Lines, value: Any = "", *args: Any, **kwargs: Any) -> None:
         if not sys._getframe(1).f_globals.get("__name__", "").startswith("aworld."):
             from loguru import logger
 
             logger.opt(depth=1).log(level, "{}", value)
 
-    return said
+    return log_value
 
 
 for _name in _NAMES:
-    setattr(_Lines, _name, _line(_name))
+    setattr(_Lines, _name, _make_log_method(_name))
 
 
-def _imported(package_name: str, alias: str = "", install_name: str = "", *args: Any, **kwargs: Any) -> ModuleType:
-    """Replaces AWorld's function, which installs what is missing. Raises ImportError."""
+def _import_package(
+    package_name: str, alias: str = "", install_name: str = "", *args: Any, **kwargs: Any
+) -> ModuleType:
+    """Replaces AWorld's function that installs missing packages. Raises ImportError."""
     try:
         return importlib.import_module(package_name)
     except ImportError as problem:

@@ -1,8 +1,8 @@
-"""Where an agent of AWorld finds its tools: the configuration of AWorld's MCP client for one address.
+"""The tools of an AWorld agent: the configuration of AWorld's MCP client for one address.
 
-Invariants: inside an episode, an environment that has episodes (`ajet env up`) gives it an address of its own, ended
-with it: what one episode writes no other reads. One that lost what the episode had done there fails the episode, for
-AWorld tells its model of it as of any tool's error. A token that is known is sent; none is asked for.
+Invariants: inside an episode, an environment with episodes (`ajet env up`) returns an own address, ended with the
+episode: no episode reads another one's changes. A lost environment fails the episode, since AWorld reports the loss to
+its model like any tool's error. A known token is sent; none is required.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ajet.workflow.tuner import ModelTuner
 
 ADDRESS = "MCP_SERVER_URL"
-"""Environment variable: the address of the tools, as `ajet env up` prints it."""
+"""Environment variable: the address of the tools, as printed by `ajet env up`."""
 SERVERS = "MCP_SERVERS"
-"""Environment variable, and the header of its name: which servers' tools, where nobody says it in code."""
+"""Environment variable, and header of the same name: the servers, unless code names them."""
 SERVER = "aworld-mcp"
 PATIENCE_S = 600
-"""Of the client that the configuration is for, as AWorld's pages have it."""
-ASKED_S = 30.0
-"""A request of ours to the environment."""
+"""Timeout of AWorld's client, as on AWorld's pages."""
+REQUEST_TIMEOUT_S = 30.0
+"""Timeout of ajet's requests to the environment."""
 GAIA = "gaia-local"
 
 
@@ -46,65 +46,66 @@ def get_agent_tool_env_and_servers(
     mcp_server_list: str = "",
     tool_config: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """`mcp_config` and `mcp_servers` of an AWorld Agent: those of `mcp_server_list` ("a-server,b-server"), else of
-    MCP_SERVERS, else the GAIA environment's nineteen servers; at `url`, else at MCP_SERVER_URL, else at the environment
-    that runs on this machine. `tool_config` has `url`, `authorization`, `mcp_servers`, `server_name`, `type` and the
-    three timeouts; it may also stand first. Inside an episode the address is the episode's own, where the environment
-    has episodes.
+    """Return `mcp_config` and `mcp_servers` of an AWorld Agent.
 
-    Raises ConfigError where no address is known; EnvironmentFailure inside an episode where none is given."""
+    Servers: `mcp_server_list` ("a-server,b-server"), else MCP_SERVERS, else the GAIA environment's nineteen servers.
+    Address: `url`, else MCP_SERVER_URL, else the environment running on this machine. `tool_config` has `url`,
+    `authorization`, `mcp_servers`, `server_name`, `type` and the three timeouts; it may also be the first argument.
+    Inside an episode the address is the episode's own, if the environment has episodes.
+
+    Raises ConfigError for an unknown address; EnvironmentFailure inside an episode without one.
+    """
     if isinstance(url, Mapping):
         url, tool_config = None, url
-    told = dict(tool_config or {})
-    address = url or told.get("url") or os.environ.get(ADDRESS) or _running_here()
-    chosen = mcp_server_list or told.get("mcp_servers") or os.environ.get(SERVERS) or ",".join(SEED_NAMES)
+    settings = dict(tool_config or {})
+    address = url or settings.get("url") or os.environ.get(ADDRESS) or _find_running()
+    chosen = mcp_server_list or settings.get("mcp_servers") or os.environ.get(SERVERS) or ",".join(SEED_NAMES)
     names = chosen if isinstance(chosen, str) else ",".join(chosen)
     token = os.environ.get(TOKEN) or token_for(address)
-    authorization = told.get("authorization") or (f"Bearer {token}" if token else "")
+    authorization = settings.get("authorization") or (f"Bearer {token}" if token else "")
     headers = {**({"Authorization": authorization} if authorization else {}), SERVERS: names}
-    name = told.get("server_name", SERVER)
+    name = settings.get("server_name", SERVER)
     entry = {
-        "type": told.get("type", "streamable-http"),
-        "url": _own(address, headers),
+        "type": settings.get("type", "streamable-http"),
+        "url": _choose_url(address, headers),
         "headers": headers,
-        "timeout": told.get("timeout", PATIENCE_S),
-        "sse_read_timeout": told.get("sse_read_timeout", PATIENCE_S),
-        "client_session_timeout_seconds": told.get("client_session_timeout_seconds", PATIENCE_S),
+        "timeout": settings.get("timeout", PATIENCE_S),
+        "sse_read_timeout": settings.get("sse_read_timeout", PATIENCE_S),
+        "client_session_timeout_seconds": settings.get("client_session_timeout_seconds", PATIENCE_S),
     }
     return {"mcpServers": {name: entry}}, [*(each for each in names.split(",") if each), name]
 
 
 class EpisodeTools:
-    """The addresses that an episode was given."""
+    """The addresses of one episode."""
 
     def __init__(self) -> None:
         self._open: dict[str, dict[str, str]] = {}
-        """Of its episodes at environments -> what is sent with a request."""
+        """Its episodes at environments -> headers of their requests."""
         self._lost: list[str] = []
 
     def begin(self, address: str, headers: Mapping[str, str]) -> str:
-        """An address of its own at the environment, or the address itself where that has no episodes. Raises
-        EnvironmentFailure."""
+        """Return an own address at the environment, or `address` without episodes. Raises EnvironmentFailure."""
         sent = {key: value for key, value in headers.items() if key == "Authorization"}
         try:
-            at = _episodes_at(address, sent)
+            at = _find_episodes_route(address, sent)
             if at is None:
                 return address
-            status, answer = _exchange("POST", at, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
+            status, answer = _send_request("POST", at, {**sent, SERVERS: headers.get(SERVERS, "")}, {})
         except OSError as problem:
-            raise _unreached(address, problem) from problem
+            raise _make_unreachable_error(address, problem) from problem
         if status != 201:
             raise EnvironmentFailure(f"{address} gives no episode (HTTP {status}): {answer.get('error', '')}")
         self._open[f"{at}/{answer['episode']}"] = sent
-        _tell(address, answer.get("lacks") or ())
+        _warn_missing(address, answer.get("lacks") or ())
         return urljoin(address, answer["path"])
 
     async def end(self) -> None:
-        """End them, and hear whether one was lost. Idempotent; where it is cancelled, the next call ends the rest."""
+        """End the episodes and note losses. Idempotent; after a cancellation the next call ends the remaining ones."""
         while self._open:
             address, sent = self._open.popitem()
             try:
-                status, answer = await asyncio.to_thread(_exchange, "DELETE", address, sent, None)
+                status, answer = await asyncio.to_thread(_send_request, "DELETE", address, sent, None)
             except OSError as problem:
                 self._lost.append(f"{address} is gone: {problem}")
                 continue
@@ -113,8 +114,8 @@ class EpisodeTools:
             elif answer.get("lost"):
                 self._lost.append(str(answer["lost"]))
 
-    def require_kept(self) -> None:
-        """Raises EnvironmentFailure where one was lost."""
+    def require_no_loss(self) -> None:
+        """Raise EnvironmentFailure if an environment was lost."""
         if self._lost:
             raise EnvironmentFailure(f"environment lost: {self._lost[0]}")
 
@@ -123,8 +124,8 @@ _episode: ContextVar[EpisodeTools | None] = ContextVar("ajet_aworld_tools", defa
 
 
 @contextmanager
-def of_episode(tuner: ModelTuner) -> Iterator[EpisodeTools]:
-    """Within the block, tool addresses are this episode's own; they are ended with it at the latest."""
+def open_episode_tools(tuner: ModelTuner) -> Iterator[EpisodeTools]:
+    """Give tools the episode's own addresses within the block; they end with the episode at the latest."""
     tools = EpisodeTools()
     tuner.resources.callback(tools.end)
     token = _episode.set(tools)
@@ -134,14 +135,14 @@ def of_episode(tuner: ModelTuner) -> Iterator[EpisodeTools]:
         _episode.reset(token)
 
 
-_told: set[tuple[str, ...]] = set()
-"""Address and names of servers that were said to be lacking there."""
+_warned: set[tuple[str, ...]] = set()
+"""Addresses and missing servers reported before."""
 
 
-def _tell(address: str, lacks: Sequence[str]) -> None:
-    """Once in a process that these tools are not there."""
-    if lacks and (address, *lacks) not in _told:
-        _told.add((address, *lacks))
+def _warn_missing(address: str, lacks: Sequence[str]) -> None:
+    """Warn once per process about servers missing there."""
+    if lacks and (address, *lacks) not in _warned:
+        _warned.add((address, *lacks))
         logger.warning(
             "the environment at {} has no server {}: agents get the tools of those that it has",
             address,
@@ -149,13 +150,13 @@ def _tell(address: str, lacks: Sequence[str]) -> None:
         )
 
 
-def _own(address: str, headers: Mapping[str, str]) -> str:
+def _choose_url(address: str, headers: Mapping[str, str]) -> str:
     tools = _episode.get()
     return address if tools is None else tools.begin(address, headers)
 
 
-def _running_here() -> str:
-    """The address of the environment on this machine. Raises ConfigError."""
+def _find_running() -> str:
+    """Return the address of the environment on this machine. Raises ConfigError."""
     found = all_running()
     names = [each.name for each in found]
     chosen = [each for each in found if each.name == GAIA] or found
@@ -169,29 +170,29 @@ def _running_here() -> str:
     return f"{chosen[0].near}/mcp"
 
 
-def _unreached(address: str, problem: OSError) -> EnvironmentFailure:
+def _make_unreachable_error(address: str, problem: OSError) -> EnvironmentFailure:
     here = [f"{each.name} at {each.near}/mcp" for each in all_running()]
     hint = f"; on this machine there is {', '.join(here)}: set {ADDRESS} to it" if here else ""
     return EnvironmentFailure(f"nothing answers at {address} ({problem}){hint}")
 
 
-def _episodes_at(address: str, sent: Mapping[str, str]) -> str | None:
-    """The route at which the server gives episodes; None where it has none. Raises OSError."""
+def _find_episodes_route(address: str, sent: Mapping[str, str]) -> str | None:
+    """Return the server's route for episodes, or None. Raises OSError."""
     headers = {**sent, "MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}
-    _, answer = _exchange("POST", address, headers, request(1, "server/discover", {}, stateless=True))
+    _, answer = _send_request("POST", address, headers, request(1, "server/discover", {}, stateless=True))
     meta = answer.get("result", {}).get("_meta", {}) if isinstance(answer.get("result"), dict) else {}
     path = meta.get(EPISODES) if isinstance(meta, dict) else None
     return urljoin(address, path) if isinstance(path, str) and path else None
 
 
-def _exchange(method: str, url: str, headers: Mapping[str, str], body: Any) -> tuple[int, dict[str, Any]]:
-    """(status, the answer's JSON object; {} where it is none). Raises OSError."""
+def _send_request(method: str, url: str, headers: Mapping[str, str], body: Any) -> tuple[int, dict[str, Any]]:
+    """Return (status, the reply's JSON object, {} for other replies). Raises OSError."""
     import httpx
 
     accepts = {**headers, "Accept": "application/json, text/event-stream"}
     try:
         outside = not is_loopback(urlsplit(url).hostname)
-        reply = httpx.request(method, url, headers=accepts, json=body, timeout=ASKED_S, trust_env=outside)
+        reply = httpx.request(method, url, headers=accepts, json=body, timeout=REQUEST_TIMEOUT_S, trust_env=outside)
     except httpx.HTTPError as problem:
         raise ConnectionError(str(problem) or type(problem).__name__) from problem
     answer = None

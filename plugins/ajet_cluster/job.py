@@ -54,7 +54,7 @@ def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Pa
         exp_dir: Record directory, if chosen.
     """
     from ajet_ray.cluster.resources import Demand
-    from ajet_verl.settings import verl_settings
+    from ajet_verl.settings import build_settings
 
     if "spreads" not in experiment.backbone.can:
         raise ConfigError(
@@ -63,7 +63,7 @@ def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Pa
             expected="--backbone verl",
         )
     experiment.require_ready()
-    settings = verl_settings(experiment, own_cluster=False)
+    settings = build_settings(experiment, own_cluster=False)
     seen = (folder or experiment.yaml_path.parent).absolute()
     if not experiment.yaml_path.is_relative_to(seen):
         raise ConfigError(
@@ -80,7 +80,7 @@ def build_job(experiment: Experiment, *, folder: Path | None = None, exp_dir: Pa
     return ClusterJob(
         name=_make_job_name(experiment.name),
         nodes=demand.nodes,
-        accelerators=demand.a_node,
+        accelerators=demand.per_node,
         cpus=(settings["ray_kwargs"].get("ray_init") or {}).get("num_cpus"),
         kind=settings["trainer"]["device"],
         folder=seen,

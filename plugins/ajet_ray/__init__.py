@@ -1,6 +1,5 @@
-"""What the backbones on Ray share: mailbox, tickets, agent host, rows, record of a run, cluster.
+"""Shared parts of the backbones on Ray: mailbox, tickets, episode host, rows, a run's record, and the cluster.
 
-In: an experiment, and the demand of a backbone. Out: a Ray cluster for the time of a run, and the letters and rows that
-its processes exchange with the one that the person started. Nothing is imported here: most processes need no more than
-one module from below.
+In: an experiment, and the resource demand of a backbone. Out: a Ray cluster for the run, and the notices and rows
+exchanged with the run's own process. The package imports nothing: most processes need a single module.
 """

@@ -1,6 +1,6 @@
-"""An episode as one value of bytes, for who hands it to another process: the codec's line and its arrays.
+"""An episode as one bytes value, for other processes: the codec's line and its arrays.
 
-Invariant: `unpacked(packed(episode))` is the episode, as the record would read it.
+Invariant: `unpack_episode(pack_episode(episode))` is the episode, as the record would read it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ajet.record.plain_json import dumps
 from ajet.schema.episode import Episode
 
 _HEAD = 8
-"""Bytes that say how long the line is."""
+"""Bytes of the line's length."""
 
 
-def packed(episode: Episode) -> bytes:
-    """The line, compressed with the arrays."""
+def pack_episode(episode: Episode) -> bytes:
+    """Return the line and the arrays, compressed."""
     row, arrays = encode(episode)
     line = dumps(row).encode()
     return zlib.compress(len(line).to_bytes(_HEAD, "little") + line + arrays, 1)
 
 
-def unpacked(data: bytes) -> Episode:
-    """The episode again; of our own processes' only: nothing bounds what it takes."""
-    whole = zlib.decompress(data)
-    end = _HEAD + int.from_bytes(whole[:_HEAD], "little")
-    return decode(json.loads(whole[_HEAD:end]), whole[end:])
+def unpack_episode(data: bytes) -> Episode:
+    """Return the episode. Only for bytes of ajet's own processes: the size is not bounded."""
+    raw = zlib.decompress(data)
+    end = _HEAD + int.from_bytes(raw[:_HEAD], "little")
+    return decode(json.loads(raw[_HEAD:end]), raw[end:])

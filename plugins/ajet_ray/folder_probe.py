@@ -1,7 +1,7 @@
-"""What the weights in a folder say of the probe, where those that train are in other processes.
+"""The probe's log-probabilities by the weights in a folder, since the trained weights are in other processes.
 
-Invariant: nobody pays for it who does not ask: a model is loaded here, whole and into main memory, only for a sampler
-whose server elsewhere must be known by it. What is asked is the folder that samplers are told of.
+Invariant: a model is loaded here, completely and into main memory, only for a sampler that identifies a remote server
+by the probe. The folder is the one announced to samplers.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class FolderProbe:
-    """Computes the probe of one run's weights from its checkpoints."""
+    """Computes the probe of a run's weights from its checkpoints."""
 
     def __init__(self, experiment: Experiment, tokenizer: Any) -> None:
         self._experiment = experiment
         self._ids = encode_probe_text(tokenizer)
         self._rounded = experiment.ajet.model.dtype != "float32"
 
-    def known(self, earlier: WeightsProbe | None, below: int) -> WeightsProbe:
-        """The probe of a trainer that goes on from `below`: what an `earlier` one said of versions before it."""
+    def continue_probe(self, earlier: WeightsProbe | None, below: int) -> WeightsProbe:
+        """Return a probe that continues from version `below`, with the `earlier` probe's older versions."""
         tolerance = self._experiment.ajet.trainer_common.canary_tolerance(rounded=self._rounded) or CANARY_ROUNDED
         return WeightsProbe.resume_from(earlier, self._ids, tolerance, version=below)
 
-    def said(self, folder: Path | None) -> list[float]:
-        """Log-probabilities of the text by these weights; None: by those of model.path. Raises UserError."""
+    def score_text(self, folder: Path | None) -> list[float]:
+        """Return the text's log-probabilities by the folder's weights; None: those of model.path. Raises UserError."""
         import torch
 
         from ajet.engine.model_source import ModelSource, locate_model
@@ -46,5 +46,5 @@ class FolderProbe:
         model = load_model(source, dtype=torch.bfloat16 if self._rounded else torch.float32)
         ids = torch.tensor(self._ids)
         with torch.inference_mode():
-            said = model(ids[None]).logits[0, :-1].float().log_softmax(-1)
-        return [float(value) for value in said[torch.arange(len(ids) - 1), ids[1:]]]
+            logprobs = model(ids[None]).logits[0, :-1].float().log_softmax(-1)
+        return [float(value) for value in logprobs[torch.arange(len(ids) - 1), ids[1:]]]

@@ -1,8 +1,7 @@
-"""Host: what one process that plays holds: a gateway, the workflow, the judge.
+"""Host: the gateway, workflow and judge of one playing process.
 
-Invariant: these are the objects of every backbone, in front of verl's servers. All sessions of a task run in one
-process; the first that comes plays the whole group, so that deadlines, retries and limits are the rollout's, and the
-others wait for it.
+Invariant: the host uses every backbone's objects, in front of verl's servers. All sessions of a task run in one
+process; the first session plays the group, so deadlines, retries and limits are the rollout's, and the others wait.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from ajet.schema.task import Task
 from ajet.task_judge import open_judge
 from ajet.task_reader import open_reader
 from ajet.tokens.image_tokens import ImageTokens
-from ajet_ray.mailbox import Closed, Grant
+from ajet_ray.mailbox import GroupNotice, TicketGrant
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _RunningGroup:
     group: asyncio.Task[Group]
     sessions: int
-    """How many have not asked for it yet."""
+    """Sessions that have not joined yet."""
 
 
 class Host:
-    """Made once a process, ended with it."""
+    """Made once per process, and ended with the process."""
 
     def __init__(
         self,
@@ -43,59 +42,63 @@ class Host:
         run_id: str,
         engine: TokenEngine,
         tokenizer: Any,
-        post: Callable[[Closed], Awaitable[None]],
-        grant: Callable[[int], Awaitable[Grant]],
+        post: Callable[[GroupNotice], Awaitable[None]],
+        grant: Callable[[int], Awaitable[TicketGrant]],
         images: ImageTokens | None = None,
         pins: ToolPins | None = None,
     ) -> None:
-        """`post` hands a closed group to the record; `grant`: what a ticket is for; `images`: how a model that sees
-        images is shown them; `pins`: the run's tools."""
+        """`post` sends a closed group to the record; `grant`: returns the task of a ticket; `images`: the encoding of
+        images; `pins`: the run's tools."""
         self._engine, self._post, self._grant = engine, post, grant
         self._gateway = gateway = open_gateway(experiment, engine, tokenizer, images)
         judge = open_judge(experiment, reader_judge=open_reader(experiment).judge)
         self._rollout = Rollout(experiment, gateway, load_workflow(experiment), judge, run_id=run_id, pins=pins)
-        self._groups: dict[str, _UnderWay] = {}
+        self._groups: dict[str, _RunningGroup] = {}
 
     @property
     def version(self) -> int:
-        """The newest weights that answered here."""
+        """The newest policy version that answered here."""
         return self._engine.version
 
     def close(self) -> None:
-        """End the rollout and the gateway. For tests: a process of verl is ended from outside."""
+        """End the rollout and the gateway. For tests: verl's processes are killed from outside."""
         self._rollout.close()
         self._gateway.close()
 
-    async def group(self, uid: str, index: int, task: Task | None, *, step: int, sessions: int) -> Group:
-        """The group that verl calls `uid`, once it has closed and is posted; each of its sessions asks once. `index`:
-        the place of a validation `task`; without one, a ticket."""
+    async def join_group(self, uid: str, index: int, task: Task | None, *, step: int, sessions: int) -> Group:
+        """Return verl's group `uid` once it is closed and posted; each session joins once.
+
+        `index`: the place of a validation `task`; without a task, a ticket.
+        """
         waiting = self._groups.get(uid)
         if waiting is None:
             closes = (
-                self._trained(index, step, sessions) if task is None else self._held_out(index, task, step, sessions)
+                self._play_training(index, step, sessions)
+                if task is None
+                else self._play_validation(index, task, step, sessions)
             )
-            waiting = self._groups[uid] = _UnderWay(asyncio.ensure_future(closes), sessions)
+            waiting = self._groups[uid] = _RunningGroup(asyncio.ensure_future(closes), sessions)
         waiting.sessions -= 1
         if not waiting.sessions:
             del self._groups[uid]
         return await waiting.group
 
-    async def whole(self, ticket: int, *, step: int, sessions: int) -> Group:
-        """The group that a ticket is for, of so many episodes, once it has closed and is posted; asked for once."""
-        return await self._trained(ticket, step, sessions)
+    async def play_ticket(self, ticket: int, *, step: int, sessions: int) -> Group:
+        """Return the group of a ticket, with `sessions` episodes, once it is closed and posted; called once."""
+        return await self._play_training(ticket, step, sessions)
 
-    async def _trained(self, ticket: int, step: int, sessions: int) -> Group:
+    async def _play_training(self, ticket: int, step: int, sessions: int) -> Group:
         granted = await self._grant(ticket)
-        group = granted.group or await self._play(granted.order, granted.task, step, "train", sessions)
-        await self._post(Closed(group, step, ticket))
+        group = granted.group or await self._play_group(granted.order, granted.task, step, "train", sessions)
+        await self._post(GroupNotice(group, step, ticket))
         return group
 
-    async def _held_out(self, place: int, task: Task, step: int, sessions: int) -> Group:
-        group = await self._play(place, task, step, "validation", sessions)
-        await self._post(Closed(group, step))
+    async def _play_validation(self, place: int, task: Task, step: int, sessions: int) -> Group:
+        group = await self._play_group(place, task, step, "validation", sessions)
+        await self._post(GroupNotice(group, step))
         return group
 
-    async def _play(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:
+    async def _play_group(self, order: int, task: Task, step: int, split: Split, sessions: int) -> Group:
         return await asyncio.wrap_future(
             self._rollout.play_group(order, task, step=step, split=split, repeats=sessions)
         )

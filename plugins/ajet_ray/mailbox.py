@@ -1,9 +1,9 @@
-"""What verl's processes tell the one that the person started: episodes, steps, validations, checkpoints, processes; and
-what that one answers: which tasks they are to play.
+"""Notices from verl's processes to the run's own process (episodes, steps, validations, checkpoints, processes), and
+its grants of tasks.
 
-Invariant: only that process writes the run's record (one writer, one lock), wherever the others run; a letter is taken
-once and in the order in which its sender sent it. Who asks for a ticket again gets the same answer, and once its group
-has closed, the group. The mailbox is an actor that all of a run find by its name.
+Invariant: only the run's own process writes the record (one writer, one lock); a notice is taken once and in its
+sender's order. A repeated ticket request gets the same grant, and after its group closed, the group. The mailbox is an
+actor, found by name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 NAME = "ajet-mailbox"
 BATCH = 256
-"""Letters taken at once, at most."""
+"""Largest number of notices taken at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """A process of the run."""
+class ProcessNotice:
+    """A process of the run started."""
 
     role: str
     pid: int
@@ -33,51 +33,51 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
-    """The trainer's present phase."""
+class PhaseNotice:
+    """The trainer entered a phase."""
 
     name: str
     step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
-    """The task and step that a ticket is for. The answer to `TicketAsked`."""
+class TicketGrant:
+    """The task of a ticket, in answer to `TicketRequest`."""
 
     order: int
     """The position in the training order."""
     task: Task
     group: Group | None = None
-    """Where it was played already: to be handed over."""
+    """The group, if played already: to be handed over."""
 
 
 @dataclass(frozen=True, slots=True)
-class TicketAsked:
-    """Somebody is about to play what this ticket is for."""
+class TicketRequest:
+    """A process is about to play the ticket."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
-    """Whatever process plays this ticket's group dies of it."""
+class TicketFailure:
+    """The ticket's group kills every process that plays it."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """A group has closed, or one that had was handed over."""
+class GroupNotice:
+    """A group was closed, or a closed one was handed over."""
 
     group: Group
     step: int
-    """That asked for it."""
+    """The step that requested the group."""
     ticket: int | None = None
-    """None: of validation."""
+    """None for validation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Credited:
+class CreditEntry:
     """The credit of an episode in a step."""
 
     uuid: str
@@ -87,26 +87,26 @@ class Credited:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
-    """Credit was given to a step's episodes, by another process than its trainer, which has yet to train on them."""
+class CreditNotice:
+    """A step's credit, assigned by another process before its trainer trains."""
 
     step: int
-    credited: list[Credited]
+    credited: list[CreditEntry]
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """A training step has ended."""
+class StepNotice:
+    """A training step ended."""
 
     step: int
     metrics: dict[str, float]
-    """See `numbers_of`."""
-    credited: list[Credited] = field(default_factory=list)
+    """Numbers of `read_numbers`."""
+    credited: list[CreditEntry] = field(default_factory=list)
 
 
-def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The trainer's own metrics that are one number: Python's, numpy's and arrays of one."""
+def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the trainer's scalar metrics: Python's, numpy's and arrays of size one."""
     return {
         name: float(value)
         for name, value in metrics.items()
@@ -115,7 +115,7 @@ def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Validated:
+class ValidationNotice:
     """All validation tasks were played after `step` steps."""
 
     step: int
@@ -123,72 +123,84 @@ class Validated:
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
-    """A process of the run died, and another took its place."""
+class DeathNotice:
+    """A process of the run died and was replaced."""
 
     role: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """verl has written a checkpoint into `folder`, on the trainer's node."""
+class CheckpointNotice:
+    """verl wrote a checkpoint into `folder`, on the trainer's node."""
 
     step: int
     folder: str
 
 
 @dataclass(frozen=True, slots=True)
-class ToolsFound:
-    """The tools that the run's first attempt was offered, as a request's `tools`."""
+class ToolsNotice:
+    """The tools offered to the run's first attempt, as a request's `tools`."""
 
     tools: list[Any]
 
 
-Letter = Process | ToolsFound | Phase | TicketAsked | Closed | GaveUp | Assigned | Stepped | Validated | Saved | Died
+Notice = (
+    ProcessNotice
+    | ToolsNotice
+    | PhaseNotice
+    | TicketRequest
+    | GroupNotice
+    | TicketFailure
+    | CreditNotice
+    | StepNotice
+    | ValidationNotice
+    | CheckpointNotice
+    | DeathNotice
+)
 
 
 class _Mailbox:
     """Lives in an actor; its methods run on one event loop."""
 
     def __init__(self) -> None:
-        self._letters: asyncio.Queue[Letter] = asyncio.Queue()
+        self._letters: asyncio.Queue[Notice] = asyncio.Queue()
         self._stop = False
-        self._grants: dict[int, Grant] = {}
+        self._grants: dict[int, TicketGrant] = {}
         self._granted = 0
         self._tools: list[Any] | None = None
         self._more = asyncio.Condition()
 
-    async def put(self, letters: list[Letter]) -> None:
+    async def put(self, letters: list[Notice]) -> None:
         for letter in letters:
-            if isinstance(letter, Closed) and letter.ticket in self._grants:
+            if isinstance(letter, GroupNotice) and letter.ticket in self._grants:
                 self._grants[letter.ticket] = replace(self._grants[letter.ticket], group=letter.group)
             self._letters.put_nowait(letter)
 
-    async def grant(self, ticket: int) -> Grant:
-        """The grant of a ticket, once it is known."""
-        self._letters.put_nowait(TicketAsked(ticket))
+    async def grant(self, ticket: int) -> TicketGrant:
+        """Return a ticket's grant once it is known."""
+        self._letters.put_nowait(TicketRequest(ticket))
         async with self._more:
             await self._more.wait_for(lambda: ticket < self._granted)
         return self._grants[ticket]
 
     async def pin(self, found: list[Any]) -> list[Any]:
-        """The run's tools: those that the first to ask has found."""
+        """Return the run's tools: the first caller's tools."""
         if self._tools is None:
             self._tools = found
-            self._letters.put_nowait(ToolsFound(found))
+            self._letters.put_nowait(ToolsNotice(found))
         return self._tools
 
-    async def know(self, grants: Sequence[Grant], open: Collection[int]) -> None:
-        """What the next tickets are for; of the earlier ones, only those of these positions are asked for again."""
+    async def know(self, grants: Sequence[TicketGrant], open: Collection[int]) -> None:
+        """Add the next tickets' grants; of earlier ones only those at the `open` positions are kept."""
         self._grants = {ticket: grant for ticket, grant in self._grants.items() if grant.order in open}
         async with self._more:
             self._grants.update(enumerate(grants, self._granted))
             self._granted += len(grants)
             self._more.notify_all()
 
-    async def take(self, seconds: float) -> list[Letter]:
-        """Some letters, or none after so many seconds."""
+    async def take(self, seconds: float) -> list[Notice]:
+        """Return some notices, or none after `seconds`."""
         try:
             taken = [await asyncio.wait_for(self._letters.get(), seconds)]
         except asyncio.TimeoutError:
@@ -198,7 +210,7 @@ class _Mailbox:
         return taken
 
     async def ask_to_stop(self) -> None:
-        """The trainer shall end after its present step."""
+        """Ask the trainer to end after its present step."""
         self._stop = True
 
     async def stopping(self) -> bool:
@@ -206,7 +218,7 @@ class _Mailbox:
 
 
 def open_mailbox() -> Any:
-    """The run's mailbox, made by the process that was started; gone with it."""
+    """Make the run's mailbox; it ends with the calling process."""
     import ray
 
     actor: Any = ray.remote(_Mailbox)
@@ -214,48 +226,48 @@ def open_mailbox() -> Any:
 
 
 class Sender:
-    """Posts letters from any process of the run."""
+    """Posts notices from any process of the run."""
 
     def __init__(self) -> None:
         import ray
 
         self._box = ray.get_actor(NAME)
 
-    def post(self, *letters: Letter) -> None:
+    def post(self, *letters: Notice) -> None:
         """Send without waiting. Thread-safe."""
         self._box.put.remote(list(letters))
 
-    def post_and_wait(self, *letters: Letter) -> None:
-        """Send, and return when they lie in the box."""
+    def post_and_wait(self, *letters: Notice) -> None:
+        """Send and wait until the mailbox has the notices."""
         import ray
 
         ray.get(self._box.put.remote(list(letters)))
 
-    async def posted(self, *letters: Letter) -> None:
-        """Post letters, and wait until they are taken."""
+    async def post_async(self, *letters: Notice) -> None:
+        """Send and await the mailbox."""
         await self._box.put.remote(list(letters))
 
-    async def grant(self, ticket: int) -> Grant:
-        """The grant of a ticket."""
-        granted: Grant = await self._box.grant.remote(ticket)
+    async def grant(self, ticket: int) -> TicketGrant:
+        """Await a ticket's grant."""
+        granted: TicketGrant = await self._box.grant.remote(ticket)
         return granted
 
     def pin(self, found: list[Any]) -> list[Any]:
-        """The run's tools, whoever found them first."""
+        """Return the run's tools, found by the first caller."""
         import ray
 
         pinned: list[Any] = ray.get(self._box.pin.remote(found))
         return pinned
 
-    def stopping(self) -> bool:
-        """Whether the run shall end."""
+    def should_stop(self) -> bool:
+        """True if the run shall end."""
         import ray
 
         return bool(ray.get(self._box.stopping.remote()))
 
     def introduce(self, role: str) -> None:
-        """Say who this process is."""
+        """Post this process's role."""
         import os
         import socket
 
-        self.post(Process(role, os.getpid(), socket.gethostname()))
+        self.post(ProcessNotice(role, os.getpid(), socket.gethostname()))

@@ -1,8 +1,8 @@
-"""verl's FSDP checkpoint as a model folder in Hugging Face layout: weights whole and exact, config and tokenizer.
+"""verl's FSDP checkpoint as a model folder in Hugging Face layout: complete exact weights, config and tokenizer.
 
-Invariant: every tensor is put together bit for bit from what the ranks saved, and has the shape that they say it has;
-only adapters are added in, and only a number format that was asked for is rounded to. verl is not imported: its shards
-are plain torch files of DTensors, read lazily, so that one output file at a time is in memory.
+Invariant: every tensor is joined bit for bit from the ranks' shards, with the shape stated there; only adapters are
+added, and only a requested number format rounds. verl is not imported: its shards are plain torch files of DTensors,
+read lazily, so one output file at a time is in memory.
 
     model_world_size_W_rank_R.pt    the state dict of rank R, FSDP 1 or 2
     fsdp_config.json                W
@@ -29,29 +29,29 @@ from torch.distributed.tensor import DTensor, Replicate, Shard  # which also mak
 from ajet.schema.errors import UserError
 
 FILE_BYTES = 4 * 2**30
-"""Of one file of weights, if no single tensor is larger."""
+"""Size of one weight file, unless a single tensor is larger."""
 _PREFIX, _BASE = "base_model.model.", ".base_layer."
 _LORA_A, _LORA_B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """A tensor to write. `make` reads it."""
+class _PlannedTensor:
+    """A tensor to write; `make` reads the tensor."""
 
     name: str
     bytes: int
     make: Callable[[], torch.Tensor]
 
 
-def merge(actor: Path, into: Path, *, dtype: str | None = None, file_bytes: int = FILE_BYTES) -> None:
+def merge_checkpoint(actor: Path, into: Path, *, dtype: str | None = None, file_bytes: int = FILE_BYTES) -> None:
     """Fill the empty folder `into` from `actor`, the folder `global_step_N/actor` of a checkpoint.
 
-    dtype: float32 or bfloat16; None keeps the one that was trained in. Raises UserError for a folder that is not whole,
-    or spread in a way that cannot be put together here.
+    dtype: float32 or bfloat16; None keeps the trained one. Raises UserError for an incomplete folder, or an unsupported
+    sharding.
     """
     about = actor / "huggingface"
     if not (about / "config.json").is_file():
-        raise _not_whole(about / "config.json")
+        raise _make_incomplete_error(about / "config.json")
     shards = None if any(about.glob("*.safetensors")) else _Shards(actor)
     for file in about.iterdir():
         if file.is_file() and (shards is None or file.suffix != ".safetensors"):
@@ -59,8 +59,8 @@ def merge(actor: Path, into: Path, *, dtype: str | None = None, file_bytes: int 
     if shards is None:  # Megatron through a bridge writes whole weights there
         return
     config = json.loads((into / "config.json").read_text(encoding="utf-8"))
-    plan = list(_plan(shards, config, _lora_scale(actor), getattr(torch, dtype) if dtype else None))
-    _write(plan, into, file_bytes)
+    plan = list(_plan_tensors(shards, config, _read_lora_scale(actor), getattr(torch, dtype) if dtype else None))
+    _write_files(plan, into, file_bytes)
     config.pop("attn_implementation", None)  # verl's choice for its own processes
     config.pop("torch_dtype", None)
     config["dtype"] = dtype or str(shards.dtype).removeprefix("torch.")
@@ -68,38 +68,40 @@ def merge(actor: Path, into: Path, *, dtype: str | None = None, file_bytes: int 
 
 
 class _Shards:
-    """The tensors that all ranks saved, under the names of rank 0."""
+    """The saved tensors of all ranks, under the names of rank 0."""
 
     def __init__(self, actor: Path) -> None:
         try:
             world = int(json.loads((actor / "fsdp_config.json").read_text())["world_size"])
         except (OSError, ValueError, KeyError) as problem:
-            raise _not_whole(actor / "fsdp_config.json", do=_OF_MEGATRON) from problem
+            raise _make_incomplete_error(actor / "fsdp_config.json", do=_OF_MEGATRON) from problem
         self._place = actor
-        with _quiet():
-            self._ranks = [self._open(actor / f"model_world_size_{world}_rank_{rank}.pt") for rank in range(world)]
+        with _silence_mesh_warnings():
+            self._ranks = [
+                self._open_shard(actor / f"model_world_size_{world}_rank_{rank}.pt") for rank in range(world)
+            ]
         self.names = sorted(self._ranks[0])
         self.dtype = next(self._ranks[0][name].dtype for name in self.names)
 
     @staticmethod
-    def _open(file: Path) -> Mapping[str, torch.Tensor]:
+    def _open_shard(file: Path) -> Mapping[str, torch.Tensor]:
         try:
             state: Mapping[str, torch.Tensor] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         except (OSError, RuntimeError, pickle.UnpicklingError) as problem:
-            raise _not_whole(file) from problem
+            raise _make_incomplete_error(file) from problem
         return state
 
     def size(self, name: str) -> int:
-        """The bytes of the whole tensor."""
+        """Return the bytes of the joined tensor."""
         tensor = self._ranks[0][name]
         return tensor.numel() * tensor.element_size()
 
-    def dtype_of(self, name: str) -> torch.dtype:
-        """The number format in which the tensor was saved."""
+    def read_dtype(self, name: str) -> torch.dtype:
+        """Return the tensor's saved number format."""
         return self._ranks[0][name].dtype
 
-    def whole(self, name: str) -> torch.Tensor:
-        """The tensor that all ranks' parts make."""
+    def read_tensor(self, name: str) -> torch.Tensor:
+        """Return the tensor joined from all ranks' parts."""
         first = self._ranks[0][name]
         if not isinstance(first, DTensor):
             return first
@@ -121,7 +123,7 @@ class _Shards:
         for rank in ranks:
             part = self._ranks[rank].get(name)
             if not isinstance(part, DTensor):
-                raise _not_whole(self._place / f"model_world_size_{len(self._ranks)}_rank_{rank}.pt")
+                raise _make_incomplete_error(self._place / f"model_world_size_{len(self._ranks)}_rank_{rank}.pt")
             parts.append(part.to_local())
         tensor = torch.cat(parts, dim=placement.dim)
         if tensor.shape != first.shape:
@@ -133,10 +135,10 @@ class _Shards:
         return tensor
 
 
-def _plan(
+def _plan_tensors(
     shards: _Shards, config: Mapping[str, Any], scale: float | None, dtype: torch.dtype | None
-) -> Iterator[_Planned]:
-    """The tensors to write, under the names that transformers knows."""
+) -> Iterator[_PlannedTensor]:
+    """Yield the tensors to write, under transformers' names."""
     adapted = {name.removesuffix(_LORA_A) for name in shards.names if name.endswith(_LORA_A)}
     if (adapted and scale is None) or (adapted and not any(_BASE in name for name in shards.names)):
         raise UserError(
@@ -144,7 +146,7 @@ def _plan(
             where="verl.actor_rollout_ref.model.lora",
             expected="a checkpoint of the whole model, with lora_train_meta.json",
         )
-    tied = _tied(shards, config)
+    tied = _find_tied_head(shards, config)
     for name in shards.names:
         if name == tied or name.endswith((_LORA_A, _LORA_B)):
             continue
@@ -154,24 +156,24 @@ def _plan(
             )
         known = name.removeprefix(_PREFIX).replace(_BASE, ".")
         module = name.partition(_BASE)[0]
-        floating = shards.dtype_of(name).is_floating_point
+        floating = shards.read_dtype(name).is_floating_point
         if name.endswith(f"{_BASE}weight") and module in adapted:
             assert scale is not None
-            make = partial(_adapted, shards, module, scale)
+            make = partial(_merge_adapter, shards, module, scale)
         else:
-            make = partial(shards.whole, name)
-        yield _Planned(known, shards.size(name), partial(_rounded, make, dtype if floating else None))
+            make = partial(shards.read_tensor, name)
+        yield _PlannedTensor(known, shards.size(name), partial(_round_tensor, make, dtype if floating else None))
 
 
-def _tied(shards: _Shards, config: Mapping[str, Any]) -> str | None:
-    """The head that is the embedding again: transformers keeps one of the two."""
+def _find_tied_head(shards: _Shards, config: Mapping[str, Any]) -> str | None:
+    """Return the head tied to the embedding: transformers keeps one of the two."""
     if not config.get("tie_word_embeddings"):
         return None
     heads = [name for name in shards.names if name.removeprefix(_PREFIX) == "lm_head.weight"]
     embeddings = [name for name in shards.names if name.endswith(".embed_tokens.weight")]
     if len(heads) != 1 or len(embeddings) != 1:
         return None
-    if not torch.equal(shards.whole(heads[0]), shards.whole(embeddings[0])):
+    if not torch.equal(shards.read_tensor(heads[0]), shards.read_tensor(embeddings[0])):
         raise UserError(
             "Embedding and head differ, and the model's configuration says that they are one.",
             where="config.json: tie_word_embeddings",
@@ -179,30 +181,30 @@ def _tied(shards: _Shards, config: Mapping[str, Any]) -> str | None:
     return heads[0]
 
 
-def _adapted(shards: _Shards, module: str, scale: float) -> torch.Tensor:
-    weight = shards.whole(f"{module}{_BASE}weight")
-    up, down = shards.whole(module + _LORA_B).float(), shards.whole(module + _LORA_A).float()
+def _merge_adapter(shards: _Shards, module: str, scale: float) -> torch.Tensor:
+    weight = shards.read_tensor(f"{module}{_BASE}weight")
+    up, down = shards.read_tensor(module + _LORA_B).float(), shards.read_tensor(module + _LORA_A).float()
     return (weight.float() + scale * (up @ down)).to(weight.dtype)
 
 
-def _rounded(make: Callable[[], torch.Tensor], dtype: torch.dtype | None) -> torch.Tensor:
+def _round_tensor(make: Callable[[], torch.Tensor], dtype: torch.dtype | None) -> torch.Tensor:
     tensor = make()
     return (tensor if dtype is None else tensor.to(dtype)).contiguous()
 
 
-def _lora_scale(actor: Path) -> float | None:
+def _read_lora_scale(actor: Path) -> float | None:
     file = actor / "lora_train_meta.json"
     if not file.is_file():
         return None
-    told = json.loads(file.read_text())
-    return float(told["lora_alpha"]) / float(told["r"])
+    meta = json.loads(file.read_text())
+    return float(meta["lora_alpha"]) / float(meta["r"])
 
 
-def _write(plan: list[_Planned], into: Path, file_bytes: int) -> None:
+def _write_files(plan: list[_PlannedTensor], into: Path, file_bytes: int) -> None:
     """Write one file, or several with an index."""
     from safetensors.torch import save_file
 
-    files: list[list[_Planned]] = [[]]
+    files: list[list[_PlannedTensor]] = [[]]
     for each in plan:
         if files[-1] and sum(one.bytes for one in files[-1]) + each.bytes > file_bytes:
             files.append([])
@@ -221,8 +223,8 @@ def _write(plan: list[_Planned], into: Path, file_bytes: int) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """torch warns of meshes without process groups; none is needed to read."""
+def _silence_mesh_warnings() -> Iterator[None]:
+    """Silence torch's warnings about meshes without process groups; reading needs none."""
     logger = logging.getLogger("torch.distributed.device_mesh")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -235,7 +237,7 @@ def _quiet() -> Iterator[None]:
 _OF_MEGATRON = "a checkpoint of Megatron is merged by `python -m verl.model_merger merge --backend megatron`"
 
 
-def _not_whole(file: Path, do: str = "") -> UserError:
+def _make_incomplete_error(file: Path, do: str = "") -> UserError:
     return UserError(
         "The checkpoint is not whole.",
         where=str(file),

@@ -1,4 +1,4 @@
-"""The values of verl's `trainer.v1.trainer_mode` on which something depends here."""
+"""Values of verl's `trainer.v1.trainer_mode` used in decisions here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A launch on Ray, of verl or of Trinity: connect, start the one process that drives theirs, listen, end.
+"""A launch on Ray, of verl or Trinity: connect, start the driving process, listen, end.
 
-Invariants: the first Ctrl-C ends the run after its present step with a checkpoint, a step that waits for groups of
-others at once; SIGTERM lets such a step wait for those that are being played, within `trainer_common.grace`; letters
-that were taken are recorded before an interrupt is heard; whatever ends the run, nothing that it started lives on.
+Invariants: the first Ctrl-C ends the run after its present step with a checkpoint, and immediately a step waiting for
+remote groups. SIGTERM lets such a step wait for groups in flight, within `trainer_common.grace`. Taken notices are
+recorded before an interrupt is handled. No started process outlives the run.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from ajet.schema.errors import ConfigError, RunFailed
-from ajet_ray.cluster.leftovers import Leftovers
+from ajet_ray.cluster.leftovers import RunLeftovers
 from ajet_ray.cluster.logs import find_last_line
-from ajet_ray.cluster.ray_cluster import ADDRESS, Needs, connected
-from ajet_ray.cluster.ray_errors import last_line
-from ajet_ray.mailbox import Phase, open_mailbox
+from ajet_ray.cluster.ray_cluster import ADDRESS, RayNeeds, connect_to_ray
+from ajet_ray.cluster.ray_errors import read_last_line
+from ajet_ray.mailbox import PhaseNotice, open_mailbox
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
     from ajet.record import RunDirectory
     from ajet.train.interrupts import Interrupts
     from ajet.train.runner import LaunchOptions
-    from ajet_ray.record import Record
-    from ajet_ray.tickets import Tickets
+    from ajet_ray.record import RayRecord
+    from ajet_ray.tickets import LaunchTickets
 
 LISTEN_S = 1.0
-"""How long one look into the mailbox waits for a letter."""
+"""Seconds to wait for a notice."""
 START_S = 60.0
-"""How long between two lines on a start that is not over."""
-LOOK_S = 10.0
-"""How long between two looks at what the processes hold, while none says what it does: they load for minutes, and may
-be killed then, too."""
+"""Seconds between two lines about a slow start."""
+CHECK_S = 10.0
+"""Seconds between two records of the processes' segments without a phase notice: loading takes minutes and may be
+killed."""
 
 
-def address_of(options: LaunchOptions) -> str | None:
-    """The cluster to join; None: one of our own. Raises ConfigError for a cluster that nobody names."""
+def find_address(options: LaunchOptions) -> str | None:
+    """Return the cluster to join; None: an own one. Raises ConfigError for a missing address."""
     address = os.environ.get(ADDRESS)
     if "ray-cluster" in options.flags and not address:
         raise ConfigError(
@@ -57,10 +57,10 @@ def address_of(options: LaunchOptions) -> str | None:
 def run_on_ray(
     whose: str,
     actor: type[Any],
-    told: Any,
-    needs: Needs,
-    record: Record,
-    tickets: Tickets,
+    argument: Any,
+    needs: RayNeeds,
+    record: RayRecord,
+    tickets: LaunchTickets,
     *,
     experiment: Experiment,
     run: RunDirectory,
@@ -68,20 +68,20 @@ def run_on_ray(
     environment: Mapping[str, str],
     interrupts: Interrupts,
 ) -> bool:
-    """Have `actor().run(told)` run in a process of Ray's until it ends; answers whether it was asked to end early.
+    """Run `actor().run(argument)` in a Ray process until its end; return True if it was asked to end early.
 
-    `whose`: verl or Trinity, for lines and errors. `address`: of a cluster, or None for one of our own. `environment`:
-    variables for the run's processes. Raises KeyboardInterrupt after saving, when interrupted; RunFailed for what the
-    process raised; UserError without such a cluster.
+    `whose`: verl or Trinity, for lines and errors. `address`: of a cluster, or None for an own one. `environment`:
+    variables of the run's processes. Raises KeyboardInterrupt after saving, when interrupted; RunFailed for the
+    process's error; UserError without such a cluster.
     """
     import ray
 
-    from ajet_ray.cluster.logs import kept
+    from ajet_ray.cluster.logs import collect_logs
 
     began = time.monotonic()
     with (
-        closing(Leftovers()) as leftovers,
-        connected(
+        closing(RunLeftovers()) as leftovers,
+        connect_to_ray(
             needs,
             address=address,
             folder=experiment.base,
@@ -89,7 +89,7 @@ def run_on_ray(
             temporary=leftovers.folder,
             on_wait=lambda found, wanted: logger.info("waiting for the cluster: {} of {} GPUs", found, wanted),
         ),
-        kept(run.path / "logs", run.redact),
+        collect_logs(run.path / "logs", run.redact),
     ):
         logger.info("Ray is there after {:.0f} s; {}'s processes start", time.monotonic() - began, whose)
         mailbox = open_mailbox()
@@ -97,53 +97,56 @@ def run_on_ray(
             mailbox.pin.remote(record.tools.tools)
         process: Any = ray.remote(num_cpus=1)(actor).remote()
         grace = experiment.ajet.trainer_common.grace
-        done = process.run.remote(told)
-        ears = Ears(whose, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers, grace)
-        return ears.hear_out()
+        done = process.run.remote(argument)
+        listener = RunListener(whose, mailbox, done, record, tickets, run.path / "logs", interrupts, leftovers, grace)
+        return listener.listen_until_end()
 
 
-class Ears:
-    """The run's own side of the mailbox."""
+class RunListener:
+    """The run's side of the mailbox."""
 
     def __init__(
         self,
         whose: str,
         mailbox: Any,
         done: Any,
-        record: Record,
-        tickets: Tickets,
+        record: RayRecord,
+        tickets: LaunchTickets,
         logs: Path,
         interrupts: Interrupts,
-        leftovers: Leftovers,
+        leftovers: RunLeftovers,
         grace: float,
     ) -> None:
-        """`done`: what is there once the process has ended. `grace`: seconds after SIGTERM in which a step may wait for
-        groups that others play."""
+        """`done`: available once the process has ended. `grace`: seconds after SIGTERM for a step waiting for remote
+        groups."""
         self._whose, self._mailbox, self._done, self._logs = whose, mailbox, done, logs
         self._record, self._tickets = record, tickets
         self._interrupts, self._leftovers, self._grace = interrupts, leftovers, grace
-        self._looked = self._told = self._began = time.monotonic()
+        self._checked_at = self._logged_at = self._started_at = time.monotonic()
         self._has_begun = False
-        """True once a letter came that says more than that it loads."""
-        self._waits = False
-        """Whether it was said that the present step waits for groups."""
-        self._asked: Any = None
-        """For letters, without an answer that was heard."""
+        """True after a notice beyond the loading phase."""
+        self._is_wait_logged = False
+        """True once the wait of the present step was logged."""
+        self._pending_take: Any = None
+        """The pending request for notices."""
         self._letters: list[Any] = []
-        """That were taken and are not recorded."""
-        self._recording = False
-        """Whether the first of them is being."""
+        """Taken, unrecorded notices."""
+        self._is_recording = False
+        """True while the first of them is being recorded."""
 
-    def hear_out(self) -> bool:
-        """Listen until the process has ended; after an interrupt, to what it says until it has as it was asked to. One
-        that comes in the middle of recording a letter, which is a second one, ends it at once: the record may lack what
-        a checkpoint to come would count. Raises KeyboardInterrupt; RunFailed."""
+    def listen_until_end(self) -> bool:
+        """Listen until the process has ended, after an interrupt until it has stopped. Raises KeyboardInterrupt;
+        RunFailed.
+
+        A second interrupt while a notice is being recorded ends immediately: the record may lack parts counted by the
+        next checkpoint.
+        """
         import ray
 
         try:
             return self.listen()
         except KeyboardInterrupt:
-            if self._recording:
+            if self._is_recording:
                 logger.warning("interrupted while it was recorded what was trained: the run goes on as after a kill")
                 raise
             self._interrupts.forget_raised()
@@ -153,33 +156,38 @@ class Ears:
             raise
 
     def listen(self, *, stopping: bool = False) -> bool:
-        """Take letters and say what tickets are for, until the process has ended and no letter is left; a first
-        interrupt waits until those that were taken are recorded. `stopping`, and the answer: whether it was asked to
-        end; then it does not wait for groups that others are to play, but for those that they play already, within its
-        grace. Raises RunFailed for what the process raised."""
+        """Take notices and grant tickets until the process has ended and no notice is left.
+
+        A first interrupt waits until taken notices are recorded. `stopping`, and the result: True if the process was
+        asked to end; then only groups in flight are awaited, within the grace. Raises RunFailed for the process's
+        error.
+        """
         import ray
 
         mailbox, hurries = self._mailbox, stopping
         while True:
             with self._interrupts.defer():
-                if due := self._tickets.due():
-                    mailbox.know.remote(due, self._tickets.open())
-                if self._record.exhausted and not stopping:
+                if due := self._tickets.list_grants():
+                    mailbox.know.remote(due, self._tickets.list_open())
+                if self._record.is_exhausted and not stopping:
                     stopping = True
                     logger.warning("nothing could be learned for so long that the run ends after its present step")
                     ray.get(mailbox.ask_to_stop.remote())
                 ended, _ = ray.wait([self._done], timeout=0)
-                letters = self._taken(0.0 if ended else LISTEN_S)
+                letters = self._take_notices(0.0 if ended else LISTEN_S)
                 while self._letters:
-                    self._recording = True
-                    self._record.take(self._letters[0])
+                    self._is_recording = True
+                    self._record.handle_notice(self._letters[0])
                     del self._letters[0]
-                    self._recording = False
-                if any(isinstance(letter, Phase) for letter in letters) or time.monotonic() >= self._looked + LOOK_S:
-                    self._leftovers.look()
-                    self._looked = time.monotonic()
+                    self._is_recording = False
+                if (
+                    any(isinstance(letter, PhaseNotice) for letter in letters)
+                    or time.monotonic() >= self._checked_at + CHECK_S
+                ):
+                    self._leftovers.record_segments()
+                    self._checked_at = time.monotonic()
                 self._log_start(letters)
-            if hurries and self._tickets.lacking and not letters and not self._may_be_filled():
+            if hurries and self._tickets.missing_groups and not letters and not self._may_fill_step():
                 logger.warning(
                     "its present step waits for groups: it ends with the step before, which has a checkpoint"
                 )
@@ -188,44 +196,44 @@ class Ears:
                 try:
                     ray.get(self._done)
                 except ray.exceptions.RayError as problem:
-                    raise ended_by(self._whose, last_line(problem), self._logs) from problem
+                    raise make_run_error(self._whose, read_last_line(problem), self._logs) from problem
                 return stopping
 
     def _log_start(self, letters: Sequence[Any]) -> None:
-        """Log once a minute, until the first episode or step, that the start goes on, and what was printed last."""
+        """Log once a minute, until the first episode or step, that the start continues, with the last printed line."""
         now = time.monotonic()
-        self._has_begun = self._has_begun or any(letter != Phase("loading") for letter in letters)
+        self._has_begun = self._has_begun or any(letter != PhaseNotice("loading") for letter in letters)
         if letters:
-            self._told = now
-        if self._has_begun or now < self._told + START_S:
+            self._logged_at = now
+        if self._has_begun or now < self._logged_at + START_S:
             return
-        self._told = now
+        self._logged_at = now
         place, line = find_last_line(self._logs)
         printed = f"; {place} printed last: {line}" if place else f"; no process has printed yet ({self._logs})"
-        logger.info("{} is starting for {:.0f} s{}", self._whose, now - self._began, printed)
+        logger.info("{} is starting for {:.0f} s{}", self._whose, now - self._started_at, printed)
 
-    def _taken(self, seconds: float) -> list[Any]:
-        """Letters to record: those that an interrupt left, or the next, waited for so long."""
+    def _take_notices(self, seconds: float) -> list[Any]:
+        """Return notices to record: those left by an interrupt, or the next ones."""
         import ray
 
         if not self._letters:
-            if self._asked is None:
-                self._asked = self._mailbox.take.remote(seconds)
-            self._letters = list(ray.get(self._asked))
-        self._asked = None
+            if self._pending_take is None:
+                self._pending_take = self._mailbox.take.remote(seconds)
+            self._letters = list(ray.get(self._pending_take))
+        self._pending_take = None
         return list(self._letters)
 
-    def _may_be_filled(self) -> bool:
-        """Whether the step that this process was asked to end with waits for groups that are being played."""
-        left = self._interrupts.remaining_grace(self._grace) if self._tickets.hopes else None
-        if left and not self._waits:
-            self._waits = True
+    def _may_fill_step(self) -> bool:
+        """True if the last step waits for groups in flight."""
+        left = self._interrupts.remaining_grace(self._grace) if self._tickets.can_fill_missing else None
+        if left and not self._is_wait_logged:
+            self._is_wait_logged = True
             logger.warning("its present step waits up to {:.0f} s for groups that are being played", left)
         return bool(left)
 
 
-def ended_by(whose: str, what: str, logs: Path) -> RunFailed:
-    """The error for a run that verl or Trinity ended."""
+def make_run_error(whose: str, what: str, logs: Path) -> RunFailed:
+    """Build the error of a run ended by verl or Trinity."""
     return RunFailed(
         f"{whose} ended the run: {what}",
         where=str(logs),

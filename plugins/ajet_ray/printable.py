@@ -1,4 +1,4 @@
-"""The configuration of a backbone as it may be printed."""
+"""A backbone's configuration in printable form."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from ajet.config.resolution import HIDDEN, is_secret_path
 
 
-def printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
-    """A backbone's config as it may be shown. `users`: the person's part of it, unresolved."""
+def make_printable(tree: dict[str, Any], users: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config without secrets. `users`: the user's unresolved part."""
     tree = deepcopy(tree)
 
     def cleaned(node: Any, written: Any, path: tuple[Any, ...]) -> Any:

@@ -1,8 +1,8 @@
-"""What the run's own process makes of verl's letters: the record and the screen, as on the local backbone.
+"""The run's record and screen from verl's notices, as on the local backbone.
 
-Invariants: a step is recorded whole, episodes before its row of metrics, and its checkpoint is committed after both:
-what a killed run continues from never holds a step that the record lacks. Sampled tokens = trained + the reasons, for
-every episode that is recorded.
+Invariants: a step is recorded completely, episodes before the row of metrics, and its checkpoint is committed after
+both, so a resumed run never has a step missing in the record. For every recorded episode: sampled tokens = trained
+tokens + untrained tokens by reason.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ajet.schema.episode import Group, list_episodes
 from ajet.schema.errors import UserError
 from ajet.train.step import TrainedStep
 from ajet_ray.mailbox import (
-    Closed,
-    Died,
-    GaveUp,
-    Letter,
-    Phase,
-    Process,
-    Saved,
-    Stepped,
-    TicketAsked,
-    ToolsFound,
-    Validated,
+    CheckpointNotice,
+    DeathNotice,
+    GroupNotice,
+    Notice,
+    PhaseNotice,
+    ProcessNotice,
+    StepNotice,
+    TicketFailure,
+    TicketRequest,
+    ToolsNotice,
+    ValidationNotice,
 )
 from ajet_ray.tickets import drop_rows
 
@@ -46,33 +46,33 @@ if TYPE_CHECKING:
     from ajet.record import RunDirectory
     from ajet.record.held_out import Measurement
     from ajet.train.sink import RunSink
-    from ajet_ray.tickets import Tickets
+    from ajet_ray.tickets import LaunchTickets
 
 
 HOPELESS = 4
-"""After so many batches of tasks in a row without a score the run ends."""
+"""Batches of tasks in a row without a score before the run ends."""
 DEATHS = 5
-"""So many processes may die before the run ends."""
+"""Process deaths before the run ends."""
 
 
-class Record:
-    """Takes letters; raises UserError when a whole batch of tasks failed, or several went without a score."""
+class RayRecord:
+    """Handles notices. Raises UserError if a whole batch failed, or several batches had no score."""
 
     backbone = "verl"
-    """The entry of a checkpoint's state that says whose form it is in."""
+    """The key of a checkpoint's state that names its format."""
 
-    def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: Tickets) -> None:
-        """sink: where steps and validations end, begun. tickets: where its positions are."""
+    def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: LaunchTickets) -> None:
+        """sink: receives steps and validations. tickets: the run's positions."""
         self._settings, self._run = experiment.ajet, run
         self.tools = PinnedFile(run.path, goes_on=run.goes_on)
-        """What its attempts are offered."""
+        """The tools offered to its attempts."""
         self._sink, self._tickets = sink, tickets
         self._validating: list[Group] = []
-        self._saved: Saved | None = None
+        self._saved: CheckpointNotice | None = None
         self._failed: list[Group] = []
         self._deaths = 0
         self._children: set[int] = set()
-        self._elsewhere: list[dict[str, str | int]] = []
+        self._remote_processes: list[dict[str, str | int]] = []
         self._validation: dict[str, float] = {}
         self._measured: tuple[int, Measurement] | None = None
         self._idle = 0
@@ -84,54 +84,56 @@ class Record:
         self.step = run.resumed.step if run.resumed else 0
 
     @property
-    def exhausted(self) -> bool:
-        """Whether so many steps in a row had nothing to learn from that the run is to end."""
+    def is_exhausted(self) -> bool:
+        """True after too many idle steps in a row."""
         return 0 < self._settings.trainer_common.stop_after_idle_steps <= self._idle
 
-    def take(self, letter: Letter) -> None:
-        """Do what it asks for."""
-        if isinstance(letter, (Closed, Stepped, Validated)):  # whoever sends them has loaded the checkpoint
+    def handle_notice(self, letter: Notice) -> None:
+        """Apply one notice."""
+        if isinstance(
+            letter, (GroupNotice, StepNotice, ValidationNotice)
+        ):  # whoever sends them has loaded the checkpoint
             self._run.take_up()
         match letter:
-            case ToolsFound():
+            case ToolsNotice():
                 self.tools.first(letter.tools)
-            case TicketAsked():
-                self._tickets.asked(letter.ticket)
-            case Closed():
-                self._closed(letter.group, letter.step)
-            case GaveUp():
+            case TicketRequest():
+                self._tickets.note_request(letter.ticket)
+            case GroupNotice():
+                self._handle_group(letter.group, letter.step)
+            case TicketFailure():
                 self._tickets.give_up(letter.ticket, self.step + 1)
-            case Stepped():
-                self._stepped(letter)
-            case Validated():
-                self._validated(letter)
-            case Saved():
+            case StepNotice():
+                self._handle_step(letter)
+            case ValidationNotice():
+                self._handle_validation(letter)
+            case CheckpointNotice():
                 self._saved = letter
-            case Died():
-                self._died(letter)
-            case Phase():
+            case DeathNotice():
+                self._handle_death(letter)
+            case PhaseNotice():
                 self._run.status.set(phase=letter.name, step=letter.step)
                 self._enter_children()
-            case Process() if letter.host == socket.gethostname():
+            case ProcessNotice() if letter.host == socket.gethostname():
                 self._run.status.add_process(letter.pid, letter.role)
-            case Process():
-                self._elsewhere.append({"role": letter.role, "pid": letter.pid, "host": letter.host})
-                self._run.status.set(elsewhere=self._elsewhere)
+            case ProcessNotice():
+                self._remote_processes.append({"role": letter.role, "pid": letter.pid, "host": letter.host})
+                self._run.status.set(elsewhere=self._remote_processes)
 
     def _enter_children(self) -> None:
-        """Ray's processes on this machine, so that `ajet stop` finds them also when this one was killed."""
+        """Record Ray's processes on this machine, so `ajet stop` finds them even after a kill."""
         self._children |= {entry["pid"] for entry in self._run.status.get("processes")}
         for child in psutil.Process().children(recursive=True):
             if child.pid not in self._children:
                 with suppress(psutil.NoSuchProcess):
                     self._run.status.add_process(child.pid, child.name())
 
-    def _closed(self, group: Group, step: int) -> None:
+    def _handle_group(self, group: Group, step: int) -> None:
         first = group.episodes[0]
         if first.split == "train" and not self._tickets.close(group, step):
             return  # its process died after it had told
         if first.split == "train" and "samplers" not in (self._run.status.get("depths") or {}):
-            self._run.status.set(depths={"leased": len(self._tickets.begun())})
+            self._run.status.set(depths={"leased": len(self._tickets.list_begun())})
         for episode in group.episodes:
             self._sink.on_episode(episode)
         if first.split == "validation":
@@ -148,9 +150,9 @@ class Record:
                 do="run the same YAML with --backbone debug: it shows what the judge says of each episode",
             )
 
-    def _stepped(self, letter: Stepped) -> None:
+    def _handle_step(self, letter: StepNotice) -> None:
         credited = {each.uuid: each for each in letter.credited}
-        taken = self._tickets.take(letter.step, credited)
+        taken = self._tickets.take_step(letter.step, credited)
         groups, stale = taken.over, taken.stale
         trained = TrainedStep(
             letter.step,
@@ -159,10 +161,10 @@ class Record:
             {uuid: each.outcome for uuid, each in credited.items()} | build_discarded_outcomes(stale, "stale"),
             {uuid: each.trained for uuid, each in credited.items()},
             letter.metrics,
-            tasks=sorted(group.order for group in groups if group.scored and group.order not in taken.again),
-            retrained=sorted(taken.again),
+            tasks=sorted(group.order for group in groups if group.scored and group.order not in taken.retrained),
+            retrained=sorted(taken.retrained),
             discarded=sorted(group.order for group in [*(group for group in groups if not group.scored), *stale]),
-            waiting=self._tickets.waiting(),
+            waiting=self._tickets.list_waiting(),
             given_up=taken.given_up,
             dead=taken.dead,
             quarantined=taken.quarantined,
@@ -171,13 +173,13 @@ class Record:
         self._idle = self._idle + 1 if is_idle(metrics) else 0
         self.step = letter.step
         if self._saved is not None:
-            self._commit(self._saved)
+            self._commit_checkpoint(self._saved)
         warn_of_mismatch(metrics, self._alarm)
         if "canary_gap" in metrics:
             fresh = list_samplers(groups, letter.step - 1)
             self._canary.judge(metrics["canary_gap"], version=letter.step - 1, samplers=fresh)
 
-    def _died(self, letter: Died) -> None:
+    def _handle_death(self, letter: DeathNotice) -> None:
         self._deaths += 1
         logger.warning("{}: {}", letter.role, letter.why)
         if self._deaths >= DEATHS:
@@ -188,13 +190,13 @@ class Record:
                 do="look at the logs there; `rollout.isolation: process` keeps such a workflow apart",
             )
 
-    def _validated(self, letter: Validated) -> None:
+    def _handle_validation(self, letter: ValidationNotice) -> None:
         groups, self._validating = sorted(self._validating, key=lambda group: group.order), []
         self._validation, measured = self._sink.commit_validation(groups, step=letter.step, seconds=letter.seconds)
         self._measured = letter.step, measured
 
-    def _commit(self, saved: Saved) -> None:
-        """Make verl's folder a checkpoint of the run: complete, or not there. Where its rows are is ours to say."""
+    def _commit_checkpoint(self, saved: CheckpointNotice) -> None:
+        """Make verl's folder a checkpoint of the run, completely or not at all, without verl's rows."""
         self._saved = None
         folder = Path(saved.folder)
         state: dict[str, Any] = {

@@ -1,13 +1,12 @@
-"""An episode as verl's rows, and rows as episodes again: the two directions of one road.
+"""Episodes as verl's rows, and rows as episodes again.
 
-Invariant: credit over what `rebuild` answers is credit over the groups that were given to `rows`. A row holds one
-timeline: everything before its first sampled token is the prompt, the rest up to its last one the response. The episode
-itself travels once, as its codec's bytes with its first row (`extra_fields["ajet"]`), where only `rebuild` reads it:
-the trainer sees what was recorded, and nothing made up. Neither torch nor verl is imported: the agent loop's processes
-write rows, the trainer's reads them.
+Invariant: credit over the result of `rebuild_groups` equals credit over the groups given to `build_rows`. A row holds
+one timeline: the tokens before its first sampled one are the prompt, the rest up to its last one the response. The
+episode travels once, as codec bytes in its first row (`extra_fields["ajet"]`), read only by `rebuild_groups`. Neither
+torch nor verl is imported.
 
-A scored episode without a token to train is part of its group's baseline, too: it travels as one row that trains
-nothing. A failed or unscored one has no row: it comes with the first row of its group.
+A scored episode without a trainable token belongs to its group's baseline, too: it travels as one row that trains
+nothing. A failed or unscored one has no row: it travels with the group's first row.
 """
 
 from __future__ import annotations
@@ -23,70 +22,73 @@ from ajet.schema.call import Call, PolicySpan
 from ajet.schema.episode import Episode, Group
 from ajet.schema.timeline import Timeline
 from ajet.tokens.image_tokens import image_urls, picture
-from ajet_ray.episode_bytes import packed, unpacked
+from ajet_ray.episode_bytes import pack_episode, unpack_episode
 
 FIELDS = ("prompts", "responses", "response_mask", "rollout_log_probs", "extra_fields")
-"""What `rebuild` reads of a row, by the names that verl stores them under."""
+"""Fields of a row read by `rebuild_groups`, by verl's names."""
 NO_TOKEN = 0
-"""The id that a row without tokens of its own is made of; it is never trained on."""
+"""The id in a row without own tokens, never trained."""
 
 
-def rows(
+def build_rows(
     episode: Episode, *, group_order: int, policy_version: int = 0, others: Sequence[Episode] = ()
 ) -> list[dict[str, Any]]:
-    """The keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
+    """Return keyword arguments of verl's `AgentLoopOutput`, one dict per timeline with sampled tokens.
 
-    `group_order`: the task's position in the training order. `policy_version`: that of an episode none of whose calls
-    carries one. `others`: episodes of its group that have no rows and go with these. Answers [] for an episode that may
-    not be trained on. Raises ValueError for a timeline that begins with a sampled token: nothing predicts it.
+    `group_order`: the task's position in the training order. `policy_version`: for an episode without versions in its
+    calls. `others`: the group's episodes without rows. Returns [] for an untrainable episode. Raises ValueError for a
+    timeline that begins with a sampled token, since no token predicts it.
     """
     if not episode.scored:
         return []
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
-    first = {"episodes": [packed(each) for each in (episode, *others)]}
+    first = {"episodes": [pack_episode(each) for each in (episode, *others)]}
     about = {"uuid": episode.uuid, "order": group_order, "count": len(trained)}
     if not trained:
-        return [empty_row(episode, about | first, policy_version)]
-    return _of_timelines(episode, trained, about, first, policy_version)
+        return [build_empty_row(episode, about | first, policy_version)]
+    return _build_timeline_rows(episode, trained, about, first, policy_version)
 
 
-def unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
-    """The rows of an episode whose reward is somebody else's to find, so that it has kept no timelines: of its calls,
-    without a reward and without the episode itself. The timeline that ended last is the last, for verl scores an
-    episode by its last output. Raises ValueError as `rows`."""
+def build_unscored_rows(episode: Episode, *, policy_version: int = 0) -> list[dict[str, Any]]:
+    """Return the rows of an episode scored by verl, built from its calls, without reward and without the episode
+    itself.
+
+    The timeline that ended last comes last, since verl scores an episode by its last output. Raises ValueError as
+    `build_rows`.
+    """
     ended = {call.index: call.ended for call in episode.calls}
     lines, _ = timelines(episode.calls)
     trained = sorted((line for line in lines if line.sampled), key=lambda line: ended.get(line.leaf, 0.0))
-    return _of_timelines(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
+    return _build_timeline_rows(episode, trained, {"uuid": episode.uuid, "count": len(trained)}, {}, policy_version)
 
 
-def _of_timelines(
+def _build_timeline_rows(
     episode: Episode, trained: Sequence[Timeline], about: dict[str, Any], first: dict[str, Any], policy_version: int
 ) -> list[dict[str, Any]]:
-    """`first`: what goes with the first of them alone."""
+    """Build the rows of timelines. `first`: extra fields of the first row."""
     calls = {call.index: call for call in episode.calls}
     return [
-        _row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
+        _build_row(episode, about | {"index": index} | (first if index == 0 else {}), timeline, calls, policy_version)
         for index, timeline in enumerate(trained)
     ]
 
 
 @dataclass(slots=True)
-class Rebuilt:
-    """The episodes and samples that a batch of rows holds."""
+class RebuiltBatch:
+    """The episodes and timelines of a batch of rows."""
 
     groups: list[Group]
     """In training order; episodes in the order of their repeats."""
     timelines: list[Timeline | None] = field(default_factory=list)
-    """The timeline of each row, in the order of the rows; None for a row that trains nothing."""
+    """The timeline of each row; None for a row that trains nothing."""
 
 
-def rebuild(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> Rebuilt:
-    """Rows to groups.
+def rebuild_groups(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> RebuiltBatch:
+    """Rebuild groups from rows.
 
     `keys`: `{uid}_{session}_{index}`, without padding rows, in any order. `fields`: `FIELDS`, of each row a
-    one-dimensional array (or a tensor on the CPU) and a dict. Raises ValueError where a row of an episode is missing,
-    or holds other tokens than the episode.
+    one-dimensional array (or a CPU tensor) and a dict. Raises ValueError for a missing row, or a row with other tokens
+    than its episode.
     """
     places: dict[tuple[str, str], dict[int, int]] = {}
     for row, key in enumerate(keys):
@@ -100,8 +102,8 @@ def rebuild(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> Rebuilt
         if sorted(own) != wanted:
             raise ValueError(f"episode {about['uuid']}: of {about['count']} timelines only {sorted(own)} arrived")
         at = [{name: fields[name][own[index]] for name in FIELDS} for index in wanted]
-        made = [unpacked(each) for each in at[0]["extra_fields"]["ajet"]["episodes"]]
-        made[0] = _as_rows(made[0], at, about["count"])
+        made = [unpack_episode(each) for each in at[0]["extra_fields"]["ajet"]["episodes"]]
+        made[0] = _cut_episode(made[0], at, about["count"])
         for index, timeline in enumerate(made[0].timelines):
             timelines[own[index]] = timeline
         members.setdefault((about["order"], uid), []).extend(made)
@@ -109,15 +111,15 @@ def rebuild(keys: Sequence[str], fields: Mapping[str, Sequence[Any]]) -> Rebuilt
     for order, uid in sorted(members):
         episodes = sorted(members[order, uid], key=lambda episode: episode.repeat)
         groups.append(Group(episodes[0].task, order, episodes))
-    return Rebuilt(groups, timelines)
+    return RebuiltBatch(groups, timelines)
 
 
-def _as_rows(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> Episode:
-    """The episode with those of its timelines that are rows, each up to its last sampled token, as its row."""
+def _cut_episode(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> Episode:
+    """Return the episode with only its row timelines, each cut after its last sampled token."""
     trained = [timeline for timeline in episode.timelines if timeline.sampled]
     if len(trained) != count:
         raise ValueError(f"episode {episode.uuid}: {count} rows for {len(trained)} timelines")
-    cut = [_up_to_the_last(timeline) for timeline in trained]
+    cut = [_cut_timeline(timeline) for timeline in trained]
     for index, timeline in enumerate(cut):
         row = np.concatenate([np.asarray(at[index]["prompts"]), np.asarray(at[index]["responses"])])
         if not np.array_equal(row, timeline.ids):
@@ -125,13 +127,13 @@ def _as_rows(episode: Episode, at: Sequence[Mapping[str, Any]], count: int) -> E
     return replace(episode, timelines=cut)
 
 
-def _up_to_the_last(timeline: Timeline) -> Timeline:
+def _cut_timeline(timeline: Timeline) -> Timeline:
     stop = int(np.flatnonzero(timeline.mask)[-1]) + 1
     arrays = ("ids", "mask", "logprobs", "logprobs_unit", "versions")
     return replace(timeline, **{name: getattr(timeline, name)[:stop] for name in arrays})
 
 
-def _row(
+def _build_row(
     episode: Episode, about: dict[str, Any], timeline: Timeline, calls: Mapping[int, Call], policy_version: int
 ) -> dict[str, Any]:
     sampled = np.flatnonzero(timeline.mask)
@@ -140,7 +142,7 @@ def _row(
         raise ValueError(f"timeline {about['index']} of episode {episode.uuid} begins with a sampled token")
     own = [calls[span.call] for span in timeline.spans if span.call in calls]
     leaf = calls.get(timeline.leaf)
-    urls = _images(episode, own)
+    urls = _list_images(episode, own)
     return {
         "prompt_ids": timeline.ids[:start].tolist(),
         "response_ids": timeline.ids[start:stop].tolist(),
@@ -149,17 +151,17 @@ def _row(
         "num_turns": len(leaf.messages) + (leaf.reply is not None) if leaf else 0,
         "metrics": {"generate_sequences": sum(call.ended - call.started for call in own)},
         **({"multi_modal_data": {"images": [picture(url) for url in urls]}} if urls else {}),
-        **_verdict(episode, about, own, policy_version),
+        **_build_verdict_fields(episode, about, own, policy_version),
     }
 
 
-def _images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
-    """The images that a timeline's ids hold up to its last sampled token: what its last call was shown."""
+def _list_images(episode: Episode, own: Sequence[Call]) -> tuple[str, ...]:
+    """Return the images in a timeline's ids up to its last sampled token: those of its last call."""
     return image_urls([episode.messages[index] for index in own[-1].messages]) if own else ()
 
 
-def empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
-    """A row that trains nothing."""
+def build_empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> dict[str, Any]:
+    """Build a row that trains nothing."""
     return {
         "prompt_ids": [NO_TOKEN],
         "response_ids": [NO_TOKEN],
@@ -167,12 +169,14 @@ def empty_row(episode: Episode, about: dict[str, Any], policy_version: int) -> d
         "response_logprobs": [0.0],
         "num_turns": 0,
         "metrics": {},
-        **_verdict(episode, about, episode.calls, policy_version),
+        **_build_verdict_fields(episode, about, episode.calls, policy_version),
     }
 
 
-def _verdict(episode: Episode, about: dict[str, Any], calls: Sequence[Call], policy_version: int) -> dict[str, Any]:
-    """verl adds `reward` to `reward_extra_info` by itself; a second one would count twice in its validation."""
+def _build_verdict_fields(
+    episode: Episode, about: dict[str, Any], calls: Sequence[Call], policy_version: int
+) -> dict[str, Any]:
+    """Build reward and extra fields. verl adds `reward` to `reward_extra_info`; a second one counts twice."""
     success = episode.verdict.success if episode.verdict else None
     span = PolicySpan.of(run for call in calls for run in call.versions) or PolicySpan(policy_version, policy_version)
     return {

@@ -1,8 +1,8 @@
-"""What of an experiment travels to verl's processes, and the experiment again at the other end.
+"""The experiment's transfer to verl's processes.
 
-Invariant: it is the resolved YAML, so whatever reads it composes the same experiment; secrets stay in the environment
-or in the `.env` beside the YAML, and one that the YAML itself holds goes into the environment that the processes of
-this machine inherit. On a node without the YAML's folder the working directory is a copy of it.
+Invariant: the resolved YAML travels, so every reader composes the same experiment. Secrets stay in the environment or
+in the `.env` next to the YAML; literal secrets of the YAML are put into the environment inherited by this machine's
+processes. On a node without the YAML's folder the working directory is its copy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 KEY = "ajet"
-"""Where it lies in verl's `data` section, the only one that verl hands to a data set."""
+"""Its key in verl's `data` section, the only one passed to data sets."""
 
 
-def carried(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
-    """The values for `data.ajet`."""
+def pack_experiment(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
+    """Return the values for `data.ajet`."""
     return {
-        "yaml": experiment.dump_resolved(hide=_inherited),
+        "yaml": experiment.dump_resolved(hide=_store_secret),
         "name": experiment.name,
         "base": str(experiment.base),
         "root": str(experiment.root),
@@ -32,20 +32,20 @@ def carried(experiment: Experiment, *, run_id: str) -> dict[str, Any]:
     }
 
 
-def _inherited(secret: str) -> str:
-    """A reference to it, for processes that have this one's environment."""
+def _store_secret(secret: str) -> str:
+    """Put a secret into the environment and return a reference."""
     name = f"AJET_LITERAL_{hashlib.blake2b(secret.encode(), digest_size=8).hexdigest()}"
     os.environ[name] = secret
     return f"${{oc.env:{name}}}"
 
 
-def restored(about: Any) -> Experiment:
-    """The experiment that `data.ajet` carries."""
-    return _restored(about["yaml"], about["name"], about["base"], about["root"])
+def restore_experiment(about: Any) -> Experiment:
+    """Return the experiment packed in `data.ajet`."""
+    return _compose_experiment(about["yaml"], about["name"], about["base"], about["root"])
 
 
 @lru_cache(maxsize=1)
-def _restored(yaml: str, name: str, base: str, root: str) -> Experiment:
+def _compose_experiment(yaml: str, name: str, base: str, root: str) -> Experiment:
     from ajet.config import Experiment
     from ajet.config.dotenv import load_dotenv_files
 

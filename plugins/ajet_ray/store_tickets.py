@@ -1,9 +1,9 @@
-"""StoreTickets: verl's rows where samplers play elsewhere: a ticket is for a group that one of them has closed.
+"""StoreTickets: verl's tickets with remote samplers: a ticket is for a group closed by a sampler.
 
-Invariants: a ticket is for a group that is fresh enough for the step that asks for it, which is the step that trains
-it; until there is one, who asked waits. No group is played that no step is left for. What a step used counts once its
-checkpoint is the run's; that checkpoint holds the model in Hugging Face layout, too, and only then it is announced. So
-`kill -9` at any moment leaves what the last checkpoint says: groups that later steps used are there again.
+Invariants: a ticket's group is fresh enough for its requesting step, the step that trains it; until then the requester
+waits. No group is played without a step left for it. Uses of a step count once its checkpoint belongs to the run; the
+checkpoint also has the model in Hugging Face layout and is announced only then. So after `kill -9` the last checkpoint
+holds: groups used by later steps are available again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ajet.schema.episode import Group, collect_advantages
 from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet_ray.folder_probe import FolderProbe
-from ajet_ray.mailbox import Credited, Grant
-from ajet_ray.tickets import Taken, Tickets
+from ajet_ray.mailbox import CreditEntry, TicketGrant
+from ajet_ray.tickets import LaunchTickets, TicketGroups
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from ajet.store import Address, GroupTerms, SharedStore
     from ajet.task_reader import TaskOrder
 
-NOBODYS = -1
-"""The position of a ticket that nobody asks for any more."""
+NO_POSITION = -1
+"""The position of an abandoned ticket."""
 
 
-class StoreTickets(Tickets):
-    """The tickets of one launch whose groups samplers play: a ticket is a closed group of the store."""
+class StoreTickets(LaunchTickets):
+    """The tickets of one launch with remote samplers: a ticket is a closed group of the store."""
 
     def __init__(
         self,
         store: SharedStore,
-        says: Announcer,
+        announcer: Announcer,
         order: TaskOrder,
         run: RunDirectory,
         probes: FolderProbe,
@@ -51,79 +51,77 @@ class StoreTickets(Tickets):
         steps: int,
         terms: GroupTerms | None = None,
     ) -> None:
-        """`store`: opened by this run's trainer. `steps`: of the whole run. `terms`: what a group is held to."""
+        """`store`: opened by the run's trainer. `steps`: of the complete run. `terms`: conditions on groups."""
         settings = run.experiment.ajet
         super().__init__(store, order, batch=settings.data.train_batch_size)
-        self._shared, self._says, self._run = store, says, run
+        self._shared, self._announcer, self._run = store, announcer, run
         self._size, self._steps_in_all = settings.data.train_batch_size, steps
         self._closed_groups = ClosedGroups(
             store, settings.trainer_common, Quarantine(store, terms) if terms is not None else None
         )
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
-        """Steps that are trained, and whose checkpoint is there: policy versions, too."""
+        """Trained steps, and steps with a checkpoint; both are policy versions."""
         earlier = store.announced()
         self._probes = probes
-        self._probe = probes.known(
+        self._probe = probes.continue_probe(
             WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier else None, self._began
         )
         self._granted = 0
-        """Tickets of which it is known what they are for."""
+        """Number of granted tickets."""
         self._groups: dict[int, Group] = {}
-        """By position, of what was granted and is not over."""
+        """Granted, unfinished groups by position."""
         self._abandoned: set[int] = set()
-        """Tickets that were given up before there was a group."""
+        """Tickets abandoned before their grant."""
         self._played = 0
-        """Positions that samplers held as of the last look."""
+        """Positions held by samplers at the last look."""
         self._given_up: set[int] = set()
-        """Positions whose group takes its process down: the next launch tries them again."""
-        self._say(stale=0)
+        """Positions whose group kills its process: the next launch tries them again."""
+        self._announce_state(stale=0)
 
-    def due(self) -> list[Grant]:
-        """The grants of groups that have closed, for those who asked."""
+    def list_grants(self) -> list[TicketGrant]:
+        """Return grants of closed groups for waiting requests."""
         self._closed_groups.read(self._order, self._trained)
         ready = self._closed_groups.ready(self._trained, self._trained + 1)
         there = [
             group for group in ready.groups if group.order not in self._places and group.order not in self._given_up
         ]
         # what takes a place among those that may be played, and fills none of the batch
-        useless = sum(not each.scored for each in self._handed()) + len(self._given_up)
-        earlier = self._says.leased
-        self._say(stale=len(ready.stale) + useless)
-        self._played = max(earlier, self._says.leased)  # what closed between the two looks is not in `ready` yet
-        grants, left = list[Grant](), iter(there)
-        while self._granted <= self._asked:
+        useless = sum(not each.scored for each in self._list_handed_groups()) + len(self._given_up)
+        earlier = self._announcer.leased
+        self._announce_state(stale=len(ready.stale) + useless)
+        self._played = max(earlier, self._announcer.leased)  # what closed between the two looks is not in `ready` yet
+        grants, left = list[TicketGrant](), iter(there)
+        while self._granted <= self._last_requested:
             if self._granted in self._abandoned:
                 self._granted += 1
-                grants.append(Grant(NOBODYS, Task()))
+                grants.append(TicketGrant(NO_POSITION, Task()))
             elif (group := next(left, None)) is not None:
-                grants.append(self._granted_as(group))
+                grants.append(self._make_grant(group))
             else:
                 break
-        if self.lacking:
-            self._says.wait(self._trained + 1, self._size - self.lacking, self._size, len(ready.stale))
+        if self.missing_groups:
+            self._announcer.wait(self._trained + 1, self._size - self.missing_groups, self._size, len(ready.stale))
         else:
-            self._says.live(self._trained)
+            self._announcer.live(self._trained)
         return grants
 
     @property
-    def lacking(self) -> int:
-        """See `Tickets`."""
-        return max(0, self._asked + 1 - self._granted)
+    def missing_groups(self) -> int:
+        return max(0, self._last_requested + 1 - self._granted)
 
     @property
-    def hopes(self) -> bool:
-        """See `Tickets`."""
-        return self.lacking <= self._played
+    def can_fill_missing(self) -> bool:
+        return self.missing_groups <= self._played
 
     def close(self, group: Group, step: int) -> bool:
-        """Hand a group over for the step that asked for it. False: it was before, or is given up."""
+        """Hand a group over for its requesting step. Returns False if it was before, or is given up."""
         if group.order in self._steps or group.order not in self._groups:
             return False
         self._steps[group.order] = step
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Its group takes every process down that makes rows of it: this launch does not ask for it again."""
+        """Give up a group that kills every process building its rows: this launch does not request it again."""
         if ticket >= self._granted:
             self._abandoned.add(ticket)
             return
@@ -133,13 +131,13 @@ class StoreTickets(Tickets):
             del self._places[order], self._groups[order]
             self._steps.pop(order, None)
 
-    def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
-        """The groups that leave with a step whose credit went to the episodes `credited`, by uuid."""
+    def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
+        """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
         self._closed_groups.read(self._order, step - 1)
         ready = self._closed_groups.ready(step - 1, step)
         over = [
             group
-            for group in self._handed()
+            for group in self._list_handed_groups()
             if not group.scored or any(episode.uuid in credited for episode in group.episodes)
         ]
         given = {group.order for group in over}
@@ -147,8 +145,8 @@ class StoreTickets(Tickets):
         reuse = self._closed_groups.take(over, stale, ready.expired)
         outcomes = {uuid: each.outcome for uuid, each in credited.items()}
         scored = [group for group in over if group.scored]
-        staying, told = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
-        self._shared.use((group.order for group in scored), step, again=staying, advantages=told)
+        staying, advantages = reuse.find_retrainable(scored, outcomes), collect_advantages(outcomes)
+        self._shared.use((group.order for group in scored), step, again=staying, advantages=advantages)
         self._store.discard((group.order for group in over if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
         self._store.discard(reuse.expired, step, "stale")
@@ -156,41 +154,46 @@ class StoreTickets(Tickets):
             del self._steps[group.order], self._places[group.order], self._groups[group.order]
         self._given_up.difference_update(group.order for group in stale)
         self._trained = step
-        again = [group.order for group in scored if group.order in reuse.before]
-        return Taken(
-            over, stale, again, self._says.take_newly_dead(self._order), self._says.dead, self._says.quarantined
+        retrained = [group.order for group in scored if group.order in reuse.before]
+        return TicketGroups(
+            over,
+            stale,
+            retrained,
+            self._announcer.take_newly_dead(self._order),
+            self._announcer.dead,
+            self._announcer.quarantined,
         )
 
-    def waiting(self) -> list[int]:
-        """Positions that were begun and that no step has taken yet."""
+    def list_waiting(self) -> list[int]:
+        """List positions begun and not yet taken by a step."""
         return self._store.begun()
 
     def forget(self, step: int) -> None:
-        """The checkpoint of this step is there: it is what samplers play with from now on."""
+        """Announce the step's checkpoint to samplers."""
         self._saved = step
         self._store.forget(self._run.checkpoints.horizon)
-        self._says.changed()
-        self._say(stale=0)
+        self._announcer.changed()
+        self._announce_state(stale=0)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
-        """The model, as samplers load it."""
-        from ajet_ray.merge import merge
+        """Add the model in the samplers' layout to the checkpoint."""
+        from ajet_ray.merge import merge_checkpoint
 
-        with self._says.alive(lambda: self._trained):
-            merge(verls / "actor", checkpoint)
+        with self._announcer.alive(lambda: self._trained):
+            merge_checkpoint(verls / "actor", checkpoint)
 
-    def ended(self) -> None:
-        """Samplers are told so."""
-        self._say(stale=0, over=True)
+    def finish_run(self) -> None:
+        """Announce the end of the run to samplers."""
+        self._announce_state(stale=0, over=True)
         self._shared.leave()
 
-    def _say(self, *, stale: int, over: bool = False) -> None:
-        if self._says.needs_probe and self._saved not in self._probe.logprobs and not over:
-            self._ask_probe()
-        self._says.announce(
+    def _announce_state(self, *, stale: int, over: bool = False) -> None:
+        if self._announcer.needs_probe and self._saved not in self._probe.logprobs and not over:
+            self._update_probe()
+        self._announcer.announce(
             self._saved,
             self._saved,
-            self._weights(),
+            self._find_weights(),
             began=self._began,
             probe=self._probe if self._saved in self._probe.logprobs else None,
             stale=stale,
@@ -198,58 +201,59 @@ class StoreTickets(Tickets):
             over=over,
         )
 
-    def _ask_probe(self) -> None:
-        """What the weights that are announced say of it, and, the first time, those that this launch began with: a
-        server that is given no others has those."""
+    def _update_probe(self) -> None:
+        """Compute the probe of the announced weights and, the first time, of the launch's first weights, used by
+        servers without updates."""
         most = self._run.experiment.ajet.trainer_common.max_staleness
         keep = BACKLOG if most is None else most + 1
-        with self._says.alive(lambda: self._trained):
+        with self._announcer.alive(lambda: self._trained):
             if not self._probe.logprobs and self._saved > self._began:
-                self._probe = self._probe.add_version(self._began, self._probes.said(self._first()), keep=keep)
-            self._probe = self._probe.add_version(self._saved, self._probes.said(self._weights()), keep=keep)
-        self._says.changed()
+                self._probe = self._probe.add_version(
+                    self._began, self._probes.score_text(self._find_first_weights()), keep=keep
+                )
+            self._probe = self._probe.add_version(self._saved, self._probes.score_text(self._find_weights()), keep=keep)
+        self._announcer.changed()
 
-    def _weights(self) -> Path | None:
-        """The folder of the step's weights; None: those of model.path."""
+    def _find_weights(self) -> Path | None:
+        """Return the folder of the step's weights; None: model.path."""
         if self._saved > self._began:
             return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
-        return self._first()
+        return self._find_first_weights()
 
-    def _first(self) -> Path | None:
-        """The folder of the weights that this launch began with; None: those of model.path."""
+    def _find_first_weights(self) -> Path | None:
+        """Return the folder of the launch's first weights; None: model.path."""
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
-    def _handed(self) -> list[Group]:
-        """The groups that wait for the step that asked for them."""
+    def _list_handed_groups(self) -> list[Group]:
+        """List groups waiting for their requesting step."""
         return [self._groups[order] for order in self._steps]
 
-    def _granted_as(self, group: Group) -> Grant:
+    def _make_grant(self, group: Group) -> TicketGrant:
         self._places[group.order], self._groups[group.order] = self._granted, group
         self._granted += 1
-        return Grant(group.order, group.task, group)
+        return TicketGrant(group.order, group.task, group)
 
 
-def store_tickets_of(
+def open_store_tickets(
     experiment: Experiment, run: RunDirectory, address: Address, order: TaskOrder, tokenizer: Any, *, steps: int
 ) -> StoreTickets:
-    """The tickets where samplers play; `steps`: of the whole run. Raises UserError."""
+    """Open the tickets for remote samplers; `steps`: of the complete run. Raises UserError."""
     settings = experiment.ajet
     at: Mapping[str, Any] | None = None
     if run.resumed is not None:
-        require_model_in(run.resumed)
+        require_model(run.resumed)
         at = dict(run.resumed.state["frontier"])
         order.require_same(at)
     terms = SamplingTerms.of(experiment, tokenizer, order)
     store = open_for_training(address, run, settings, at)
-    says = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run))
+    announcer = Announcer(store, terms, run.run_id, settings, show=make_status_writer(run))
     terms_of_groups = build_group_terms(experiment, run.run_id, adapters=settings.trainer_common.lora.adapters)
     probe = FolderProbe(experiment, tokenizer)
-    return StoreTickets(store, says, order, run, probe, steps=steps, terms=terms_of_groups)
+    return StoreTickets(store, announcer, order, run, probe, steps=steps, terms=terms_of_groups)
 
 
-def require_model_in(checkpoint: Checkpoint) -> None:
-    """Raises ConfigError for one that a run without samplers made, of verl's shards alone: they would wait for its
-    weights for ever."""
+def require_model(checkpoint: Checkpoint) -> None:
+    """Raise ConfigError for a checkpoint with verl's shards alone: samplers would wait for its weights forever."""
     if "frontier" not in checkpoint.state or not any(checkpoint.path.glob("*.safetensors")):
         raise ConfigError(
             "The checkpoint was made without samplers: it holds no model that they could load.",

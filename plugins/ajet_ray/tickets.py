@@ -1,10 +1,9 @@
-"""Tickets: what a row of verl's stands for. verl's own data set counts rows only; which task one is for is decided
-here, by the run's store, when somebody plays it.
+"""Tickets: the tasks of verl's rows. verl's data set only counts rows; the run's store assigns a task when a row is
+played.
 
-Invariant: ticket number k of a launch is for the k-th position that this launch leases: groups first that an earlier
-launch played, closed and trained no step on (they are handed over as they are), then what was begun, then the order
-goes on. Such a group is handed over only if the weights that the launch begins with could have sampled it. A position
-leaves once, with a step: trained there, useless, or too old for verl to train on it any more.
+Invariant: ticket k of a launch is the k-th position leased by the launch: first groups closed by an earlier launch but
+never trained (handed over unchanged, if the launch's first weights could have sampled them), then begun positions, then
+the order continues. A position leaves once, with a step: trained, useless, or too old for verl.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.schema.episode import Group
 from ajet.store import Kept, Lease, Store, open_store
 from ajet.store.dead_letters import DeadLetterLog, list_dead_letters
-from ajet_ray.mailbox import Credited, Grant
+from ajet_ray.mailbox import CreditEntry, TicketGrant
 from ajet_ray.modes import SYNC
 
 if TYPE_CHECKING:
@@ -27,33 +26,36 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 ROWS, QUEUE = "data.pt", "transfer_queue"
-"""Of verl's part of a checkpoint: how many rows it took, and what it has of those that nothing was trained on."""
+"""Files of verl's checkpoint: the number of taken rows, and the queue of untrained ones."""
 DEADLY = "its group took down each process that played it"
-"""Why a position is given up."""
+"""The reason for giving up a position."""
 AHEAD = 2
-"""Batches of positions that are leased before anybody asks for them: who plays never waits for the record."""
+"""Batches of positions leased ahead, so players never wait for the record."""
 
 
-def dropped_after(config: Mapping[str, Any]) -> int | None:
-    """How many steps verl keeps a group for, the one that asked for it included; None: any number. `config`: verl's."""
+def find_drop_age(config: Mapping[str, Any]) -> int | None:
+    """Return the steps that verl keeps a group, its requesting step included; None: any number. `config`: verl's."""
     v1 = config["trainer"]["v1"]
     sampler = v1["sampler"]
     drops = v1["trainer_mode"] != SYNC and sampler["max_off_policy_strategy"] == "drop"
     return sampler["max_off_policy_threshold"] if drops else None
 
 
-def oldest_version(config: Mapping[str, Any], step: int) -> int:
-    """The lowest policy version that may have sampled what a launch trains that goes on after `step`."""
+def find_oldest_version(config: Mapping[str, Any], step: int) -> int:
+    """Return the lowest policy version allowed in samples of a launch continuing after `step`."""
     if config["trainer"]["v1"]["trainer_mode"] == SYNC:
         return step
-    most = dropped_after(config)
+    most = find_drop_age(config)
     return 0 if most is None else step + 1 - most
 
 
 def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldest: int = 0) -> Store:
-    """The run's, at the checkpoint that it resumes. `sessions`: episodes of a group; `oldest`: see `oldest_version`.
-    Raises TaskError where the checkpoint was made over other tasks."""
-    usable = _whole(sessions, oldest, run.resumed.step if run.resumed else 0, run.run_id)
+    """Open the run's store at its resumed checkpoint. `sessions`: episodes per group; `oldest`: see
+    `find_oldest_version`.
+
+    Raises TaskError if the checkpoint was made over other tasks.
+    """
+    usable = _make_usable_check(sessions, oldest, run.resumed.step if run.resumed else 0, run.run_id)
     opened = partial(
         open_store,
         run.experiment,
@@ -70,11 +72,11 @@ def open_verl_store(run: RunDirectory, order: TaskOrder, *, sessions: int, oldes
     return opened(at=dict(frontier))
 
 
-def _whole(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
-    """Whether a group may be handed over."""
+def _make_usable_check(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Sequence[Kept]], bool]:
+    """Return a check for groups that may be handed over."""
 
-    def usable(kept: Sequence[Kept]) -> bool:
-        episodes = [each.episode for each in kept if each.episode.run == run_id]
+    def usable(entries: Sequence[Kept]) -> bool:
+        episodes = [each.episode for each in entries if each.episode.run == run_id]
         spans = [span for episode in episodes if (span := episode.policy) is not None]
         fits = all(oldest <= span.low and span.high <= newest for span in spans)
         return fits and len(episodes) == sessions and any(each.scored for each in episodes)
@@ -83,63 +85,64 @@ def _whole(sessions: int, oldest: int, newest: int, run_id: str) -> Callable[[Se
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TicketGroups:
     """The groups that leave with a step."""
 
     over: list[Group]
-    """Those that it trained, and those without a score."""
+    """Trained groups, and groups without a score."""
     stale: list[Group]
-    """Too old to be trained by a later one."""
-    again: Collection[int] = ()
-    """Positions of the first ones that an earlier step trained, too."""
+    """Groups too old for a later step."""
+    retrained: Collection[int] = ()
+    """Positions in `over` trained by an earlier step, too."""
     given_up: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """See `ajet.train.step.TrainedStep`; so is the next."""
+    """As in `ajet.train.step.TrainedStep`, like the next field."""
     dead: int = 0
     quarantined: Mapping[str, int] = field(default_factory=dict)
 
 
-class Tickets:
+class LaunchTickets:
     """The tickets of one launch."""
 
     def __init__(self, store: Store, order: TaskOrder, *, batch: int, dropped_after: int | None = None) -> None:
-        """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see there."""
+        """`store`: its closed groups may be handed over. `batch`: tasks of a step. `dropped_after`: see
+        `find_drop_age`."""
         self._store, self._order = store, order
         self._dead_letters = DeadLetterLog(store)
         self._ahead, self._dropped_after = AHEAD * batch, dropped_after
         self._handed_over: list[Lease] | None = None
-        """Groups that had closed before; None: not looked at yet."""
+        """Groups closed by earlier launches; None before the first look."""
         self._leases: list[Lease] = []
-        """By ticket."""
+        """Leases by ticket."""
         self._places: dict[int, int] = {}
-        """Position -> ticket, of what is not over."""
-        self._asked = -1
+        """Ticket by unfinished position."""
+        self._last_requested = -1
         self._steps: dict[int, int] = {}
-        """Position -> the step that asked for it, of groups that this launch closed or handed over."""
+        """Requesting step by position, of groups closed or handed over by this launch."""
         self._deadly: dict[int, list[str]] = {}
-        """Positions whose group takes its process down, with why, of which no row says so yet."""
-        self._killed = 0
-        """How many of them there were."""
+        """Given-up positions and reasons, not yet in a row of metrics."""
+        self._failed_count = 0
+        """Number of positions given up."""
 
-    def asked(self, ticket: int) -> None:
-        """Somebody is about to play it."""
-        self._asked = max(self._asked, ticket)
+    def note_request(self, ticket: int) -> None:
+        """Note that a ticket is about to be played."""
+        self._last_requested = max(self._last_requested, ticket)
 
-    def due(self) -> list[Grant]:
-        """The grants of the next tickets, so that there are always some that nobody has asked for."""
-        return [self._grant() for _ in range(len(self._leases), self._asked + 1 + self._ahead)]
+    def list_grants(self) -> list[TicketGrant]:
+        """Return the next grants, so some unrequested ones are always available."""
+        return [self._grant_next() for _ in range(len(self._leases), self._last_requested + 1 + self._ahead)]
 
     @property
-    def lacking(self) -> int:
-        """How many wait for a ticket's group that is played elsewhere; each step that is over has a checkpoint then."""
+    def missing_groups(self) -> int:
+        """Number of requests waiting for remote groups; every finished step then has a checkpoint."""
         return 0
 
     @property
-    def hopes(self) -> bool:
-        """Whether what is being played elsewhere may fill what is lacking."""
+    def can_fill_missing(self) -> bool:
+        """True if groups in flight can fill the missing ones."""
         return False
 
     def close(self, group: Group, step: int) -> bool:
-        """A group is there whole, played or handed over, for a step that asked for it. False: it was before."""
+        """Record a complete group for its requesting step. Returns False if it was recorded before."""
         if group.order in self._steps:
             return False
         self._steps[group.order] = step
@@ -149,21 +152,21 @@ class Tickets:
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a ticket whose group takes every process down that plays it."""
+        """Give up a ticket whose group kills every process that plays it."""
         order = self._leases[ticket].order
         self._store.discard([order], step, "failed")
         self._places.pop(order, None)
         self._deadly[order] = [DEADLY]
-        self._killed += 1
+        self._failed_count += 1
 
-    def take(self, step: int, credited: Mapping[str, Credited]) -> Taken:
-        """The groups that leave with a step whose credit went to the episodes `credited`, by uuid."""
-        groups = self._closed()
+    def take_step(self, step: int, credited: Mapping[str, CreditEntry]) -> TicketGroups:
+        """Return the groups that leave with a step that credited the episodes `credited`, by uuid."""
+        groups = self._list_closed()
         over = [
             group for group in groups if not group.scored or any(episode.uuid in credited for episode in group.episodes)
         ]
         trained = {group.order for group in over}
-        stale = [group for group in groups if group.order not in trained and self._too_old(group, step)]
+        stale = [group for group in groups if group.order not in trained and self._is_too_old(group, step)]
         self._store.use((group.order for group in over if group.scored), step)
         self._store.discard((group.order for group in over if not group.scored), step, "no_score")
         self._store.discard((group.order for group in stale), step, "stale")
@@ -172,39 +175,39 @@ class Tickets:
             del self._places[group.order]
         given_up = self._dead_letters.log_new(self._order) | self._deadly
         self._deadly = {}
-        return Taken(over, stale, given_up=given_up, dead=self._dead_letters.count + self._killed)
+        return TicketGroups(over, stale, given_up=given_up, dead=self._dead_letters.count + self._failed_count)
 
-    def open(self) -> list[int]:
-        """Positions that are leased and not over."""
+    def list_open(self) -> list[int]:
+        """List leased, unfinished positions."""
         return list(self._places)
 
-    def waiting(self) -> list[int]:
-        """Positions of closed groups that no step has taken yet."""
+    def list_waiting(self) -> list[int]:
+        """List positions of closed groups not yet taken by a step."""
         return [lease.order for lease in self._store.closed()]
 
-    def begun(self) -> list[int]:
-        """Positions that were leased once and are not over."""
+    def list_begun(self) -> list[int]:
+        """List positions leased once and unfinished."""
         return self._store.begun()
 
-    def dead(self) -> list[int]:
-        """Positions that are given out no more."""
+    def list_dead(self) -> list[int]:
+        """List positions that are not given out any more."""
         return [each.order for each in list_dead_letters(self._store)]
 
     def commit(self) -> dict[str, Any]:
-        """The state that the next checkpoint is to hold."""
+        """Return the state for the next checkpoint."""
         return {**self._store.commit(), **self._order.identity()}
 
     def forget(self, step: int) -> None:
-        """The checkpoint of this step is there."""
+        """Forget old positions once the step's checkpoint exists."""
         self._store.forget(step)
 
     def complete(self, checkpoint: Path, verls: Path) -> None:
-        """`checkpoint` is about to be one of the run: what else it is to hold, beside verl's own part of it."""
+        """Add further files to the new checkpoint, besides verl's part `verls`."""
 
-    def ended(self) -> None:
-        """The last step is over, and saved."""
+    def finish_run(self) -> None:
+        """Called after the last step is saved."""
 
-    def _grant(self) -> Grant:
+    def _grant_next(self) -> TicketGrant:
         if self._handed_over is None:
             self._handed_over = self._store.closed()
         if self._handed_over:
@@ -213,22 +216,22 @@ class Tickets:
             (lease,) = self._store.lease(1)
         self._places[lease.order] = len(self._leases)
         self._leases.append(Lease(lease.order, lease.fence))
-        return Grant(lease.order, self._order.task(lease.order), _group(lease) if lease.kept else None)
+        return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.kept else None)
 
-    def _closed(self) -> list[Group]:
-        return [_group(lease) for lease in self._store.closed() if lease.order in self._steps]
+    def _list_closed(self) -> list[Group]:
+        return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
 
-    def _too_old(self, group: Group, step: int) -> bool:
-        """Whether a group is too old, as verl counts: one that step N asks for is one step old in step N."""
+    def _is_too_old(self, group: Group, step: int) -> bool:
+        """True if a group is too old by verl's count: a group requested by step N is one step old in step N."""
         return self._dropped_after is not None and step - self._steps[group.order] + 1 > self._dropped_after
 
 
-def _group(lease: Lease) -> Group:
+def _build_group(lease: Lease) -> Group:
     episodes = [kept.episode for kept in lease.kept]
     return Group(episodes[0].task, lease.order, episodes)
 
 
 def drop_rows(checkpoint: Path) -> None:
-    """verl's part of a checkpoint keeps nothing of rows: a launch that goes on begins to count them anew."""
+    """Remove rows from verl's part of a checkpoint: a resumed launch counts them anew."""
     (checkpoint / ROWS).unlink(missing_ok=True)
     shutil.rmtree(checkpoint / QUEUE, ignore_errors=True)

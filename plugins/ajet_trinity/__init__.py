@@ -1,9 +1,8 @@
-"""Trinity-RFT on Ray: its explorer plays our episodes, its trainer takes our credit and loss.
+"""Trinity-RFT on Ray: its explorer plays ajet's episodes, its trainer uses ajet's credit and loss.
 
-In: an experiment. Out: Trinity's whole config, and what Trinity's processes need of ours. `launch` is what a run asks
-of it, `train` what happens in the run's own process, `processes` what happens in Trinity's. Invariants: Trinity's own
-extension points, by dotted paths; nothing of it is imported in the run's own process, and nothing of it is changed but
-one name, so that runners that die are replaced (`processes/runners.py`), and on machines without an accelerator what
-`cpu` says; an explorer step is a training step is a step of the record, and a run that
-took fewer than it was asked for has failed, whatever Trinity says of it.
+In: an experiment. Out: Trinity's complete config, and ajet's code for Trinity's processes. `launch` serves the command,
+`train` runs in the run's own process, `processes` in Trinity's. Invariants: only Trinity's extension points are used,
+by dotted paths; the run's own process imports nothing of Trinity; nothing of Trinity is changed except one name, to
+replace dead runners (`processes/runners.py`), and, without an accelerator, the changes in `cpu`. An explorer step
+equals a training step and a step of the record, and a run with too few steps has failed, whatever Trinity reports.
 """

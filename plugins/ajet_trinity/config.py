@@ -1,8 +1,8 @@
-"""Composition of Trinity's config: our layers, the user's `trinity:` section over them.
+"""Composition of Trinity's config: ajet's layers, with the user's `trinity:` section on top.
 
-Invariant: the answer is fully resolved and holds Trinity's keys alone; what ajet owns on this backbone
-(`users_section.OWNED`) has one source, the keys under `ajet:`; neither Trinity nor ray is imported, so what is wrong is
-said within a second.
+Invariant: the result is fully resolved and holds only Trinity's keys; values owned by ajet on this backbone
+(`users_section.OWNED`) come only from keys under `ajet:`. Neither Trinity nor ray is imported, so errors appear within
+a second.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.config.validate import join_errors
 from ajet.schema.errors import ConfigError
-from ajet_ray.cluster.gpus import gpus
+from ajet_ray.cluster.gpus import list_gpus
 from ajet_ray.cluster.resources import Demand
-from ajet_ray.resolvers import register
+from ajet_ray.resolvers import register_resolvers
 from ajet_trinity.descriptor import LAYERS
-from ajet_trinity.users_section import BOTH, TRAIN, of_section
+from ajet_trinity.users_section import BOTH, TRAIN, find_section_errors
 
 if TYPE_CHECKING:
     from ajet.config.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """The facts that are known once a run has its folder and has counted its tasks."""
+class TrinityLaunch:
+    """Facts known once a run has its folder and task count."""
 
     folder: Path
-    """Where Trinity keeps what is its own."""
+    """Trinity's own folder."""
     namespace: str
-    """In which the run's actors have their names."""
+    """Namespace of the run's actors."""
     steps: int
-    """The last one."""
+    """The last step."""
 
 
-def trinity_config(
-    experiment: Experiment, *, model_folder: Path | None = None, run: Launch | None = None
+def compose_trinity_config(
+    experiment: Experiment, *, model_folder: Path | None = None, run: TrinityLaunch | None = None
 ) -> dict[str, Any]:
-    """Trinity's whole config as it is filled; what it leaves out has Trinity's own default.
+    """Compose Trinity's config; missing keys have Trinity's defaults.
 
-    model_folder: where the model lies, if `model.path` is nothing that Trinity could load. run: None for what a first
-    one would have. Raises ConfigError for what Trinity, or we on it, would refuse.
+    model_folder: the model's folder, if Trinity cannot load `model.path`. run: None for a first run. Raises ConfigError
+    for settings refused by Trinity, or by ajet on Trinity.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    register()
-    device = device_of(experiment)
+    register_resolvers()
+    device = choose_device(experiment)
     refuse(experiment, device)
     users = experiment.backbone_overrides.get("trinity", {})
     names = ["trinity_default", *(["trinity_cpu"] if device == "cpu" else [])]
     layers = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
     known: Any = OmegaConf.merge(*layers)
-    known["ajet"] = _node(experiment, device, model_folder, run)
+    known["ajet"] = _build_node(experiment, device, model_folder, run)
     own = {name: value for name, value in experiment.sections.items() if name not in known}
     tree = OmegaConf.merge(known, OmegaConf.create(own), OmegaConf.create(users))
     try:
@@ -68,13 +68,13 @@ def trinity_config(
     return {name: value for name, value in resolved.items() if name != "ajet" and name not in own}
 
 
-def mode_of(experiment: Experiment) -> str:
-    """Trinity's mode: TRAIN where samplers play, else BOTH."""
+def choose_mode(experiment: Experiment) -> str:
+    """Return Trinity's mode: TRAIN with samplers, else BOTH."""
     return TRAIN if experiment.ajet.trainer_common.mode == "async" else BOTH
 
 
-def demand_of(config: Mapping[str, Any]) -> Demand:
-    """The part of a cluster that a run takes. `config`: Trinity's."""
+def compute_demand(config: Mapping[str, Any]) -> Demand:
+    """Return the run's demand of a cluster. `config`: Trinity's."""
     nodes, each = config["cluster"]["node_num"], config["cluster"]["gpu_per_node"]
     if config["mode"] == TRAIN:
         return Demand((nodes, each), (0, 0))
@@ -83,44 +83,46 @@ def demand_of(config: Mapping[str, Any]) -> Demand:
     return Demand((1, nodes * each - serving), (1, serving))
 
 
-def device_of(experiment: Experiment) -> str:
-    """cuda or cpu. Raises ConfigError for another."""
+def choose_device(experiment: Experiment) -> str:
+    """Return cuda or cpu. Raises ConfigError for another device."""
     chosen = experiment.ajet.trainer_common.device
     if chosen == "auto":
-        return "cuda" if gpus() else "cpu"
+        return "cuda" if list_gpus() else "cpu"
     if chosen not in ("cuda", "cpu"):
         raise ConfigError(
             f"Trinity does not train on {chosen!r}.",
-            where=_where(experiment, "trainer_common.device"),
+            where=_find_place(experiment, "trainer_common.device"),
             expected="auto, cuda or cpu",
         )
     return chosen
 
 
 def refuse(experiment: Experiment, device: str) -> None:
-    """Raises ConfigError that names every setting that cannot hold on this backbone."""
-    problems = [*_refused(experiment, device), *of_section(experiment, mode_of(experiment))]
+    """Raise ConfigError with every setting unsupported on this backbone."""
+    problems = [*_list_refused(experiment, device), *find_section_errors(experiment, choose_mode(experiment))]
     if problems:
         raise join_errors(problems)
 
 
-def engines_of(experiment: Experiment) -> int:
-    """The number of engines, by either of its two keys. Raises ConfigError where they differ."""
+def count_engines(experiment: Experiment) -> int:
+    """Return the number of engines, by either of its two keys. Raises ConfigError if they differ."""
     newer, older = experiment.ajet.rollout.n_vllm_engine, experiment.ajet.trainer_common.trinity_only__n_vllm_engine
     if newer != 1 and older not in (1, newer):
         raise ConfigError(
             f"ajet.rollout.n_vllm_engine is {newer}, and ajet.trainer_common.trinity_only__n_vllm_engine is {older}.",
-            where=_where(experiment, "trainer_common.trinity_only__n_vllm_engine"),
+            where=_find_place(experiment, "trainer_common.trinity_only__n_vllm_engine"),
             expected="one of the two, or the same number",
         )
     return newer if newer != 1 else older
 
 
-def _node(experiment: Experiment, device: str, model_folder: Path | None, run: Launch | None) -> dict[str, Any]:
-    """The typed node, and what our layers ask of it beside."""
+def _build_node(
+    experiment: Experiment, device: str, model_folder: Path | None, run: TrinityLaunch | None
+) -> dict[str, Any]:
+    """Return the typed node, with the values needed by ajet's layers."""
     node = experiment.settle_values()
     ajet = experiment.ajet
-    engines, mode = engines_of(experiment), mode_of(experiment)
+    engines, mode = count_engines(experiment), choose_mode(experiment)
     if model_folder is not None:
         node["model"]["path"] = str(model_folder)
     slots = node["trainer_common"]["n_gpus_per_node"]
@@ -131,7 +133,7 @@ def _node(experiment: Experiment, device: str, model_folder: Path | None, run: L
         "folder": str(run.folder if run is not None else experiment.root / experiment.name / "trinity"),
         "namespace": run.namespace if run is not None else "ajet",
         "mode": mode,
-        "batches": "WholeSteps" if mode == BOTH else "GroupsOfStore",
+        "batches": "ExplorerSteps" if mode == BOTH else "StoreGroups",
         "rows": ajet.data.train_batch_size * ajet.rollout.num_repeat,
         "saves": ajet.trainer_common.save_freq if mode == BOTH else 1,  # what is announced is on the disk
         "engines": engines,
@@ -151,16 +153,16 @@ def _is_default(experiment: Experiment, name: str) -> bool:
     return layers.find_winner(("ajet", "trainer_common", name)) is layers.stack[0]
 
 
-def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
+def _list_refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
     ajet = experiment.ajet
     trainer, algorithm = ajet.trainer_common, ajet.trainer_common.algorithm
-    engines, parallel = engines_of(experiment), ajet.rollout.tensor_model_parallel_size
+    engines, parallel = count_engines(experiment), ajet.rollout.tensor_model_parallel_size
     total = trainer.nnodes * trainer.n_gpus_per_node
     given = not (device == "cpu" and _is_default(experiment, "n_gpus_per_node"))
     by_age = algorithm.out_of_date_decay is not None and algorithm.importance_weight_cap_ratio is not None
     rules: list[tuple[bool, str, str, str]] = [
         (
-            mode_of(experiment) == BOTH and given and engines * parallel >= total,
+            choose_mode(experiment) == BOTH and given and engines * parallel >= total,
             "trainer_common.n_gpus_per_node",
             f"{engines} engines of {parallel} GPUs each leave the trainer none of the {total} there are.",
             "more GPUs than the engines take",
@@ -228,8 +230,8 @@ def _refused(experiment: Experiment, device: str) -> Iterator[ConfigError]:
     ]
     for broken, key, what, expected in rules:
         if broken:
-            yield ConfigError(what, where=f"{_where(experiment, key)} (ajet.{key})", expected=expected)
+            yield ConfigError(what, where=f"{_find_place(experiment, key)} (ajet.{key})", expected=expected)
 
 
-def _where(experiment: Experiment, key: str) -> str:
+def _find_place(experiment: Experiment, key: str) -> str:
     return experiment.layers.locate(("ajet", *key.split(".")), value=True)

@@ -1,4 +1,4 @@
-"""What ajet knows of the Trinity backbone before its code is loaded."""
+"""The Trinity backbone's description, known before its code is loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ajet.backbone.descriptors import DEBUGS_OWN, FROM_STORE, HELD_OUT, NO_VALID
 from ajet.config.backbones import Descriptor
 
 LAYERS = Path(__file__).with_name("layers")
-"""YAMLs of Trinity's keys, filled from ajet's."""
+"""YAML files with Trinity's keys, filled from ajet's."""
 ENGINES = "Trinity's engines are configured under trinity.explorer.rollout_model"
 
 TRINITY = Descriptor(

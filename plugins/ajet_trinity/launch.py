@@ -1,4 +1,4 @@
-"""TrinityRunner: what a launch asks of Trinity.
+"""TrinityRunner: Trinity's part of a launch.
 
 Invariant: nothing of Trinity, ray or torch is imported before `train`.
 """
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 
 class TrinityRunner(Runner):
-    """Ray's processes around Trinity's explorer and trainer."""
+    """Runs Ray's processes around Trinity's explorer and trainer."""
 
     def settings(self, experiment: Experiment) -> AjetConfig:
-        """The experiment's own: what a `trinity:` section may set is none of ours."""
-        from ajet_trinity.config import device_of, trinity_config
-        from ajet_trinity.own_environment import python_there
+        """Return the experiment's settings: a `trinity:` section cannot change them."""
+        from ajet_trinity.config import choose_device, compose_trinity_config
+        from ajet_trinity.own_environment import find_python
         from ajet_trinity.package import require_trinity
 
-        trinity_config(experiment)
-        if python_there(device_of(experiment)) is None:
+        compose_trinity_config(experiment)
+        if find_python(choose_device(experiment)) is None:
             require_trinity()
         return experiment.ajet
 
     def check(
         self, experiment: Experiment, *, from_store: Address | None = None, looking: bool = False, here: bool = False
     ) -> None:
-        """Require a store where samplers are to play."""
+        """Require a store if samplers are to play."""
         from ajet.schema.errors import ConfigError
-        from ajet_trinity.config import TRAIN, mode_of
+        from ajet_trinity.config import TRAIN, choose_mode
 
-        if not looking and mode_of(experiment) == TRAIN and from_store is None:
+        if not looking and choose_mode(experiment) == TRAIN and from_store is None:
             raise ConfigError(
                 "On Trinity `mode: async` trains on what samplers put into a store, and none is named.",
                 where="ajet.trainer_common.mode: async",
@@ -51,35 +51,34 @@ class TrinityRunner(Runner):
             )
 
     def require(self, experiment: Experiment, options: LaunchOptions) -> None:
-        """A port for each gateway. On GPUs the command goes on in Trinity's own
-        environment, if there is one."""
+        """Require a port per gateway; on GPUs continue the command in Trinity's own environment, if present."""
         from ajet_ray.cluster.gateway_port import require_gateways
-        from ajet_trinity.config import device_of, trinity_config
-        from ajet_trinity.own_environment import go_on_in, python_there
+        from ajet_trinity.config import choose_device, compose_trinity_config
+        from ajet_trinity.own_environment import continue_in, find_python
 
-        config = trinity_config(experiment)
+        config = compose_trinity_config(experiment)
         explorer = config["explorer"]
 
         def playing() -> int:
             return int(explorer["runner_per_model"]) * int(explorer["rollout_model"]["engine_num"])
 
         require_gateways(experiment, options, playing, named="trinity.explorer.runner_per_model: 1, with one engine")
-        if (python := python_there(device_of(experiment))) is not None:
-            go_on_in(python)
+        if (python := find_python(choose_device(experiment))) is not None:
+            continue_in(python)
 
     def shown(self, experiment: Experiment) -> str:
-        """Trinity's config, but for its own defaults, and without secrets."""
+        """Return Trinity's config without its defaults and without secrets."""
         from ajet.config.document import dump_yaml
-        from ajet_ray.printable import printable
-        from ajet_trinity.config import trinity_config
+        from ajet_ray.printable import make_printable
+        from ajet_trinity.config import compose_trinity_config
         from ajet_trinity.package import VERSION
 
         head = f"---\n# What trinity-rft {VERSION} gets from it.\n"
         users = experiment.backbone_overrides.get("trinity", {})
-        return head + dump_yaml(printable(trinity_config(experiment), users))
+        return head + dump_yaml(make_printable(compose_trinity_config(experiment), users))
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
-        """Empty where nobody needs it: most environments have none."""
+        """Return the findings; none unless Trinity is needed."""
         from ajet.schema.errors import Finding
         from ajet_trinity.package import DISTRIBUTION, VERSION, require_trinity
 
@@ -87,20 +86,19 @@ class TrinityRunner(Runner):
             return []
         try:
             folder = require_trinity()
-        except UserError as lacking:
-            return [Finding(DISTRIBUTION, "problem", lacking.what, lacking.do)]
+        except UserError as problem:
+            return [Finding(DISTRIBUTION, "problem", problem.what, problem.do)]
         return [Finding(DISTRIBUTION, "ok", VERSION + (f", in {folder}" if folder is not None else ""))]
 
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
     ) -> None:
-        """See `ajet_trinity.train`."""
         from ajet_trinity.train import train_on_trinity
 
         train_on_trinity(experiment, run, options, interrupts, sink)
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
-        """Merge the shards: its trainer's are verl's."""
-        from ajet_ray.merge import merge
+        """Merge the shards, in verl's format."""
+        from ajet_ray.merge import merge_checkpoint
 
-        merge(checkpoint.path / checkpoint.state["trinity"] / "actor", target, dtype=dtype)
+        merge_checkpoint(checkpoint.path / checkpoint.state["trinity"] / "actor", target, dtype=dtype)

@@ -1,9 +1,8 @@
-"""The environment of Trinity's own, with the versions that Trinity names, which `make trinity-gpu` makes for GPUs; and
-how a command goes on in it.
+"""Trinity's own Python environment for GPUs, made by `make trinity-gpu`, and the continuation of a command there.
 
-Invariant: the command goes on as it was typed, in the same process, before anything of a run is written; there it finds
-Trinity beside itself, and hands over no more: the script to the script, `-m` to `-m`, which imports what lies in the
-working directory, where a clone of AgentJet has an `ajet`, too. A program that is no command of ours is told what to
+Invariant: the command continues unchanged, in the same process, before a run writes anything. There it finds Trinity
+next to its interpreter and does not continue again: a script as the script, `-m` as `-m`, which imports from the
+working directory, possibly a clone of AgentJet with its own `ajet`. Another program gets an error with the command to
 start.
 """
 
@@ -17,24 +16,23 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.schema.errors import UserError
-from ajet_trinity.package import installed
+from ajet_trinity.package import find_version
 
 FOLDER = Path("share") / "trinity-gpu"
-"""Below the environment of ajet."""
+"""Below ajet's environment."""
 SCRIPT = "ajet"
 MODULES = ("ajet.__main__", "ajet.launcher", "ajet.cli.launcher")
-"""What runs where `-m ajet` and its like were typed: another program's file may bear the name of ours."""
+"""Modules that run for `-m ajet` and its variants: another program's file may have the same name."""
 
 
-def python_there(device: str) -> Path | None:
-    """Its interpreter, where a run on this device is for it: on GPUs, once it is made, unless Trinity lies beside the
-    interpreter that runs."""
+def find_python(device: str) -> Path | None:
+    """Return the environment's interpreter for a run on GPUs, unless Trinity is importable here."""
     python = Path(sys.prefix) / FOLDER / "bin" / "python"
-    return python if device == "cuda" and python.exists() and installed(None) is None else None
+    return python if device == "cuda" and python.exists() and find_version(None) is None else None
 
 
-def go_on_in(python: Path) -> None:
-    """Have the command that was typed run there; does not return. Raises UserError where it is no command of ours."""
+def continue_in(python: Path) -> None:
+    """Continue the command with the interpreter; never returns. Raises UserError for another program."""
     spec, script = getattr(sys.modules["__main__"], "__spec__", None), Path(sys.argv[0]).name == SCRIPT
     if not script and (spec is None or spec.name not in MODULES):
         raise UserError(

@@ -1,7 +1,7 @@
-"""Where Trinity-RFT is installed. Nothing of it is imported.
+"""The installation of Trinity-RFT. Nothing of it is imported.
 
-Invariant: one version. Its requirements exclude verl's, and its plug-in breaks any vLLM of ours that finds it, so where
-both are in one environment Trinity lies in a folder that only its own processes look into (`ASIDE`).
+Invariant: one version. Its requirements exclude verl's, and its plug-in breaks vLLM in ajet's environment, so in a
+shared environment Trinity lies in a folder used only by its own processes (`OWN_FOLDER`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import MissingExtraError, UserError
 
 VERSION = "0.6.0"
-"""The one whose configuration and extension points ours fit."""
+"""The version matching ajet's configuration and extension points."""
 DISTRIBUTION = "trinity-rft"
-ASIDE = Path("share") / "trinity"
-"""Below the environment: what `make setup` fetches for machines without a GPU."""
+OWN_FOLDER = Path("share") / "trinity"
+"""Below the environment: fetched by `make setup` for machines without a GPU."""
 
 
 def require_trinity() -> Path | None:
-    """The folder that its processes have to look into; None where they find it by themselves. Raises MissingExtraError
-    without it, UserError for another version."""
-    folder = Path(sys.prefix) / ASIDE
+    """Return the package folder for Trinity's processes; None if it is importable by default.
+
+    Raises MissingExtraError without Trinity, UserError for another version.
+    """
+    folder = Path(sys.prefix) / OWN_FOLDER
     for place in (None, folder):
-        found = installed(place)
+        found = find_version(place)
         if found is None:
             continue
         if found != VERSION:
@@ -39,8 +41,8 @@ def require_trinity() -> Path | None:
     raise MissingExtraError(DISTRIBUTION, "trinity", needed_for="The trinity backbone")
 
 
-def installed(folder: Path | None) -> str | None:
-    """Trinity's version in that folder, or where this interpreter looks; None without it."""
+def find_version(folder: Path | None) -> str | None:
+    """Return Trinity's version in the folder, or in this interpreter's path; None if missing."""
     found = (
         metadata.distributions(name=DISTRIBUTION)
         if folder is None

@@ -1,7 +1,7 @@
-"""Train on Trinity, as the process that the person started sees it: start, listen, record, end.
+"""Training on Trinity, as seen by the run's own process: start, listen, record, end.
 
-Invariants: what is wrong in the configuration is said before Ray starts; a run that took fewer steps than it was asked
-for, and was not asked to stop, has failed. How the launch itself goes, and ends, is `ajet_ray.on_ray`'s.
+Invariants: configuration errors appear before Ray starts; a run with too few steps, and without a requested stop, has
+failed. `ajet_ray.on_ray` implements start and end.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ajet.task_reader import TaskOrder
 from ajet.task_reader.contamination import find_overlap
 from ajet.task_reader.overlong import drop_overlong
 from ajet_ray.cluster.gpus import refuse_busy
-from ajet_ray.cluster.ray_cluster import Needs
-from ajet_ray.on_ray import address_of, ended_by, run_on_ray
-from ajet_ray.store_tickets import store_tickets_of
-from ajet_ray.tickets import Tickets, open_verl_store
+from ajet_ray.cluster.ray_cluster import RayNeeds
+from ajet_ray.on_ray import find_address, make_run_error, run_on_ray
+from ajet_ray.store_tickets import open_store_tickets
+from ajet_ray.tickets import LaunchTickets, open_verl_store
 from ajet_trinity import cpu
-from ajet_trinity.config import Launch, demand_of, device_of, trinity_config
+from ajet_trinity.config import TrinityLaunch, choose_device, compose_trinity_config, compute_demand
 from ajet_trinity.package import require_trinity
-from ajet_trinity.processes.here import told
+from ajet_trinity.processes.here import build_variable
 from ajet_trinity.record import BACKBONE, TrinityRecord
 
 if TYPE_CHECKING:
@@ -40,52 +40,55 @@ if TYPE_CHECKING:
     from ajet_ray.cluster.resources import Demand
 
 FOLDER = "trinity"
-"""Of the run: what Trinity keeps while it runs. Only a checkpoint outlives a launch."""
+"""Trinity's folder in the run. Only checkpoints outlive a launch."""
 CPUS = 16
-"""Ray's, where the cluster is ours: places for processes that mostly wait, not cores."""
+"""Ray's CPUs in an own cluster: slots for processes that mostly wait, not cores."""
 
 
 def train_on_trinity(
     experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
 ) -> None:
-    """Train until the last step; each ends in `sink`. Raises KeyboardInterrupt after saving, when interrupted;
-    UserError; and RunFailed with what Trinity's processes said."""
-    from ajet_trinity.processes.stage import Stage
+    """Train until the last step; each ends in `sink`.
+
+    Raises KeyboardInterrupt after saving, when interrupted; UserError; and RunFailed with the error of Trinity's
+    processes.
+    """
+    from ajet_trinity.processes.stage import TrinityStage
 
     folder = require_trinity()
-    address, device = address_of(options), device_of(experiment)
-    config, order, words, tokenizer = _config(experiment, run, sink)
+    address, device = find_address(options), choose_device(experiment)
+    config, order, words, tokenizer = _prepare_config(experiment, run, sink)
     steps, begun = config["buffer"]["total_steps"], run.resumed.step if run.resumed is not None else 0
     over = begun >= steps
     if over and options.from_store is None:
         return
-    demand = demand_of(config)
+    demand = compute_demand(config)
     if not over and address is None and device == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(demand.accelerators)
-    tickets: Tickets
+    tickets: LaunchTickets
     if options.from_store is not None:
-        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer, steps=steps)
+        tickets = open_store_tickets(experiment, run, options.from_store, order, tokenizer, steps=steps)
     else:
         store = open_verl_store(run, order, sessions=experiment.ajet.rollout.num_repeat, oldest=begun)
-        tickets = Tickets(store, order, batch=experiment.ajet.data.train_batch_size)
+        tickets = LaunchTickets(store, order, batch=experiment.ajet.data.train_batch_size)
     if over:  # whoever was killed may not have said so
-        tickets.ended()
+        tickets.finish_run()
         return
     if run.resumed is not None:
-        counted = run.recovery(tickets.begun(), dead=tickets.dead())
+        counted = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
         logger.info("resumes after step {} from {}{}", begun, run.resumed.path, counted)
     sink.begin(words, total=steps)
     record = TrinityRecord(experiment, run, sink, tickets)
-    _lay_out(config, run)
+    _prepare_folder(config, run)
     run.status.set(phase="starting Ray", steps=steps)
-    environment = _environment(folder, device)
-    environment |= told(experiment, run_id=run.run_id, begun=begun, total=steps, ranks=demand.training[1])
+    environment = _build_environment(folder, device)
+    environment |= build_variable(experiment, run_id=run.run_id, begun=begun, total=steps, ranks=demand.training[1])
     try:
         stopped = run_on_ray(
             "Trinity",
-            Stage,
+            TrinityStage,
             config,
-            _needs(demand, config["ray_namespace"], device),
+            _build_needs(demand, config["ray_namespace"], device),
             record,
             tickets,
             experiment=experiment,
@@ -98,33 +101,33 @@ def train_on_trinity(
         shutil.rmtree(run.path / FOLDER, ignore_errors=True)
     if record.step < steps and not stopped:
         what = f"it took {record.step} steps of the {steps} that it was asked for, and says that all went well"
-        raise ended_by("Trinity", what, run.path / "logs")
-    tickets.ended()
+        raise make_run_error("Trinity", what, run.path / "logs")
+    tickets.finish_run()
 
 
-def _needs(demand: Demand, namespace: str, device: str) -> Needs:
+def _build_needs(demand: Demand, namespace: str, device: str) -> RayNeeds:
     init: dict[str, Any] = {}
     if device == "cpu":  # slots by name only
         logger.warning("Trinity runs without an accelerator: that is for tests and for trying things out, it is slow")
         init = {"num_gpus": demand.accelerators, "num_cpus": max(CPUS, demand.cpus)}
-    return Needs(
+    return RayNeeds(
         demand,
         resource="GPU",
         extra="trinity",
         needed_for="The trinity backbone",
         init=init,
         cpus_key="Ray's CPUs",
-        apart_key="ajet.rollout.n_vllm_engine",
+        serving_key="ajet.rollout.n_vllm_engine",
         namespace=namespace,
     )
 
 
-def _environment(folder: Path | None, device: str) -> dict[str, str]:
-    """Variables that Trinity's processes need. `folder`: where it lies, if they do not find it by themselves."""
+def _build_environment(folder: Path | None, device: str) -> dict[str, str]:
+    """Return the variables of Trinity's processes. `folder`: its package folder, if not importable by default."""
     found = {"TRINITY_LOG_LEVEL": "INFO", "TRINITY_PLUGIN_DIRS": ""}
     paths = [str(folder)] if folder is not None else []
     if device == "cpu":
-        found |= cpu.environment()
+        found |= cpu.build_environment()
         paths.append(str(cpu.PLUGIN))
     if paths:
         paths.append(os.environ.get("PYTHONPATH", ""))
@@ -132,11 +135,13 @@ def _environment(folder: Path | None, device: str) -> dict[str, str]:
     return found
 
 
-def _config(
+def _prepare_config(
     experiment: Experiment, run: RunDirectory, sink: RunSink
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
-    """Trinity's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where
-    the run that is resumed had others, ConfigError where its checkpoint is of another backbone."""
+    """Return Trinity's config for this run, the order of tasks, renderer and tokenizer.
+
+    Raises TaskError if the resumed run had other tasks, ConfigError for a checkpoint of another backbone.
+    """
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_image_tokens, load_tokenizer, prepare_folder
     from ajet.rollout.components import make_renderer
@@ -144,7 +149,7 @@ def _config(
 
     settings = experiment.ajet
     assert settings.model.path is not None
-    trinity_config(experiment)  # what is wrong is said before anything is loaded
+    compose_trinity_config(experiment)  # what is wrong is said before anything is loaded
     if run.resumed is not None and BACKBONE not in run.resumed.state:
         raise ConfigError(
             "The checkpoint is of another backbone: Trinity cannot go on from it.",
@@ -165,12 +170,12 @@ def _config(
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     known = find_overlap(tasks, reader.tasks("validation")) if reader.has("validation") else None
     sink.review(open_algorithm(settings, base=experiment.base), train=len(tasks), validates=False, known=known)
-    launch = Launch(run.path / FOLDER, f"ajet-{run.run_id}", settings.count_steps(len(tasks)))
-    return trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer
+    launch = TrinityLaunch(run.path / FOLDER, f"ajet-{run.run_id}", settings.count_steps(len(tasks)))
+    return compose_trinity_config(experiment, model_folder=model, run=launch), order, words, tokenizer
 
 
-def _lay_out(config: dict[str, Any], run: RunDirectory) -> None:
-    """Trinity's folder as it is to go on from it: with the step of the checkpoint, or empty."""
+def _prepare_folder(config: dict[str, Any], run: RunDirectory) -> None:
+    """Prepare Trinity's folder to continue from: with the checkpoint's step, or empty."""
     shutil.rmtree(run.path / FOLDER, ignore_errors=True)
     job = Path(config["checkpoint_root_dir"]) / config["project"] / config["name"]
     job.mkdir(parents=True)

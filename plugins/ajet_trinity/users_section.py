@@ -1,7 +1,7 @@
-"""The person's own `trinity:` section: what may stand in it.
+"""The user's `trinity:` section: its allowed keys.
 
-Invariant: what ajet says on this backbone (`OWNED`) is not said there a second time; a key that Trinity has not is an
-error with the nearest. Trinity's keys are read as text: it is not imported.
+Invariant: keys owned by ajet on this backbone (`OWNED`) are refused there; an unknown key is an error with the nearest
+name. Trinity's keys are read as text, without an import.
 """
 
 from __future__ import annotations
@@ -79,24 +79,24 @@ OWNED: Mapping[str, str] = {
     "trainer.max_checkpoints_to_keep": "ajet.trainer_common.max_checkpoints_to_keep",
     "monitor.monitor_type": "ajet.trainer_common.logger",
 }
-"""Trinity's keys that its section may not set, and ours that says it; "": what follows from how ajet plays and trains.
-"""
+"""Keys of Trinity that the section may not set, with ajet's key; "" if the value follows from ajet's way to play and
+train."""
 Keys = Mapping[str, Mapping[str, str]]
 """Dataclass -> field -> the name of its type."""
 BOTH, TRAIN, EXPLORE = "both", "train", "explore"
-"""Trinity's modes that mean something here."""
-APART = {
+"""Trinity's modes with a meaning here."""
+SEPARATE_MODES = {
     TRAIN: "train with --from-store ADDRESS, and samplers beside it. Without a store of ours Trinity's SQL buffer "
     "would stand between the sides: it marks rows as used when they are read, not when a checkpoint has them, and "
     "hands out the newest first, so that a trainer that was killed has lost rows, and a step mixes those of others",
     EXPLORE: "`ajet sample`, which plays the same episodes into a store. Trinity's own explorer would play into its "
     "SQL buffer, which marks rows as used when they are read, not when a checkpoint has them",
 }
-"""What stands for a mode of one side. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
+"""Replacements for Trinity's one-sided modes. Read in 0.6.0: `buffer/storage/sql.py`, `buffer/reader/sql_reader.py`."""
 
 
-def of_section(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
-    """The errors of the user's section. `wanted`: the mode that the run has."""
+def find_section_errors(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
+    """Yield the errors of the user's section. `wanted`: the run's mode."""
     users = experiment.backbone_overrides.get("trinity", {})
     layers = experiment.layers
     if not isinstance(users, Mapping):
@@ -114,24 +114,24 @@ def of_section(experiment: Experiment, wanted: str) -> Iterator[ConfigError]:
         yield ConfigError(
             f"trinity.mode is {mode!r}.",
             where=layers.locate(("trinity", "mode"), value=True),
-            expected=APART.get(str(mode), f"{wanted}, or no such key"),
-            do=f"two commands over one store: {sides}" if mode in APART else "",
+            expected=SEPARATE_MODES.get(str(mode), f"{wanted}, or no such key"),
+            do=f"two commands over one store: {sides}" if mode in SEPARATE_MODES else "",
         )
     for key, ours in OWNED.items():
         path = tuple(key.split("."))
-        if _holds(users, path):
+        if _has_key(users, path):
             yield ConfigError(
                 f"trinity.{key} is ajet's to say.",
                 where=layers.locate(("trinity", *path)),
                 expected="no such key in your trinity section",
                 do=f"set {ours}" if ours else "",
             )
-    known = trinitys_keys()
+    known = read_trinity_keys()
     if known:
-        yield from _unknown(experiment, users, known, "Config", ())
+        yield from _find_unknown(experiment, users, known, "Config", ())
 
 
-def _unknown(
+def _find_unknown(
     experiment: Experiment,
     users: Mapping[str, Any],
     known: Mapping[str, Mapping[str, str]],
@@ -150,12 +150,12 @@ def _unknown(
                 do=f"did you mean {near[0]}?" if near else "",
             )
         elif isinstance(value, Mapping) and fields[name] in known:
-            yield from _unknown(experiment, value, known, fields[name], path)
+            yield from _find_unknown(experiment, value, known, fields[name], path)
 
 
 @lru_cache(maxsize=1)
-def trinitys_keys() -> Keys:
-    """The fields of Trinity's configuration, read as text; empty where Trinity is not installed."""
+def read_trinity_keys() -> Keys:
+    """Return the fields of Trinity's configuration, read as text; empty if Trinity is not installed."""
     from importlib.metadata import distributions
 
     from ajet.schema.errors import UserError
@@ -169,17 +169,17 @@ def trinitys_keys() -> Keys:
     (found, *_) = distributions(name=DISTRIBUTION, path=places)
     file = Path(str(found.locate_file("trinity/common/config.py")))
     classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
-    return {each.name: dict(_fields(each.body)) for each in classes}
+    return {each.name: dict(_list_fields(each.body)) for each in classes}
 
 
-def _fields(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
+def _list_fields(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str]]:
     for each in body:
         if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
             kind = ast.unparse(each.annotation)
             yield each.target.id, kind.removeprefix("Optional[").removesuffix("]")
 
 
-def _holds(tree: Any, path: tuple[str, ...]) -> bool:
+def _has_key(tree: Any, path: tuple[str, ...]) -> bool:
     for name in path:
         if not isinstance(tree, Mapping) or name not in tree:
             return False

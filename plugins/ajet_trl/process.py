@@ -25,11 +25,11 @@ def main() -> int:
     """Train by the file of arguments; return the exit code."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     from ajet.record import RunDirectory
-    from ajet_ray.shipped_experiment import restored
+    from ajet_ray.shipped_experiment import restore_experiment
 
     order = json.loads(Path(sys.argv[1]).read_text())
     try:
-        experiment = restored(order)
+        experiment = restore_experiment(order)
         with RunDirectory.open(experiment, root=experiment.root, kind="debug") as run:
             run_training(experiment, run)
     except UserError as mistake:

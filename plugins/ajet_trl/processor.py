@@ -41,11 +41,11 @@ class TrlTrainer(RunProcessor):
         """Run the training process. Raises UserError, or RunFailed if the process fails without a message."""
         experiment = self.experiment()
         experiment.require_ready()
-        from ajet_ray.shipped_experiment import carried
+        from ajet_ray.shipped_experiment import pack_experiment
 
         with TemporaryDirectory(prefix="ajet-trl-") as folder:
             order_file, failure_file = Path(folder) / "told.json", Path(folder) / "failed.json"
-            order_file.write_text(json.dumps({**carried(experiment, run_id="trl"), "failed": str(failure_file)}))
+            order_file.write_text(json.dumps({**pack_experiment(experiment, run_id="trl"), "failed": str(failure_file)}))
             environment = dict(os.environ)
             if self.folder is not None:
                 paths = [str(self.folder), environment.get("PYTHONPATH", "")]

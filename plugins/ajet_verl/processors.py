@@ -18,7 +18,7 @@ KNOWN = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Glm4v", "Glm46V", "Mllama", "Gemma
 """Names, without `Processor`, that verl's `hf_processor` takes; a test holds them."""
 
 
-def shown_images(folder: Path) -> ImageTokens | None:
+def require_image_tokens(folder: Path) -> ImageTokens | None:
     """How the model in `folder` is shown images; None for a model of text. Raises UserError where verl could not show
     it what it sees."""
     tokens = load_image_tokens(folder)

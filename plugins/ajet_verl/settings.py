@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet_ray.cluster.gpus import gpus
-from ajet_ray.cluster.ray_cluster import Needs
+from ajet_ray.cluster.gpus import list_gpus
+from ajet_ray.cluster.ray_cluster import RayNeeds
 from ajet_ray.cluster.resources import Demand
 from ajet_ray.modes import SEPARATE
 from ajet_verl import cpu
-from ajet_verl.config import ModelLimits, extra_for, read_limits, verl_config
+from ajet_verl.config import ModelLimits, compose_verl_config, find_extra, read_limits
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
 
 
-def verl_settings(
+def build_settings(
     experiment: Experiment,
     *,
     model_folder: Path | None = None,
@@ -36,11 +36,11 @@ def verl_settings(
     own_cluster: the run's machine is all of the cluster, so its accelerators decide what `device: auto` is. Raises
     ConfigError for what verl would refuse, MissingExtraError without verl.
     """
-    folder = model_folder or _folder_at_hand(experiment)
+    folder = model_folder or _find_local_folder(experiment)
     model = read_limits(folder) if folder is not None else ModelLimits()
-    gpu_bytes = min((gpu.total for gpu in gpus()), default=None)
+    gpu_bytes = min((gpu.total for gpu in list_gpus()), default=None)
     device = find_device(gpu_bytes) if own_cluster else "cuda"
-    return verl_config(
+    return compose_verl_config(
         experiment,
         model=model,
         gpu_bytes=gpu_bytes,
@@ -50,7 +50,7 @@ def verl_settings(
     )
 
 
-def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
+def build_environment(config: Mapping[str, Any]) -> dict[str, str]:
     """Variables that verl's processes need for `config`, as verl's own program sets them. Warns where that is for tests
     only."""
     device = config["trainer"]["device"]
@@ -61,27 +61,27 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
         found |= {"HCCL_HOST_SOCKET_PORT_RANGE": "auto", "HCCL_NPU_SOCKET_PORT_RANGE": "auto"}
     elif device == "cpu":
         logger.warning("verl runs without an accelerator: that is for tests and for trying things out, it is slow")
-        found |= cpu.environment()
-    elif _megatron(config) and any(gpu.generation in (8, 9) for gpu in gpus()):
+        found |= cpu.build_environment()
+    elif _uses_megatron(config) and any(gpu.generation in (8, 9) for gpu in list_gpus()):
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # kernels in the order of their launch
     return found
 
 
-def needs_of(config: Mapping[str, Any]) -> Needs:
+def build_needs(config: Mapping[str, Any]) -> RayNeeds:
     """Return what verl needs of Ray, by its configuration."""
     device = config["trainer"]["device"]
-    return Needs(
+    return RayNeeds(
         Demand.of(config),
         resource="NPU" if device == "npu" else "GPU",
-        extra=extra_for(device),
+        extra=find_extra(device),
         needed_for="The verl backbone",
         init=dict(config["ray_kwargs"].get("ray_init") or {}),
         cpus_key="verl.ray_kwargs.ray_init.num_cpus",
-        apart_key="verl.actor_rollout_ref.rollout.nnodes",
+        serving_key="verl.actor_rollout_ref.rollout.nnodes",
     )
 
 
-def _megatron(config: Mapping[str, Any]) -> bool:
+def _uses_megatron(config: Mapping[str, Any]) -> bool:
     return bool(config["actor_rollout_ref"]["actor"]["strategy"] == "megatron")
 
 
@@ -92,7 +92,7 @@ def find_device(gpu_bytes: int | None) -> str:
     return "npu" if shutil.which("npu-smi") else "cpu"
 
 
-def _folder_at_hand(experiment: Experiment) -> Path | None:
+def _find_local_folder(experiment: Experiment) -> Path | None:
     """The folder of the model's config.json, if it is on this machine already."""
     path = experiment.settle_values()["model"]["path"]
     if path is None:

@@ -21,14 +21,14 @@ from ajet.task_reader.overlong import drop_overlong
 from ajet_ray.cluster.gpus import refuse_busy
 from ajet_ray.cluster.resources import Demand
 from ajet_ray.modes import DECOUPLED, SYNC
-from ajet_ray.on_ray import address_of, run_on_ray
-from ajet_ray.record import Record
-from ajet_ray.shipped_experiment import KEY, carried
-from ajet_ray.store_tickets import store_tickets_of
-from ajet_ray.tickets import Tickets, dropped_after, oldest_version, open_verl_store
-from ajet_verl.config.credit import credit_settings
-from ajet_verl.processors import shown_images
-from ajet_verl.settings import environment_of, needs_of, verl_settings
+from ajet_ray.on_ray import find_address, run_on_ray
+from ajet_ray.record import RayRecord
+from ajet_ray.shipped_experiment import KEY, pack_experiment
+from ajet_ray.store_tickets import open_store_tickets
+from ajet_ray.tickets import LaunchTickets, find_drop_age, find_oldest_version, open_verl_store
+from ajet_verl.config.credit import read_credit_settings
+from ajet_verl.processors import require_image_tokens
+from ajet_verl.settings import build_environment, build_needs, build_settings
 
 if TYPE_CHECKING:
     from ajet.config import AjetConfig, Experiment
@@ -49,8 +49,8 @@ def train_on_verl(
 
     from ajet_verl.trainer.process import TrainerProcess
 
-    address = address_of(options)
-    config, order, words, tokenizer = _config(experiment, run, sink, own=address is None)
+    address = find_address(options)
+    config, order, words, tokenizer = _prepare_config(experiment, run, sink, own=address is None)
     require_store(config, options.from_store)
     if options.from_store is not None:
         require_one_sampling(experiment.ajet, config)
@@ -60,45 +60,47 @@ def train_on_verl(
         return
     if not over and address is None and config["trainer"]["device"] == "cuda" and not options.skip_check_avail_gpu:
         refuse_busy(Demand.of(config).accelerators)
-    tickets: Tickets
+    tickets: LaunchTickets
     if options.from_store is not None:
         config["trainer"]["save_freq"] = 1  # what is announced is on the disk
-        tickets = store_tickets_of(experiment, run, options.from_store, order, tokenizer, steps=steps)
+        tickets = open_store_tickets(experiment, run, options.from_store, order, tokenizer, steps=steps)
     else:
-        tickets = tickets_of(experiment, run, config, order)
+        tickets = open_tickets(experiment, run, config, order)
     if over:  # whoever was killed may not have said so
-        tickets.ended()
+        tickets.finish_run()
         return
     announce_staleness(config)
     logger.info("No rehearsal of an update: verl has none; its first step shows whether its settings fit.")
     if run.resumed is not None:
-        counted = run.recovery(tickets.begun(), dead=tickets.dead())
+        counted = run.recovery(tickets.list_begun(), dead=tickets.list_dead())
         logger.info("resumes after step {} from {}{}", run.resumed.step, run.resumed.path, counted)
     sink.begin(words, total=steps)
-    record = Record(experiment, run, sink, tickets)
+    record = RayRecord(experiment, run, sink, tickets)
     run.status.set(phase="starting Ray", steps=steps)
     run_on_ray(
         "verl",
         TrainerProcess,
         OmegaConf.create(config),
-        needs_of(config),
+        build_needs(config),
         record,
         tickets,
         experiment=experiment,
         run=run,
         address=address,
-        environment=environment_of(config),
+        environment=build_environment(config),
         interrupts=interrupts,
     )
-    tickets.ended()
+    tickets.finish_run()
 
 
-def tickets_of(experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder) -> Tickets:
+def open_tickets(
+    experiment: Experiment, run: RunDirectory, config: Mapping[str, Any], order: TaskOrder
+) -> LaunchTickets:
     """The tickets of verl's rows, from the checkpoint on that the run resumes. `config`: verl's."""
     settings = experiment.ajet
-    oldest = oldest_version(config, run.resumed.step if run.resumed else 0)
+    oldest = find_oldest_version(config, run.resumed.step if run.resumed else 0)
     store = open_verl_store(run, order, sessions=settings.rollout.num_repeat, oldest=oldest)
-    return Tickets(store, order, batch=settings.data.train_batch_size, dropped_after=dropped_after(config))
+    return LaunchTickets(store, order, batch=settings.data.train_batch_size, dropped_after=find_drop_age(config))
 
 
 def require_store(config: Mapping[str, Any], address: Address | None) -> None:
@@ -134,7 +136,7 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
 def require_one_sampling(settings: AjetConfig, config: Mapping[str, Any]) -> None:
     """Raises ConfigError where verl's own sections have it train on other samples than samplers play: those read the
     keys below `ajet` alone. `config`: verl's."""
-    effective = credit_settings(config).rollout
+    effective = read_credit_settings(config).rollout
     for ours, verls in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k"), ("num_repeat", "n")):
         if (found := getattr(effective, ours)) != getattr(settings.rollout, ours):
             raise ConfigError(
@@ -149,10 +151,10 @@ def announce_staleness(config: Mapping[str, Any]) -> None:
     v1 = config["trainer"]["v1"]
     if v1["trainer_mode"] != SYNC:
         most = v1["sampler"]["max_off_policy_threshold"]
-        log_staleness(credit_settings(config).trainer_common, None if most is None else most - 1)
+        log_staleness(read_credit_settings(config).trainer_common, None if most is None else most - 1)
 
 
-def _config(
+def _prepare_config(
     experiment: Experiment, run: RunDirectory, sink: RunSink, *, own: bool
 ) -> tuple[dict[str, Any], TaskOrder, Renderer, Any]:
     """verl's whole config for this run, the order of its tasks, its renderer and tokenizer. Raises TaskError where the
@@ -166,20 +168,20 @@ def _config(
     assert settings.model.path is not None
     source = locate_model(settings.model.path, base=experiment.base, trust_remote_code=settings.model.trust_remote_code)
     folder = prepare_folder(source)
-    config = verl_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
-    images = shown_images(folder)
+    config = build_settings(experiment, model_folder=folder, run_folder=run.path, own_cluster=own)
+    images = require_image_tokens(folder)
     reader = open_reader(experiment)
     tokenizer = load_tokenizer(source)
     words = make_renderer(settings, tokenizer, images)
     tasks = drop_overlong(reader.tasks("train"), settings.data, tokenizer)
     order = TaskOrder(tasks, seed=settings.seed, shuffle=settings.data.shuffle)
     steps = settings.count_steps(len(tasks))
-    algorithm = open_algorithm(credit_settings(config), base=experiment.base)
+    algorithm = open_algorithm(read_credit_settings(config), base=experiment.base)
     held_out = reader.tasks("validation") if reader.has("validation") else []
     known = find_overlap(tasks, held_out) if reader.has("validation") else None
     run.status.set(**{TO_VALIDATE: len(held_out) * settings.validation_repeats})
     sink.review(algorithm, train=len(tasks), validates=known is not None, known=known)
-    config["data"][KEY] = carried(experiment, run_id=run.run_id)
+    config["data"][KEY] = pack_experiment(experiment, run_id=run.run_id)
     config["trainer"].update(total_training_steps=steps, total_epochs=1)  # verl's list of tasks has no end
     if not reader.has("validation"):
         config["trainer"].update(test_freq=-1, val_before_train=False)

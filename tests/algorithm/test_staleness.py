@@ -78,10 +78,10 @@ def test_a_run_says_what_stale_tokens_get():
     ("mode", "said", "cap"), [("sync", "", (None, 2.0)), ("colocate_async", "up to 4 steps old", ("token", 2.0))]
 )
 def test_a_run_of_verl_says_it_in_its_asynchronous_modes(mode, said, cap):
-    from ajet_verl.config import verl_config
+    from ajet_verl.config import compose_verl_config
     from ajet_verl.train import announce_staleness
 
-    config = verl_config(experiment({"trainer_common.mode": mode}))
+    config = compose_verl_config(experiment({"trainer_common.mode": mode}))
     correction = config["algorithm"]["rollout_correction"]
     assert (correction["rollout_is"], correction["rollout_is_threshold"]) == cap
     found = said_by(announce_staleness, config)

@@ -18,7 +18,7 @@ from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
 from ajet.train.sources.store import extend_probe, start_probe
 from ajet_ray.folder_probe import FolderProbe
-from ajet_verl.trainer.fresh_tokens import canary_gap
+from ajet_verl.trainer.fresh_tokens import measure_canary_gap
 from tests.local_fixtures import sample_of
 
 pytestmark = pytest.mark.slow
@@ -89,10 +89,10 @@ def test_on_verl_only_tokens_of_the_newest_weights_count():
     samples = [sample_of([1, 2, 3, 4], [(2, 4)], logprobs=[0, 0, -1.0, -2.0]) for _ in range(2)]
     trainer = [np.array([0, 0, -1.5, -2.5], np.float32), np.array([0, 0, -9, -9], np.float32)]
     rows = [{"min_global_steps": 3, "max_global_steps": 3}, {"min_global_steps": 2, "max_global_steps": 3}]
-    assert canary_gap(samples, trainer, rows, at_least=0) == pytest.approx(0.5)
-    assert canary_gap(samples, trainer, rows, at_least=3) == pytest.approx(0.5)
-    assert canary_gap(samples, trainer, rows, at_least=4) is None, "the trainer has other weights by now"
-    assert canary_gap([], [], [], at_least=0) is None
+    assert measure_canary_gap(samples, trainer, rows, at_least=0) == pytest.approx(0.5)
+    assert measure_canary_gap(samples, trainer, rows, at_least=3) == pytest.approx(0.5)
+    assert measure_canary_gap(samples, trainer, rows, at_least=4) is None, "the trainer has other weights by now"
+    assert measure_canary_gap([], [], [], at_least=0) is None
 
 
 def test_what_a_folder_says_of_the_probe_is_what_its_trainer_says(tmp_path):
@@ -101,14 +101,14 @@ def test_what_a_folder_says_of_the_probe_is_what_its_trainer_says(tmp_path):
         experiment = experiment_in(tmp_path)
         folders = FolderProbe(experiment, backbone.tokenizer)
         known = start_probe(backbone, experiment.ajet.trainer_common, None, rounded=False)
-        assert folders.known(None, 0) == known
+        assert folders.continue_probe(None, 0) == known
         backbone.update(BATCH)
         (saved := tmp_path / "saved").mkdir()
         backbone.save(saved)
         there = extend_probe(known, backbone, keep=1).logprobs[1]
-        first, later = folders.said(None), folders.said(saved)
+        first, later = folders.score_text(None), folders.score_text(saved)
         assert np.abs(np.array(later) - there).max() < 1e-4 < np.abs(np.array(first) - there).mean()
         earlier = known.add_version(0, first, keep=1).add_version(1, later, keep=1)
-        assert set(folders.known(earlier, 1).logprobs) == {0}, (
+        assert set(folders.continue_probe(earlier, 1).logprobs) == {0}, (
             "what a trainer before said of the version to come is void"
         )

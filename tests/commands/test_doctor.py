@@ -18,7 +18,7 @@ from ajet.engine.dimensions import read_embedding_shapes
 from ajet.schema.commands import format_extra_install
 from ajet.tokens import Renderer
 from ajet.tokens.template_doctor import TURNS, examine, sizes
-from ajet_verl.checkup import verl_findings as verl
+from ajet_verl.checkup import check_verl as verl
 from tests.ajet_command import environment
 from tests.chat_templates import SMOLLM2, made, variant
 from tests.ports import free_port

@@ -20,7 +20,7 @@ from ajet.schema.errors import ConfigError, JudgeFailure, UnresolvedReferenceErr
 from ajet.train.runner import LaunchOptions
 from ajet.workflow.breakpoint import TAGS_VARIABLE, activate
 from ajet.workflow.function import as_workflow
-from ajet_ray.on_ray import address_of
+from ajet_ray.on_ray import find_address
 from tests.support.rollouts import stage
 from tests.workflow_fixtures import scene
 
@@ -123,7 +123,7 @@ def test_a_cluster_of_master_addr_is_told_what_starts_one(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     with pytest.raises(ConfigError, match="joins a Ray cluster, and none is named") as caught:
-        address_of(LaunchOptions(flags=("ray-cluster",)))
+        find_address(LaunchOptions(flags=("ray-cluster",)))
     assert "`ajet cluster render` writes what starts one" in caught.value.do and "MASTER_ADDR" in caught.value.do
 
 

@@ -20,7 +20,7 @@ from ajet.config.plugins import find_parts
 from ajet.config.schema.base import describe_field, walk_keys
 from ajet.record.episodes import EpisodeFiles
 from ajet.schema.errors import UserError
-from ajet_verl.config.credit import ESTIMATOR, unsupported
+from ajet_verl.config.credit import ESTIMATOR, find_unsupported
 from tests.ajet_command import ajet, metric_rows
 from tests.docs.snippets import ROOT, blocks
 from tests.local_fixtures import config_of, episode_of, group_of
@@ -138,7 +138,7 @@ def test_each_line_of_the_table_is_its_class(name):
 @pytest.mark.parametrize(("value", "taken"), [*((name, True) for name in [*ALGORITHMS, *OWN]), ("opo", False)])
 def test_the_schema_and_verls_layer_take_the_same(value, taken):
     local = value in ALGORITHMS and bool(ALGORITHMS[value].needs & {"teacher", "critic"})
-    assert (ESTIMATOR not in [key for key, *_ in unsupported({ESTIMATOR: value}.get)]) == (taken and not local)
+    assert (ESTIMATOR not in [key for key, *_ in find_unsupported({ESTIMATOR: value}.get)]) == (taken and not local)
     tree = {"ajet": {"trainer_common": {"algorithm": {"adv_estimator": value}}}}
     if taken:
         assert Experiment.from_dict(tree, base=Path()).ajet.trainer_common.algorithm.adv_estimator == value

@@ -94,10 +94,10 @@ def test_rays_processes_load_this_one_before_the_working_directory_counts(clone)
     pytest.importorskip("ray")
     from ray import cloudpickle
 
-    from ajet_ray.cluster.own_package import hook
+    from ajet_ray.cluster.own_package import build_setup_hook
 
-    assert hook([str(clone / "agent"), str(Path(ajet.__file__).parents[1])]) == {}
-    (load,) = hook([str(clone)]).values()
+    assert build_setup_hook([str(clone / "agent"), str(Path(ajet.__file__).parents[1])]) == {}
+    (load,) = build_setup_hook([str(clone)]).values()
     code = "import sys, pickle; pickle.loads(sys.stdin.buffer.read())(); sys.path.insert(0, sys.argv[1])\n"
     code += "sys.path.append(sys.argv[2])\n"
     code += "import ajet.config.programs, ajet_toys.keys, json\n"

@@ -12,7 +12,7 @@ from ajet.config import Experiment
 from ajet.config.idle import find_idle_reason
 from ajet.config.plugins import find_parts
 from ajet.record import EpisodeFiles
-from ajet_verl.config import verl_config
+from ajet_verl.config import compose_verl_config
 from tests.ajet_command import metric_rows
 from tests.config_reads import KEYS, LAYER, Reads, recorded_reads
 from tests.config_runs import launched, loaded, on_verl, scorers_recorded, served
@@ -151,7 +151,7 @@ def test_verl(tmp_path, monkeypatch):
 @without_verl
 def test_megatron_is_split_as_its_section_says():
     with recorded_reads() as reads:
-        verl_config(on_gpus({"trainer_common.strategy": "megatron"}))
+        compose_verl_config(on_gpus({"trainer_common.strategy": "megatron"}))
     assert {*SIZES} <= {key for key, readers in reads.items() if LAYER in readers}
 
 

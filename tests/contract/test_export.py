@@ -265,9 +265,9 @@ def test_adapters_are_added_into_the_weights(saved, tmp_path):
 @without_verl
 @pytest.mark.slow
 def test_large_models_take_several_files_and_another_number_format_on_demand(saved, tmp_path):
-    from ajet_ray.merge import merge
+    from ajet_ray.merge import merge_checkpoint
 
-    merge(saved / "fsdp2" / "actor", tmp_path, dtype="bfloat16", file_bytes=20_000)
+    merge_checkpoint(saved / "fsdp2" / "actor", tmp_path, dtype="bfloat16", file_bytes=20_000)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     files = sorted(tmp_path.glob("model-*.safetensors"))
     assert len(files) > 2 and set(index["weight_map"].values()) == {file.name for file in files}

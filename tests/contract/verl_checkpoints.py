@@ -23,7 +23,7 @@ def main(rank: int, folder: Path) -> None:
     """Save every kind."""
     from ajet_verl import cpu
 
-    os.environ.update(cpu.environment())
+    os.environ.update(cpu.build_environment())
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -99,7 +99,7 @@ def both(folder: Path) -> int:
     """Both ranks, forked from here, where what they share is imported."""
     from ajet_verl import cpu
 
-    os.environ.update(cpu.environment())
+    os.environ.update(cpu.build_environment())
     import verl.utils.checkpoint.fsdp_checkpoint_manager  # noqa: F401
 
     fork = multiprocessing.get_context("fork")

@@ -127,12 +127,12 @@ def trainer_of(config: Any, queue: Queue, rank: int, world: int) -> Any:
 
     from ajet.algorithm import open_algorithm
     from ajet.algorithm.token_loss import TokenLoss
-    from ajet_verl.config.credit import credit_settings
+    from ajet_verl.config.credit import read_credit_settings
     from ajet_verl.trainer.hooks import CreditHooks
     from ajet_verl.trainer.losses import WeightedSum
 
     trainer: Any = object.__new__(type("Hooked", (CreditHooks, PPOTrainerSync), {}))
-    trainer.config, trainer.settings = config, credit_settings(config)
+    trainer.config, trainer.settings = config, read_credit_settings(config)
     trainer.algorithm = open_algorithm(trainer.settings)
     trainer.use_critic, trainer.use_reference_policy = False, need_reference_policy(config)
     trainer.parameter_sync_step, trainer.global_steps = 1, 1
@@ -152,12 +152,12 @@ def play(queue: Queue, groups: list[Any]) -> Any:
     from transfer_queue import KVBatchMeta
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-    from ajet_ray.rows import rows
+    from ajet_ray.rows import build_rows
 
     keys, tags = [], []
     for number, group in enumerate(groups):
         for episode in group.episodes:
-            for index, row in enumerate(rows(episode, group_order=group.order)):
+            for index, row in enumerate(build_rows(episode, group_order=group.order)):
                 key = f"u{number}_{episode.repeat}_{index}"
                 fields = AgentLoopOutput(**row).as_dict()
                 ids = torch.cat([fields["prompts"], fields["responses"]])

@@ -21,7 +21,7 @@ from ajet.record.tool_uses import (
 from ajet.schema.errors import EnvironmentFailure, SandboxFailure
 from ajet.schema.tool_use import ToolUse, compute_digest
 from ajet.workflow.tools import RunningToolUse, record_calls
-from ajet_ray.episode_bytes import packed, unpacked
+from ajet_ray.episode_bytes import pack_episode, unpack_episode
 from tests.record_fixtures import episode
 from tests.workflow_fixtures import scene
 
@@ -89,7 +89,7 @@ def test_what_is_kept_is_bounded_and_the_digest_is_of_the_whole() -> None:
 def test_half_of_a_surrogate_pair_does_not_stop_the_record() -> None:
     odd = bound_tool_use(use(result="a\udcff", arguments={"\udcff": "\udcff"}, digest=compute_digest("a\udcff")))
     assert odd.result == "a\ufffd" and odd.arguments == {"\ufffd": "\ufffd"}
-    assert unpacked(packed(episode(tool_uses=[odd]))).tool_uses == [odd]
+    assert unpack_episode(pack_episode(episode(tool_uses=[odd]))).tool_uses == [odd]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ajet.config.schema.extended import config_model
 from ajet_testing.packages import find_packages, list_sources
 from ajet_trinity import own_environment
 from ajet_trinity.config import refuse
-from ajet_verl.config import ModelLimits, verl_config
+from ajet_verl.config import ModelLimits, compose_verl_config
 from tests.verl_fixtures import without_verl
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,7 +173,7 @@ def test_what_the_checks_train_with_is_configuration_that_there_is(
                 found = load_experiment(Path(told["--conf"]), backbone=name, overrides=overrides)
                 trained.add((check.name, found.ajet.backbone))
                 if name == "verl":
-                    config = verl_config(found, model=ModelLimits(), gpu_bytes=80 << 30, device="cuda")
+                    config = compose_verl_config(found, model=ModelLimits(), gpu_bytes=80 << 30, device="cuda")
                     assert config["trainer"]["n_gpus_per_node"] == max(check.gpus, 1), check.name
                 elif name == "trinity":
                     refuse(found, "cuda")
@@ -186,7 +186,7 @@ def test_a_check_whose_needs_are_not_there_is_said_and_not_tried(
     check = gpu_check.Check("a", "b", (), gpu_check.nothing_more, 2, ("no-such-package", "pytest"))
     assert [check.lacks(count) for count in (1, 2)] == ["2 GPUs and no-such-package", "no-such-package"]
     trinity = gpu_check.Check("t", "b", (), gpu_check.nothing_more, 0, (gpu_check.TRINITY,))
-    monkeypatch.setattr(own_environment, "python_there", lambda device: Path("elsewhere"))
+    monkeypatch.setattr(own_environment, "find_python", lambda device: Path("elsewhere"))
     assert trinity.lacks(0) == ""
     said = gpu_check.not_tried({"local", "tests"}, {"a": "2 GPUs"})
     assert "- the check `a`, for want of 2 GPUs" in said

@@ -3,9 +3,9 @@
 import sys
 from typing import Any
 
-from ajet_aworld.packages import behind
+from ajet_aworld.packages import load_hidden
 from ajet_aworld.tool_environment import get_agent_tool_env_and_servers as get_agent_tool_env_and_servers
 
 
 def __getattr__(name: str) -> Any:
-    return behind(sys.modules[__name__], name)
+    return load_hidden(sys.modules[__name__], name)

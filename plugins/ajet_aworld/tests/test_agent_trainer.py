@@ -20,9 +20,9 @@ from ajet.schema.errors import ConfigError, UserError
 from ajet.task_judge.scorers.gaia import gaia_reward_func
 from ajet.task_reader import open_reader
 from ajet_aworld import packages
-from ajet_aworld.agent_loop import question_of
+from ajet_aworld.agent_loop import build_question
 from ajet_aworld.tool_environment import get_agent_tool_env_and_servers
-from ajet_aworld.trainer.agents import filled
+from ajet_aworld.trainer.agents import fill_variables
 from tests.support.plugin_packages import write_plugin
 from train.trainer.agent_trainer import AgentTrainer
 from train.trainer.trainer_processor import TrainerProcessor
@@ -206,11 +206,11 @@ def test_no_secret_is_written(folder, monkeypatch):
     agent = made.experiment().config.aworld.agent.to_dict()
     assert agent["mcp_config"]["mcpServers"]["s"]["headers"]["Authorization"] == "Bearer $(MCP_SERVER_TOKEN)"
     assert agent["conf"] == {"llm_temperature": 0.3}
-    assert filled(agent)["mcp_config"]["mcpServers"]["s"] == entry
+    assert fill_variables(agent)["mcp_config"]["mcpServers"]["s"] == entry
     monkeypatch.delenv("MCP_SERVER_TOKEN")
     with pytest.raises(UserError, match="MCP_SERVER_TOKEN, and it is not set"):
-        filled(agent)
-    assert filled({"system_prompt": "run $(pwd)"}) == {"system_prompt": "run $(pwd)"}
+        fill_variables(agent)
+    assert fill_variables({"system_prompt": "run $(pwd)"}) == {"system_prompt": "run $(pwd)"}
     with pytest.raises(ValueError, match="Authorization is a secret"):
         AgentTrainer("agent.yaml", train_engine_name="local")
 
@@ -277,7 +277,7 @@ def test_a_framework_is_registered_in_either_of_the_printed_ways(folder, option)
     if option is OPTION_B:
         (folder / "train" / "trainer").mkdir()
         (folder / "train" / "trainer" / "__init__.py").write_text("from .agent_trainer import AgentTrainer" + OPTION_A)
-    mine, ours = str(folder), str(packages.folder())
+    mine, ours = str(folder), str(packages.find_folder())
     paths = os.pathsep.join([*([ours, mine] if option is OPTION_A else [mine, ours]), str(Path(__file__).parents[3])])
     code = "import sys; sys.path.remove('')\n" + (START if option is OPTION_B else "") + option + TRAINS
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env={"PYTHONPATH": paths, "PATH": ""},
@@ -308,8 +308,8 @@ def test_installed_packages_of_the_users_keep_their_names_and_ours_are_found_bel
         place.mkdir(parents=True)
         (place / "__init__.py").write_text("MINE = 1\n")
     (place / "world.py").write_text("World = object\n")
-    env = {"PYTHONPATH": str(packages.folder()), "PATH": ""}
-    command = [sys.executable, "-c", INSTALLED, str(packages.folder())]
+    env = {"PYTHONPATH": str(packages.find_folder()), "PATH": ""}
+    command = [sys.executable, "-c", INSTALLED, str(packages.find_folder())]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -371,7 +371,7 @@ def test_the_examples_tasks_become_ajets_with_system_message_and_truth(folder, o
     main([*given, "--system", "Be brief."])
     count = 4 if own else len(QUESTIONS)
     assert f"{count - count // 4} tasks" in capsys.readouterr().out
-    shutil.copytree(packages.folder() / "train" / "examples" / "train_gaia_with_aworld_verl", folder / "example")
+    shutil.copytree(packages.find_folder() / "train" / "examples" / "train_gaia_with_aworld_verl", folder / "example")
     (folder / "datasets").rename(folder / "example" / "datasets")
     experiment = load_experiment(folder / "example" / "gaia.yaml")
     reader = open_reader(experiment)
@@ -379,7 +379,7 @@ def test_the_examples_tasks_become_ajets_with_system_message_and_truth(folder, o
     assert len(tasks) == count
     for task in tasks:
         assert [each["role"] for each in task.init_messages] == ["system", "user"]
-        asked = question_of(task)
+        asked = build_question(task)
         assert asked.startswith("Be brief.\n\n")
         if own and "Q1" in asked:
             assert "The file of this task is" in asked and "a.csv" in asked

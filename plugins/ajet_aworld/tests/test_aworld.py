@@ -76,7 +76,7 @@ def play_at_once(folder, monkeypatch, isolation, tasks, repeats, code=PRINTED) -
 
 
 def test_the_printed_agent_plays_episodes_at_once_each_with_tools_of_its_own(notes, tmp_path, monkeypatch):
-    tool_environment._told.clear()
+    tool_environment._warned.clear()
     said: list[str] = []
     number = logger.add(said.append, format="{message}", level="WARNING")
     play_at_once(tmp_path, monkeypatch, "thread", 2, 1)

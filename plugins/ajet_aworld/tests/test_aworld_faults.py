@@ -123,7 +123,7 @@ def test_one_whose_runner_misses_its_end_is_told_again(tmp_path, monkeypatch):
             return await running
 
     monkeypatch.setattr(Runners, "run_task", deaf_once)
-    monkeypatch.setattr(play, "_HEARS", 0.1)
+    monkeypatch.setattr(play, "_CANCEL_TIMEOUT_S", 0.1)
     loop = loop_from(tmp_path, AGENTS, "Hangs")
     hangs = sys.modules[loop.__module__].HANGS
     with played(
@@ -154,12 +154,12 @@ def test_its_tools_end_where_the_end_is_asked_for_twice(monkeypatch):
         released.append(agent)
 
     monkeypatch.setattr(Runners, "run_task", deaf_once)
-    monkeypatch.setattr(play, "_prepare", lambda *_: None)
-    monkeypatch.setattr(play, "_release", release)
+    monkeypatch.setattr(play, "_prepare_agent", lambda *_: None)
+    monkeypatch.setattr(play, "_release_agent", release)
     agent = SimpleNamespace(sandbox=None)
 
     async def main():
-        playing = asyncio.ensure_future(play.play(None, [agent], "?", "s"))
+        playing = asyncio.ensure_future(play.run_agents(None, [agent], "?", "s"))
         await runs.wait()
         playing.cancel()
         await told.wait()

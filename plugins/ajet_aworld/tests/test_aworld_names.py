@@ -92,7 +92,7 @@ def test_a_workers_user_code_finds_the_names(isolation: str, tmp_path: Path) -> 
         episode = made.episode()
     assert episode.failure is None, episode.failure
     assert {"ajet_aworld.packages", "ajet_aworld.quiet_import"} <= {*episode.metadata["finders"]}
-    assert episode.metadata["file"] == str(packages.folder() / "train" / "__init__.py")
+    assert episode.metadata["file"] == str(packages.find_folder() / "train" / "__init__.py")
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_the_printed_folder_makes_scripts_find_them(linked: Path, tmp_path: Path
     )
     code += "quiet = [type(each).__module__ for each in sys.meta_path]\n"
     code += "print(json.dumps([train.__file__, env.__file__, quiet]))"
-    paths = os.pathsep.join([str(packages.folder()), str(linked)])
+    paths = os.pathsep.join([str(packages.find_folder()), str(linked)])
     *files, finders = run_fresh(code, cwd=tmp_path, PYTHONPATH=paths)
-    assert files == [str(packages.folder() / name / "__init__.py") for name in ("train", "env")]
+    assert files == [str(packages.find_folder() / name / "__init__.py") for name in ("train", "env")]
     assert "ajet_aworld.quiet_import" in finders, "from here on the import of AWorld is quiet"

@@ -95,7 +95,7 @@ def worker(folder: Any, monkeypatch: pytest.MonkeyPatch, script: Any, target: st
         async def keep(self, group: Any) -> None:
             self._record.keep(group)
 
-    monkeypatch.setattr(plain, "keeper_of", Here)
+    monkeypatch.setattr(plain, "open_record", Here)
     monkeypatch.setattr(plain, "_sessions", {})
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))

@@ -7,7 +7,7 @@ import threading
 import pytest
 from loguru import logger
 
-from ajet_aworld.quiet_import import FILES, _sinks_kept
+from ajet_aworld.quiet_import import FILES, _keep_sinks
 
 
 def test_only_the_thread_that_imports_neither_adds_nor_removes_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +22,7 @@ def test_only_the_thread_that_imports_neither_adds_nor_removes_sinks(monkeypatch
         logger.remove(numbers.pop())
 
     kept = logger.add(before.append, format="{message}")
-    with _sinks_kept():
+    with _keep_sinks():
         logger.remove()
         assert logger.add(before.append) == -1
         thread = threading.Thread(target=another)

@@ -14,11 +14,11 @@ import yaml
 from ajet_aworld import packages
 from tests.verl_fixtures import without_verl
 
-TRAIN = packages.folder() / "train"
+TRAIN = packages.find_folder() / "train"
 OURS = TRAIN / "examples" / "train_gaia_with_aworld_verl" / "run.sh"
 PRINTED = Path(__file__).parents[3] / "tests" / "printed" / "aworld_run.sh"
 """As the page has it, indented."""
-PROGRAMS = {"python3": "shift 2; printf '%s\\n' \"$@\"", "ajet": f"echo {packages.folder()}"}
+PROGRAMS = {"python3": "shift 2; printf '%s\\n' \"$@\"", "ajet": f"echo {packages.find_folder()}"}
 """What stands in for the programs that it calls."""
 
 
@@ -39,7 +39,7 @@ def test_the_pages_commands_before_it_work_in_a_folder_of_ones_own(tmp_path):
     """AWorld's wheel has a `train` of its own, which is all that Python finds by itself."""
     where = [Path(sys.executable).with_name("ajet"), "aworld", "path"]
     said = subprocess.run(where, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert (said.stdout.strip(), said.stderr) == (str(packages.folder()), "")
+    assert (said.stdout.strip(), said.stderr) == (str(packages.find_folder()), "")
     tasks = [sys.executable, "-m", "train.examples.train_gaia_with_aworld_verl.create_dataset"]
     env = {"PATH": "", "PYTHONPATH": said.stdout.strip()}
     done = subprocess.run(tasks, cwd=tmp_path, env=env, capture_output=True, text=True)

@@ -1,7 +1,6 @@
-"""AWorld's AgentTrainer: agent, data, reward and configuration in, a run of ajet's out.
+"""AWorld's AgentTrainer: agent, data, reward and configuration in, a run of ajet out.
 
-`agent_trainer` checks and starts, `trainer_processor` is the contract of what trains, `registry` knows them by name,
-`run_processor` is the one that launches ajet's own runs; `agents`, `data` and `reward` are its three kinds of input.
-Invariant: no Python source is generated, and no secret is written: what an agent is stands in the run's configuration
-with variables by name.
+`agent_trainer` checks and starts, `trainer_processor` is the contract of training engines, `registry` lists them,
+`run_processor` launches ajet's runs; `agents`, `data` and `reward` convert the inputs. Invariant: no Python source is
+generated, and no secret is written: the run's configuration describes the agent with variables by name.
 """

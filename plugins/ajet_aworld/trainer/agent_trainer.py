@@ -1,6 +1,6 @@
-"""AgentTrainer: AWorld's one entry to training, over whatever trains.
+"""AgentTrainer: AWorld's single entry to training, for any engine.
 
-Invariant: what it is given is checked in one order (agent, data, reward, configuration) before anything is trained.
+Invariant: the arguments are checked in one order (agent, data, reward, configuration) before training.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class AgentTrainer:
         run_path: str | Path | None = "runs",
         train_engine_name: str = registry.VERL,
     ) -> None:
-        """`agent`: an AWorld Agent, the path of a YAML file that describes one, or an AworldAgentLoop by reference.
-        `config`: what the engine is configured by, or a file of it. `reward_func`: a function, or the path of a file
-        with one. Data sets: tables or paths (.csv, .json, .jsonl, .parquet). `run_path`: the folder for what training
-        writes, made at once. Raises ValueError for what cannot be used."""
+        """`agent`: an AWorld Agent, the path of a YAML file, or an AworldAgentLoop by reference. `config`: the engine's
+        configuration, or its file. `reward_func`: a function, or the path of a file with one. Data sets: tables or
+        paths (.csv, .json, .jsonl, .parquet). `run_path`: the output folder, created at once. Raises ValueError for
+        unusable arguments."""
         if agent is None or agent == "":
             raise ValueError("trainer agent is required!")
-        kind = registry.processor(train_engine_name)
+        kind = registry.find_processor(train_engine_name)
         self.agent, self.config, self.reward_func = agent, config, reward_func
         self.train_dataset, self.test_dataset = train_dataset, test_dataset
         self.train_engine_name = train_engine_name
@@ -47,25 +47,24 @@ class AgentTrainer:
 
     @staticmethod
     def register_processor(train_engine_name: str, train_type: Any) -> None:
-        """Make a subclass of TrainerProcessor known by a name. Raises ValueError for a name that is taken, and for what
-        is none."""
+        """Register a subclass of TrainerProcessor by name. Raises ValueError for a used name, or another class."""
         registry.register(train_engine_name, train_type)
 
     @staticmethod
     def unregister_processor(train_engine_name: str) -> None:
-        """Forget it; nothing happens where it is not known."""
+        """Remove a name; unknown names are ignored."""
         registry.unregister(train_engine_name)
 
     def train(self) -> None:
-        """Train. Raises ValueError before all was checked."""
-        self._ready().train()
+        """Train. Raises ValueError before the checks."""
+        self._require_ready().train()
 
     async def inference(self) -> Any:
-        """Play without training; what comes of it is the processor's. Raises ValueError before all was checked."""
-        found = self._ready().inference()
+        """Play without training and return the processor's result. Raises ValueError before the checks."""
+        found = self._require_ready().inference()
         return await found if inspect.isawaitable(found) else found
 
-    def _ready(self) -> Any:
+    def _require_ready(self) -> Any:
         found = getattr(self, "train_processor", None)
         if found is None or not found.initialized:
             raise ValueError(f"Train engine {getattr(self, 'train_engine_name', '')} is not initialized")

@@ -1,7 +1,7 @@
-"""AgentTrainer's data sets as JSON Lines, which every backbone reads.
+"""AgentTrainer's data sets as JSON Lines, readable by every backbone.
 
-Invariants: every row arrives, with all its columns; a row as verl has it (`reward_model.ground_truth`) keeps its truth
-as `answer`, too. A file is named by what it holds, so that trainers with one `run_path` do not write over each other's.
+Invariants: every row arrives with all columns; a row in verl's form (`reward_model.ground_truth`) also gets its truth
+as `answer`. A file is named by its content, so trainers with one `run_path` do not overwrite each other's.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from ajet.record.files import write_atomically
 
 _KINDS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _DIGEST = 6
-"""Bytes of one."""
+"""Bytes of the content's digest."""
 
 
-def as_lines(given: Any, file: Path, base: Path) -> Path | None:
-    """`given`: a data set, rows, or a path, relative to `base`. Answers the file, whose name goes on after that of
-    `file`; None for none. Raises ValueError."""
+def write_lines(given: Any, file: Path, base: Path) -> Path | None:
+    """Write a data set and return its file, with a digest added to `file`'s name; None without data. Raises ValueError.
+
+    `given`: a data set, rows, or a path relative to `base`.
+    """
     if given is None:
         return None
-    rows = _from_file(base / given) if isinstance(given, (str, Path)) else given
+    rows = _read_file(base / given) if isinstance(given, (str, Path)) else given
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
         raise ValueError(f"the data set is a {type(given).__name__}; expected a datasets.Dataset, rows, or a path")
-    lines = [_line(row, number) for number, row in enumerate(rows)]
+    lines = [_format_row(row, number) for number, row in enumerate(rows)]
     if not lines:
         raise ValueError("the data set has no row")
     text = "".join(lines)
@@ -38,7 +40,7 @@ def as_lines(given: Any, file: Path, base: Path) -> Path | None:
     return file
 
 
-def _from_file(path: Path) -> Any:
+def _read_file(path: Path) -> Any:
     kind = _KINDS.get(path.suffix)
     if kind is None:
         raise ValueError(f"{path} is no data set; expected {', '.join(_KINDS)}")
@@ -49,7 +51,7 @@ def _from_file(path: Path) -> Any:
     return getattr(Dataset, f"from_{kind}")(str(path), keep_in_memory=True)
 
 
-def _line(row: Any, number: int) -> str:
+def _format_row(row: Any, number: int) -> str:
     if not isinstance(row, Mapping):
         raise ValueError(f"row {number} of the data set is a {type(row).__name__}; expected named columns")
     row = dict(row)

@@ -1,7 +1,6 @@
 """Training engines by name.
 
-Invariant: a name means one subclass of TrainerProcessor: one that was registered in this process, or one that a plug-in
-brings.
+Invariant: a name is one subclass of TrainerProcessor: registered in this process, or provided by a plug-in.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ _registered: dict[str, type[TrainerProcessor]] = {}
 
 
 def register(name: str, kind: Any) -> None:
-    """Raises ValueError for a name that is taken, and for what is no subclass of TrainerProcessor."""
+    """Register an engine. Raises ValueError for a used name, or a class other than TrainerProcessor's subclasses."""
     if name in _registered or find_part("train_engine", name) is not None:
         raise ValueError(f"{name} is already registered")
-    _registered[name] = _checked(name, kind)
+    _registered[name] = _require_processor(name, kind)
 
 
 def unregister(name: str) -> None:
-    """Forget it; nothing happens where it is not known."""
+    """Remove a name; unknown names are ignored."""
     _registered.pop(name, None)
 
 
-def processor(name: str) -> type[TrainerProcessor]:
-    """The class of that name. Raises ValueError, which lists those that are known."""
+def find_processor(name: str) -> type[TrainerProcessor]:
+    """Return the class of the name. Raises ValueError with the known names."""
     if name in _registered:
         return _registered[name]
     part = find_part("train_engine", name)
     if part is None:
         known = ", ".join(sorted({*_registered, *find_all_parts("train_engine")}))
         raise ValueError(f"{name} is not supported; there are: {known}. {describe_broken()}".rstrip())
-    return _checked(name, load_code(part.code))
+    return _require_processor(name, load_code(part.code))
 
 
 class TrainProcessors(MutableMapping[str, type[TrainerProcessor]]):
-    """All engines by name, as AWorld's `TRAIN_PROCESSOR` has them."""
+    """All engines by name, as AWorld's `TRAIN_PROCESSOR`."""
 
     def __getitem__(self, name: str) -> type[TrainerProcessor]:
         if name not in {*self}:
             raise KeyError(name)
-        return processor(name)
+        return find_processor(name)
 
     def __setitem__(self, name: str, kind: Any) -> None:
         register(name, kind)
@@ -64,7 +63,7 @@ class TrainProcessors(MutableMapping[str, type[TrainerProcessor]]):
 TRAIN_PROCESSOR = TrainProcessors()
 
 
-def _checked(name: str, kind: Any) -> type[TrainerProcessor]:
+def _require_processor(name: str, kind: Any) -> type[TrainerProcessor]:
     if not (isinstance(kind, type) and issubclass(kind, TrainerProcessor)):
         raise ValueError(f"{name} train engine is not a TrainerProcessor: {kind!r}")
     return kind

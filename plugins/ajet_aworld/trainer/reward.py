@@ -1,7 +1,7 @@
-"""AgentTrainer's reward as a judge: a function of verl's four arguments, or of ajet's two.
+"""AgentTrainer's reward as a judge: a function with verl's four arguments, or ajet's two.
 
-Invariant: a function that cannot be called so, or that says that it returns something else than a number, is a
-ValueError before anything is played; one that returns something else nevertheless is a failure of the judge.
+Invariant: a function with another signature, or annotated with another result than a number, is a ValueError before
+anything is played; another result at run time is the judge's failure.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NUMBERS = ("float", "int", "bool", "Real", "Optional[float]", "float | None")
 
 
-def described(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the `task_judge` section, what the configuration's own section says). Raises ValueError."""
-    reference = _referred(given, base)
+def describe_reward(given: Any, base: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (the `task_judge` section, the configuration's own section). Raises ValueError."""
+    reference = _build_reference(given, base)
     try:
         function = resolve_reference(reference, base=base, what="reward_func")
     except UserError as problem:
         raise ValueError(str(problem)) from problem
     if not callable(function):
         raise ValueError(f"Reward func must be callable or file path: {reference} is a {type(function).__name__}")
-    if isinstance(function, type) or _takes(function, 2, exactly=True):
+    if isinstance(function, type) or _accepts_count(function, 2, exactly=True):
         return {"judge_protocol": reference}, {}
-    if not _takes(function, 4):
+    if not _accepts_count(function, 4):
         raise ValueError(
             f"the reward function {reference} takes {inspect.signature(function)}; expected ({', '.join(ARGUMENTS)}), "
             "or (task, output)"
         )
     says = function.__annotations__.get("return", inspect.Signature.empty)
-    told = says if isinstance(says, str) else inspect.formatannotation(says)
-    if says is not inspect.Signature.empty and told not in _NUMBERS:
-        raise ValueError(f"the reward function {reference} says that it returns {told}; expected a number")
+    returned = says if isinstance(says, str) else inspect.formatannotation(says)
+    if says is not inspect.Signature.empty and returned not in _NUMBERS:
+        raise ValueError(f"the reward function {reference} says that it returns {returned}; expected a number")
     return {"judge_protocol": f"{__name__}->FunctionJudge"}, {"reward": reference}
 
 
 class FunctionJudge(BaseJudge):
-    """Asks the function that the configuration's section names."""
+    """Calls the function named in the configuration."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -54,7 +54,7 @@ class FunctionJudge(BaseJudge):
         )
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> float:
-        """The function's score of the answer."""
+        """Return the function's score of the answer."""
         row = workflow_task.task.metadata
         answer = workflow_output.metadata.get("final_answer")
         text = answer if isinstance(answer, str) else "" if answer is None else str(answer)
@@ -64,10 +64,10 @@ class FunctionJudge(BaseJudge):
         return float(found)
 
 
-def _referred(given: Any, base: Path) -> str:
+def _build_reference(given: Any, base: Path) -> str:
     if isinstance(given, (str, Path)):
         text = str(given)
-        return text if "->" in text else f"{text}->{_function_in(base / text)}"
+        return text if "->" in text else f"{text}->{_find_function(base / text)}"
     if not callable(given):
         raise ValueError("Reward func must be callable or file path")
     name, module = getattr(given, "__qualname__", repr(given)), getattr(given, "__module__", None)
@@ -78,8 +78,8 @@ def _referred(given: Any, base: Path) -> str:
     return f"{Path(inspect.getfile(given)).resolve()}->{name}"
 
 
-def _function_in(file: Path) -> str:
-    """The one that is meant: of the file's name, else the only one with verl's arguments."""
+def _find_function(file: Path) -> str:
+    """Return the function with the file's name, else the only one with verl's arguments."""
     if not file.is_file():
         raise ValueError(f"the reward function's file {file} does not exist")
     try:
@@ -98,7 +98,7 @@ def _function_in(file: Path) -> str:
     return meant[0]
 
 
-def _takes(function: Any, count: int, *, exactly: bool = False) -> bool:
+def _accepts_count(function: Any, count: int, *, exactly: bool = False) -> bool:
     signature = inspect.signature(function)
     try:
         signature.bind(*range(count))

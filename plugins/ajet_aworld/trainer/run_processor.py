@@ -1,7 +1,7 @@
-"""RunProcessor: AgentTrainer's four modules as one of ajet's experiments.
+"""RunProcessor: AgentTrainer's four inputs as an experiment of ajet.
 
-Invariants: `train` runs what `ajet --conf` would run on the same configuration, which stands, resolved, in the run
-directory below `run_path`; what the user's configuration says wins over what the other modules bring.
+Invariants: `train` runs the same as `ajet --conf` on the same configuration, stored resolved in the run directory below
+`run_path`; the user's configuration overrides the other inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ajet.config import Experiment
 
 SECTION = "aworld"
-"""Of the configuration: what agent and reward are."""
+"""The configuration's section for agent and reward."""
 
 
 class RunProcessor(TrainerProcessor):
@@ -25,9 +25,9 @@ class RunProcessor(TrainerProcessor):
 
     backbone: ClassVar[str]
     with_ray: ClassVar[bool] = False
-    """Whether Ray is started for it."""
+    """True if the run starts Ray."""
     sections: ClassVar[tuple[str, ...]] = ()
-    """Of the configuration, beside `ajet` and those of the backbones that come with ajet."""
+    """Further sections of the configuration, besides `ajet` and those of ajet's own backbones."""
 
     def __init__(self, run_path: str) -> None:
         super().__init__(run_path)
@@ -39,42 +39,44 @@ class RunProcessor(TrainerProcessor):
         }
 
     def check_agent(self, agent: Any) -> dict[str, Any]:
-        """The agent's part of the configuration. Raises ValueError."""
-        rollout, section = agents.described(agent, self.base)
-        _lay(self._tree, {"ajet": {"rollout": rollout}, SECTION: section})
+        """Return the agent's part of the configuration. Raises ValueError."""
+        rollout, section = agents.describe_agent(agent, self.base)
+        _merge_over(self._tree, {"ajet": {"rollout": rollout}, SECTION: section})
         return {**rollout, **section}
 
     def check_dataset(self, dataset: Any = None, test_dataset: Any = None) -> tuple[str | None, str | None]:
-        """Their rows as JSON Lines: (training, test), None where there is none. Raises ValueError."""
+        """Write the rows as JSON Lines and return (training, test), None without data. Raises ValueError."""
         folder = Path(self.run_path)
-        train = data.as_lines(dataset, folder / "train.jsonl", self.base)
-        test = data.as_lines(test_dataset, folder / "test.jsonl", self.base)
+        train = data.write_lines(dataset, folder / "train.jsonl", self.base)
+        test = data.write_lines(test_dataset, folder / "test.jsonl", self.base)
         files = {name: {"file_path": str(path)} for name, path in (("training", train), ("validation", test)) if path}
         if files:
             reader = {"type": "jsonl_dataset_file", "jsonl_dataset_file": files}
-            _lay(self._tree, {"ajet": {"task_reader": reader}})
+            _merge_over(self._tree, {"ajet": {"task_reader": reader}})
         return (str(train) if train else None), (str(test) if test else None)
 
     def check_reward(self, reward_func: Any = None) -> str | None:
-        """A reference to it. Raises ValueError."""
+        """Return a reference to the function. Raises ValueError."""
         if reward_func is None:
             self.reward_func_based_on_config = True
             return None
-        judge, section = reward.described(reward_func, self.base)
-        _lay(self._tree, {"ajet": {"task_judge": judge}, SECTION: section})
+        judge, section = reward.describe_reward(reward_func, self.base)
+        _merge_over(self._tree, {"ajet": {"task_judge": judge}, SECTION: section})
         return section.get("reward") or judge["judge_protocol"]
 
     def check_config(self, config: Any = None) -> dict[str, Any]:
-        """The whole of it: the user's over what the other modules brought. Raises ValueError for what is no
-        configuration, ConfigError for a key or value that cannot be used."""
-        given = _tree_of(config, self.base)
+        """Return the merged configuration: the user's over the other inputs.
+
+        Raises ValueError for an unusable value, ConfigError for a wrong key or value.
+        """
+        given = _read_tree(config, self.base)
         if not given.get("ajet"):  # keys of ajet's without the word, beside sections of a backbone's
-            apart = {*_SECTIONS, *self.sections}
-            own = {key: value for key, value in given.items() if key not in apart}
-            given = {"ajet": own, **{key: value for key, value in given.items() if key in apart}}
+            backbone_sections = {*_SECTIONS, *self.sections}
+            own = {key: value for key, value in given.items() if key not in backbone_sections}
+            given = {"ajet": own, **{key: value for key, value in given.items() if key in backbone_sections}}
         merged: dict[str, Any] = {}
-        _lay(merged, self._tree)
-        _lay(merged, given)
+        _merge_over(merged, self._tree)
+        _merge_over(merged, given)
         if not merged[SECTION]:
             del merged[SECTION]
         self.config = merged
@@ -82,13 +84,13 @@ class RunProcessor(TrainerProcessor):
         return merged
 
     def experiment(self) -> Experiment:
-        """The composed experiment that `train` runs. Raises ConfigError."""
+        """Compose the experiment of `train`. Raises ConfigError."""
         from ajet.config import Experiment
 
         return Experiment.from_dict(self.config, base=self.base, exp_dir=Path(self.run_path))
 
     def train(self) -> None:
-        """Run it in this process. Raises UserError for what the person can mend."""
+        """Run the experiment in this process. Raises UserError for errors of the user."""
         from ajet.commands.launch import launch
         from ajet.train.runner import LaunchOptions
 
@@ -96,7 +98,7 @@ class RunProcessor(TrainerProcessor):
 
 
 class DebugProcessor(RunProcessor):
-    """Plays a few tasks and trains nothing."""
+    """Plays a few tasks without training."""
 
     backbone = "debug"
 
@@ -108,15 +110,14 @@ class LocalProcessor(RunProcessor):
 
 
 class VerlProcessor(RunProcessor):
-    """Trains on Ray with verl; sections of verl's own (`actor_rollout_ref`, `trainer`, …) may stand in the
-    configuration."""
+    """Trains on Ray with verl; the configuration may have verl's sections (`actor_rollout_ref`, `trainer`, …)."""
 
     backbone = "verl"
     with_ray = True
 
 
 class TrinityProcessor(RunProcessor):
-    """Trains on Ray with Trinity-RFT; its own section (`trinity`) may stand in the configuration."""
+    """Trains on Ray with Trinity-RFT; the configuration may have a section `trinity`."""
 
     backbone = "trinity"
     with_ray = True
@@ -125,7 +126,7 @@ class TrinityProcessor(RunProcessor):
 _SECTIONS = ("verl", "trinity", "actor_rollout_ref", "critic", "trainer", "algorithm", "hydra", "defaults", SECTION)
 
 
-def _tree_of(config: Any, base: Path) -> dict[str, Any]:
+def _read_tree(config: Any, base: Path) -> dict[str, Any]:
     if config is None:
         return {}
     if isinstance(config, (str, Path)):
@@ -147,12 +148,12 @@ def _tree_of(config: Any, base: Path) -> dict[str, Any]:
     return dict(OmegaConf.to_container(config)) if isinstance(config, DictConfig) else dict(config)  # type: ignore[arg-type]
 
 
-def _lay(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Lay `above` over `below`, mapping by mapping."""
+def _merge_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    """Merge `above` into `below`, mapping by mapping."""
     for key, value in above.items():
         if isinstance(value, Mapping):
             if not isinstance(below.get(key), dict):
                 below[key] = {}
-            _lay(below[key], value)
+            _merge_over(below[key], value)
         else:
             below[key] = value

@@ -1,7 +1,7 @@
-"""TrainerProcessor: what AgentTrainer asks of something that trains.
+"""TrainerProcessor: AgentTrainer's contract of a training engine.
 
 Invariant: AgentTrainer calls check_agent, check_dataset, check_reward, check_config and mark_initialized once each, in
-this order, and `train` only after them.
+this order, and `train` only afterwards.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ class TrainerProcessor(ABC):
     """Subclass it, write the five methods, and register the class."""
 
     def __init__(self, run_path: str) -> None:
-        """`run_path`: the folder for what it writes."""
+        """`run_path`: the output folder."""
         self.run_path = run_path
         self.reward_func_based_on_config = False
         self._initialized = False
 
     @abstractmethod
     def train(self) -> None:
-        """Train, with what was checked before."""
+        """Train with the checked arguments."""
 
     @abstractmethod
     def check_agent(self, agent: Any) -> Any:
-        """`agent`: an Agent, or the path of a file that describes one. Raises ValueError for one that will not do."""
+        """Check an Agent, or the path of a file that describes one. Raises ValueError."""
 
     @abstractmethod
     def check_dataset(self, dataset: Any = None, test_dataset: Any = None) -> Any:
-        """Data sets, or paths of some. Raises ValueError."""
+        """Check data sets, or their paths. Raises ValueError."""
 
     @abstractmethod
     def check_reward(self, reward_func: Any = None) -> Any:
-        """A function, or the path of a file that has one. Raises ValueError."""
+        """Check a function, or the path of its file. Raises ValueError."""
 
     @abstractmethod
     def check_config(self, config: Any = None) -> Any:
-        """The configuration, or the path of one; answers it with its defaults filled in. Raises ValueError."""
+        """Return the configuration, given by value or path, with its defaults. Raises ValueError."""
 
     def inference(self, dataset: Any = None) -> Any:
-        """Play without training. Raises NotImplementedError where a processor has none."""
+        """Play without training. Raises NotImplementedError by default."""
         raise NotImplementedError(f"{type(self).__name__} has no inference")
 
     @property
     def initialized(self) -> bool:
-        """Whether everything was checked."""
+        """True after all checks."""
         return self._initialized
 
     @initialized.setter
@@ -55,6 +55,6 @@ class TrainerProcessor(ABC):
         self._initialized = value
 
     def mark_initialized(self) -> None:
-        """Note that everything was checked."""
+        """Note that all checks passed."""
         logger.info("All check finished.")
         self._initialized = True

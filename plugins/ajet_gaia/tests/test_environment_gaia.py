@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from ajet.schema.errors import UserError
-from ajet_aworld.packages import folder as names_folder
+from ajet_aworld.packages import find_folder as names_folder
 from ajet_environments.deployment import find_environment_file, read_description
 from ajet_environments.deployment.description import find_shipped_name
 from ajet_environments.deployment.workdirs import Workdirs

@@ -358,12 +358,12 @@ class Folder:
 
 def test_a_run_keeps_its_rubrics_and_verls_workers_find_them(made, server, tmp_path):
     """With what travels to them; nothing is made twice, and a run goes on by no others."""
-    from ajet_ray.shipped_experiment import carried, restored
+    from ajet_ray.shipped_experiment import pack_experiment, restore_experiment
 
     experiment = made(judge={"cache": False})
     require_rubrics(experiment, Folder(tmp_path))
     asked, kept = len(server.seen), json.loads((tmp_path / NAME).read_text())
-    there = restored(carried(experiment, run_id="r"))
+    there = restore_experiment(pack_experiment(experiment, run_id="r"))
     assert kept["version"] in str(open_judge(there)) and verdict(open_judge(there), GOOD).reward == 1.0
     assert len(server.seen) == asked + 1
     shutil.rmtree(tmp_path / "runs" / "rubrics")

@@ -1,5 +1,4 @@
-"""The machines below verl: Ray, started or joined, its processes' logs, GPUs that must be free, and what is left at the
-end.
+"""The machines below verl: Ray (started or joined), logs of its processes, free GPUs, and the removal of leftovers.
 
-In: verl's config. Out: a cluster for the time of a run. Invariant: nothing that a run started lives on after it.
+In: verl's config. Out: a cluster for the run. Invariant: no process or file started by the run outlives the run.
 """

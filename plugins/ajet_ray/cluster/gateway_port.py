@@ -1,6 +1,6 @@
-"""The port of the gateways, which each process that plays has one of, as far as it can be known before Ray starts.
+"""The port of the gateways, one per playing process, checked before Ray starts.
 
-Invariant: what this machine would refuse is said before anything is loaded; of a cluster elsewhere nothing is known.
+Invariant: a port refused by this machine is reported before anything is loaded; remote clusters are not checked.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 def require_gateways(
     experiment: Experiment, options: LaunchOptions, processes: Callable[[], int], *, named: str
 ) -> None:
-    """Raises UserError where they could not listen: the port is taken, the address is none of this machine's, or
-    several are to share one port. `processes`: how many gateways there will be, which the key `named` says; asked only
-    where the port is fixed. Nothing where samplers play."""
+    """Raise UserError if the gateways could not listen: a taken port, a foreign address, or one port for several.
+
+    `processes`: counts the gateways, as set by the key `named`; called only for a fixed port. Samplers' runs are not
+    checked.
+    """
     from ajet.rollout.components import require_gateway
-    from ajet_ray.on_ray import address_of
+    from ajet_ray.on_ray import find_address
 
     settings = experiment.ajet
-    if options.from_store is not None or address_of(options) is not None:
+    if options.from_store is not None or find_address(options) is not None:
         return
     require_gateway(settings)
     if settings.gateway.port and (count := processes()) > 1:

@@ -1,7 +1,7 @@
-"""This machine's GPUs, as nvidia-smi tells of them.
+"""This machine's GPUs, as listed by nvidia-smi.
 
-Invariant: no library is loaded and no GPU touched for it; without the command, or without an answer in time, there are
-none (a cluster's may be on other machines).
+Invariant: no library is loaded and no GPU is touched; without the command, or without a timely answer, the list is
+empty (a cluster's GPUs may be on other machines).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import NamedTuple
 from ajet.schema.errors import UserError
 
 BUSY = 0.2
-"""A GPU with more than this share of its memory taken is somebody else's."""
+"""Share of used memory above which a GPU counts as used by another owner."""
 
 
 class Gpu(NamedTuple):
-    """Sizes in bytes."""
+    """One GPU; sizes in bytes."""
 
     total: int
     used: int
     generation: int
-    """Of its compute capability the number before the dot: 8 and 9 are Ampere and Hopper."""
+    """Major number of its compute capability: 8 is Ampere, 9 is Hopper."""
     name: str
-    """Of the product, such as NVIDIA H100 PCIe."""
+    """The product's name, such as NVIDIA H100 PCIe."""
 
 
-def gpus() -> list[Gpu]:
-    """All GPUs of this machine."""
+def list_gpus() -> list[Gpu]:
+    """List all GPUs of this machine."""
     command = ["nvidia-smi", "--query-gpu=memory.total,memory.used,compute_cap,name", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
@@ -40,8 +40,8 @@ def gpus() -> list[Gpu]:
 
 
 def refuse_busy(wanted: int) -> None:
-    """Raises UserError when fewer than `wanted` GPUs of this machine are free."""
-    found = gpus()
+    """Raise UserError if fewer than `wanted` GPUs of this machine are free."""
+    found = list_gpus()
     busy = [number for number, gpu in enumerate(found) if gpu.used > BUSY * gpu.total]
     if not busy or len(found) - len(busy) >= wanted:
         return

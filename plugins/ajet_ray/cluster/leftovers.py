@@ -1,14 +1,12 @@
-"""What a run's processes leave behind when Ray ends them, and the process that removes it: temporary files (sockets of
-vLLM, lock files of verl, Ray's session) and shared memory (vLLM's engine and its workers talk through segments with
-names drawn at random). Ended hard, they unlink none.
+"""Leftovers of a run's processes after Ray killed them, and the remover process: temporary files (vLLM's sockets,
+verl's lock files, Ray's session) and shared memory (vLLM's randomly named segments).
 
-Invariant: the processes get a temporary folder of their own, which is removed as a whole once none of them lives; a
-segment is removed only if a process below this one was seen with it, it is still the same file, and nobody has it
-mapped any more. The remover hears of both through a pipe and acts once that closes, so that it makes no difference
-whether this process ends or is killed. Processes of a cluster that was joined are not below this one: a batch script
-starts Ray on each of its nodes below `beside`.
+Invariants: the processes share one temporary folder, removed once none of them lives. A segment is removed only if a
+process below this one used it, it is still the same file, and no process maps it. The remover reads both from a pipe
+and acts once the pipe closes, also after a kill of this process. Processes of a joined cluster are not below this one:
+a batch script starts Ray on its nodes through `run_with_leftovers`.
 
-This file is also the remover's program, and a node's: it must import nothing of ours at its top.
+This file is also run as a program, by the remover and by nodes: its top level must import nothing of ajet.
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ from pathlib import Path
 
 FOLDER = "/dev/shm/"
 OURS = ("VLLM::", "sglang::", "ray::")
-"""How processes begin their names."""
+"""Prefixes of the processes' names."""
 RANDOM = ("psm_", "sem.mp-")
-"""How Python begins the names that it draws, for memory and for locks."""
+"""Python's prefixes of random names, for memory and for locks."""
 PATIENCE_S = 120.0
-"""How long processes may outlive the run's own."""
+"""Longest time of processes after the run's own process ended."""
 ENDED_S = 20.0
-"""How long they may take where the run ends as it should."""
-LOOK_S = 5.0
-"""How long between two looks at the processes of a node."""
+"""Longest time after a regular end of the run."""
+POLL_S = 5.0
+"""Seconds between two looks at a node's processes."""
 LONGEST = 26
-"""Characters of the folder for temporary files: the paths of Ray's sockets below ours have 107 at most."""
+"""Characters of the temporary folder's path: Ray's socket paths below it have at most 107."""
 
 
-class Leftovers:
-    """Made in the run's own process. `folder`: where the run's processes are to put temporary files."""
+class RunLeftovers:
+    """Records the leftovers in the run's own process. `folder`: the processes' temporary folder."""
 
     def __init__(self) -> None:
         usual = tempfile.gettempdir()
@@ -50,10 +48,10 @@ class Leftovers:
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._seen: set[tuple[str, int]] = set()
-        self._tell(f"{self.folder}\n")
+        self._send_line(f"{self.folder}\n")
 
-    def look(self) -> None:
-        """Note what the processes have now."""
+    def record_segments(self) -> None:
+        """Record the processes' present segments."""
         import psutil
 
         for child in psutil.Process().children(recursive=True):
@@ -61,13 +59,13 @@ class Leftovers:
                 own = child.name().startswith(OURS)
             except psutil.NoSuchProcess:
                 continue
-            for name, inode in mapped(child.pid) if own else ():
+            for name, inode in list_segments(child.pid) if own else ():
                 if (name, inode) not in self._seen:
                     self._seen.add((name, inode))
-                    self._tell(f"{name} {inode}\n")
+                    self._send_line(f"{name} {inode}\n")
 
     def close(self) -> None:
-        """The processes are ended: what they left goes. Idempotent."""
+        """Remove the leftovers once the processes ended. Idempotent."""
         stream = self._remover.stdin
         assert stream is not None
         if not stream.closed:
@@ -75,7 +73,7 @@ class Leftovers:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on alone
                 self._remover.wait(ENDED_S)
 
-    def _tell(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         stream = self._remover.stdin
         assert stream is not None
         try:
@@ -85,43 +83,43 @@ class Leftovers:
             return
 
 
-def mapped(pid: int) -> Iterator[tuple[str, int]]:
-    """Names and inodes of a process's segments with random names. They are told by their inodes: who made a semaphore
-    has it mapped by a name that it had before this one."""
+def list_segments(pid: int) -> Iterator[tuple[str, int]]:
+    """Yield name and inode of a process's randomly named segments, matched by inode: a semaphore is mapped under an
+    earlier name."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:  # it has ended, or is somebody else's, who could not open ours
         return
     inodes = {int(line.split(maxsplit=5)[4]) for line in lines if FOLDER in line}
     for path in Path(FOLDER).iterdir() if inodes else ():
-        if path.name.startswith(RANDOM) and (inode := _inode(path)) in inodes:
+        if path.name.startswith(RANDOM) and (inode := _read_inode(path)) in inodes:
             yield path.name, inode
 
 
-def _inode(path: Path) -> int:
+def _read_inode(path: Path) -> int:
     try:
         return path.stat().st_ino
     except OSError:  # it has just gone
         return -1
 
 
-def _remove(folder: Path, segments: set[tuple[str, int]]) -> None:
+def _remove_leftovers(folder: Path, segments: set[tuple[str, int]]) -> None:
     end = time.monotonic() + PATIENCE_S
     while (segments or folder.exists()) and time.monotonic() < end:
         pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        free = segments - {found for pid in pids for found in mapped(pid)}
+        free = segments - {found for pid in pids for found in list_segments(pid)}
         for name, inode in free:
             path = Path(FOLDER, name)
-            if _inode(path) == inode:
+            if _read_inode(path) == inode:
                 path.unlink(missing_ok=True)
         segments -= free
-        if not any(_names(pid, folder) for pid in pids):
+        if not any(_mentions_folder(pid, folder) for pid in pids):
             shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.5 if segments or folder.exists() else 0)
 
 
-def _names(pid: int, folder: Path) -> bool:
-    """Whether a process has the folder in its environment or its arguments."""
+def _mentions_folder(pid: int, folder: Path) -> bool:
+    """True if the folder is in a process's environment or arguments."""
     for kind in ("environ", "cmdline"):
         try:
             if str(folder).encode() in Path(f"/proc/{pid}/{kind}").read_bytes():
@@ -131,38 +129,38 @@ def _names(pid: int, folder: Path) -> bool:
     return False
 
 
-def beside(command: Sequence[str]) -> int:
-    """Run what starts Ray on a node, with a folder for temporary files of its own, until it ends; a signal to end is
-    handed on. Answers its exit code, as a shell does."""
-    with contextlib.closing(Leftovers()) as leftovers:
+def run_with_leftovers(command: Sequence[str]) -> int:
+    """Run a command that starts Ray on a node, with its own temporary folder; forward end signals and return the exit
+    code."""
+    with contextlib.closing(RunLeftovers()) as leftovers:
         child = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(leftovers.folder)})
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda received, _: child.send_signal(received))
         while True:
             try:
-                code = child.wait(LOOK_S)
+                code = child.wait(POLL_S)
                 return code if code >= 0 else 128 - code
             except subprocess.TimeoutExpired:
-                leftovers.look()
+                leftovers.record_segments()
 
 
-def _main() -> None:
+def _run_remover() -> None:
     first = sys.stdin.readline()
     if not first.endswith("\n"):  # its writer was killed before it had said anything
         return
     folder = Path(first[:-1])
-    told: set[tuple[str, int]] = set()
+    segments: set[tuple[str, int]] = set()
     for line in sys.stdin:
         name, _, inode = line.partition(" ")
         if inode.endswith("\n"):  # else its writer was killed within the line
-            told.add((name, int(inode)))
-    _remove(folder, told)
+            segments.add((name, int(inode)))
+    _remove_leftovers(folder, segments)
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        sys.exit(beside(sys.argv[1:]))
+        sys.exit(run_with_leftovers(sys.argv[1:]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _main()
+    _run_remover()

@@ -1,7 +1,7 @@
-"""What verl's processes print, one file a process, wherever they run.
+"""The output of verl's processes, one log file per process, from every node.
 
-Invariant: Ray brings the lines of all nodes to the process that started the run; they land in the run's `logs/` and not
-on its screen. Ray has no public way to say where to, so this hangs itself into a private one, guarded by a test.
+Invariant: Ray sends the lines of all nodes to the run's process; they are written to the run's `logs/`, not to its
+screen. Ray has no public hook, so a private one is used, covered by a test.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ajet.record.files import read_tail
 from ajet.record.logs import log_name
 
 HANDLER = "ray_print_logs"
-"""Ray's own, which prints to the screen."""
+"""Ray's own handler, which prints to the screen."""
 NOISE = re.compile(r"target_num_threads \d+ should not exceed|Task was destroyed but it is pending")
-"""Lines that verl's libraries repeat hundreds of times."""
+"""Lines repeated hundreds of times by verl's libraries."""
 _LINE = 160
-"""Characters of a line that the screen shows."""
+"""Characters of a line on the screen."""
 _TAIL = 1 << 16
-"""Bytes of a log that are searched for its last line."""
+"""Bytes of a log searched for its last line."""
 
 
 def find_last_line(folder: Path) -> tuple[str, str]:
@@ -37,8 +37,8 @@ def find_last_line(folder: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def kept(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
-    """Within the block, lines go to files in `folder`, without secrets. To be entered after `ray.init`."""
+def collect_logs(folder: Path, redact: Callable[[str], str]) -> Iterator[None]:
+    """Write lines to files in `folder` within the block, redacted. Enter after `ray.init`."""
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
     folder.mkdir(parents=True, exist_ok=True)

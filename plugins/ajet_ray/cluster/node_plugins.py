@@ -1,6 +1,6 @@
-"""The plug-ins of a cluster's nodes, held against those of the process that starts the run.
+"""Comparison of the nodes' plug-ins with the driver's.
 
-Invariant: every node loads the plug-ins of the driver in the same versions, or the run does not begin.
+Invariant: every node loads the driver's plug-ins in the same versions, or the run does not begin.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from ajet.config.plugins import list_versions
 from ajet.schema.commands import format_command
 from ajet.schema.errors import UserError
-from ajet_ray.cluster.ray_errors import last_line
+from ajet_ray.cluster.ray_errors import read_last_line
 
 PATIENCE_S = 300.0
-"""How long a node may take to start a process and load the plug-ins."""
+"""Seconds for a node to start a process and load the plug-ins."""
 
 
 def require_same_plugins() -> None:
@@ -22,18 +22,18 @@ def require_same_plugins() -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     listing = ray.remote(num_cpus=0, max_retries=0)(list_versions)
-    asked = []
+    listings = []
     for node in ray.nodes():
         if node["Alive"]:
             on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            asked.append((node["NodeManagerHostname"], listing.options(scheduling_strategy=on_node).remote()))
+            listings.append((node["NodeManagerHostname"], listing.options(scheduling_strategy=on_node).remote()))
     own = list_versions()
-    for name, versions in asked:
+    for name, versions in listings:
         try:
             found = ray.get(versions, timeout=PATIENCE_S)
             difference = describe_difference(own, found)
         except ray.exceptions.RayError as problem:  # no ajet there, or another one
-            difference = f"cannot be listed: {last_line(problem)}"
+            difference = f"cannot be listed: {read_last_line(problem)}"
         if difference:
             raise UserError(
                 f"The plug-ins of the node {name} differ from those of this machine: {difference}.",

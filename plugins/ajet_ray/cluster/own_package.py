@@ -1,8 +1,7 @@
-"""What Ray's processes take for `ajet`.
+"""The package `ajet` of Ray's processes.
 
-Invariant: it is the package of the process that started the run. Ray puts that one's working directory before
-everything else in `sys.path`, when a process gets its first task; where another package of our name lies there (a
-clone of AgentJet), ours is loaded before that.
+Invariant: it is the package of the run's own process. Ray puts the working directory first in `sys.path` with a
+process's first task; if another package of the same name lies there (a clone of AgentJet), ajet is loaded before.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ import ajet
 from ajet.config.programs import holds_other_ajet
 
 ROOT = str(Path(ajet.__file__).resolve().parents[1])
-"""Where ours lies, on this machine; a node that has it elsewhere finds it by itself."""
+"""The folder of ajet on this machine; a node with another folder finds ajet by itself."""
 
 
-def hook(folders: Iterable[str]) -> dict[str, Any]:
-    """What a `runtime_env` needs of it, given the folders that come before ours there: nothing, mostly."""
+def build_setup_hook(folders: Iterable[str]) -> dict[str, Any]:
+    """Return entries of a `runtime_env`, given the folders before ajet's there: usually none."""
     if not any(map(holds_other_ajet, folders)):
         return {}
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # no process could import it by its name
-    return {"worker_process_setup_hook": load_ours}
+    return {"worker_process_setup_hook": load_own_package}
 
 
-def load_ours() -> None:
-    """Load the package of this run in such a process, before it does anything."""
+def load_own_package() -> None:
+    """Load the run's package in a new process, before any task."""
     sys.path.insert(0, ROOT)
     import_module("ajet")
     sys.path.remove(ROOT)

@@ -1,8 +1,7 @@
-"""The Ray cluster of a run: one of its own on this machine, or one that is there already.
+"""The Ray cluster of a run: its own one on this machine, or an existing one.
 
-Invariant: a cluster that the run started ends with the run, also when the run is killed; one that was there stays.
-How this process ends is the run's own to say: Ray takes signals for itself as it starts, and gives them back.
-Nothing of verl is imported here: that takes a quarter of a minute, and its processes do it themselves.
+Invariants: a cluster started by the run ends with the run, also after a kill; an existing one stays. Signal handlers
+belong to the run: Ray's are replaced again after its start. verl is never imported here: that takes 15 seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ajet.config.plugins import VARIABLE as PLUGINS
 from ajet.schema.commands import format_command
 from ajet.schema.errors import MissingExtraError, RunFailed, UserError
 from ajet_ray.cluster.node_plugins import require_same_plugins
-from ajet_ray.cluster.own_package import hook
+from ajet_ray.cluster.own_package import build_setup_hook
 from ajet_ray.cluster.resources import Demand
 
 ADDRESS = "RAY_ADDRESS"
@@ -36,45 +35,45 @@ QUIET = {
     "NCCL_DEBUG": "WARN",
     "TRANSFER_QUEUE_ENABLE": "1",
 }
-"""What verl sets for its processes, and what keeps them quiet."""
+"""Variables set by verl for its processes, and variables against noisy output."""
 EXCLUDED = ["launcher_record", ".git", ".venv", "__pycache__", "*.safetensors", "*.pt"]
-"""What of the YAML's folder is not copied to the nodes."""
+"""Files of the YAML's folder not copied to nodes."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch keeps what it compiled for the next run."""
+"""Folder of torch's compile cache, kept for the next run."""
 PATIENCE_S = 600.0
-"""How long the nodes of a cluster may take to come."""
+"""Seconds to wait for a cluster's nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
-    """The resources that a backbone needs of Ray."""
+class RayNeeds:
+    """The resources of Ray needed by a backbone."""
 
     demand: Demand
     resource: str
     """Ray's name of the accelerators: GPU or NPU."""
     extra: str
-    """The extra of ajet that brings Ray."""
+    """The extra of ajet that installs Ray."""
     needed_for: str
     """The backbone, as the beginning of a sentence."""
     init: Mapping[str, Any]
-    """Arguments of `ray.init` where the cluster is ours."""
+    """Arguments of `ray.init` for an own cluster."""
     cpus_key: str
-    """The key that says how many CPUs Ray takes itself to have."""
-    apart_key: str
-    """The key that says how many accelerators serve apart from the trainer."""
+    """The key with the number of CPUs of Ray."""
+    serving_key: str
+    """The key with the number of accelerators that serve separately from the trainer."""
     namespace: str | None = None
-    """In which the run's actors have their names; None: one of this run alone."""
+    """Namespace of the actors' names; None: one of this run alone."""
 
 
-def _list_handed() -> dict[str, str]:
-    """Return the variable that names the driver's plug-ins, for Ray's processes on other machines, too."""
+def _list_plugin_variables() -> dict[str, str]:
+    """Return the variable with the driver's plug-ins, for Ray's processes on other machines."""
     listed = os.environ.get(PLUGINS)
     return {} if listed is None else {PLUGINS: listed}
 
 
 @contextmanager
-def connected(
-    needs: Needs,
+def connect_to_ray(
+    needs: RayNeeds,
     *,
     address: str | None,
     folder: Path,
@@ -82,12 +81,12 @@ def connected(
     temporary: Path,
     on_wait: Callable[[int, int], None] = lambda found, wanted: None,
 ) -> Iterator[None]:
-    """Within the block this process is connected to Ray.
+    """Connect this process to Ray within the block. Raises UserError.
 
-    address: of a cluster, or None for one of our own. folder: the YAML's, copied to nodes that are not this machine.
-    environment: variables for the run's processes. temporary: their folder for temporary files, where the cluster is
-    ours. on_wait: called with GPUs found and wanted whenever the first number changes while nodes are missing. Raises
-    UserError without such a cluster or without its GPUs, and for a node with other plug-ins.
+    address: of a cluster, or None for an own one. folder: the YAML's folder, copied to other machines. environment:
+    variables of the run's processes. temporary: their temporary folder in an own cluster. on_wait: called with found
+    and wanted GPUs on each change while nodes are missing. An unreachable cluster, missing GPUs and nodes with other
+    plug-ins are UserErrors.
     """
     try:
         import ray
@@ -96,8 +95,8 @@ def connected(
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     runtime: dict[str, Any] = {
-        "env_vars": {**QUIET, **_list_handed(), **environment},
-        **hook((os.getcwd(), str(folder))),
+        "env_vars": {**QUIET, **_list_plugin_variables(), **environment},
+        **build_setup_hook((os.getcwd(), str(folder))),
     }
     common: Any = {"log_to_driver": True, "logging_level": "ERROR"}
     if needs.namespace is not None:
@@ -108,7 +107,7 @@ def connected(
     if address is None:
         given = dict(needs.init)
         given.pop("runtime_env", None)
-        runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _compiled())}
+        runtime["env_vars"] |= {"TMPDIR": str(temporary), COMPILED: os.environ.get(COMPILED, _find_compile_cache())}
         common |= {"include_dashboard": False, "_temp_dir": str(temporary / "ray")}
         try:
             ray.init(address="local", runtime_env=runtime, **{**common, **given})
@@ -140,30 +139,30 @@ def connected(
         ray.shutdown()
 
 
-def _compiled() -> str:
-    """Where torch keeps it by itself: in the folder for temporary files that is not only the run's."""
+def _find_compile_cache() -> str:
+    """Return torch's default cache folder, outside the run's temporary folder."""
     return os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
 
 
-def _wait_for_gpus(needs: Needs, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
+def _wait_for_gpus(needs: RayNeeds, *, own: bool, on_wait: Callable[[int, int], None]) -> None:
     import ray
 
     demand, resource = needs.demand, needs.resource
     wanted = demand.accelerators
     end = time.monotonic() + (0 if own else PATIENCE_S)
-    said = -1
+    reported = -1
     while (found := int(ray.cluster_resources().get(resource, 0))) < wanted:
         if time.monotonic() > end:
             raise UserError(
                 f"The run wants {wanted} {resource}s ({demand}), Ray has {found}.",
                 where="ajet.trainer_common.nnodes and n_gpus_per_node"
-                + (f", {needs.apart_key}" if demand.serving[0] else ""),
+                + (f", {needs.serving_key}" if demand.serving[0] else ""),
                 expected=f"at most {found}" if own else f"a cluster with {wanted} {resource}s",
                 do="ajet.trainer_common.device: cpu runs it without any, for tests" if own and not found else "",
             )
-        if found != said:
+        if found != reported:
             on_wait(found, wanted)
-            said = found
+            reported = found
         time.sleep(2.0)
     cpus, needed = int(ray.cluster_resources().get("CPU", 0)), demand.cpus
     if cpus < needed:

@@ -1,7 +1,7 @@
-"""What an error of Ray says, without the traces of its processes.
+"""Short texts of Ray's errors, without the processes' traces.
 
-Invariant: an error that was raised in another process is said by its last line, the one that names it; workers that
-were killed for want of memory by the line that says so, which a page of advice follows.
+Invariant: a remote error is reported by its last line, with the error's name; a worker killed for lack of memory by the
+line about memory, since advice follows it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from ajet.schema.errors import EngineFailure
 LOW_MEMORY = "running low on memory"
 
 
-def last_line(problem: Exception) -> str:
-    """The last line with something on it; the error's kind where it says nothing."""
-    said = [line for line in str(problem).splitlines() if line.strip()]
-    said = [line for line in said if LOW_MEMORY in line] or said
-    return said[-1].strip() if said else type(problem).__name__
+def read_last_line(problem: Exception) -> str:
+    """Return the last nonempty line, or the error's type."""
+    lines = [line for line in str(problem).splitlines() if line.strip()]
+    lines = [line for line in lines if LOW_MEMORY in line] or lines
+    return lines[-1].strip() if lines else type(problem).__name__
 
 
 def make_engine_failure(server: str, problem: Exception) -> EngineFailure:
@@ -27,5 +27,5 @@ def make_engine_failure(server: str, problem: Exception) -> EngineFailure:
     from ray.exceptions import ActorDiedError
 
     died = isinstance(problem, ActorDiedError)  # Ray raises it once the actor will not be started again
-    text = f"{server} {'died' if died else 'failed'}: {last_line(problem).split('. ')[0]}"
+    text = f"{server} {'died' if died else 'failed'}: {read_last_line(problem).split('. ')[0]}"
     return EngineFailure(text, retryable=not died)

@@ -1,7 +1,6 @@
-"""What of a cluster a run takes, by verl's config.
+"""A run's demand of a cluster, by verl's config.
 
-Invariant: in separate_async the servers have accelerators of their own beside the trainer's; in the other modes both
-use the same.
+Invariant: in separate_async the servers have their own accelerators; in the other modes they share the trainer's.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Any
 from ajet_ray.modes import SEPARATE
 
 CPUS = 4
-"""CPUs that Ray must have for verl's trainer, queues and agents."""
+"""CPUs of Ray for verl's trainer, queues and agents."""
 CPUS_A_TRAINING, CPUS_A_SERVING = 3, 2
-"""Those that verl asks for with each accelerator."""
+"""CPUs requested by verl with each accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,39 +24,39 @@ class Demand:
     training: tuple[int, int]
     """Nodes, and accelerators on each."""
     serving: tuple[int, int]
-    """The same for servers apart from the trainer; zeros where there are none."""
+    """The same for separate servers; zeros if there are none."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Demand:
-        """`config`: verl's."""
+        """Compute the demand from verl's `config`."""
         trainer, rollout = config["trainer"], config["actor_rollout_ref"]["rollout"]
-        apart = trainer["v1"]["trainer_mode"] == SEPARATE
+        is_separate = trainer["v1"]["trainer_mode"] == SEPARATE
         return cls(
             (trainer["nnodes"], trainer["n_gpus_per_node"]),
-            (rollout["nnodes"], rollout["n_gpus_per_node"]) if apart else (0, 0),
+            (rollout["nnodes"], rollout["n_gpus_per_node"]) if is_separate else (0, 0),
         )
 
     @property
     def accelerators(self) -> int:
-        """On all nodes."""
+        """Number of accelerators on all nodes."""
         return self.training[0] * self.training[1] + self.serving[0] * self.serving[1]
 
     @property
     def nodes(self) -> int:
-        """The trainer's, and as many more as the servers ask for."""
+        """Number of nodes of trainer and servers."""
         return self.training[0] + self.serving[0]
 
     @property
-    def a_node(self) -> int:
-        """Accelerators that each node must have where all are alike."""
+    def per_node(self) -> int:
+        """Accelerators per node in a homogeneous cluster."""
         return max(self.training[1], self.serving[1])
 
     @property
     def cpus(self) -> int:
-        """Places for processes that mostly wait, not cores."""
+        """Slots of Ray for processes that mostly wait, not cores."""
         training, serving = (nodes * each for nodes, each in (self.training, self.serving))
         return CPUS + CPUS_A_TRAINING * training + CPUS_A_SERVING * serving
 
     def __str__(self) -> str:
-        apart = f" to train, {self.serving[0]} × {self.serving[1]} to serve" if self.serving[0] else ""
-        return f"{self.training[0]} × {self.training[1]}{apart}"
+        serving = f" to train, {self.serving[0]} × {self.serving[1]} to serve" if self.serving[0] else ""
+        return f"{self.training[0]} × {self.training[1]}{serving}"

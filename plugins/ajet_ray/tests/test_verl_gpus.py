@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ajet.schema.errors import UserError
-from ajet_ray.cluster.gpus import Gpu, gpus, refuse_busy
+from ajet_ray.cluster.gpus import Gpu, list_gpus, refuse_busy
 
 pytestmark = pytest.mark.verl
 
@@ -23,7 +23,7 @@ def smi(tmp_path, monkeypatch):
 
 def test_memory_is_read_in_bytes(smi):
     smi("81559, 4, 9.0, NVIDIA H100 PCIe\n81559, 60000, 8.6, NVIDIA A100")
-    assert gpus() == [
+    assert list_gpus() == [
         Gpu(81559 * 2**20, 4 * 2**20, 9, "NVIDIA H100 PCIe"),
         Gpu(81559 * 2**20, 60000 * 2**20, 8, "NVIDIA A100"),
     ]
@@ -40,5 +40,5 @@ def test_free_ones_are_enough_or_the_busy_ones_are_named(smi):
 @pytest.mark.parametrize("text", ["", "No devices were found", "[N/A], [N/A], [N/A], [N/A]"])
 def test_a_machine_that_does_not_tell_has_none(smi, text):
     smi(text)
-    assert gpus() == []
+    assert list_gpus() == []
     refuse_busy(8)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from ajet_cluster.slurm import LEFTOVERS_MODULE
-from ajet_ray.cluster.leftovers import ENDED_S, LOOK_S
+from ajet_ray.cluster.leftovers import ENDED_S, POLL_S
 
 without_shared_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="only Linux has /dev/shm")
 pytestmark = [pytest.mark.verl, pytest.mark.slow, without_shared_memory]
@@ -111,7 +111,7 @@ def test_what_ray_leaves_on_a_node_of_a_batch_job_goes_with_it():
     server = next(each for each in psutil.Process(node.pid).children(recursive=True) if each.name() == "ray::Server")
     try:
         assert len(left) == 3 and all(path.exists() for path in left)
-        time.sleep(LOOK_S + 2)
+        time.sleep(POLL_S + 2)
         node.terminate()  # Ray ends; its servers do so a moment later
         server.kill()
         assert node.wait(timeout=ENDED_S) == 128 + signal.SIGTERM

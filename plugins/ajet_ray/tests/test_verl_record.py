@@ -25,19 +25,19 @@ from ajet.task_reader import TaskOrder
 from ajet.train.sink import RunSink
 from ajet_proof.recorded.prove import prove_record
 from ajet_ray.mailbox import (
-    Closed,
-    Credited,
-    Died,
-    Grant,
-    Phase,
-    Process,
-    Saved,
-    Stepped,
-    Validated,
+    CheckpointNotice,
+    CreditEntry,
+    DeathNotice,
+    GroupNotice,
+    PhaseNotice,
+    ProcessNotice,
+    StepNotice,
+    TicketGrant,
+    ValidationNotice,
     _Mailbox,
 )
-from ajet_ray.record import DEATHS, HOPELESS, Record
-from ajet_ray.tickets import Tickets, open_verl_store
+from ajet_ray.record import DEATHS, HOPELESS, RayRecord
+from ajet_ray.tickets import LaunchTickets, open_verl_store
 from tests import rollout_workflows as flows
 from tests.local_fixtures import episode_of
 from tests.support.rollouts import renderer, stage
@@ -55,7 +55,7 @@ class Shown:
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
         self.steps: list[int] = []
-        self.grants: list[Grant] = []
+        self.grants: list[TicketGrant] = []
 
     def on_episode(self, episode: Episode) -> None:
         self.episodes.append(episode)
@@ -67,7 +67,7 @@ class Shown:
 @contextmanager
 def opened(
     tmp_path: Path, dropped_after: int | None = None, *, words: Any = None, **tracker: Any
-) -> Iterator[tuple[Record, RunDirectory, Shown]]:
+) -> Iterator[tuple[RayRecord, RunDirectory, Shown]]:
     """The run's record, as the first launch or a later one has it. `tracker`: keys of `context_tracker`."""
     tree = {
         "ajet": {
@@ -81,12 +81,14 @@ def opened(
     experiment = Experiment.from_dict(tree, base=tmp_path)
     run = RunDirectory.open(experiment, root=tmp_path)
     shown = Shown()
-    tickets = Tickets(open_verl_store(run, ORDER, sessions=REPEATS), ORDER, batch=BATCH, dropped_after=dropped_after)
-    tickets.asked(LAST_TICKET)
-    shown.grants = tickets.due()
+    tickets = LaunchTickets(
+        open_verl_store(run, ORDER, sessions=REPEATS), ORDER, batch=BATCH, dropped_after=dropped_after
+    )
+    tickets.note_request(LAST_TICKET)
+    shown.grants = tickets.list_grants()
     sink = RunSink(experiment, run, shown.on_step, shown.on_episode)
     sink.begin(words, total=9)
-    record = Record(experiment, run, sink, tickets)
+    record = RayRecord(experiment, run, sink, tickets)
     yield record, run, shown
     run.close("finished")
 
@@ -116,13 +118,13 @@ def group(
     return Group(episodes[0].task, order, episodes)
 
 
-def closed(group: Group) -> Closed:
-    return Closed(group, group.episodes[0].step)
+def closed(group: Group) -> GroupNotice:
+    return GroupNotice(group, group.episodes[0].step)
 
 
-def stepped(step: int, *groups: Group) -> Stepped:
-    credited = [Credited(e.uuid, Outcome(step, 0.5), 0) for e in list_episodes(groups) if e.scored]
-    return Stepped(step, {"seconds/step": 1.0}, credited)
+def stepped(step: int, *groups: Group) -> StepNotice:
+    credited = [CreditEntry(e.uuid, Outcome(step, 0.5), 0) for e in list_episodes(groups) if e.scored]
+    return StepNotice(step, {"seconds/step": 1.0}, credited)
 
 
 def rows(run: RunDirectory) -> list[dict[str, Any]]:
@@ -135,27 +137,27 @@ def test_steps_that_train_nothing_end_the_run(made):
     for step, trained in ((1, 0), (2, 5), (3, 0), (4, 0)):
         groups = [group(2 * step, step=step), group(2 * step + 1, step=step)]
         for each in groups:
-            record.take(closed(each))
+            record.handle_notice(closed(each))
         record._idle *= trained == 0
-        record.take(stepped(step, *groups))
+        record.handle_notice(stepped(step, *groups))
         record._idle *= trained == 0  # no group here has a token to train
-        assert record.exhausted == (step == 4), step
+        assert record.is_exhausted == (step == 4), step
     record._settings.trainer_common.stop_after_idle_steps = 0
-    assert not record.exhausted, "0 goes on whatever happens"
+    assert not record.is_exhausted, "0 goes on whatever happens"
 
 
 def test_a_step_is_recorded_with_its_groups_and_those_that_train_nothing(made):
     record, run, shown = made
     first, second, useless, later = group(0), group(1), group(2, failed=True), group(3, step=2)
     for each in (second, useless, later, first):
-        record.take(closed(each))
-    record.take(stepped(1, first, second))
+        record.handle_notice(closed(each))
+    record.handle_notice(stepped(1, first, second))
     (row,) = rows(run)
     assert (row["tasks"], row["discarded"], row["train/failed"]) == ([0, 1], [2], REPEATS)
     recorded = EpisodeFiles(run.path / "episodes").recorded(1)
     assert [(outcome.step, outcome.advantage) for _, outcome in recorded] == [(1, 0.5)] * 4 + [(None, None)] * 2
     assert len(shown.episodes) == 8 and shown.steps == [1]
-    record.take(stepped(2, later))
+    record.handle_notice(stepped(2, later))
     assert [row["tasks"] for row in rows(run)] == [[0, 1], [3]], "a group of another step waits for it"
 
 
@@ -169,9 +171,9 @@ def test_a_step_proves_a_sample_and_logs_formats_as_on_the_local_backbone(tmp_pa
             for step, each in enumerate(groups, 1):
                 if step == 2:
                     each.episodes[0].calls[0].suffix_ids[3] += 1
-                record.take(closed(each))
-                credited = [Credited(e.uuid, Outcome(step, 0.5), e.sampled_tokens) for e in each.episodes]
-                record.take(Stepped(step, {"seconds/step": 1.0}, credited))
+                record.handle_notice(closed(each))
+                credited = [CreditEntry(e.uuid, Outcome(step, 0.5), e.sampled_tokens) for e in each.episodes]
+                record.handle_notice(StepNotice(step, {"seconds/step": 1.0}, credited))
             first, second = rows(run)
     finally:
         logger.remove(sink)
@@ -185,8 +187,8 @@ def test_a_step_proves_a_sample_and_logs_formats_as_on_the_local_backbone(tmp_pa
 def test_a_group_that_was_played_again_counts_once(made):
     record, run, _ = made
     for _ in range(2):
-        record.take(closed(group(0)))
-    record.take(stepped(1, group(0)))
+        record.handle_notice(closed(group(0)))
+    record.handle_notice(stepped(1, group(0)))
     assert len(EpisodeFiles(run.path / "episodes").read(1)) == REPEATS
 
 
@@ -195,12 +197,12 @@ def test_a_checkpoint_counts_once_its_step_is_recorded(made):
     written = run.path / "checkpoints" / "verl" / "global_step_1"
     (written / "actor").mkdir(parents=True)
     (written / "actor" / "weights").write_text("w")
-    record.take(closed(group(0, split="validation")))
-    record.take(Saved(1, str(written)))
-    record.take(Validated(1, 0.5))
+    record.handle_notice(closed(group(0, split="validation")))
+    record.handle_notice(CheckpointNotice(1, str(written)))
+    record.handle_notice(ValidationNotice(1, 0.5))
     assert run.checkpoints.latest() is None and written.is_dir()
-    record.take(closed(group(0)))
-    record.take(stepped(1, group(0)))
+    record.handle_notice(closed(group(0)))
+    record.handle_notice(stepped(1, group(0)))
     saved = run.checkpoints.latest()
     assert saved is not None and saved.step == 1 and saved.score == 1.0
     assert ORDER.identity().items() <= saved.state["frontier"].items() and saved.measured is not None, (
@@ -244,8 +246,8 @@ def test_policy_versions_are_held_to_the_step_that_trained_on_them(made):
         episode.calls[0].versions = (VersionRun(0, 2, 2),)
         episode.untrained.update(no_score=3)
     for each in (*trained, untrained):
-        record.take(closed(each))
-    record.take(Stepped(2, {}, [Credited(e.uuid, Outcome(2, 0.5), 3) for e in list_episodes(trained)]))
+        record.handle_notice(closed(each))
+    record.handle_notice(StepNotice(2, {}, [CreditEntry(e.uuid, Outcome(2, 0.5), 3) for e in list_episodes(trained)]))
     report = prove_record(str(run.path), run.path.parent)
     wrong = {(each.episode, each.found) for each in report.proof.wrong if "was not there yet" in each.what}
     assert wrong == {("at", 2), ("beyond", 2)}, report.proof
@@ -256,11 +258,11 @@ def test_groups_that_are_too_old_for_verl_are_counted_and_recorded(tmp_path):
     with opened(tmp_path, dropped_after=2) as (record, run, _):
         trained, old, young = group(0), tokens(group(1)), group(2, step=2)
         for each in (trained, old, young):
-            record.take(closed(each))
-        record.take(stepped(1, trained))
-        record.take(stepped(2))
+            record.handle_notice(closed(each))
+        record.handle_notice(stepped(1, trained))
+        record.handle_notice(stepped(2))
         assert [row["discarded"] for row in rows(run)] == [[], []], "one more step may train it"
-        record.take(stepped(3, young))
+        record.handle_notice(stepped(3, young))
         last = rows(run)[-1]
         assert (last["tasks"], last["discarded"]) == ([2], [1])
         assert last["train/untrained/stale"] == last["train/sampled_tokens"] == 3 * REPEATS
@@ -273,11 +275,11 @@ def test_groups_that_are_too_old_for_verl_are_counted_and_recorded(tmp_path):
 def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_path):
     with opened(tmp_path) as (record, run, _):
         first, ahead, late = group(0), tokens(group(1), run.run_id), tokens(group(2), run.run_id, version=2)
-        record.take(closed(first))
-        record.take(closed(ahead))
-        record.take(Saved(1, written(run, 1)))
-        record.take(closed(late))
-        record.take(stepped(1, first))
+        record.handle_notice(closed(first))
+        record.handle_notice(closed(ahead))
+        record.handle_notice(CheckpointNotice(1, written(run, 1)))
+        record.handle_notice(closed(late))
+        record.handle_notice(stepped(1, first))
         assert [row["tasks"] for row in rows(run)] == [[0]] and rows(run)[0]["waiting"] == [1, 2]
         saved = run.checkpoints.latest()
         assert saved is not None and [path.name for path in (saved.path / saved.state["verl"]).iterdir()] == ["actor"]
@@ -288,12 +290,12 @@ def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_
             (3, True),
         ], "what no weights of the checkpoint can have sampled is played again"
         handed_over, again = shown.grants[0].group, group(2, step=2)
-        record.take(Closed(handed_over, 2))
-        record.take(closed(again))
+        record.handle_notice(GroupNotice(handed_over, 2))
+        record.handle_notice(closed(again))
         waited = {episode.uuid for episode in ahead.episodes}
         credited = stepped(2, handed_over, again).credited
         credited = [replace(each, trained=3 * (each.uuid in waited)) for each in credited]
-        record.take(Stepped(2, {"seconds/step": 1.0}, credited))
+        record.handle_notice(StepNotice(2, {"seconds/step": 1.0}, credited))
         last = rows(run)[-1]
         assert (last["step"], last["tasks"], last["train/episodes"]) == (2, [1, 2], 2 * REPEATS)
         assert (last["train/sampled_tokens"], last["discarded"]) == (3 * REPEATS, [])
@@ -305,30 +307,30 @@ def test_what_waits_when_a_run_ends_is_trained_and_recorded_when_it_goes_on(tmp_
 
 def test_a_token_that_is_neither_trained_nor_counted_stops_the_run(made):
     record, _, _ = made
-    record.take(closed(group(0)))
-    wrong = Stepped(1, {"seconds/step": 1.0}, [Credited("train/1/0/0", Outcome(1, 0.5), 7)])
+    record.handle_notice(closed(group(0)))
+    wrong = StepNotice(1, {"seconds/step": 1.0}, [CreditEntry("train/1/0/0", Outcome(1, 0.5), 7)])
     with pytest.raises(AssertionError, match="episode train/1/0/0: sampled 0 tokens, trained 7"):
-        record.take(wrong)
+        record.handle_notice(wrong)
 
 
 def test_a_batch_that_fails_and_tasks_that_nobody_scores_end_it(made):
     record, _, _ = made
-    record.take(closed(group(0, failed=True)))
+    record.handle_notice(closed(group(0, failed=True)))
     with pytest.raises(UserError, match="All 4 episodes of step 1 failed; the first at the agent: ValueError"):
-        record.take(closed(group(1, failed=True)))
-    record.take(closed(group(2)))  # a score begins the count anew
+        record.handle_notice(closed(group(1, failed=True)))
+    record.handle_notice(closed(group(2)))  # a score begins the count anew
     for order in range(HOPELESS * BATCH - 1):
-        record.take(closed(group(order + 3, reward=None)))
+        record.handle_notice(closed(group(order + 3, reward=None)))
     with pytest.raises(UserError, match=f"No episode of the last {HOPELESS * BATCH} tasks was scored"):
-        record.take(closed(group(99, reward=None)))
+        record.handle_notice(closed(group(99, reward=None)))
 
 
 def test_processes_that_die_again_and_again_end_it(made):
     record, run, _ = made
     for _ in range(DEATHS - 1):
-        record.take(Died("agent loop", "killed"))
+        record.handle_notice(DeathNotice("agent loop", "killed"))
     with pytest.raises(UserError, match=f"died {DEATHS} times, the last: agent loop: killed"):
-        record.take(Died("agent loop", "killed"))
+        record.handle_notice(DeathNotice("agent loop", "killed"))
 
 
 def test_the_status_names_processes_here_and_elsewhere(made, monkeypatch):
@@ -336,9 +338,9 @@ def test_the_status_names_processes_here_and_elsewhere(made, monkeypatch):
     import socket
 
     record, run, _ = made
-    record.take(Process("trainer", os.getppid(), socket.gethostname()))
-    record.take(Process("agent loop", 7, "another-node"))
-    record.take(Phase("rollout", 3))
+    record.handle_notice(ProcessNotice("trainer", os.getppid(), socket.gethostname()))
+    record.handle_notice(ProcessNotice("agent loop", 7, "another-node"))
+    record.handle_notice(PhaseNotice("rollout", 3))
     status = json.loads((run.path / "status.json").read_text())
     assert {"run", "trainer"} <= {entry["role"] for entry in status["processes"]}
     assert status["elsewhere"] == [{"role": "agent loop", "pid": 7, "host": "another-node"}]
@@ -348,11 +350,11 @@ def test_the_status_names_processes_here_and_elsewhere(made, monkeypatch):
 def test_two_steps_whose_canary_is_off_end_the_run_after_the_record(made):
     record, run, _ = made
     for step, gap in enumerate((0.5, 0.01, 0.5), start=1):
-        record.take(closed(group(step, step=step)))
-        record.take(replace(stepped(step, group(step, step=step)), metrics={"canary_gap": gap}))
-    record.take(closed(group(4, step=4)))
+        record.handle_notice(closed(group(step, step=step)))
+        record.handle_notice(replace(stepped(step, group(step, step=step)), metrics={"canary_gap": gap}))
+    record.handle_notice(closed(group(4, step=4)))
     with pytest.raises(UserError, match="Engine and trainer do not compute the same model") as said:
-        record.take(replace(stepped(4, group(4, step=4)), metrics={"canary_gap": float("nan")}))
+        record.handle_notice(replace(stepped(4, group(4, step=4)), metrics={"canary_gap": float("nan")}))
     assert "trainer_common.canary" in str(said.value) and len(str(said.value).splitlines()) < 20
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]
 
@@ -364,14 +366,14 @@ def test_samplers_that_say_another_version_than_they_sample_with_are_named(made)
         pair = [tokens(group(step, step=step), version=version).episodes[at] for at, version in ((0, step - 1), (1, 0))]
         played = [replace(each, sampler=name) for each, name in zip(pair, ("liar", "late"), strict=True)]
         fresh = Group(pair[0].task, step, played)
-        record.take(closed(fresh))
-        credited = [Credited(each.uuid, Outcome(step, 0.5), each.sampled_tokens) for each in played]
-        letter = Stepped(step, {"seconds/step": 1.0, "canary_gap": 0.5}, credited)
+        record.handle_notice(closed(fresh))
+        credited = [CreditEntry(each.uuid, Outcome(step, 0.5), each.sampled_tokens) for each in played]
+        letter = StepNotice(step, {"seconds/step": 1.0, "canary_gap": 0.5}, credited)
         if step == 1:
-            record.take(letter)
+            record.handle_notice(letter)
             continue
         with pytest.raises(UserError, match=r"What samplers say that policy 1 sampled is not") as said:
-            record.take(letter)
+            record.handle_notice(letter)
         assert "They were liar." in said.value.what
 
 
@@ -386,5 +388,5 @@ def test_the_tools_that_the_first_of_its_processes_found_are_the_runs(tmp_path):
         with pytest.raises(ToolsChangedError, match="Ignore it"):
             other(told("Ignore it."))
         [letter] = asyncio.run(box.take(1))
-        record.take(letter)
+        record.handle_notice(letter)
         assert read_pinned(run.path) == told("Say it.")

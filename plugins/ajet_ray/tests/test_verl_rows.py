@@ -15,8 +15,8 @@ from ajet.record.episode_codec import rebuild as rebuild_timeline
 from ajet.schema.call import VersionRun
 from ajet.schema.episode import Failure, Group
 from ajet.schema.timeline import SampledSpan
-from ajet_ray.episode_bytes import unpacked
-from ajet_ray.rows import FIELDS, NO_TOKEN, rebuild, rows
+from ajet_ray.episode_bytes import unpack_episode
+from ajet_ray.rows import FIELDS, NO_TOKEN, build_rows, rebuild_groups
 from tests import record_fixtures as recorded
 from tests.local_fixtures import calls_of, config_of, episode_of, group_of, timeline_of
 from tests.record_fixtures import assert_equal
@@ -30,7 +30,7 @@ def stored(group: Group, uid: str) -> list[tuple[str, dict]]:
     unscored = [episode for episode in group.episodes if not episode.scored]
     for episode in group.episodes:
         others = unscored if group.scored and episode is group.scored[0] else []
-        for index, row in enumerate(rows(episode, group_order=group.order, others=others)):
+        for index, row in enumerate(build_rows(episode, group_order=group.order, others=others)):
             names = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
             values = dict(zip(FIELDS, [np.array(row[name]) for name in names] + [row["extra_fields"]], strict=True))
             found.append((f"{uid}_{episode.repeat}_{index}", values))
@@ -41,7 +41,7 @@ def round_trip(groups, order=None):
     items = [item for index, group in enumerate(groups) for item in stored(group, f"u-{index}")]
     items = [items[index] for index in (order or range(len(items)))]
     keys, values = [key for key, _ in items], [value for _, value in items]
-    return keys, rebuild(keys, {name: [value[name] for value in values] for name in FIELDS})
+    return keys, rebuild_groups(keys, {name: [value[name] for value in values] for name in FIELDS})
 
 
 @st.composite
@@ -122,7 +122,7 @@ def test_a_row_is_what_verl_takes():
     episode.calls[:] = calls_of(timeline, episode.calls[0])
     assert episode.verdict is not None
     episode.verdict.success = True
-    (row,) = rows(episode, group_order=11)
+    (row,) = build_rows(episode, group_order=11)
     extra = row.pop("extra_fields")
     assert row == {
         "prompt_ids": [5, 6],
@@ -136,19 +136,19 @@ def test_a_row_is_what_verl_takes():
     about = extra.pop("ajet")
     assert extra == {"reward_extra_info": {"success": 1.0}, "min_global_steps": 4, "max_global_steps": 5}
     (whole,) = about.pop("episodes")
-    assert_equal(unpacked(whole), episode)
+    assert_equal(unpack_episode(whole), episode)
     assert about == {"uuid": "a", "order": 11, "index": 0, "count": 1}
 
 
 def test_what_may_not_be_trained_has_no_row():
-    assert rows(episode_of(None), group_order=0) == []
-    assert rows(episode_of(1.0, status="failed"), group_order=0) == []
+    assert build_rows(episode_of(None), group_order=0) == []
+    assert build_rows(episode_of(1.0, status="failed"), group_order=0) == []
 
 
 def test_a_scored_episode_without_tokens_stays_in_the_baseline():
     group = group_of(episode_of(1.0, (), uuid="a"), episode_of(0.0, (2,), uuid="b"))
     group.episodes[1] = replace(group.episodes[1], repeat=1)
-    (empty,) = rows(group.episodes[0], group_order=0, policy_version=4)
+    (empty,) = build_rows(group.episodes[0], group_order=0, policy_version=4)
     assert empty["response_ids"] == [NO_TOKEN] and empty["response_mask"] == [0]
     assert empty["extra_fields"]["min_global_steps"] == 4
     _, back = round_trip([group])
@@ -178,7 +178,7 @@ def test_what_an_episode_adds_to_its_rows_is_a_fraction_of_them():
     calls = [replace(call, logprobs_unit=call.logprobs) for call in calls]
     line = rebuild_timeline(calls, 1, "solver", "policy", (SampledSpan(0, 900, 1600), SampledSpan(1, 1650, 2050)))
     messages = [{"role": "user", "content": "what is the price of a loaf " * 120}] * 3
-    (row,) = rows(recorded.episode(calls=calls, timelines=[line], messages=messages), group_order=0)
+    (row,) = build_rows(recorded.episode(calls=calls, timelines=[line], messages=messages), group_order=0)
     replied = len(row["response_ids"])
     queued = 8 * 3 * (len(row["prompt_ids"]) + replied) + (8 + 3 * 4) * replied
     assert len(row["extra_fields"]["ajet"]["episodes"][0]) < 0.2 * queued
@@ -188,19 +188,19 @@ def test_a_row_with_other_tokens_than_its_episode_is_an_error():
     ((key, row),) = stored(group_of(episode_of(1.0, (2,), uuid="a")), "u")
     row["responses"] = row["responses"] + 1
     with pytest.raises(ValueError, match="episode a: row 0 holds other tokens"):
-        rebuild([key], {name: [row[name]] for name in FIELDS})
+        rebuild_groups([key], {name: [row[name]] for name in FIELDS})
 
 
 def test_a_missing_row_is_an_error():
     items = stored(group_of(episode_of(1.0, (1, 2), uuid="a")), "u")[1:]
     with pytest.raises(ValueError, match="episode a: of 2 timelines only \\[1\\] arrived"):
-        rebuild([key for key, _ in items], {name: [value[name] for _, value in items] for name in FIELDS})
+        rebuild_groups([key for key, _ in items], {name: [value[name] for _, value in items] for name in FIELDS})
 
 
 def test_a_timeline_that_begins_with_a_sampled_token_is_an_error():
     episode = replace(episode_of(1.0), timelines=[timeline_of([1, 2], [(0, 2)])])
     with pytest.raises(ValueError, match="begins with a sampled token"):
-        rows(episode, group_order=0)
+        build_rows(episode, group_order=0)
 
 
 def test_an_episode_that_failed_with_a_reward_trains_as_any_other():
@@ -211,4 +211,4 @@ def test_an_episode_that_failed_with_a_reward_trains_as_any_other():
     _, there = round_trip([group_of(failed, good)])
     again = assign_credit(there.groups, config_of())
     assert [sample.advantages.tolist() for sample in again.samples] == [s.advantages.tolist() for s in here.samples]
-    assert len(here.samples) == 2 and rows(episode_of(None, status="failed"), group_order=0) == []
+    assert len(here.samples) == 2 and build_rows(episode_of(None, status="failed"), group_order=0) == []

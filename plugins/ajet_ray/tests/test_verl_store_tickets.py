@@ -22,9 +22,9 @@ from ajet.schema.errors import ConfigError
 from ajet.schema.task import Task
 from ajet.store import Address, Kept, Lease, Policy, SharedStore, TrainerFencedError, open_shared
 from ajet.task_reader import TaskOrder
-from ajet_ray.mailbox import Credited, Grant
+from ajet_ray.mailbox import CreditEntry, TicketGrant
 from ajet_ray.modes import DECOUPLED
-from ajet_ray.store_tickets import StoreTickets, require_model_in
+from ajet_ray.store_tickets import StoreTickets, require_model
 from ajet_verl.train import require_store
 from tests.local_fixtures import config_of
 from tests.record_fixtures import episode
@@ -58,13 +58,13 @@ class Launch:
         """Folders whose weights were loaded for the probe."""
         self.tickets = StoreTickets(self.store, says, ORDER, run, self, steps=steps)  # type: ignore[arg-type]
 
-    def known(self, earlier: WeightsProbe | None, below: int) -> WeightsProbe:
+    def continue_probe(self, earlier: WeightsProbe | None, below: int) -> WeightsProbe:
         """As FolderProbe."""
         return WeightsProbe(
             (1, 2), 0.01, {version: said for version, said in (earlier.logprobs if earlier else {}).items()}
         )
 
-    def said(self, folder: Path | None) -> list[float]:
+    def score_text(self, folder: Path | None) -> list[float]:
         """The same."""
         self.loaded.append(folder)
         return [-1.0 - len(self.loaded)]
@@ -86,8 +86,8 @@ class Launch:
 
     def granted(self, ticket: int, step: int) -> list[int]:
         """Somebody asks for tickets up to this one, and hands over what they are for."""
-        self.tickets.asked(ticket)
-        grants: list[Grant] = self.tickets.due()
+        self.tickets.note_request(ticket)
+        grants: list[TicketGrant] = self.tickets.list_grants()
         for grant in grants:
             assert grant.group is not None and self.tickets.close(grant.group, step)
             assert not self.tickets.close(grant.group, step), "whoever died after it had told"
@@ -96,7 +96,9 @@ class Launch:
     def take(self, step: int, *orders: int) -> Any:
         """The step's credit went to these."""
         outcome = Outcome(step=step)
-        return self.tickets.take(step, {f"{each}-{at}": Credited("", outcome, 1) for each in orders for at in (0, 1)})
+        return self.tickets.take_step(
+            step, {f"{each}-{at}": CreditEntry("", outcome, 1) for each in orders for at in (0, 1)}
+        )
 
     @property
     def policy(self) -> Policy:
@@ -122,15 +124,15 @@ def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_t
     first = launch()
     assert (first.policy.step, first.policy.weights, first.policy.below) == (0, "", 10)
     first.play(0)
-    assert first.granted(1, 1) == [0] and first.tickets.due() == [], "the other one waits"
-    assert first.tickets.lacking == 1
+    assert first.granted(1, 1) == [0] and first.tickets.list_grants() == [], "the other one waits"
+    assert first.tickets.missing_groups == 1
     first.play(1)
-    assert first.granted(1, 1) == [1] and first.tickets.lacking == 0
+    assert first.granted(1, 1) == [1] and first.tickets.missing_groups == 0
     first.play(2)
-    assert first.tickets.due() == [], "nobody asks for more"
+    assert first.tickets.list_grants() == [], "nobody asks for more"
     taken = first.take(1, 0, 1)
-    assert ([group.order for group in taken.over], taken.stale, taken.again) == ([0, 1], [], [])
-    assert first.tickets.waiting() == [2] and first.policy.step == 0, "no checkpoint is there yet"
+    assert ([group.order for group in taken.over], taken.stale, taken.retrained) == ([0, 1], [], [])
+    assert first.tickets.list_waiting() == [2] and first.policy.step == 0, "no checkpoint is there yet"
     assert not first.tickets._groups, "no episode of a step that is over is held in memory"
     committed = first.tickets.commit()
     first.tickets.forget(1)
@@ -138,10 +140,10 @@ def test_a_ticket_waits_for_a_group_and_a_kill_before_the_checkpoint_leaves_it_t
     assert first.granted(2, 2) == [2] and first.take(2, 2).over
     second = launch(step=1, at=committed)  # the first one was killed before step 2 had a checkpoint
     assert second.policy.step == 1 and second.policy.told["began"] == 1
-    assert second.granted(0, 2) == [2] and second.tickets.open() == [2]
+    assert second.granted(0, 2) == [2] and second.tickets.list_open() == [2]
     with pytest.raises(TrainerFencedError):
         first.tickets.forget(2)
-    second.tickets.ended()
+    second.tickets.finish_run()
     assert second.policy.told["over"] and not [each for each in second.store.members() if each.role == "trainer"]
 
 
@@ -153,7 +155,7 @@ def test_a_probe_is_said_for_who_samples_from_a_server_elsewhere_and_for_nobody_
     sampler = open_shared(f"sqlite:{tmp_path}/store.db")
     sampler.join("sampler", "own engine", {SERVER: ""})
     for _ in range(2):
-        made.tickets.due()
+        made.tickets.list_grants()
     assert made.loaded == [] and PROBE not in made.policy.told
     for order in (0, 1):
         made.play(order)
@@ -164,31 +166,31 @@ def test_a_probe_is_said_for_who_samples_from_a_server_elsewhere_and_for_nobody_
     assert made.loaded == [] and PROBE not in made.policy.told
     sampler.join("sampler", "elsewhere", {SERVER: "http://10.0.0.5:8000"})
     for _ in range(2):
-        made.tickets.due()
+        made.tickets.list_grants()
     first = tmp_path / "checkpoints" / "step-1"
     assert made.loaded == [None, first], "what it began with, too: a server that is given no others has it"
     assert WeightsProbe.from_json(made.policy.told[PROBE]).logprobs == {0: (-2.0,), 1: (-3.0,)}  # type: ignore[union-attr]
-    made.tickets.due()
+    made.tickets.list_grants()
     assert len(made.loaded) == 2, "once each"
-    made.tickets.ended()
+    made.tickets.finish_run()
     assert made.policy.told["over"]
 
 
 def test_it_hopes_for_what_samplers_play_now(launch: Any) -> None:
     """So many groups as lack, whether they are being played or have closed since the last look."""
     made = launch()
-    assert made.granted(1, 1) == [] and made.tickets.lacking == 2 and not made.tickets.hopes
+    assert made.granted(1, 1) == [] and made.tickets.missing_groups == 2 and not made.tickets.can_fill_missing
     one, two = made.store.lease(2)
-    assert made.tickets.due() == [] and made.tickets.hopes
+    assert made.tickets.list_grants() == [] and made.tickets.can_fill_missing
     made.store.give_back([two])
-    made.tickets.due()
-    made.tickets.due()
-    assert not made.tickets.hopes
+    made.tickets.list_grants()
+    made.tickets.list_grants()
+    assert not made.tickets.can_fill_missing
     (two,) = made.store.lease(1)
-    made.tickets.due()
+    made.tickets.list_grants()
     made.end(one)
-    assert len(made.tickets.due()) == 1
-    assert made.tickets.lacking == 1 and made.tickets.hopes, "one has closed, one is being played"
+    assert len(made.tickets.list_grants()) == 1
+    assert made.tickets.missing_groups == 1 and made.tickets.can_fill_missing, "one has closed, one is being played"
 
 
 def test_what_a_step_gave_is_told_with_the_use(launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +206,7 @@ def test_what_a_step_gave_is_told_with_the_use(launch: Any, monkeypatch: pytest.
         made.play(order)
     assert made.granted(1, 1) == [0, 1]
     given = {"0-0": -0.5, "0-1": 0.5, "1-0": None}
-    made.tickets.take(1, {uuid: Credited("", Outcome(1, advantage), 1) for uuid, advantage in given.items()})
+    made.tickets.take_step(1, {uuid: CreditEntry("", Outcome(1, advantage), 1) for uuid, advantage in given.items()})
     assert told == [(1, {"0-0": -0.5, "0-1": 0.5})]
 
 
@@ -247,9 +249,9 @@ def test_what_is_too_old_is_for_no_ticket_and_leaves_with_the_step(launch: Any) 
 def test_a_group_is_trained_again_where_that_is_asked_for(launch: Any) -> None:
     made = launch(algorithm__max_trained_count=2, max_staleness=None, data__train_batch_size=1)
     made.play(0)
-    assert made.granted(0, 1) == [0] and made.take(1, 0).again == []
+    assert made.granted(0, 1) == [0] and made.take(1, 0).retrained == []
     made.tickets.forget(1)
-    assert made.granted(1, 2) == [0] and made.take(2, 0).again == [0]
+    assert made.granted(1, 2) == [0] and made.take(2, 0).retrained == [0]
     assert made.granted(2, 3) == [] and made.store.depths().over == 1
 
 
@@ -267,18 +269,18 @@ def test_in_the_place_of_a_group_without_a_score_another_may_be_played(launch: A
 def test_a_group_that_takes_its_process_down_stays_in_the_store(launch: Any) -> None:
     made = launch()
     made.play(0)
-    made.tickets.asked(0)
-    assert [grant.order for grant in made.tickets.due()] == [0]
+    made.tickets.note_request(0)
+    assert [grant.order for grant in made.tickets.list_grants()] == [0]
     made.tickets.give_up(0, 1)
-    assert made.granted(1, 1) == [] and made.tickets.open() == [] and made.store.depths().closed == 1
+    assert made.granted(1, 1) == [] and made.tickets.list_open() == [] and made.store.depths().closed == 1
     (late,) = made.tickets._closed_groups.ready(0, 1).groups
     assert not made.tickets.close(late, 1), "its last process told that it had it before it died"
     made.play(1)
     assert made.granted(1, 1) == [1]
-    made.tickets.asked(3)
+    made.tickets.note_request(3)
     made.tickets.give_up(2, 1)  # its process died twice while it waited
     made.play(2)
-    assert [grant.order for grant in made.tickets.due()] == [-1, 2]
+    assert [grant.order for grant in made.tickets.list_grants()] == [-1, 2]
 
 
 def verls(mode: str, strategy: str, *, filters: bool = False) -> dict[str, Any]:
@@ -313,11 +315,11 @@ def test_a_checkpoint_that_no_sampler_can_load_is_not_gone_on_from(tmp_path: Pat
     (tmp_path / "global_step_3").mkdir()
     sharded = Checkpoint(tmp_path, 3, None, {"verl": "global_step_3", "frontier": {}})
     with pytest.raises(ConfigError, match="without samplers"):
-        require_model_in(sharded)
+        require_model(sharded)
     (tmp_path / "model.safetensors").touch()
-    require_model_in(sharded)
+    require_model(sharded)
     with pytest.raises(ConfigError, match="without samplers"):
-        require_model_in(replace(sharded, state={"verl": "global_step_3", "order": {}}))
+        require_model(replace(sharded, state={"verl": "global_step_3", "order": {}}))
 
 
 def test_a_merge_that_takes_long_is_no_silence(launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +335,6 @@ def test_a_merge_that_takes_long_is_no_silence(launch: Any, tmp_path: Path, monk
         assert actor == tmp_path / "verl" / "actor" and said.wait(60), "while it goes on"
 
     monkeypatch.setattr(one.store, "join", joins)
-    monkeypatch.setattr("ajet_ray.merge.merge", merge)
+    monkeypatch.setattr("ajet_ray.merge.merge_checkpoint", merge)
     one.tickets.complete(tmp_path, tmp_path / "verl")
     assert [(each.role, each.name) for each in one.store.members()] == [("trainer", "run")]

@@ -1,7 +1,7 @@
-"""The engine's side: vLLM's plug-in, which it calls in the actor that owns the engine, and in each process of its own.
+"""The engine's side: vLLM's plug-in, called in the actor with the engine and in each of its processes.
 
-Invariants: weights stay as they were loaded, so that the next ones can be loaded over them; new ones come without NCCL
-(`weights`); vLLM's own methods take what Trinity 0.6.0 hands to those of vLLM 0.23.
+Invariants: weights stay as loaded, so new ones can be loaded over them; new ones arrive without NCCL (`weights`);
+vLLM's methods accept the arguments of Trinity 0.6.0, written for vLLM 0.23.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ajet.engine.vllm.plain_weights import keep_weights_plain
 
 
 def register() -> None:
-    """vLLM calls this when it loads its plugins."""
+    """Called by vLLM when it loads its plug-ins."""
     keep_weights_plain()
     if "trinity.common.models.vllm_model" in sys.modules:
-        _in_the_actor()
+        _patch_engine_actor()
     else:
-        _in_a_worker()
+        _patch_worker()
 
 
-def _in_the_actor() -> None:
+def _patch_engine_actor() -> None:
     import ray
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -39,8 +39,8 @@ def _in_the_actor() -> None:
     AsyncLLM.start_weight_update = start_weight_update
 
 
-def _in_a_worker() -> None:
-    """vLLM looks the class of its workers up by this name, once it has called us."""
+def _patch_worker() -> None:
+    """Replace the worker class that vLLM looks up by name afterwards."""
     import trinity.common.models.vllm_worker as names
 
     from ajet_trinity.cpu.worker import CpuWorker

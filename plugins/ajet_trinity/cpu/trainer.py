@@ -1,8 +1,7 @@
 """The trainer's side: verl imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
 
-Trinity 0.6.0 is written for verl 0.8. Invariant: two of its modules are changed, each once it has been imported and
-before anybody uses it: what it patches into verl's engine asks CUDA for its version, and 0.9.1 has it by itself; and it
-writes keys that verl 0.9.1 does not have.
+Trinity 0.6.0 is written for verl 0.8. Invariant: two of its modules are changed, each right after its import: one
+patches verl's engine with a query of CUDA's version, unnecessary in 0.9.1; the other writes keys unknown to verl 0.9.1.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import ajet_verl.cpu.platform  # noqa: F401 - registers verl's platform
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs a function on a module once that has been imported."""
+    """Runs a function on a module right after its import."""
 
     def __init__(self, then: dict[str, Callable[[Any], None]]) -> None:
         self._then = then
@@ -26,7 +25,6 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Python asks."""
         then = self._then.pop(name, None)
         spec = importlib.machinery.PathFinder.find_spec(name, path) if then is not None else None
         if then is None or spec is None or spec.loader is None:

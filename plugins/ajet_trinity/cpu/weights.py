@@ -1,6 +1,6 @@
-"""SynchronizersWeights: new weights for an engine on a CPU, out of Trinity's synchronizer, without NCCL.
+"""SynchronizersWeights: new weights for an engine on a CPU, from Trinity's synchronizer, without NCCL.
 
-Invariant: each worker reads all of them for itself, as they were trained.
+Invariant: each worker reads all weights itself, as trained.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 
 class SynchronizersWeights(WeightTransferEngine):
-    """Trinity's ways `memory` and `checkpoint`."""
+    """Transfers by Trinity's methods `memory` and `checkpoint`."""
 
     init_info_cls = CheckpointWeightTransferInitInfo
     update_info_cls = CheckpointWeightTransferUpdateInfo
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        """Keep the synchronizer's address."""
+        """Store the synchronizer's address."""
         self._info = init_info
 
     def start_weight_update(self) -> None:
         """Does nothing: nothing is prepared."""
 
     def update_weights(self, update_info: Any) -> None:
-        """vLLM's own also waits for an accelerator."""
+        """Receive the weights; vLLM's method also waits for an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Any) -> None:
-        """Read and load."""
+        """Read and load the weights."""
         if self._info.sync_method == "checkpoint":
             from trinity.common.models.utils import load_state_dict_iterator
 

@@ -1,7 +1,7 @@
-"""CpuWorker: vLLM's worker on a CPU, with what Trinity asks of its own.
+"""CpuWorker: vLLM's worker on a CPU, with the methods called by Trinity.
 
-Invariant: Trinity's patch for logprobs of prompts is not applied: they are those of temperature 1 here, as
-`RolloutEngine` wants them.
+Invariant: Trinity's patch for prompt logprobs is not applied: they are at temperature 1 here, as `RolloutEngine`
+expects.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class CpuWorker(CPUWorker):
-    """Takes the place of `TrinityGPUWorker`."""
+    """Replaces `TrinityGPUWorker`."""
 
     def apply_patches(self) -> None:
         """Does nothing: a CPU needs no patches."""
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Make known how new weights come before vLLM looks for it."""
+        """Register the transfer of weights before vLLM looks it up."""
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
         if "checkpoint" not in WeightTransferEngineFactory._registry:

@@ -1,6 +1,6 @@
-"""What runs in Trinity's processes: our tasks, episodes, credit and loss, at Trinity's extension points.
+"""ajet's code in Trinity's processes: tasks, episodes, credit and loss, at Trinity's extension points.
 
-In: tickets, and replies of Trinity's engines. Out: episodes to the record, their timelines to Trinity's trainer.
-Invariants: an episode is played, judged and credited here as on every backbone; what the explorer played in step N is
-what the trainer takes in step N, whole.
+In: tickets, and replies of Trinity's engines. Out: episodes for the record, their timelines for Trinity's trainer.
+Invariants: an episode is played, judged and credited as on every backbone; the explorer's step N is the trainer's step
+N, complete.
 """

@@ -1,7 +1,6 @@
-"""What Trinity asks of an algorithm: credit before the trainer, no critic, a reference model where the loss has a KL
-term.
+"""Trinity's algorithm types: credit before the trainer, no critic, a reference model for a KL term.
 
-Invariant: nothing of an algorithm is here: credit and loss are ours.
+Invariant: credit and loss are ajet's; nothing of an algorithm is here.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from trinity.algorithm.algorithm import AlgorithmType
 
 
 class WithoutReference(AlgorithmType):
-    """`algorithm.algorithm_type`."""
+    """The value of `algorithm.algorithm_type` without a reference model."""
 
     use_critic = False
     use_reference = False
@@ -22,7 +21,7 @@ class WithoutReference(AlgorithmType):
 
     @classmethod
     def default_config(cls) -> dict[str, Any]:
-        """Trinity's defaults; ajet's layer says all."""
+        """Return no defaults; ajet's layer sets all keys."""
         return {}
 
 
@@ -37,5 +36,4 @@ class WithReference(AlgorithmType):
 
     @classmethod
     def default_config(cls) -> dict[str, Any]:
-        """Likewise."""
         return {}

@@ -1,8 +1,7 @@
-"""What Trinity's trainer takes for a step: what its explorer played in it (`WholeSteps`), or groups that samplers
-closed (`GroupsOfStore`).
+"""Batches of Trinity's trainer: the explorer's step (`ExplorerSteps`), or groups closed by samplers (`StoreGroups`).
 
-Invariants: one training step is one explorer step, however many rows that has. Without an explorer a step has as many
-scored groups as are asked for, each of which leaves the store with it; credit is the same.
+Invariants: a training step is one explorer step with any number of rows. Without an explorer a step has the configured
+number of scored groups, each removed from the store with the step; credit is the same.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from trinity.algorithm.sample_strategy.sample_strategy import DefaultSampleStrat
 from trinity.common.experience import Experience
 
 from ajet.schema.episode import Group
-from ajet_ray.mailbox import Closed, Sender
+from ajet_ray.mailbox import GroupNotice, Sender
 from ajet_trinity.processes.credit import EpisodeCredit
-from ajet_trinity.processes.here import here
-from ajet_trinity.processes.workflow import experiences
+from ajet_trinity.processes.here import load_context
+from ajet_trinity.processes.workflow import build_experiences
 
 
-class WholeSteps(DefaultSampleStrategy):
-    """`algorithm.sample_strategy`."""
+class ExplorerSteps(DefaultSampleStrategy):
+    """`algorithm.sample_strategy` with an explorer."""
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
-        """The rows of the step: the first says how many there are."""
+        """Return the step's rows; the first row has their number."""
         taken = await self.exp_buffer.read(batch_size=1)
         rest = taken[0].info["ajet_rows"] - 1
         if rest:
@@ -35,51 +34,49 @@ class WholeSteps(DefaultSampleStrategy):
         return taken, {}, []
 
 
-class GroupsOfStore(SampleStrategy):
-    """`algorithm.sample_strategy` where samplers play: Trinity's own buffer stays empty."""
+class StoreGroups(SampleStrategy):
+    """`algorithm.sample_strategy` with samplers: Trinity's own buffer stays empty."""
 
     def __init__(self, buffer_config: Any, **kwargs: Any) -> None:
         super().__init__(buffer_config)
         self._sender, self._credit = Sender(), EpisodeCredit()
-        self._asked = 0
-        """Tickets, counted from 0 in each launch."""
+        self._next_ticket = 0
+        """The next ticket, counted from 0 in each launch."""
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
-        """The rows of the step's groups, once enough have closed. One that nobody could score gives its place up."""
-        wanted = here().experiment.ajet.data.train_batch_size
+        """Return the rows of the step's groups, once enough are closed. An unscored group is replaced."""
+        wanted = load_context().experiment.ajet.data.train_batch_size
         rows: list[Experience] = []
         while wanted:
-            tickets = range(self._asked, self._asked + wanted)
-            self._asked += wanted
-            groups = await asyncio.gather(*(self._handed_over(ticket, step) for ticket in tickets))
+            tickets = range(self._next_ticket, self._next_ticket + wanted)
+            self._next_ticket += wanted
+            groups = await asyncio.gather(*(self._take_group(ticket, step) for ticket in tickets))
             scored = [group for group in groups if group.scored]
             for group in scored:
-                rows += _rows(group, step)
+                rows += _tag_experiences(group, step)
             wanted -= len(scored)
         return (await self._credit.process(rows))[0], {}, []
 
-    async def _handed_over(self, ticket: int, step: int) -> Group:
+    async def _take_group(self, ticket: int, step: int) -> Group:
         group = (await self._sender.grant(ticket)).group
         if group is None:
             raise RuntimeError(f"step {step}: ticket {ticket} came without its group")
-        await self._sender.posted(Closed(group, step, ticket))
+        await self._sender.post_async(GroupNotice(group, step, ticket))
         return group
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """No arguments."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the store knows what was used."""
+        """Return no state: the store records the uses."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Likewise."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
-def _rows(group: Group, step: int) -> list[Experience]:
-    made = experiences(group, step - 1)
+def _tag_experiences(group: Group, step: int) -> list[Experience]:
+    made = build_experiences(group, step - 1)
     for each in made:
         each.eid.batch, each.eid.task = step, group.order
     return made

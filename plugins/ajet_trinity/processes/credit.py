@@ -1,8 +1,8 @@
-"""EpisodeCredit: what episodes of a step deserve, as on every backbone, written into Trinity's experiences.
+"""EpisodeCredit: the credit of a step's episodes, as on every backbone, written into Trinity's experiences.
 
-Invariants: credit is over the groups of a whole step, as the record has them: a step that lacks one is an error. Each
-trained token's weight travels in the field `returns`, which nobody else reads without a critic. Rows without weight
-stay behind, and what is added to make the number divisible by the trainer's processes trains nothing.
+Invariants: credit covers all groups of a step, as recorded; a missing group is an error. Each trained token's weight
+travels in the field `returns`, otherwise unused without a critic. Rows without weight are dropped; padding for the
+trainer's processes trains nothing.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from trinity.common.experience import Experience
 
 from ajet.algorithm import assign_credit, open_algorithm
 from ajet.schema.episode import list_episodes
-from ajet_ray.mailbox import Assigned, Credited, Sender
-from ajet_ray.rows import rebuild
-from ajet_trinity.processes.here import here
-from ajet_trinity.processes.workflow import blank
+from ajet_ray.mailbox import CreditEntry, CreditNotice, Sender
+from ajet_ray.rows import rebuild_groups
+from ajet_trinity.processes.here import load_context
+from ajet_trinity.processes.workflow import build_blank
 
 
 class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
     """`algorithm.advantage_fn`."""
 
     def __init__(self) -> None:
-        experiment = here().experiment
+        experiment = load_context().experiment
         self._settings = experiment.ajet
         self._algorithm = open_algorithm(experiment.ajet, base=experiment.base)
         self._sender = Sender()
 
     async def prepare(self) -> None:
-        """Trinity asks for it in the process that is about to make the runners: whose class is said here, too."""
-        from ajet_trinity.processes.runners import replace_the_dead
+        """Called by Trinity in the process that makes the runners; their class is replaced here, too."""
+        from ajet_trinity.processes.runners import replace_dead_runners
 
-        replace_the_dead()
+        replace_dead_runners()
 
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
-        """The rows of a step to those that are trained."""
+        """Return the trained rows of a step's rows."""
         step = int(exps[0].eid.batch)
         wanted, found = self._settings.data.train_batch_size, len({each.eid.task for each in exps})
         if found != wanted:  # Trinity would train on the rest, and nobody would play the others again
             raise RuntimeError(f"step {step}: {found} of {wanted} groups came back; the logs of the runners say why")
-        trained, told = self._credited(exps, step)
-        await self._sender.posted(told)
-        while not trained or len(trained) % here().ranks:
-            trained.append(_weighed(blank(), 0.0, torch.zeros(1)))
+        trained, notice = self._assign_credit(exps, step)
+        await self._sender.post_async(notice)
+        while not trained or len(trained) % load_context().ranks:
+            trained.append(_set_weight(build_blank(), 0.0, torch.zeros(1)))
         for each in trained:
             each.eid.batch = step
             each.info = {"model_version": step - 1, "ajet_rows": len(trained)}
@@ -57,42 +57,43 @@ class EpisodeCredit(AdvantageFn, ExperienceOperatorV1):
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
-        """No: a step's episodes are together here."""
+        """Return False: a step's episodes are together here."""
         return False
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """No arguments."""
         return {}
 
-    def _credited(self, exps: list[Experience], step: int) -> tuple[list[Experience], Assigned]:
+    def _assign_credit(self, exps: list[Experience], step: int) -> tuple[list[Experience], CreditNotice]:
         own = [each for each in exps if "ajet" in each.info]
         keys = [f"{each.info['ajet']['order']}_{each.eid.run}_{each.eid.step}" for each in own]
-        rebuilt = rebuild(keys, _fields(own))
+        rebuilt = rebuild_groups(keys, _read_fields(own))
         batch = assign_credit(rebuilt.groups, self._settings, self._algorithm, step=step)
         place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
         trained = []
         for sample in batch.samples:
             if sample.weight:
                 row = own[place[id(sample.timeline)]]
-                trained.append(_weighed(row, sample.weight, torch.from_numpy(sample.advantages[row.prompt_length :])))
+                trained.append(
+                    _set_weight(row, sample.weight, torch.from_numpy(sample.advantages[row.prompt_length :]))
+                )
         tokens = batch.trained_by_episode
-        told = [
-            Credited(episode.uuid, batch.outcomes[episode.uuid], tokens[episode.uuid])
+        entries = [
+            CreditEntry(episode.uuid, batch.outcomes[episode.uuid], tokens[episode.uuid])
             for episode in list_episodes(rebuilt.groups)
         ]
-        return trained, Assigned(step, told, dict(batch.metrics))
+        return trained, CreditNotice(step, entries, dict(batch.metrics))
 
 
-def _weighed(row: Experience, weight: float, advantages: torch.Tensor) -> Experience:
+def _set_weight(row: Experience, weight: float, advantages: torch.Tensor) -> Experience:
     assert row.action_mask is not None
     mask = row.action_mask.float()
     row.advantages, row.returns = advantages.float() * mask, mask * weight
     return row
 
 
-def _fields(rows: list[Experience]) -> dict[str, list[Any]]:
-    """The rows' fields, as `rows.FIELDS` names them."""
+def _read_fields(rows: list[Experience]) -> dict[str, list[Any]]:
+    """Return the rows' fields, by the names of `rows.FIELDS`."""
     fields: dict[str, list[Any]] = {
         "prompts": [each.tokens[: each.prompt_length].numpy() for each in rows],
         "responses": [each.tokens[each.prompt_length :].numpy() for each in rows],

@@ -1,8 +1,8 @@
-"""RolloutEngine: one of Trinity's inference engines as a TokenEngine, asked over Ray.
+"""RolloutEngine: one of Trinity's inference engines as a TokenEngine, called over Ray.
 
-Invariants: exact ids in, exact ids and logprobs out; no server stands between (`enable_openai_api` is off, for
-Trinity's asks nobody for a key); nobody here changes weights, Trinity does, and each reply says which training step's
-weights sampled it. `_generate_internal` is private to Trinity 0.6.0, held by a test: its public methods take text.
+Invariants: exact ids in, exact ids and logprobs out, without a server in between (`enable_openai_api` is off, since
+Trinity's server checks no key). Only Trinity changes weights, and each reply has the version of its weights.
+`_generate_internal` is private in Trinity 0.6.0, covered by a test: its public methods take text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ajet_ray.cluster.ray_errors import make_engine_failure
 
 
 class RolloutEngine:
-    """Samples through `actor`, the handle of a `vLLMRolloutModel`. May be used from any event loop."""
+    """Samples through `actor`, the handle of a `vLLMRolloutModel`, from any event loop."""
 
     constrains = False
 
@@ -28,14 +28,14 @@ class RolloutEngine:
         self.version = 0
         self.max_model_len = max_model_len
         self._actor, self._vocabulary = actor, vocabulary
-        self._versions = _Versions(actor)
-        self._closed = False
+        self._versions = _VersionReader(actor)
+        self._is_closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Sample one reply, in one chunk. Raises EngineFailure."""
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
         sampling = request.sampling
-        if self._closed:
+        if self._is_closed:
             raise EngineFailure("the engine is closed", retryable=False)
         if request.images:
             raise EngineFailure("images are not shown to Trinity's engines", retryable=False)
@@ -53,40 +53,40 @@ class RolloutEngine:
         if sampling.seed is not None:
             params["seed"] = sampling.seed
         prompt = request.prompt_ids.tolist()
-        oldest = await self._versions.now()
-        reply = (await self._ask(prompt, params)).outputs[0]
-        newest = await self._versions.now()
+        oldest = await self._versions.read_version()
+        reply = (await self._request_reply(prompt, params)).outputs[0]
+        newest = await self._versions.read_version()
         self.version = max(self.version, newest)
         ids = list(reply.token_ids)
         if not ids or reply.finish_reason == "abort":
             raise EngineFailure("Trinity's engine gave the request up")
-        logprobs = _told(zip(ids, reply.logprobs or (), strict=True))
+        logprobs = _read_logprobs(zip(ids, reply.logprobs or (), strict=True))
         cut = len(ids) >= limit and ids[-1] not in sampling.stop_ids
         finish: Literal["stop", "length"] = "length" if cut else "stop"
         greedy = sampling.temperature == 0.0
         plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
-        unit = logprobs if plain else await self._at_temperature_one(prompt, ids)
+        unit = logprobs if plain else await self._score_at_temperature_one(prompt, ids)
         yield TokenChunk(ids, [0.0] * len(ids) if greedy else logprobs, unit, oldest, finish, newest=newest)
 
     def weights_changed(self, version: int) -> None:
-        """Trinity has changed them. Raises ValueError when `version` is older than the present one."""
+        """Note a new version. Raises ValueError if `version` is older than the present one."""
         if version < self.version:
             raise ValueError(f"the engine has policy version {self.version}, which {version} is older than")
         self.version = version
 
     def close(self) -> None:
-        """Answer no more. Idempotent."""
-        self._closed = True
+        """Refuse further requests. Idempotent."""
+        self._is_closed = True
 
-    async def _at_temperature_one(self, prompt: list[int], ids: list[int]) -> list[float]:
-        """[R] the reply's logprobs, scored as part of a prompt by the weights that serve now."""
+    async def _score_at_temperature_one(self, prompt: list[int], ids: list[int]) -> list[float]:
+        """Return [R] the reply's logprobs, scored as part of a prompt by the present weights."""
         params = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "logprobs": 0, "detokenize": False}
-        whole = await self._ask([*prompt, *ids], {**params, "skip_reading_prefix_cache": True})
-        if whole.prompt_logprobs is None:
+        output = await self._request_reply([*prompt, *ids], {**params, "skip_reading_prefix_cache": True})
+        if output.prompt_logprobs is None:
             raise EngineFailure("Trinity's engine does not score prompts", retryable=False)
-        return _told(zip(ids, whole.prompt_logprobs[len(prompt) :], strict=True))
+        return _read_logprobs(zip(ids, output.prompt_logprobs[len(prompt) :], strict=True))
 
-    async def _ask(self, prompt: list[int], params: dict[str, Any]) -> Any:
+    async def _request_reply(self, prompt: list[int], params: dict[str, Any]) -> Any:
         from ray.exceptions import RayError
 
         try:
@@ -95,38 +95,38 @@ class RolloutEngine:
             raise make_engine_failure("Trinity's engine", problem) from problem
 
 
-class _Versions:
-    """Which step's weights serve, asked over Ray once for all calls that wait to know.
+class _VersionReader:
+    """Reads the version of the serving weights over Ray, once for all waiting calls.
 
-    Invariant: an answer is given only to those who waited before it was asked for, so that it is of no earlier time.
+    Invariant: an answer goes only to callers that waited before its request, so it is never outdated.
     """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
         self._next: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
-        self._asked: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
-        """By event loop: the question that is still to be asked, and the one that was asked last."""
+        self._last_request: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[int]] = WeakKeyDictionary()
+        """By event loop: the next request, and the last one sent."""
 
-    async def now(self) -> int:
-        """The version. Raises EngineFailure."""
+    async def read_version(self) -> int:
+        """Return the version. Raises EngineFailure."""
         loop = asyncio.get_running_loop()
         waiting = self._next.get(loop)
         if waiting is None:
-            waiting = self._next[loop] = loop.create_task(self._after(self._asked.get(loop), loop))
+            waiting = self._next[loop] = loop.create_task(self._read_after(self._last_request.get(loop), loop))
         return await asyncio.shield(waiting)  # one who is cancelled leaves the others their answer
 
-    async def _after(self, before: asyncio.Task[int] | None, loop: asyncio.AbstractEventLoop) -> int:
+    async def _read_after(self, before: asyncio.Task[int] | None, loop: asyncio.AbstractEventLoop) -> int:
         from ray.exceptions import RayError
 
         if before is not None:
             await asyncio.wait([before])
-        self._asked[loop] = self._next.pop(loop)  # whoever comes from now on waits for another
+        self._last_request[loop] = self._next.pop(loop)  # whoever comes from now on waits for another
         try:
             return int(await self._actor.get_model_version.remote())
         except RayError as problem:
             raise make_engine_failure("Trinity's engine", problem) from problem
 
 
-def _told(positions: Any) -> list[float]:
-    """The log-probability of each of these tokens, at its place."""
+def _read_logprobs(positions: Any) -> list[float]:
+    """Return the log-probability of each token at its position."""
     return [min(float(np.float32(at[token].logprob)), 0.0) for token, at in positions]

@@ -1,6 +1,6 @@
-"""What of a run its processes know: the experiment, and from which step on.
+"""The run's context in its processes: the experiment and its first step.
 
-Invariant: it travels in one variable of the environment, which all processes of the run inherit; secrets do not
+Invariant: the context travels in one environment variable, inherited by all processes of the run; secrets do not
 (`shipped_experiment`).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ajet_ray.shipped_experiment import carried, restored
+from ajet_ray.shipped_experiment import pack_experiment, restore_experiment
 
 if TYPE_CHECKING:
     from ajet.config import Experiment
@@ -21,27 +21,27 @@ VARIABLE = "AJET_TRINITY"
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """The run that this process belongs to."""
+class RunContext:
+    """The run of this process."""
 
     experiment: Experiment
     run_id: str
     begun: int
-    """The step that the launch goes on from."""
+    """The step before the launch's first step."""
     total: int
     """The last step."""
     ranks: int
-    """Processes that the trainer deals a batch out to."""
+    """Processes that share a batch."""
 
 
-def told(experiment: Experiment, *, run_id: str, begun: int, total: int, ranks: int) -> dict[str, str]:
-    """The variable."""
-    about = {**carried(experiment, run_id=run_id), "begun": begun, "total": total, "ranks": ranks}
+def build_variable(experiment: Experiment, *, run_id: str, begun: int, total: int, ranks: int) -> dict[str, str]:
+    """Build the variable with the context."""
+    about = {**pack_experiment(experiment, run_id=run_id), "begun": begun, "total": total, "ranks": ranks}
     return {VARIABLE: json.dumps(about)}
 
 
 @lru_cache(maxsize=1)
-def here() -> Here:
-    """The run."""
+def load_context() -> RunContext:
+    """Load the context of this process's run."""
     about = json.loads(os.environ[VARIABLE])
-    return Here(restored(about), about["run_id"], about["begun"], about["total"], about["ranks"])
+    return RunContext(restore_experiment(about), about["run_id"], about["begun"], about["total"], about["ranks"])

@@ -1,9 +1,9 @@
 """WeightedTokens: the loss of Trinity's rows, a sum over trained tokens, each with its own weight (DESIGN decision 8).
 
-Invariant: loss and gradient of a step depend on its trained tokens alone, not on how they are cut into rows, micro
-batches and processes, nor on padding: the engine adds micro batches up and averages gradients over processes, so the
-sum of one is multiplied by their number. The loss of a token is `ajet.algorithm.token_loss`, as on every backbone.
-There is one optimizer step a batch, so the policy before the update is the present one.
+Invariant: loss and gradient of a step depend on its trained tokens alone, not on rows, micro batches, processes or
+padding: the engine sums micro batches and averages gradients over processes, so a process's sum is multiplied by their
+number. The loss of a token is `ajet.algorithm.token_loss`, as on every backbone. There is one optimizer step per batch,
+so the policy before the update is the present one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trinity.algorithm.policy_loss_fn.policy_loss_fn import PolicyLossFn
 from ajet.algorithm import open_algorithm
 from ajet.algorithm.loss_terms import number_replies
 from ajet.algorithm.token_loss import TokenLoss, TokenLossTerms
-from ajet_trinity.processes.here import here
+from ajet_trinity.processes.here import load_context
 
 
-class _Weighted(PolicyLossFn):
+class _WeightedLoss(PolicyLossFn):
     def __init__(self, backend: str = "verl") -> None:
         super().__init__(backend=backend)
-        experiment = here().experiment
+        experiment = load_context().experiment
         algorithm = open_algorithm(experiment.ajet, base=experiment.base)
         self._tokens = TokenLoss.from_settings(experiment.ajet.trainer_common, algorithm)
 
@@ -32,10 +32,9 @@ class _Weighted(PolicyLossFn):
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """No arguments."""
         return {}
 
-    def _sum(
+    def _sum_loss(
         self,
         logprob: Tensor,
         engine: Tensor,
@@ -59,19 +58,19 @@ class _Weighted(PolicyLossFn):
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         loss = torch.sum(weights[trained] * terms.loss) * ranks
         # a micro batch of rows that train nothing still needs a gradient on every process
-        return loss + 0.0 * logprob.sum(), _tallies(trained, terms, ranks)
+        return loss + 0.0 * logprob.sum(), _build_tallies(trained, terms, ranks)
 
 
-class WeightedTokens(_Weighted):
-    """`algorithm.policy_loss_fn` without a KL term. Trinity reads the names of the batch's fields off the signature."""
+class WeightedTokens(_WeightedLoss):
+    """`algorithm.policy_loss_fn` without a KL term. Trinity reads the fields' names from the signature."""
 
     def __call__(  # type: ignore[override]
         self, logprob: Tensor, old_logprob: Tensor, action_mask: Tensor, advantages: Tensor, returns: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
-        return self._sum(logprob, old_logprob, action_mask, advantages, returns)
+        return self._sum_loss(logprob, old_logprob, action_mask, advantages, returns)
 
 
-class WeightedTokensWithReference(_Weighted):
+class WeightedTokensWithReference(_WeightedLoss):
     """The weighted loss with a reference model."""
 
     def __call__(  # type: ignore[override]
@@ -83,11 +82,11 @@ class WeightedTokensWithReference(_Weighted):
         returns: Tensor,
         ref_logprob: Tensor,
     ) -> tuple[Tensor, dict[str, Any]]:
-        return self._sum(logprob, old_logprob, action_mask, advantages, returns, ref_logprob)
+        return self._sum_loss(logprob, old_logprob, action_mask, advantages, returns, ref_logprob)
 
 
-def _tallies(trained: Tensor, terms: TokenLossTerms, ranks: int) -> dict[str, Any]:
-    """Sums over the trained tokens of a step, by names of ours."""
+def _build_tallies(trained: Tensor, terms: TokenLossTerms, ranks: int) -> dict[str, Any]:
+    """Return sums over a step's trained tokens, by ajet's names."""
     from verl.utils.metric import AggregationType, Metric
 
     counted = {"ajet_tokens": trained, "ajet_kl": terms.divergence, "ajet_clipped": terms.clipped}

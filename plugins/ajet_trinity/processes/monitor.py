@@ -1,7 +1,7 @@
-"""Letters: Trinity's monitor, which tells the run's own process that a training step has ended.
+"""Letters: Trinity's monitor, which reports ended training steps to the run's own process.
 
-Invariants: a step is told once, by the trainer, after its weights are handed over and its checkpoint is written. A step
-of the explorer's of which nothing came is an error there: Trinity's trainer would wait for it without end.
+Invariants: the trainer reports a step once, after weights and checkpoint are done. An explorer step without results is
+an error here: Trinity's trainer would wait forever.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from trinity.utils.monitor import Monitor
 
-from ajet_ray.mailbox import Sender, Stepped, numbers_of
+from ajet_ray.mailbox import Sender, StepNotice, read_numbers
 
 OURS = {
     "actor/loss": "loss",
@@ -19,9 +19,9 @@ OURS = {
     "actor/lr": "lr",
     "time/train_step": "seconds/train",
 }
-"""Trinity's names of numbers that have one on every backbone."""
+"""Trinity's names of numbers with a common name on every backbone."""
 PLAYED, HANDED_OVER = "rollout/finished_task_count", "experience_pipeline/experience_count"
-"""Trinity's names of what the explorer counts in a step: tasks, failed ones among them, and rows."""
+"""Trinity's counters of an explorer step: tasks, failed ones included, and rows."""
 
 
 class Letters(Monitor):
@@ -29,27 +29,27 @@ class Letters(Monitor):
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
         super().__init__(project, name, role, config)
-        self._trains = role == config.trainer.name
+        self._is_trainer = role == config.trainer.name
         self._sender = Sender()
         self._began = time.monotonic()
 
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
-        """A step is over. Raises RuntimeError where nothing of it is left to train on."""
-        if not self._trains:
+        """Report an ended step. Raises RuntimeError if no row of the step is left."""
+        if not self._is_trainer:
             if PLAYED in data and HANDED_OVER not in data:
                 raise RuntimeError(f"step {step}: no group came back; the logs of the runners say why")
             return
         now = time.monotonic()
-        said = numbers_of(data)
-        tokens = said.pop("actor/ajet_tokens", 0.0) or 1.0
-        means = {name: said.pop(f"actor/ajet_{name}", 0.0) / tokens for name in ("kl", "clipped")}
-        found = {ours: said[theirs] for theirs, ours in OURS.items() if theirs in said}
+        numbers = read_numbers(data)
+        tokens = numbers.pop("actor/ajet_tokens", 0.0) or 1.0
+        means = {name: numbers.pop(f"actor/ajet_{name}", 0.0) / tokens for name in ("kl", "clipped")}
+        found = {ours: numbers[theirs] for theirs, ours in OURS.items() if theirs in numbers}
         found |= {"kl": means["kl"], "clip_fraction": means["clipped"], "version": float(step)}
         found |= {"seconds/step": now - self._began}
         found["seconds/update"] = found.get("seconds/train", 0.0)
         found["seconds/rollout"] = found["seconds/step"] - found["seconds/update"]
         self._began = now
-        self._sender.post_and_wait(Stepped(step, found | said))
+        self._sender.post_and_wait(StepNotice(step, found | numbers))
 
     def close(self) -> None:
         """Does nothing: nothing is open."""

@@ -1,9 +1,9 @@
-"""LastingRunner: a process of Trinity's that plays groups, replaced where it dies, and its group played again.
+"""LastingRunner: a process of Trinity's that plays groups, replaced after its death, with its group played again.
 
-Invariant: each group that was asked for comes back, or the run ends. Trinity itself makes a runner anew for later tasks
-and waits without end for the one that died with it (its scheduler's `task_done_callback`). The mailbox says of a ticket
-that is asked for again what it said before, and hands a group over that had closed; after some deaths the run's own
-process ends the run (`ajet_ray.record.DEATHS`).
+Invariant: each requested group is returned, or the run ends. Trinity replaces a runner for later tasks, but waits
+forever for the task that died (its scheduler's `task_done_callback`). The mailbox repeats its answer for a repeated
+ticket and hands over a group already closed; after several deaths the run's own process ends the run
+(`ajet_ray.record.DEATHS`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ray.exceptions import RayError
 from trinity.explorer import scheduler
 from trinity.explorer.scheduler import RunnerWrapper
 
-from ajet_ray.cluster.ray_errors import last_line
-from ajet_ray.mailbox import Died, Sender
+from ajet_ray.cluster.ray_errors import read_last_line
+from ajet_ray.mailbox import DeathNotice, Sender
 
 ROLE = "explorer's runner"
 
 
 class LastingRunner(RunnerWrapper):
-    """Takes the place of `RunnerWrapper`."""
+    """Replaces `RunnerWrapper`."""
 
     async def run_with_retry(self, *args: Any, **kwargs: Any) -> Any:
-        """Trinity's answer of a task, from a process that lives."""
+        """Return Trinity's answer of a task, from a live process."""
         while True:
             try:
                 answer = await super().run_with_retry(*args, **kwargs)
@@ -32,17 +32,17 @@ class LastingRunner(RunnerWrapper):
                     await self.runner.__ray_ready__.remote()
                 return answer
             except RayError as died:
-                await self._replace(died)
+                await self._replace_runner(died)
 
-    async def _replace(self, died: RayError) -> None:
+    async def _replace_runner(self, died: RayError) -> None:
         while True:
-            await Sender().posted(Died(ROLE, last_line(died)))
+            await Sender().post_async(DeathNotice(ROLE, read_last_line(died)))
             try:
                 return await self.restart_runner()
-            except RayError as again:
-                died = again
+            except RayError as problem:
+                died = problem
 
 
-def replace_the_dead() -> None:
-    """For the process that makes the runners, before it does: its scheduler looks their class up by name."""
+def replace_dead_runners() -> None:
+    """Replace the runner class in the process that makes the runners: its scheduler looks the class up by name."""
     scheduler.RunnerWrapper = LastingRunner

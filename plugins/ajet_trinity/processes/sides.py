@@ -1,7 +1,7 @@
-"""Trinity's explorer and trainer, which say what Trinity would only log, and end when they are asked to.
+"""Trinity's explorer and trainer, with reports to the run and a requested stop.
 
-Invariants: an error that ends either loop is answered to whoever waits for it; a checkpoint is told of once it is
-whole; a trainer that is asked to stop ends after its present step, with a checkpoint.
+Invariants: an error that ends either loop is returned to its caller; a checkpoint is reported once complete; a trainer
+asked to stop ends after its present step, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -16,101 +16,101 @@ from typing import Any
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
 
-from ajet_ray.mailbox import Phase, Saved, Sender
+from ajet_ray.mailbox import CheckpointNotice, PhaseNotice, Sender
 
-WHOLE = "latest_checkpointed_iteration.txt"
-"""Trinity writes the step there once its checkpoint is whole."""
+STEP_FILE = "latest_checkpointed_iteration.txt"
+"""Written by Trinity with the step once its checkpoint is complete."""
 PATIENCE_S = 600.0
-"""How long that may take."""
+"""Seconds to wait for the file."""
 
 
-class _Heard(logging.Handler):
-    """Keeps the last error that Trinity logs."""
+class _ErrorLog(logging.Handler):
+    """Stores the last error logged by Trinity."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
-        self.said = ""
+        self.message = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said = record.getMessage()
+        self.message = record.getMessage()
 
 
-class TellingExplorer(Explorer):
-    """Plays."""
+class ReportingExplorer(Explorer):
+    """Trinity's explorer with phase reports."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._heard = _Heard()
-        self.logger.addHandler(self._heard)
-        self._told = Sender()
-        self._told.introduce("explorer")
+        self._error_log = _ErrorLog()
+        self.logger.addHandler(self._error_log)
+        self._ajet_sender = Sender()
+        self._ajet_sender.introduce("explorer")
 
     async def explore_step(self) -> bool:
-        """Begin one; whether there was one."""
+        """Begin a step; return False after the last one."""
         went_on: bool = await super().explore_step()
         if went_on:
-            self._told.post(Phase("rollout", self.explore_step_num))
+            self._ajet_sender.post(PhaseNotice("rollout", self.explore_step_num))
         return went_on
 
     async def explore(self) -> str:
-        """Play until the last step; what went wrong, or ""."""
+        """Play until the last step; return the error, or ""."""
         await super().explore()
-        return self._heard.said
+        return self._error_log.message
 
 
-class TellingTrainer(Trainer):
-    """Trains."""
+class ReportingTrainer(Trainer):
+    """Trinity's trainer with phase and checkpoint reports."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._heard = _Heard()
-        self.logger.addHandler(self._heard)
-        self._told = Sender()
-        self._told.introduce("trainer")
+        self._error_log = _ErrorLog()
+        self.logger.addHandler(self._error_log)
+        self._ajet_sender = Sender()
+        self._ajet_sender.introduce("trainer")
         self._saved = -1
 
     async def prepare(self) -> None:
-        """Load, from the checkpoint that there may be."""
+        """Load the weights, from a checkpoint if there is one."""
         await super().prepare()
         self._saved = self.train_step_num
 
     async def train(self) -> str:
-        """Train until the last step; what went wrong, or ""."""
+        """Train until the last step; return the error, or ""."""
         await super().train()
-        return self._heard.said
+        return self._error_log.message
 
     async def train_step(self, exps: list[Any]) -> dict[str, Any]:
-        """Train one step. Where nothing has a weight no optimizer step is taken, as on every backbone."""
+        """Train one step. Without any weight no optimizer step is taken, as on every backbone."""
         step = self.train_step_num + 1
         engine: Any = self.engine
-        self._told.post(Phase("update", step))
+        self._ajet_sender.post(PhaseNotice("update", step))
         if any(bool(each.returns.any()) for each in exps):
             engine.config.actor.ppo_mini_batch_size = len(exps)  # one optimizer step, however many rows there are
             metrics: dict[str, Any] = await super().train_step(exps)
         else:
             metrics = {}
             engine.global_steps = step
-        if self._told.stopping():
+        if self._ajet_sender.should_stop():
             self.total_steps = step
         return metrics
 
     async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
-        """Save a checkpoint that is whole when this returns; each step's once."""
+        """Save a checkpoint, complete on return, once per step."""
         step, folder = self.train_step_num, Path(self.config.checkpoint_job_dir)
-        if step <= self._saved or self._heard.said:
+        if step <= self._saved or self._error_log.message:
             return {}
         metrics: dict[str, Any] = await super().save_checkpoint(block_until_saved=True)
         end = time.monotonic() + PATIENCE_S
-        while _written(folder / WHOLE) != step:
+        while _read_step(folder / STEP_FILE) != step:
             if time.monotonic() > end:
                 raise RuntimeError(f"the checkpoint of step {step} was not whole after {PATIENCE_S:.0f} s")
             await asyncio.sleep(0.1)
         self._saved = step
-        self._told.post_and_wait(Saved(step, os.fspath(folder / f"global_step_{step}")))
+        self._ajet_sender.post_and_wait(CheckpointNotice(step, os.fspath(folder / f"global_step_{step}")))
         return metrics
 
 
-def _written(file: Path) -> int:
+def _read_step(file: Path) -> int:
     try:
         return int(file.read_text())
     except (FileNotFoundError, ValueError):  # not there yet, or half written

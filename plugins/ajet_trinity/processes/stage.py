@@ -1,7 +1,7 @@
-"""Stage: the actor in which Trinity's explorer and trainer are started, and waited for.
+"""The actor that starts Trinity's explorer and trainer and waits for their end.
 
-Invariant: it wires Trinity's public parts as Trinity's own program does for its modes `both` and `train`, and takes
-nobody's word for success: what either side says went wrong is raised.
+Invariant: it connects Trinity's public parts as Trinity's program does for the modes `both` and `train`, and raises
+every error reported by either side.
 """
 
 from __future__ import annotations
@@ -11,33 +11,36 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ajet_ray.mailbox import Phase, Sender
+from ajet_ray.mailbox import PhaseNotice, Sender
 
 FAREWELL_S = 60.0
-"""How long explorer and trainer may take to end."""
+"""Seconds for explorer and trainer to end."""
 
 
-class Stage:
+class TrinityStage:
     """Made a Ray actor by the launch."""
 
     def run(self, config: dict[str, Any]) -> None:
-        """Until the last step, or until the mailbox says to stop. `config`: Trinity's. Raises RuntimeError for what
-        went wrong on either side."""
+        """Run until the last step, or until the mailbox requests a stop. Raises RuntimeError for an error of either
+        side.
+
+        `config`: Trinity's.
+        """
         sender = Sender()
         sender.introduce("stage")
-        sender.post(Phase("loading"))
+        sender.post(PhaseNotice("loading"))
         import ray
         from trinity.common.constants import SyncMethod
         from trinity.manager.synchronizer import Synchronizer
 
-        from ajet_trinity.processes.sides import TellingExplorer, TellingTrainer
+        from ajet_trinity.processes.sides import ReportingExplorer, ReportingTrainer
 
-        checked = _checked(config)
+        checked = _load_config(config)
         os.environ.update(checked.get_envs())
         if checked.mode == "train":
-            _train_alone(TellingTrainer.get_actor(checked))
+            _train_alone(ReportingTrainer.get_actor(checked))
             return
-        explorer, trainer = TellingExplorer.get_actor(checked), TellingTrainer.get_actor(checked)
+        explorer, trainer = ReportingExplorer.get_actor(checked), ReportingTrainer.get_actor(checked)
         open_sides = [explorer, trainer]
         nccl = checked.synchronizer.sync_method == SyncMethod.NCCL
         try:
@@ -65,7 +68,7 @@ class Stage:
 
 
 def _train_alone(trainer: Any) -> None:
-    """What samplers play elsewhere: no weights are handed over here, each step's checkpoint is announced."""
+    """Train on samplers' groups: no weights are synchronized, each step's checkpoint is announced."""
     import ray
 
     try:
@@ -78,8 +81,8 @@ def _train_alone(trainer: Any) -> None:
         ray.wait([trainer.shutdown.remote()], timeout=FAREWELL_S)
 
 
-def _checked(config: dict[str, Any]) -> Any:
-    """The configuration as Trinity reads and completes it."""
+def _load_config(config: dict[str, Any]) -> Any:
+    """Return the configuration as read and completed by Trinity."""
     from omegaconf import OmegaConf
     from trinity.common.config import load_config
 

@@ -1,7 +1,7 @@
-"""The tasks that Trinity's explorer reads: tickets, one each.
+"""The tasks read by Trinity's explorer: tickets, one each.
 
-Invariant: a ticket is a number and nothing else, counted from 0 in each launch; which task it is for, the run's own
-process says when it is played. There are as many as the steps that are left need.
+Invariant: a ticket is only a number, counted from 0 in each launch; the run's own process assigns its task when it is
+played. There are as many as the remaining steps need.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from trinity.buffer.buffer_reader import BufferReader
 from trinity.common.workflows import Task
 
-from ajet_trinity.processes.here import here
+from ajet_trinity.processes.here import load_context
 from ajet_trinity.processes.workflow import Episodes
 
 
@@ -21,27 +21,26 @@ class Tickets(BufferReader):
     def __init__(self, config: Any) -> None:
         self._config = config
         self._next = 0
-        self._end = (here().total - here().begun) * config.batch_size
+        self._end = (load_context().total - load_context().begun) * config.batch_size
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
-        """The tickets of one step. Raises StopAsyncIteration after the last."""
+        """Return the tickets of one step. Raises StopAsyncIteration after the last."""
         if self._next >= self._end:
             raise StopAsyncIteration
         first = self._next
         self._next += batch_size or self._config.batch_size
-        return [self._task(ticket) for ticket in range(first, self._next)]
+        return [self._build_task(ticket) for ticket in range(first, self._next)]
 
     def __len__(self) -> int:
         return self._end
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing: tickets begin anew in each launch."""
+        """Return no position: tickets restart in each launch."""
         return {"current_index": 0}
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Likewise."""
+    def load_state_dict(self, state_dict: Any) -> None: ...
 
-    def _task(self, ticket: int) -> Task:
+    def _build_task(self, ticket: int) -> Task:
         config = self._config
         return Task(
             workflow=Episodes,

@@ -1,8 +1,8 @@
-"""Episodes: Trinity's workflow, which plays one task's whole group behind our gateway.
+"""Episodes: Trinity's workflow, which plays one task's group behind ajet's gateway.
 
-Invariants: it never raises for what happens in an episode: a failed or unscored one is recorded, the others of its
-group are trained. A group always answers something, for Trinity takes an empty answer for a failure: one that nobody
-could score comes as a row that trains nothing.
+Invariants: an episode's failure never raises: a failed or unscored one is recorded, the others of its group are
+trained. A group always returns a row, since Trinity treats an empty answer as a failure: an unscored group returns a
+row that trains nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ajet.record.run_directory import redactor_of
 from ajet.schema.episode import Group
 from ajet_ray.host import Host
 from ajet_ray.mailbox import Sender
-from ajet_ray.rows import NO_TOKEN, rows
+from ajet_ray.rows import NO_TOKEN, build_rows
 from ajet_trinity.processes.engine import RolloutEngine
-from ajet_trinity.processes.here import here
+from ajet_trinity.processes.here import load_context
 
 _lock = threading.Lock()
 _host: Host | None = None
@@ -34,35 +34,37 @@ class Episodes(Workflow):
     can_repeat = True
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """The episodes of the group."""
+        """Set the number of the group's episodes."""
         self._repeats = repeat_times
 
     async def run_async(self) -> list[Experience]:
-        """The group's timelines, one Experience each."""
-        host = _host_of(self.model)
+        """Return the group's timelines, one Experience each."""
+        host = _open_host(self.model)
         ticket, step = int(self.task.raw_task["ticket"]), int(self.task.batch_id)
-        group = await host.whole(ticket, step=step, sessions=self._repeats)
-        return experiences(group, host.version)
+        group = await host.play_ticket(ticket, step=step, sessions=self._repeats)
+        return build_experiences(group, host.version)
 
 
-def experiences(group: Group, version: int) -> list[Experience]:
-    """Its scored episodes' timelines; those without one go with the first. `version`: the newest policy's."""
+def build_experiences(group: Group, version: int) -> list[Experience]:
+    """Return the timelines of scored episodes; other episodes travel with the first. `version`: the newest policy's."""
     others = [each for each in group.episodes if not each.scored]
     made: list[Experience] = []
     for place, episode in enumerate(group.scored):
-        found = rows(episode, group_order=group.order, policy_version=version, others=others if place == 0 else ())
-        made += [_experience(row, run=episode.repeat, step=step) for step, row in enumerate(found)]
-    return made or [blank()]
+        found = build_rows(
+            episode, group_order=group.order, policy_version=version, others=others if place == 0 else ()
+        )
+        made += [_build_experience(row, run=episode.repeat, step=step) for step, row in enumerate(found)]
+    return made or [build_blank()]
 
 
-def blank() -> Experience:
-    """A row that trains nothing."""
+def build_blank() -> Experience:
+    """Return a row that trains nothing."""
     return Experience(
         eid=EID(), tokens=[NO_TOKEN, NO_TOKEN], prompt_length=1, action_mask=[0], logprobs=[0.0], reward=0.0
     )
 
 
-def _experience(row: dict[str, Any], *, run: int, step: int) -> Experience:
+def _build_experience(row: dict[str, Any], *, run: int, step: int) -> Experience:
     extra = row["extra_fields"]
     return Experience(
         eid=EID(run=run, step=step),
@@ -75,24 +77,26 @@ def _experience(row: dict[str, Any], *, run: int, step: int) -> Experience:
     )
 
 
-def _host_of(model: Any) -> Host:
-    """This process's. `model`: Trinity's wrapper of the engine that belongs to it."""
+def _open_host(model: Any) -> Host:
+    """Return this process's host. `model`: Trinity's wrapper of its engine."""
     global _host
     with _lock:
         if _host is None:
             sender = Sender()
             sender.introduce("explorer's runner")
-            experiment, tokenizer = here().experiment, _tokenizer(here().experiment)
+            experiment, tokenizer = load_context().experiment, _load_tokenizer(load_context().experiment)
             longest = experiment.ajet.rollout.max_model_len
             engine = RolloutEngine(model.model, max_model_len=longest, vocabulary=len(tokenizer))
             pins = ToolPins(sender.pin, redactor_of(experiment).tree)
-            _host = Host(experiment, here().run_id, engine, tokenizer, sender.posted, sender.grant, None, pins)
+            _host = Host(
+                experiment, load_context().run_id, engine, tokenizer, sender.post_async, sender.grant, None, pins
+            )
             gc.collect()
             gc.freeze()  # else each full collection looks through all that Trinity has loaded while nobody answers
         return _host
 
 
-def _tokenizer(experiment: Any) -> Any:
+def _load_tokenizer(experiment: Any) -> Any:
     from ajet.engine.model_source import locate_model
     from ajet.engine.models import load_tokenizer
 

@@ -11,10 +11,10 @@ import pytest
 from ajet.config import load_experiment
 from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet.train.runner import LaunchOptions
-from ajet_trinity.config import demand_of, refuse, trinity_config
+from ajet_trinity.config import compose_trinity_config, compute_demand, refuse
 from ajet_trinity.launch import TrinityRunner
-from ajet_trinity.package import ASIDE, require_trinity
-from ajet_trinity.users_section import OWNED, trinitys_keys
+from ajet_trinity.package import OWN_FOLDER, require_trinity
+from ajet_trinity.users_section import OWNED, read_trinity_keys
 
 ON_CPU = ", trainer_common: {device: cpu}"
 
@@ -34,7 +34,7 @@ def test_our_keys_fill_trinitys(tmp_path):
         ", trainer_common: {device: cuda, n_gpus_per_node: 8, trinity_only__n_vllm_engine: 2, total_training_steps: 9"
         ", save_freq: 4, use_kl_loss: true, optim: {lr: 0.5}}"
     )
-    made = trinity_config(experiment(tmp_path, ajet, "trainer: {max_token_len_per_gpu: 13000}"))
+    made = compose_trinity_config(experiment(tmp_path, ajet, "trainer: {max_token_len_per_gpu: 13000}"))
     assert made["buffer"]["batch_size"] == 6 and made["buffer"]["total_steps"] == made["trainer"]["total_steps"] == 9
     assert made["algorithm"]["repeat_times"] == 5 and made["algorithm"]["optimizer"]["lr"] == 0.5
     assert made["algorithm"]["algorithm_type"].endswith(".WithReference")
@@ -43,22 +43,22 @@ def test_our_keys_fill_trinitys(tmp_path):
     assert made["model"]["max_prompt_tokens"] + made["model"]["max_response_tokens"] == 400
     assert made["explorer"]["rollout_model"]["engine_num"] == 2 and made["trainer"]["save_interval"] == 4
     assert made["trainer"]["max_token_len_per_gpu"] == 13000, "the user's section wins"
-    demand = demand_of(made)
+    demand = compute_demand(made)
     assert demand.accelerators == 8 and demand.serving == (1, 4) and demand.training == (1, 4)
     assert made["synchronizer"]["sync_method"] == "nccl" and "ajet" not in made
 
 
 def test_a_cpu_has_a_slot_for_the_engine_and_one_for_the_trainer(tmp_path):
-    made = trinity_config(experiment(tmp_path, ", trainer_common: {device: cpu, use_kl_loss: false}"))
-    assert demand_of(made).accelerators == 2 and made["synchronizer"]["sync_method"] == "memory"
+    made = compose_trinity_config(experiment(tmp_path, ", trainer_common: {device: cpu, use_kl_loss: false}"))
+    assert compute_demand(made).accelerators == 2 and made["synchronizer"]["sync_method"] == "memory"
     assert made["explorer"]["rollout_model"]["dtype"] == "float32"
     assert made["algorithm"]["policy_loss_fn"].endswith(".WeightedTokens")
 
 
 def test_the_tutorials_yaml_as_it_is():
     yaml = Path(__file__).resolve().parents[3] / "tutorial" / "example_math_agent" / "math_agent.yaml"
-    made = trinity_config(load_experiment(yaml, backbone="trinity", overrides=["trainer_common.device=cuda"]))
-    assert made["explorer"]["rollout_model"]["engine_num"] == 2 and demand_of(made).training == (1, 6)
+    made = compose_trinity_config(load_experiment(yaml, backbone="trinity", overrides=["trainer_common.device=cuda"]))
+    assert made["explorer"]["rollout_model"]["engine_num"] == 2 and compute_demand(made).training == (1, 6)
     assert made["trainer"]["max_token_len_per_gpu"] == 13000 and made["buffer"]["batch_size"] == 264
 
 
@@ -67,7 +67,7 @@ def test_without_it_or_with_another_version_one_sentence_says_so(tmp_path, monke
     monkeypatch.setattr(sys, "path", [str(tmp_path / "nothing")])
     with pytest.raises(MissingExtraError, match="The trinity backbone needs the package trinity-rft"):
         require_trinity()
-    about = tmp_path / ASIDE / "trinity_rft-0.5.2.dist-info"
+    about = tmp_path / OWN_FOLDER / "trinity_rft-0.5.2.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trinity-rft\nVersion: 0.5.2\n")
     with pytest.raises(UserError, match=r"trinity-rft 0\.5\.2 is installed"):
@@ -76,10 +76,10 @@ def test_without_it_or_with_another_version_one_sentence_says_so(tmp_path, monke
 
 def test_trinitys_server_without_a_key_is_never_started(tmp_path):
     """Its server asks nobody for a key and listens on the node's address."""
-    made = trinity_config(experiment(tmp_path))
+    made = compose_trinity_config(experiment(tmp_path))
     assert made["explorer"]["rollout_model"]["enable_openai_api"] is False
     with pytest.raises(ConfigError, match=r"trinity\.explorer\.rollout_model\.enable_openai_api is ajet's to say"):
-        trinity_config(experiment(tmp_path, "", "explorer: {rollout_model: {enable_openai_api: true}}"))
+        compose_trinity_config(experiment(tmp_path, "", "explorer: {rollout_model: {enable_openai_api: true}}"))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_trinitys_server_without_a_key_is_never_started(tmp_path):
 )
 def test_what_cannot_hold_is_refused_by_its_name(tmp_path, ajet, trinity, said):
     with pytest.raises(ConfigError, match=said):
-        trinity_config(experiment(tmp_path, ajet, trinity))
+        compose_trinity_config(experiment(tmp_path, ajet, trinity))
 
 
 def test_secrets_are_not_shown(tmp_path, monkeypatch):
@@ -113,7 +113,10 @@ def test_secrets_are_not_shown(tmp_path, monkeypatch):
     secrets = "explorer: {env_vars: {OPENAI_API_KEY: plainly, PLACE: ['${oc.env:TRINITY_TEST_KEY}']}}"
     secrets += ", model: {custom_chat_template: '${oc.env:TRINITY_TEST_KEY}'}"
     given = experiment(tmp_path, ", trainer_common: {device: cpu}", secrets)
-    assert trinity_config(given)["explorer"]["env_vars"] == {"OPENAI_API_KEY": "plainly", "PLACE": ["a private key"]}
+    assert compose_trinity_config(given)["explorer"]["env_vars"] == {
+        "OPENAI_API_KEY": "plainly",
+        "PLACE": ["a private key"],
+    }
     text = TrinityRunner().shown(given)
     assert "a private key" not in text and "plainly" not in text and "${oc.env:TRINITY_TEST_KEY}" in text
 
@@ -137,14 +140,14 @@ def test_a_mode_of_one_side_is_refused_with_the_reason_and_what_does_it(tmp_path
 
 def test_where_samplers_play_trinity_trains_alone_and_saves_each_step(tmp_path):
     asynchronous = ", trainer_common: {device: cpu, mode: async, save_freq: 7}"
-    made = trinity_config(experiment(tmp_path, asynchronous, "mode: train"))
-    assert made["mode"] == "train" and made["algorithm"]["sample_strategy"].endswith(".GroupsOfStore")
+    made = compose_trinity_config(experiment(tmp_path, asynchronous, "mode: train"))
+    assert made["mode"] == "train" and made["algorithm"]["sample_strategy"].endswith(".StoreGroups")
     assert made["trainer"]["save_interval"] == 1, "what is announced is on the disk"
-    assert demand_of(made).accelerators == 1 and demand_of(made).training == (1, 1)
+    assert compute_demand(made).accelerators == 1 and compute_demand(made).training == (1, 1)
     with pytest.raises(ConfigError, match="trinity.mode is 'both'"):
-        trinity_config(experiment(tmp_path, asynchronous, "mode: both"))
+        compose_trinity_config(experiment(tmp_path, asynchronous, "mode: both"))
     whole = experiment(tmp_path, ", trainer_common: {device: cuda, n_gpus_per_node: 2, mode: async}")
-    assert demand_of(trinity_config(whole)).training == (1, 2), "no engine takes one of its GPUs"
+    assert compute_demand(compose_trinity_config(whole)).training == (1, 2), "no engine takes one of its GPUs"
     with pytest.raises(ConfigError, match="none is named") as refused:
         TrinityRunner().check(whole)
     assert "--from-store ADDRESS" in refused.value.expected
@@ -158,17 +161,17 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path, m
             TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
     TrinityRunner().require(experiment(tmp_path, gateway + ON_CPU), LaunchOptions())
     many = gateway + ON_CPU.replace("cpu", "cuda, n_gpus_per_node: 2") + ", rollout: {max_env_worker: 32}"
-    monkeypatch.setattr("ajet_trinity.own_environment.python_there", lambda device: None)
+    monkeypatch.setattr("ajet_trinity.own_environment.find_python", lambda device: None)
     with pytest.raises(ConfigError, match="32 processes play"):
         TrinityRunner().require(experiment(tmp_path, many), LaunchOptions())
 
 
 def test_keys_that_trinity_does_not_have(tmp_path):
-    known = trinitys_keys()
+    known = read_trinity_keys()
     if not known:
         pytest.skip("Trinity-RFT is not installed")
     with pytest.raises(ConfigError, match="Trinity has no key trainer.max_token_len_per_gpuu"):
-        trinity_config(experiment(tmp_path, "", "trainer: {max_token_len_per_gpuu: 1}"))
+        compose_trinity_config(experiment(tmp_path, "", "trainer: {max_token_len_per_gpuu: 1}"))
     for key in OWNED:
         kind = "Config"
         for name in key.split("."):
@@ -179,5 +182,5 @@ def test_keys_that_trinity_does_not_have(tmp_path):
 def test_nothing_of_trinity_is_imported_for_it(tmp_path):
     asked = experiment(tmp_path)
     before = set(sys.modules)
-    trinity_config(asked)
+    compose_trinity_config(asked)
     assert not [name for name in set(sys.modules) - before if name.partition(".")[0] in ("trinity", "ray", "verl")]

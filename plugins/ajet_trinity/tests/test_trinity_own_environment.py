@@ -61,22 +61,22 @@ def test_the_command_goes_on_there_as_it_was_typed(tmp_path: Path) -> None:
 
 def test_who_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert own_environment.python_there("cuda") is None, "it is not made"
+    assert own_environment.find_python("cuda") is None, "it is not made"
     own = made(tmp_path)
-    assert own_environment.python_there("cuda") == own / "bin" / "python"
-    assert own_environment.python_there("cpu") is None
+    assert own_environment.find_python("cuda") == own / "bin" / "python"
+    assert own_environment.find_python("cpu") is None
     for program in ("train.py", "tuning/__main__.py", "launcher.py"):
         monkeypatch.setattr(sys, "argv", [program, "--steps", "3"])
         with pytest.raises(UserError, match="this program runs in another") as refused:
-            own_environment.go_on_in(own / "bin" / "python")
+            own_environment.continue_in(own / "bin" / "python")
         assert refused.value.do == f"{own}/bin/python {program} --steps 3"
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda python, arguments: started.append(arguments))
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=SimpleNamespace(name="ajet.launcher")))
-    own_environment.go_on_in(own / "bin" / "python")
+    own_environment.continue_in(own / "bin" / "python")
     assert started == [[f"{own}/bin/python", "-m", "ajet", "--steps", "3"]]
     about = tmp_path / "trinity_rft-0.6.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trinity-rft\nVersion: 0.6.0\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    assert own_environment.python_there("cuda") is None, "within it, it is there already"
+    assert own_environment.find_python("cuda") is None, "within it, it is there already"

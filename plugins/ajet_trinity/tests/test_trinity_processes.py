@@ -36,12 +36,12 @@ def settings(monkeypatch):
     here = SimpleNamespace(experiment=SimpleNamespace(ajet=config, base=None), ranks=RANKS)
 
     class Sender:
-        async def posted(self, letter):
+        async def post_async(self, letter):
             told.append(letter)
 
     monkeypatch.setattr(module, "Sender", Sender)
     for each in (module, loss):
-        monkeypatch.setattr(each, "here", lambda: here)
+        monkeypatch.setattr(each, "load_context", lambda: here)
     return SimpleNamespace(config=config, told=told)
 
 
@@ -61,9 +61,9 @@ def played(group, task):
     """What Trinity's runner makes of a group, and its pipeline reads."""
     from trinity.common.experience import Experience
 
-    from ajet_trinity.processes.workflow import experiences
+    from ajet_trinity.processes.workflow import build_experiences
 
-    found = experiences(group, 0)
+    found = build_experiences(group, 0)
     for each in found:
         each.eid.batch, each.eid.task = 7, task
     return Experience.deserialize_many(Experience.serialize_many(found))
@@ -119,7 +119,7 @@ def test_a_step_of_which_nothing_came_ends_the_explorer(settings, monkeypatch):
     from ajet_trinity.processes.monitor import HANDED_OVER, PLAYED, Letters
 
     explorers = Letters.__new__(Letters)
-    explorers._trains = False
+    explorers._is_trainer = False
     explorers.log({PLAYED: 3.0, HANDED_OVER: 6.0}, 7)
     explorers.log({"rollout/model_version": 6.0}, 7)
     with pytest.raises(RuntimeError, match="step 7: no group came back"):
@@ -219,7 +219,7 @@ def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeyp
     told, ended = [], []
 
     class Sender:
-        async def posted(self, letter):
+        async def post_async(self, letter):
             told.append(letter.role)
 
     class Runner:
@@ -267,7 +267,7 @@ def test_a_runner_that_dies_is_replaced_and_its_task_run_again(settings, monkeyp
 
 def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
     """Rows and credit are those of groups that Trinity's explorer played; what nobody could score gives its place."""
-    from ajet_ray.mailbox import Closed, Grant
+    from ajet_ray.mailbox import GroupNotice, TicketGrant
     from ajet_trinity.processes import batches
 
     settings.config.data.__dict__["train_batch_size"] = 2
@@ -276,17 +276,19 @@ def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
 
     class Sender:
         async def grant(self, ticket):
-            return Grant(tickets[ticket].order, tickets[ticket].task, tickets[ticket])
+            return TicketGrant(tickets[ticket].order, tickets[ticket].task, tickets[ticket])
 
-        async def posted(self, letter):
+        async def post_async(self, letter):
             told.append(letter)
 
     monkeypatch.setattr(batches, "Sender", Sender)
-    monkeypatch.setattr(batches, "here", lambda: SimpleNamespace(experiment=SimpleNamespace(ajet=settings.config)))
-    strategy = batches.GroupsOfStore(None)
+    monkeypatch.setattr(
+        batches, "load_context", lambda: SimpleNamespace(experiment=SimpleNamespace(ajet=settings.config))
+    )
+    strategy = batches.StoreGroups(None)
     rows, *_ = asyncio.run(strategy.sample(7))
     assert [(letter.group.order, letter.step, letter.ticket) for letter in told] == [(0, 7, 0), (2, 7, 1), (1, 7, 2)]
-    assert all(isinstance(letter, Closed) for letter in told) and strategy.state_dict() == {}
+    assert all(isinstance(letter, GroupNotice) for letter in told) and strategy.state_dict() == {}
     wanted = assign_credit(scored, settings.config, step=7)
     trained = {tuple(row.tokens.tolist()): row.returns.max().item() for row in rows if row.returns.any()}
     assert trained == {tuple(each.timeline.ids.tolist()): np.float32(each.weight).item() for each in wanted.samples}
@@ -295,7 +297,7 @@ def test_a_step_of_groups_that_samplers_closed(settings, monkeypatch):
 
 
 def test_why_its_sides_do_not_run_apart(settings, tmp_path):
-    """Its buffer between the modes explore and train: what `ajet_trinity.users_section.APART` says of it."""
+    """Its buffer between the modes explore and train: what `ajet_trinity.users_section.SEPARATE_MODES` says of it."""
     from trinity.buffer.storage.sql import SQLExperienceStorage
     from trinity.common.config import StorageConfig
     from trinity.common.experience import EID, Experience
@@ -334,10 +336,10 @@ def test_one_question_for_the_weights_version_serves_all_that_wait_and_is_never_
 
     async def ask(actor):
         versions = RolloutEngine(actor, max_model_len=8, vocabulary=8)._versions
-        first = asyncio.create_task(versions.now())
+        first = asyncio.create_task(versions.read_version())
         while not actor.asked:
             await asyncio.sleep(0)
-        others = [asyncio.create_task(versions.now()) for _ in range(20)]
+        others = [asyncio.create_task(versions.read_version()) for _ in range(20)]
         for _ in range(9):
             await asyncio.sleep(0)
         others[0].cancel()
@@ -346,6 +348,6 @@ def test_one_question_for_the_weights_version_serves_all_that_wait_and_is_never_
             actor.answers.release()
         found = [await first, *await asyncio.gather(*others[1:])]
         actor.answers.release()
-        return [*found, await versions.now()]
+        return [*found, await versions.read_version()]
 
     assert asyncio.run(ask(Actor())) == [1, *[2] * 19, 3]

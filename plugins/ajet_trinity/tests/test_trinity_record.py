@@ -11,9 +11,9 @@ from ajet.record import EpisodeFiles
 from ajet.record.resume import RecoveryCounts
 from ajet.schema.errors import RunFailed
 from ajet.store import open_shared
-from ajet_ray.mailbox import Assigned, Saved, Stepped
+from ajet_ray.mailbox import CheckpointNotice, CreditNotice, StepNotice
 from ajet_ray.tests.test_verl_record import ORDER, closed, group, opened, rows, stepped
-from ajet_ray.tickets import DEADLY, Tickets
+from ajet_ray.tickets import DEADLY, LaunchTickets
 from ajet_trinity import train
 from ajet_trinity.record import TrinityRecord
 
@@ -28,11 +28,11 @@ def test_a_step_is_what_credit_and_the_trainer_say_of_it(made):
     record, run = made
     first, second = group(0), group(1)
     for each in (first, second):
-        record.take(closed(each))
+        record.handle_notice(closed(each))
     told = stepped(1, first, second)
-    record.take(Assigned(1, told.credited, {"credit/groups": 2.0, "loss": 9.0}))
+    record.handle_notice(CreditNotice(1, told.credited, {"credit/groups": 2.0, "loss": 9.0}))
     assert not (run.path / "metrics.jsonl").exists(), "its trainer has not ended it"
-    record.take(Stepped(1, {"loss": 0.5, "seconds/step": 1.0}))
+    record.handle_notice(StepNotice(1, {"loss": 0.5, "seconds/step": 1.0}))
     (row,) = rows(run)
     assert (row["tasks"], row["credit/groups"], row["loss"]) == ([0, 1], 2.0, 0.5)
     recorded = EpisodeFiles(run.path / "episodes").recorded(1)
@@ -46,11 +46,11 @@ def test_a_checkpoint_is_taken_over_before_its_step_is_told_or_after(made, tmp_p
         folder = tmp_path / f"global_step_{step}"
         (folder / "actor").mkdir(parents=True)
         played = group(step - 1, step=step)
-        record.take(closed(played))
-        record.take(Assigned(step, stepped(step, played).credited, {}))
-        letters = [Saved(step, str(folder)), Stepped(step, {"seconds/step": 1.0})]
+        record.handle_notice(closed(played))
+        record.handle_notice(CreditNotice(step, stepped(step, played).credited, {}))
+        letters = [CheckpointNotice(step, str(folder)), StepNotice(step, {"seconds/step": 1.0})]
         for letter in letters if step == 1 else reversed(letters):
-            record.take(letter)
+            record.handle_notice(letter)
         taken = run.path / "checkpoints" / f"step-{step}"
         assert (taken / f"global_step_{step}" / "actor").is_dir() and not folder.exists()
         assert run.checkpoints.latest().state["trinity"] == f"global_step_{step}"
@@ -60,20 +60,20 @@ def test_a_row_says_which_positions_are_given_up(made, tmp_path):
     verls, run = made
     store = open_shared(f"sqlite:{tmp_path}/store.db", rolls=True, max_attempts=1)
     try:
-        tickets = Tickets(store, ORDER, batch=2)
-        tickets.asked(2)
-        grants = tickets.due()
+        tickets = LaunchTickets(store, ORDER, batch=2)
+        tickets.note_request(2)
+        grants = tickets.list_grants()
         store.fail(next(lease for lease in tickets._leases if lease.order == 1), "its server is down")
         tickets.give_up([grant.order for grant in grants].index(2), 1)
         record = TrinityRecord(run.experiment, run, verls._sink, tickets)
         for step, played in ((1, group(0)), (2, group(3))):
-            record.take(closed(played))
-            record.take(Assigned(step, stepped(step, played).credited, {}))
-            record.take(Stepped(step, {"seconds/step": 1.0}))
+            record.handle_notice(closed(played))
+            record.handle_notice(CreditNotice(step, stepped(step, played).credited, {}))
+            record.handle_notice(StepNotice(step, {"seconds/step": 1.0}))
         first, second = rows(run)
         assert first["given_up"] == {"1": ["its server is down"], "2": [DEADLY]} and "given_up" not in second
         assert first["train/given_up"] == second["train/given_up"] == 2
-        found = RecoveryCounts.of([first, second], tickets.begun(), step=2, dead=tickets.dead())
+        found = RecoveryCounts.of([first, second], tickets.list_begun(), step=2, dead=tickets.list_dead())
         assert (found.skipped, found.given_up) == (0, 2), "what its resume line says"
     finally:
         store.disconnect()
@@ -95,11 +95,11 @@ def test_fewer_steps_than_were_asked_for_are_a_failure_whatever_trinity_says(
             record.step = step
         return stopped
 
-    monkeypatch.setattr(train, "_config", lambda *asked: (config, ORDER, None, None))
+    monkeypatch.setattr(train, "_prepare_config", lambda *asked: (config, ORDER, None, None))
     monkeypatch.setattr(train, "require_trinity", lambda: None)
-    monkeypatch.setattr(train, "device_of", lambda experiment: "cpu")
+    monkeypatch.setattr(train, "choose_device", lambda experiment: "cpu")
     monkeypatch.setattr(train, "open_verl_store", lambda *asked, **more: verls._tickets._store)
-    monkeypatch.setattr(train, "told", lambda *asked, **more: {})
+    monkeypatch.setattr(train, "build_variable", lambda *asked, **more: {})
     monkeypatch.setattr(train, "run_on_ray", on_ray)
     options = SimpleNamespace(from_store=None, flags=("ray",), skip_check_avail_gpu=False)
     if taken < 3 and not stopped:

@@ -21,7 +21,7 @@ class EarlyAgentLoop:
         import ajet_verl.agent.loop  # noqa: F401
 
         self._worker: Any = None
-        self._there = asyncio.Event()
+        self._is_built = asyncio.Event()
 
     async def begin(self, *parts: Any) -> None:
         """verl's constructor. Raises what it raises."""
@@ -31,20 +31,20 @@ class EarlyAgentLoop:
         try:  # in a thread, as it was in no event loop either
             self._worker = await asyncio.to_thread(worker.__ray_metadata__.modified_class, *parts)
         finally:
-            self._there.set()
+            self._is_built.set()
 
     async def generate_sequences(self, batch: Any) -> None:
         """verl's. Ray may call it before `begin`, whose arguments are the larger ones."""
-        await self._there.wait()
+        await self._is_built.wait()
         await self._worker.generate_sequences(batch)
 
 
-def start(count: int) -> list[Any]:
+def start_agent_loops(count: int) -> list[Any]:
     """So many, spread over the nodes."""
-    return [start_one(f"agent_loop_{number}") for number in range(count)]
+    return [start_agent_loop(f"agent_loop_{number}") for number in range(count)]
 
 
-def start_one(name: str) -> Any:
+def start_agent_loop(name: str) -> Any:
     """Start an agent loop, whose name says what it is in logs."""
     import ray
 

@@ -34,16 +34,16 @@ class ServerEngine:
         self.version = 0
         self.max_model_len = max_model_len
         self._client, self._vocabulary, self._server, self._images = client, vocabulary, server, images
-        self._closed = False
+        self._is_closed = False
 
     async def generate(self, request: TokenRequest) -> AsyncIterator[TokenChunk]:
         """Sample one reply, in one chunk. Raises EngineFailure."""
         limit = compute_reply_limit(request, max_model_len=self.max_model_len, vocabulary=self._vocabulary)
-        if self._closed:
+        if self._is_closed:
             raise EngineFailure("the engine is closed", retryable=False)
         if request.sampling.top_logprobs:
             raise EngineFailure("verl's servers tell no alternatives (top_logprobs)", retryable=False)
-        output = await self._ask(request, request.prompt_ids, self._params(request, limit))
+        output = await self._request_tokens(request, request.prompt_ids, self._build_params(request, limit))
         ids, logprobs = list(output.token_ids), [min(value, 0.0) for value in output.log_probs or ()]
         if output.stop_reason == "aborted" or not ids:
             raise EngineFailure("verl's server gave the request up")
@@ -54,8 +54,8 @@ class ServerEngine:
         self.version = max(self.version, newest)
         cut = len(ids) >= limit and ids[-1] not in request.sampling.stop_ids
         finish: Literal["stop", "length"] = "length" if cut else "stop"
-        unit = logprobs if _alike(request) else await self._at_temperature_one(request, ids)
-        yield TokenChunk(ids, _sampled(request, logprobs), unit, oldest, finish, newest=newest)
+        unit = logprobs if _has_unit_logprobs(request) else await self._score_at_temperature_one(request, ids)
+        yield TokenChunk(ids, _zero_if_greedy(request, logprobs), unit, oldest, finish, newest=newest)
 
     def weights_changed(self, version: int) -> None:
         """verl has changed them. Raises ValueError when `version` is older than the present one."""
@@ -65,9 +65,9 @@ class ServerEngine:
 
     def close(self) -> None:
         """Answer no more. Idempotent."""
-        self._closed = True
+        self._is_closed = True
 
-    def _params(self, request: TokenRequest, limit: int) -> dict[str, Any]:
+    def _build_params(self, request: TokenRequest, limit: int) -> dict[str, Any]:
         sampling = request.sampling
         params: dict[str, Any] = {
             "max_tokens": limit,
@@ -83,20 +83,24 @@ class ServerEngine:
             params["detokenize"] = False
         return params
 
-    async def _at_temperature_one(self, request: TokenRequest, ids: list[int]) -> list[float]:
+    async def _score_at_temperature_one(self, request: TokenRequest, ids: list[int]) -> list[float]:
         """[R] the reply's logprobs, scored as part of a prompt by the weights that serve now."""
         from verl.workers.rollout.llm_server import LLMServerClient
 
         params = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0, "logprobs": True}
         # the client of the asynchronous modes goes on with aborted replies and loses what is said of the prompt
-        output = await self._ask(request, np.append(request.prompt_ids, ids), params, LLMServerClient.generate)
+        output = await self._request_tokens(
+            request, np.append(request.prompt_ids, ids), params, LLMServerClient.generate
+        )
         rows = output.extra_fields.get("prompt_logprobs")
         if rows is None:
             raise EngineFailure("verl's server does not score prompts", retryable=False)
         first = len(request.prompt_ids) - 1
         return [min(float(row[0]), 0.0) for row in rows[first : first + len(ids)]]
 
-    async def _ask(self, request: TokenRequest, prompt: Ids, params: dict[str, Any], generate: Any = None) -> Any:
+    async def _request_tokens(
+        self, request: TokenRequest, prompt: Ids, params: dict[str, Any], generate: Any = None
+    ) -> Any:
         from ray.exceptions import RayError
 
         key, shown = request.key, {}
@@ -113,13 +117,13 @@ class ServerEngine:
             raise make_engine_failure("verl's server", problem) from problem
 
 
-def _alike(request: TokenRequest) -> bool:
+def _has_unit_logprobs(request: TokenRequest) -> bool:
     """Whether the logprob that the server says is the one at temperature 1 (for a greedy draw it says that one)."""
     sampling = request.sampling
     plain = sampling.temperature == 1.0 and sampling.top_p >= 1.0 and sampling.top_k <= 0
     return plain or sampling.temperature == 0.0
 
 
-def _sampled(request: TokenRequest, logprobs: list[float]) -> list[float]:
+def _zero_if_greedy(request: TokenRequest, logprobs: list[float]) -> list[float]:
     """A greedy draw is certain."""
     return [0.0] * len(logprobs) if request.sampling.temperature == 0.0 else logprobs

@@ -13,11 +13,11 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from ajet.schema.errors import AjetError
 from ajet.schema.task import Task
-from ajet_ray.rows import rows
-from ajet_verl.agent.process import host_of
+from ajet_ray.rows import build_rows
+from ajet_verl.agent.process import open_host
 
 
-class NothingToTrain(AjetError):
+class NothingToTrainError(AjetError):
     """No episode of a group was scored: verl fetches another task."""
 
 
@@ -28,20 +28,20 @@ class WorkflowLoop(AgentLoopBase):
         self, sampling_params: dict[str, Any], **kwargs: Any
     ) -> list[AgentLoopOutput]:
         """The episode's timelines. `kwargs`: the data set's row, and verl's uid, session_id and global_steps."""
-        host = host_of(self.config, self.server_manager, self.tokenizer, self.processor)
+        host = open_host(self.config, self.server_manager, self.tokenizer, self.processor)
         session, index, step = int(kwargs["session_id"]), int(kwargs["index"]), int(kwargs["global_steps"])
         settings = self.rollout_config
         held_out = Task.model_validate(kwargs["task"]) if kwargs["split"] == "validation" else None
         sessions = settings.n if held_out is None else settings.val_kwargs.n
-        group = await host.group(kwargs["uid"], index, held_out, step=step, sessions=sessions)
+        group = await host.join_group(kwargs["uid"], index, held_out, step=step, sessions=sessions)
         if held_out is not None:
             return []
         if not group.scored and session == sessions - 1:
-            raise NothingToTrain(f"task {group.task.task_id}: none of {sessions} episodes was scored")
+            raise NothingToTrainError(f"task {group.task.task_id}: none of {sessions} episodes was scored")
         if session >= len(group.episodes):  # a sampler's group that closed at its deadline
             return []
         episode = group.episodes[session]
         first = bool(group.scored) and episode is group.scored[0]
         others = [each for each in group.episodes if not each.scored] if first else []
-        made = rows(episode, group_order=group.order, policy_version=host.version, others=others)
+        made = build_rows(episode, group_order=group.order, policy_version=host.version, others=others)
         return [AgentLoopOutput(**row) for row in made]

@@ -24,16 +24,18 @@ from ajet.schema.episode import Episode, Split
 from ajet.schema.errors import RunFailed, UserError
 from ajet.task_judge import Judge
 from ajet.task_reader.rows import BadRowError, ColumnNames, task_of
-from ajet_ray.rows import empty_row, unscored_rows
-from ajet_verl.agent.plain_record import keeper_of
-from ajet_verl.agent.process import engine_of, set_verl_aside
+from ajet_ray.rows import build_empty_row, build_unscored_rows
+from ajet_verl.agent.plain_record import open_record
+from ajet_verl.agent.process import build_engine, freeze_garbage
 
 if TYPE_CHECKING:
     from ajet.gateway import Gateway
     from ajet.schema.task import Task
 
-GIVEN = ("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "data_config", "hf_model_type",
-         "tools")  # fmt: skip
+VERL_ARGUMENTS = (
+    *("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "data_config"),
+    *("hf_model_type", "tools"),
+)
 """What verl makes a `_target_` with; what else stands beside it in agent.yaml is the workflow's own."""
 _ROW = ("data_source", "ability", "reward_model", "extra_info")
 """Columns of verl's data set that a task keeps."""
@@ -44,7 +46,7 @@ _lock = threading.Lock()
 _sessions: dict[str, PlainSessions] = {}
 
 
-async def outputs(
+async def play_session(
     workflow: type[Any], made_with: Mapping[str, Any], drawn: Mapping[str, Any], row: Mapping[str, Any]
 ) -> list[Any]:
     """verl's `AgentLoopOutput`s of one session, a timeline each. `made_with`: all that verl made the workflow with;
@@ -62,12 +64,12 @@ async def outputs(
             where=f"agent.yaml: {name}",
             expected="verl 0.9.1 with its V1 trainer (trainer.use_v1), which takes an output for each timeline",
         )
-    sessions = await asyncio.to_thread(_sessions_of, name, workflow, made_with)  # it waits for the record
+    sessions = await asyncio.to_thread(_open_sessions, name, workflow, made_with)  # it waits for the record
     episode = await sessions.episode(drawn, row)
     failed = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
-    made = [] if failed else unscored_rows(episode, policy_version=sessions.version)
+    made = [] if failed else build_unscored_rows(episode, policy_version=sessions.version)
     if not made and episode.split == "validation":
-        made = [empty_row(episode, {"uuid": episode.uuid, "count": 0}, sessions.version)]
+        made = [build_empty_row(episode, {"uuid": episode.uuid, "count": 0}, sessions.version)]
     if not made:
         why = failed or "no agent asked the trained model"
         raise RunFailed(f"task {episode.task.task_id}, attempt {episode.repeat}: {why}")
@@ -79,13 +81,13 @@ class PlainSessions:
 
     def __init__(self, experiment: Experiment, workflow: type[Any], config: Any, made_with: Mapping[str, Any]) -> None:
         """`config`: verl's."""
-        self._keeper = keeper_of(experiment)
+        self._record = open_record(experiment)
         self._tokenizer = made_with["tokenizer"]
-        told = made_with["server_manager"], self._tokenizer, made_with.get("processor")
-        self._engine, images = engine_of(config, *told)
+        parts = made_with["server_manager"], self._tokenizer, made_with.get("processor")
+        self._engine, images = build_engine(config, *parts)
         self._longest = experiment.ajet.rollout.max_response_length_in_one_turn
         self._gateway: Gateway = open_gateway(experiment, self._engine, self._tokenizer, images)
-        run_id = self._keeper.run_id()
+        run_id = self._record.run_id()
         self._rollout = Rollout(experiment, self._gateway, workflow, Judge(None), run_id=run_id)
         self._places: dict[str, Any] = {}
         self._lock = asyncio.Lock()
@@ -100,48 +102,48 @@ class PlainSessions:
         self._rollout.close()
         self._gateway.close()
 
-    async def episode(self, drawn: Mapping[str, Any], row: Mapping[str, Any]) -> Episode:
+    async def play_episode(self, drawn: Mapping[str, Any], row: Mapping[str, Any]) -> Episode:
         """Play one session, and record it. Raises UserError for a row that makes no task."""
-        repeat, task = int(row["session_id"]), task_from(row)
+        repeat, task = int(row["session_id"]), build_task(row)
         about = row.get("extra_info") or {}
         split: Split = "validation" if str(about.get("split")) in _HELD_OUT else "train"
         group = await asyncio.wrap_future(
             self._rollout.play_group(
-                await self._place(str(row["uid"])),
+                await self._find_place(str(row["uid"])),
                 task,
                 step=int(row["global_steps"]),
                 split=split,
                 repeats=repeat + 1,
                 over=range(repeat),
-                sampling=self._sampling(drawn),
+                sampling=self._build_sampling(drawn),
             )
         )
-        await self._keeper.keep(group)
+        await self._record.keep(group)
         (episode,) = group.episodes
         return episode
 
-    async def _place(self, uid: str) -> int:
+    async def _find_place(self, uid: str) -> int:
         """The number of verl's group, the same for all its sessions."""
         async with self._lock:
             if uid not in self._places:
-                self._places[uid] = await self._keeper.place(uid)
+                self._places[uid] = await self._record.place(uid)
             return int(self._places[uid])
 
-    def _sampling(self, drawn: Mapping[str, Any]) -> Sampling:
+    def _build_sampling(self, drawn: Mapping[str, Any]) -> Sampling:
         return Sampling(self._longest, float(drawn["temperature"]), float(drawn["top_p"]), int(drawn["top_k"]))
 
 
-def task_from(row: Mapping[str, Any]) -> Task:
+def build_task(row: Mapping[str, Any]) -> Task:
     """A row of verl's data set as a task. Raises UserError."""
     about = row.get("extra_info") or {}
-    kept = {name: row[name] for name in _ROW if row.get(name) is not None}
+    columns = {name: row[name] for name in _ROW if row.get(name) is not None}
     truth = (row.get("reward_model") or {}).get("ground_truth")
     try:
         return task_of(
             {
                 "prompt": [dict(message) for message in row["raw_prompt"]],
                 "task_id": str(about.get("task_id") or about.get("index") or row["uid"]),
-                **kept,
+                **columns,
                 **({} if truth is None else {"answer": truth}),
             },
             ColumnNames(),
@@ -150,7 +152,7 @@ def task_from(row: Mapping[str, Any]) -> Task:
         raise UserError(f"A row of the data set makes no task: {problem}", where=str(row.get("uid"))) from problem
 
 
-def experiment_from(config: Any, workflow: type[Any]) -> Experiment:
+def build_experiment(config: Any, workflow: type[Any]) -> Experiment:
     """What of verl's whole config a rollout reads, as an experiment whose runs lie beside verl's checkpoints."""
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     held_out = rollout.val_kwargs
@@ -187,20 +189,22 @@ def experiment_from(config: Any, workflow: type[Any]) -> Experiment:
     return Experiment.from_dict({"ajet": tree}, base=Path.cwd(), exp_dir=folder / "launcher_record")
 
 
-def _sessions_of(name: str, workflow: type[Any], made_with: Mapping[str, Any]) -> PlainSessions:
-    own = {key: value for key, value in made_with.items() if key not in GIVEN}
+def _open_sessions(name: str, workflow: type[Any], made_with: Mapping[str, Any]) -> PlainSessions:
+    own = {key: value for key, value in made_with.items() if key not in VERL_ARGUMENTS}
     with _lock:
         key = f"{name} {sorted(map(str, own.items()))}"
         if key not in _sessions:
             config = made_with["trainer_config"].config
-            experiment = experiment_from(config, workflow)
+            experiment = build_experiment(config, workflow)
             workflow.check(experiment.config)
-            _sessions[key] = PlainSessions(experiment, _with(workflow, own, len(_sessions)), config, made_with)
-            set_verl_aside()
+            _sessions[key] = PlainSessions(
+                experiment, _bind_arguments(workflow, own, len(_sessions)), config, made_with
+            )
+            freeze_garbage()
         return _sessions[key]
 
 
-def _with(workflow: type[Any], own: Mapping[str, Any], number: int) -> type[Any]:
+def _bind_arguments(workflow: type[Any], own: Mapping[str, Any], number: int) -> type[Any]:
     """The workflow, each instance of which has these, too."""
     if not own:
         return workflow

@@ -50,7 +50,7 @@ class PlainRecord:
         self._run.status.set(step=first.step)
 
 
-class Keeper:
+class RecordClient:
     """The actor that keeps the record, from any process of the run."""
 
     def __init__(self, actor: Any) -> None:
@@ -71,10 +71,10 @@ class Keeper:
         await self._actor.keep.remote(group)
 
 
-def keeper_of(experiment: Experiment) -> Keeper:
+def open_record(experiment: Experiment) -> RecordClient:
     """The run's, made by whoever asks first."""
     import ray
 
     actor: Any = ray.remote(PlainRecord)
-    told = experiment.dump_resolved(), experiment.yaml_path, experiment.root
-    return Keeper(actor.options(name=NAME, get_if_exists=True, num_cpus=0).remote(*told))
+    arguments = experiment.dump_resolved(), experiment.yaml_path, experiment.root
+    return RecordClient(actor.options(name=NAME, get_if_exists=True, num_cpus=0).remote(*arguments))

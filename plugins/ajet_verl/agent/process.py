@@ -14,14 +14,14 @@ from ajet.record.run_directory import redactor_of
 from ajet.tokens.image_tokens import ImageTokens
 from ajet_ray.host import Host
 from ajet_ray.mailbox import Sender
-from ajet_ray.shipped_experiment import KEY, restored
+from ajet_ray.shipped_experiment import KEY, restore_experiment
 from ajet_verl.agent.engine import ServerEngine
 
 _lock = threading.Lock()
 _host: Host | None = None
 
 
-def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> Host:
+def open_host(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> Host:
     """This process's host. `config`: verl's whole config; `client`: its client for its servers; `processor`: of a model
     that sees images."""
     global _host
@@ -30,16 +30,16 @@ def host_of(config: Any, client: Any, tokenizer: Any, processor: Any = None) -> 
             sender = Sender()
             sender.introduce("agent loop")
             about = config.data[KEY]
-            engine, images = engine_of(config, client, tokenizer, processor)
-            experiment = restored(about)
+            engine, images = build_engine(config, client, tokenizer, processor)
+            experiment = restore_experiment(about)
             pins = ToolPins(sender.pin, redactor_of(experiment).tree)
-            told = sender.posted, sender.grant
-            _host = Host(experiment, about["run_id"], engine, tokenizer, *told, images, pins)
-            set_verl_aside()
+            callbacks = sender.post_async, sender.grant
+            _host = Host(experiment, about["run_id"], engine, tokenizer, *callbacks, images, pins)
+            freeze_garbage()
         return _host
 
 
-def engine_of(
+def build_engine(
     config: Any, client: Any, tokenizer: Any, processor: Any = None
 ) -> tuple[ServerEngine, ImageTokens | None]:
     """verl's servers as this process's engine, and how their model is shown images. The arguments are `host_of`'s."""
@@ -50,7 +50,7 @@ def engine_of(
     return ServerEngine(client, max_model_len=longest, vocabulary=size, server=rollout.name, images=images), images
 
 
-def set_verl_aside() -> None:
+def freeze_garbage() -> None:
     """Else each full collection of garbage looks through verl's half a million objects while nobody answers."""
     gc.collect()
     gc.freeze()

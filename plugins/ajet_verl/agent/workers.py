@@ -21,12 +21,12 @@ from loguru import logger
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils.tensordict_utils import index_select_tensor_dict
 
-from ajet_ray.mailbox import Died, GaveUp, Sender
-from ajet_verl.agent.early import start, start_one
+from ajet_ray.mailbox import DeathNotice, Sender, TicketFailure
+from ajet_verl.agent.early import start_agent_loop, start_agent_loops
 
-LOOK_S = 3.0
+POLL_S = 3.0
 """Seconds between two looks at the processes."""
-TRIES = 2
+MAX_TRIES = 2
 """How often a task is played whose process dies."""
 
 
@@ -39,9 +39,9 @@ class AgentWorkers(AgentLoopManagerTQ):
         """`early`: processes that were started before; without them they are started now."""
         super().__init__(*args, **kwargs)
         self._early = early
-        self._begun: list[Any] = []
+        self._first_begins: list[Any] = []
         """What `begin` of the first processes answers, until tasks are handed out."""
-        self._later: dict[int, Any] = {}
+        self._later_begins: dict[int, Any] = {}
         """What `begin` answers of those in another's place, until it has."""
         self._lock = threading.Lock()
         self._sent: list[dict[str, Any]] = []
@@ -50,27 +50,27 @@ class AgentWorkers(AgentLoopManagerTQ):
         self._sender = Sender()
 
     async def _init_agent_loop_workers(self) -> None:
-        self.agent_loop_workers = [*(self._early or start(self.rollout_config.agent.num_workers))]
-        self._begun = [self._begin(worker) for worker in self.agent_loop_workers]
+        self.agent_loop_workers = [*(self._early or start_agent_loops(self.rollout_config.agent.num_workers))]
+        self._first_begins = [self._begin_worker(worker) for worker in self.agent_loop_workers]
 
-    def _begin(self, worker: Any) -> Any:
+    def _begin_worker(self, worker: Any) -> Any:
         return worker.begin.remote(self.config, self.llm_client, self.teacher_client, self.reward_loop_worker_handles)
 
     def generate_sequences(self, prompts: Any) -> None:
         """Hand the tasks out; returns when the processes have them."""
-        for each in self._begun:
+        for each in self._first_begins:
             with suppress(ray.exceptions.RayActorError):  # one that died is replaced
                 ray.get(each)
-        self._begun = []
+        self._first_begins = []
         if not self._sent:
             self._sent = [{} for _ in self.agent_loop_workers]
-            threading.Thread(target=self._watch, name="ajet-agent-workers", daemon=True).start()
+            threading.Thread(target=self._watch_workers, name="ajet-agent-workers", daemon=True).start()
         size = -(-len(prompts) // len(self.agent_loop_workers))
         rows = [range(at, min(at + size, len(prompts))) for at in range(0, len(prompts), size)]
         # by verl's own selection: rows that a resumed run hands out again come from the queue with nested tensors
         chunks = [index_select_tensor_dict(prompts, [*part]) for part in rows]
         with self._lock:
-            self._forget_what_is_over()
+            self._forget_ended_tasks()
             for place, part in enumerate(rows):
                 for row in part:
                     self._sent[place][prompts["uid"][row]] = index_select_tensor_dict(prompts, [row])
@@ -82,10 +82,10 @@ class AgentWorkers(AgentLoopManagerTQ):
             except ray.exceptions.RayActorError:
                 logger.warning("an agent-loop process died while it was given tasks")
 
-    def _watch(self) -> None:
+    def _watch_workers(self) -> None:
         while True:
             ready = [worker.__ray_ready__.remote() for worker in self.agent_loop_workers]
-            ray.wait(ready, num_returns=len(ready), timeout=LOOK_S)
+            ray.wait(ready, num_returns=len(ready), timeout=POLL_S)
             for place, each in enumerate(ready):
                 try:
                     ray.get(each, timeout=0)
@@ -95,16 +95,16 @@ class AgentWorkers(AgentLoopManagerTQ):
                     continue
                 except ray.exceptions.RayActorError as death:
                     with self._lock:
-                        self._replace(place, str(death).strip().splitlines()[0])
-            self._end_those_that_could_not_begin()
-            threading.Event().wait(LOOK_S)
+                        self._replace_worker(place, str(death).strip().splitlines()[0])
+            self._kill_failed_workers()
+            threading.Event().wait(POLL_S)
 
-    def _end_those_that_could_not_begin(self) -> None:
+    def _kill_failed_workers(self) -> None:
         """The next look finds them dead, and replaces them: alive they would hold their tasks for ever."""
-        for place, begun in list(self._later.items()):
+        for place, begun in list(self._later_begins.items()):
             if not ray.wait([begun], timeout=0)[0]:
                 continue
-            del self._later[place]
+            del self._later_begins[place]
             try:
                 ray.get(begun)
             except ray.exceptions.RayTaskError as failure:
@@ -113,27 +113,27 @@ class AgentWorkers(AgentLoopManagerTQ):
             except ray.exceptions.RayActorError:
                 continue  # it died
 
-    def _replace(self, place: int, why: str) -> None:
+    def _replace_worker(self, place: int, why: str) -> None:
         logger.warning("an agent-loop process died ({}); another takes its tasks", why)
-        self._sender.post(Died("agent loop", why))
-        self._forget_what_is_over()
-        self.agent_loop_workers[place] = worker = start_one(f"agent_loop_{place}_{uuid4().hex[:8]}")
-        self._later[place] = self._begin(worker)
+        self._sender.post(DeathNotice("agent loop", why))
+        self._forget_ended_tasks()
+        self.agent_loop_workers[place] = worker = start_agent_loop(f"agent_loop_{place}_{uuid4().hex[:8]}")
+        self._later_begins[place] = self._begin_worker(worker)
         for uid, row in list(self._sent[place].items()):
             partition = "val" if row["split"][0] == "validation" else "train"
             old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]
             if old:
                 transfer_queue.kv_clear(keys=old, partition_id=partition)
             self._tries[uid] += 1
-            if self._tries[uid] < TRIES:
+            if self._tries[uid] < MAX_TRIES:
                 worker.generate_sequences.remote(row)
             else:
                 transfer_queue.kv_put(key=uid, partition_id=partition, tag={"status": "failure"})
                 if partition == "train":
-                    self._sender.post(GaveUp(int(row["index"][0])))
+                    self._sender.post(TicketFailure(int(row["index"][0])))
                 del self._sent[place][uid]
 
-    def _forget_what_is_over(self) -> None:
+    def _forget_ended_tasks(self) -> None:
         listed = transfer_queue.kv_list() or {}
         waiting = {
             key

@@ -10,13 +10,13 @@ verl or ray is imported (verl's YAML files are read where they lie; its package 
 from __future__ import annotations
 
 from ajet.engine.model_limits import ModelLimits, read_limits
-from ajet_verl.config.layer import VERL_VERSION, extra_for, shown, verl_config
+from ajet_verl.config.layer import VERL_VERSION, compose_verl_config, find_extra, make_printable_config
 
 __all__ = [
     "VERL_VERSION",
     "ModelLimits",
-    "extra_for",
+    "find_extra",
     "read_limits",
-    "shown",
-    "verl_config",
+    "make_printable_config",
+    "compose_verl_config",
 ]

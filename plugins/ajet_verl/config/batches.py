@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ajet.schema.errors import ConfigError
-from ajet_verl.config.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, Settings
+from ajet_verl.config.effective import ACTOR, ROLLOUT, TRAINER, ULYSSES, EffectiveSettings
 
 
-def batch_sizes(s: Settings) -> Iterator[ConfigError]:
+def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: ActorConfig.validate."""
     batch, trainer = s.count("data.train_batch_size"), s.ajet.trainer_common
     key, batch_name = f"{ACTOR}.ppo_mini_batch_size", s.name("data.train_batch_size", "data.train_batch_size")
     ours = ("data.train_batch_size", f"{TRAINER}.mini_batch_num")
     own = s.name(key) != ""
     if not own and batch % trainer.mini_batch_num:
-        yield s.problem(
+        yield s.make_error(
             f"{batch} tasks ({batch_name}) can't be dealt out to {trainer.mini_batch_num} mini-batches "
             "(ajet.trainer_common.mini_batch_num).",
             "data.train_batch_size",
@@ -30,7 +30,7 @@ def batch_sizes(s: Settings) -> Iterator[ConfigError]:
         return
     mini = s.count(key)
     if mini < 1 or batch % mini:
-        yield s.problem(
+        yield s.make_error(
             f"{batch} tasks ({batch_name}) can't be dealt out to mini-batches of {mini} ({s.name(key, *ours)}).",
             key,
             *ours,
@@ -39,7 +39,7 @@ def batch_sizes(s: Settings) -> Iterator[ConfigError]:
         return
 
 
-def fixed_micro_batches(s: Settings) -> Iterator[ConfigError]:
+def check_fixed_micro_batches(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: ActorConfig.__post_init__ and .validate, validate_config. Only without micro-batches by tokens."""
     if s.value(f"{ACTOR}.use_dynamic_bsz", True):
         return
@@ -51,7 +51,7 @@ def fixed_micro_batches(s: Settings) -> Iterator[ConfigError]:
     for key, wanted in needed:
         total, each = s.value(key), s.value(f"{key}_per_gpu")
         if wanted and (total is None) == (each is None):
-            yield s.problem(
+            yield s.make_error(
                 f"Without use_dynamic_bsz verl needs {key}_per_gpu" + (f", and not {key} too." if total else "."),
                 f"{ACTOR}.use_dynamic_bsz",
                 f"{TRAINER}.micro_batch_tokens",
@@ -59,24 +59,24 @@ def fixed_micro_batches(s: Settings) -> Iterator[ConfigError]:
             )
     total, mini = s.value(f"{ACTOR}.ppo_micro_batch_size"), s.count(f"{ACTOR}.ppo_mini_batch_size")
     if total is not None and mini % int(total):
-        yield s.problem(
+        yield s.make_error(
             f"A mini-batch of {mini} is no multiple of ppo_micro_batch_size, {total}.", f"{ACTOR}.ppo_micro_batch_size"
         )
     elif total is not None and int(total) * s.count(ULYSSES[0]) < s.gpus:
-        yield s.problem(
+        yield s.make_error(
             f"ppo_micro_batch_size, {total}, leaves some of {s.gpus} GPUs without work.",
             f"{ACTOR}.ppo_micro_batch_size",
         )
     rows, parts = s.count("data.train_batch_size") * s.count(f"{ROLLOUT}.n"), s.gpus
-    if s.megatron:
+    if s.is_megatron:
         parts = s.gpus // s.model_parallel * s.count(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     if parts and rows % parts:
-        yield s.problem(
+        yield s.make_error(
             f"Without use_dynamic_bsz a step of {rows} episodes must be a multiple of {parts}.",
             "data.train_batch_size",
             "data.train_batch_size",
         )
 
 
-def _has_reference(s: Settings) -> bool:
+def _has_reference(s: EffectiveSettings) -> bool:
     return bool(s.value(f"{ACTOR}.use_kl_loss") or s.value("algorithm.use_kl_in_reward"))

@@ -69,7 +69,7 @@ def _load_algorithms() -> dict[str, type[Algorithm]]:
     return {name: load_code(part.code) for name, part in find_parts("algorithm").items()}
 
 
-def unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
+def find_unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
     """Each key whose value our credit and loss do not have: the key, the value, and what is expected. `value` answers
     the effective value of a key, None where there is none."""
     filters = value("algorithm.filter_groups.enable")
@@ -87,11 +87,11 @@ def unsupported(value: Callable[[str], Any]) -> Iterator[tuple[str, Any, str]]:
         yield f"{_CORRECTION}.rollout_is_threshold", cap, "a number"
 
 
-def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
+def read_credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
     """Our settings of credit and loss from verl's whole config; what bears on neither keeps its default.
 
     Raises ValueError for a value that `unsupported` names."""
-    for key, found, expected in unsupported(lambda key: _at(verl, key)):
+    for key, found, expected in find_unsupported(lambda key: _find_value(verl, key)):
         raise ValueError(f"{key} is {found!r}, expected {expected}")
     algorithm, correction = verl["algorithm"], verl["algorithm"]["rollout_correction"]
     actor, rollout = verl["actor_rollout_ref"]["actor"], verl["actor_rollout_ref"]["rollout"]
@@ -120,7 +120,7 @@ def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
                     "clip_dual": actor["clip_ratio_c"],
                     "loss_aggregation": AGGREGATIONS[actor["loss_agg_mode"]],
                     "is_cap": correction["rollout_is_threshold"] if correction["rollout_is"] else None,
-                    "dynamic_sampling": algorithm["filter_groups"]["enable"] or _left_out(verl),
+                    "dynamic_sampling": algorithm["filter_groups"]["enable"] or _should_leave_out(verl),
                     "equal_rewards": verl["trainer"]["ajet_equal_rewards"],
                     "process_weight": verl["trainer"]["ajet_process_weight"],
                     "step_discount": verl["trainer"]["ajet_step_discount"],
@@ -132,13 +132,13 @@ def credit_settings(verl: Mapping[str, Any]) -> AjetConfig:
     )
 
 
-def _left_out(verl: Mapping[str, Any]) -> bool:
+def _should_leave_out(verl: Mapping[str, Any]) -> bool:
     """Whether groups without a difference are left out of the batch that verl has made: where samplers elsewhere play,
     who play ahead only so far, its own filter would wait for more groups than a step is made of."""
     return bool(verl["trainer"]["v1"]["trainer_mode"] == DECOUPLED and verl["trainer"]["ajet_left_out"])
 
 
-def _at(tree: Any, key: str) -> Any:
+def _find_value(tree: Any, key: str) -> Any:
     for name in key.split("."):
         tree = tree.get(name) if tree is not None else None
     return tree

@@ -54,7 +54,7 @@ def find_own(layers: Layers, verl: KeyPath) -> tuple[Layer, KeyPath] | None:
     return None
 
 
-class Settings:
+class EffectiveSettings:
     """Effective values, and what to call them: a key below `ajet` that was mapped, or verl's own where it is set."""
 
     def __init__(
@@ -76,21 +76,21 @@ class Settings:
         found = self.value(verl, default)
         if isinstance(found, int) and not isinstance(found, bool):
             return found
-        raise self.problem(f"{self.name(verl)} is {found!r}.", verl, expected="a whole number")
+        raise self.make_error(f"{self.name(verl)} is {found!r}.", verl, expected="a whole number")
 
     def name(self, verl: str, *ajet: str) -> str:
         """verl's key if the user sets it, else those of ours that it is made from."""
-        own = self._own(verl)
+        own = self._find_own_path(verl)
         return ".".join(own) if own else " and ".join(f"ajet.{key}" for key in ajet)
 
-    def problem(
+    def make_error(
         self, what: str, verl: str, *ajet: str, also: Pairs = (), expected: str = "", do: str = ""
     ) -> ConfigError:
         """A refusal; its place is that of the value that was set last, `also` those that it depends on besides."""
-        own = self._own(verl) if verl else None
+        own = self._find_own_path(verl) if verl else None
         paths = [own] if own else [("ajet", *key.split(".")) for key in ajet]
-        paths += [self._own(theirs) or ("ajet", *ours.split(".")) for theirs, ours in also]
-        last = max(paths, key=self._layer)
+        paths += [self._find_own_path(theirs) or ("ajet", *ours.split(".")) for theirs, ours in also]
+        last = max(paths, key=self._find_layer)
         unread = [
             f"{'.'.join(each.path)} ({locate_key(each.layer, each.path)}): {each.advice}"
             for each in find_unread_keys(list_user_layers(self.layers))
@@ -102,11 +102,11 @@ class Settings:
             where = f"{self._yaml}, which does not set {'.'.join(last)}"
         return ConfigError(what, where=where, expected=expected, do=do)
 
-    def _layer(self, path: tuple[str, ...]) -> int:
+    def _find_layer(self, path: tuple[str, ...]) -> int:
         layer = self.layers.find_winner(path)
         return self.layers.stack.index(layer) if layer is not None else -1
 
-    def _own(self, verl: str) -> tuple[str, ...] | None:
+    def _find_own_path(self, verl: str) -> tuple[str, ...] | None:
         found = find_own(self.layers, tuple(verl.split(".")))
         return found[1] if found else None
 
@@ -116,14 +116,14 @@ class Settings:
         return self.count("trainer.nnodes") * self.count("trainer.n_gpus_per_node")
 
     @property
-    def megatron(self) -> bool:
+    def is_megatron(self) -> bool:
         """Whether Megatron trains; FSDP otherwise."""
         return self.value("actor_rollout_ref.actor.strategy") == "megatron"
 
     @property
     def model_parallel(self) -> int:
         """GPUs that hold one copy of the model's computation together."""
-        sizes = MEGATRON_SIZES[:3] if self.megatron else (ULYSSES,)
+        sizes = MEGATRON_SIZES[:3] if self.is_megatron else (ULYSSES,)
         product = 1
         for verl, _ in sizes:
             product *= self.count(verl)

@@ -21,8 +21,8 @@ from ajet.config.references import relativize
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import ConfigError, MissingExtraError, UserError
-from ajet_ray.printable import printable
-from ajet_ray.resolvers import register
+from ajet_ray.printable import make_printable
+from ajet_ray.resolvers import register_resolvers
 from ajet_verl.config.refusals import refuse
 from ajet_verl.config.unknown import VerlSource, refuse_unknown
 from ajet_verl.descriptor import LAYERS, VERL
@@ -40,7 +40,7 @@ TOP_LEVEL = tuple(root for root in VERL.roots if root != VERL.name)
 """Those that may also stand at the top level of a YAML."""
 
 
-def verl_config(
+def compose_verl_config(
     experiment: Experiment,
     *,
     model: ModelLimits | None = None,
@@ -58,12 +58,12 @@ def verl_config(
     """
     from omegaconf import OmegaConf
 
-    register()
+    register_resolvers()
     model = model or ModelLimits()
     ajet = _ajet_node(experiment, model_folder, run_folder, device) | {"sees_images": model.images}
-    extra = extra_for(ajet["trainer_common"]["device"])
+    extra = find_extra(ajet["trainer_common"]["device"])
     folder = _config_folder(extra)
-    with _explaining(experiment):
+    with _explain_errors(experiment):
         known, tree = _lay_sections(experiment, ajet, folder)
         if model_folder is not None and experiment.ajet.model.path == tree.actor_rollout_ref.model.path:
             tree.actor_rollout_ref.model.path = str(model_folder)
@@ -83,10 +83,10 @@ def compose_sections(experiment: Experiment) -> tuple[DictConfig, DictConfig, di
     Returns:
         The config without the user's sections, the config with them, and these sections as one tree.
     """
-    register()
+    register_resolvers()
     ajet = _ajet_node(experiment, None, None, None) | {"sees_images": False}
-    folder = _config_folder(extra_for(ajet["trainer_common"]["device"]))
-    with _explaining(experiment):
+    folder = _config_folder(find_extra(ajet["trainer_common"]["device"]))
+    with _explain_errors(experiment):
         return *_lay_sections(experiment, ajet, folder), _merged_sections(experiment)
 
 
@@ -95,21 +95,21 @@ def _lay_sections(experiment: Experiment, ajet: dict[str, Any], folder: Path | N
     from omegaconf import OmegaConf
 
     trainer = ajet["trainer_common"]
-    known: Any = pickle.loads(_shipped(folder, trainer["strategy"] == "megatron", trainer["device"] == "cpu"))
+    known: Any = pickle.loads(_compose_shipped(folder, trainer["strategy"] == "megatron", trainer["device"] == "cpu"))
     known["ajet"] = ajet
-    users = _users(experiment)
+    users = _collect_sections(experiment)
     tree: Any = OmegaConf.merge(known, OmegaConf.create(users)) if users else known
     return known, tree
 
 
-def extra_for(device: str) -> str:
+def find_extra(device: str) -> str:
     """The extra that brings verl where it trains on `device`."""
     return "verl-cpu" if device == "cpu" else "verl"
 
 
-def shown(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
+def make_printable_config(experiment: Experiment, tree: dict[str, Any]) -> dict[str, Any]:
     """A copy of `verl_config`'s answer that may be printed: without values of secret names or of the environment."""
-    return printable(tree, _merged_sections(experiment))
+    return make_printable(tree, _merged_sections(experiment))
 
 
 def _ajet_node(
@@ -143,7 +143,7 @@ def _ajet_node(
     return node
 
 
-def _users(experiment: Experiment) -> dict[str, Any]:
+def _collect_sections(experiment: Experiment) -> dict[str, Any]:
     """The user's own sections (for interpolations alone, and where verl has no such root) below verl's own."""
     sections = {name: value for name, value in experiment.sections.items() if name not in ROOTS}
     return {**sections, **_merged_sections(experiment)}
@@ -172,13 +172,15 @@ def _merged_sections(experiment: Experiment) -> dict[str, Any]:
     merged = deepcopy(verl)
     for name in TOP_LEVEL:
         if name in over:
-            merged[name] = _joined(merged.get(name, {}), over[name], (name,), experiment)
+            merged[name] = _join_sections(merged.get(name, {}), over[name], (name,), experiment)
     return merged
 
 
-def _joined(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment) -> Any:
+def _join_sections(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment) -> Any:
     if isinstance(one, dict) and isinstance(other, dict):
-        both = {name: _joined(one[name], other[name], (*path, name), experiment) for name in one if name in other}
+        both = {
+            name: _join_sections(one[name], other[name], (*path, name), experiment) for name in one if name in other
+        }
         return {**one, **other, **both}
     if one == other:
         return one
@@ -193,32 +195,32 @@ def _joined(one: Any, other: Any, path: tuple[str, ...], experiment: Experiment)
 def read_verls_defaults() -> DictConfig:
     """Return the defaults of the installed verl for FSDP, unresolved. Raises MissingExtraError without verl, UserError
     for another version."""
-    folder = _config_folder(extra_for("auto"))
+    folder = _config_folder(find_extra("auto"))
     if folder is None:
-        raise MissingExtraError("verl", extra_for("auto"), needed_for="The verl backbone")
-    defaults: DictConfig = _verls_defaults(folder, False)
+        raise MissingExtraError("verl", find_extra("auto"), needed_for="The verl backbone")
+    defaults: DictConfig = _compose_verls_defaults(folder, False)
     return defaults
 
 
 @lru_cache(maxsize=8)
-def _shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
+def _compose_shipped(folder: Path | None, megatron: bool, cpu: bool) -> bytes:
     """verl's `ppo_trainer` for the chosen engine (`folder`: where it lies), and our layers over it, with their
     interpolations; pickled: a copy is had from it ten times faster than from a mapping."""
     from omegaconf import OmegaConf
 
     names = ["verl_default", "verl_megatron" if megatron else "verl_fsdp", *(["verl_cpu"] if cpu else [])]
-    verls = [] if folder is None else [_verls_defaults(folder, megatron)]
+    verls = [] if folder is None else [_compose_verls_defaults(folder, megatron)]
     ours = [OmegaConf.load(LAYERS / f"{name}.yaml") for name in names]
     return pickle.dumps(OmegaConf.merge(*verls, *ours))
 
 
 @lru_cache(maxsize=4)
-def _verls_defaults(folder: Path, megatron: bool) -> Any:
+def _compose_verls_defaults(folder: Path, megatron: bool) -> Any:
     """verl's defaults, as Hydra composes them."""
     import hydra
     from omegaconf import OmegaConf
 
-    with _own_hydra(), hydra.initialize_config_dir(str(folder), job_name="ajet", version_base="1.3"):
+    with _isolate_hydra(), hydra.initialize_config_dir(str(folder), job_name="ajet", version_base="1.3"):
         composed = hydra.compose("ppo_trainer", overrides=[f"model_engine={'megatron' if megatron else 'dp'}"])
     return OmegaConf.create(OmegaConf.to_container(composed, resolve=False))
 
@@ -240,7 +242,7 @@ def _config_folder(extra: str) -> Path | None:
 
 
 @contextmanager
-def _own_hydra() -> Iterator[None]:
+def _isolate_hydra() -> Iterator[None]:
     from hydra.core.global_hydra import GlobalHydra
 
     earlier = GlobalHydra.instance().hydra
@@ -252,7 +254,7 @@ def _own_hydra() -> Iterator[None]:
 
 
 @contextmanager
-def _explaining(experiment: Experiment) -> Iterator[None]:
+def _explain_errors(experiment: Experiment) -> Iterator[None]:
     """What OmegaConf refuses within, as a ConfigError that names the place where the key is one of the user's."""
     from omegaconf.errors import OmegaConfBaseException
 
@@ -262,9 +264,9 @@ def _explaining(experiment: Experiment) -> Iterator[None]:
         key = str(error.full_key or "").replace("[", ".").replace("]", "")
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         layers = experiment.layers
-        said = [place for place in (path, ("verl", *path)) if key and layers.find_winner(place) is not None]
+        places = [place for place in (path, ("verl", *path)) if key and layers.find_winner(place) is not None]
         raise ConfigError(
             f"The config of verl does not compose: {key + ': ' if key else ''}{str(error).splitlines()[0]}",
-            where=layers.locate(said[-1], value=True) if said else str(experiment.yaml_path),
+            where=layers.locate(places[-1], value=True) if places else str(experiment.yaml_path),
             expected="values and interpolations of keys that exist",
         ) from error

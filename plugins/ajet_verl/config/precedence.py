@@ -93,7 +93,7 @@ def apply_sections(experiment: Experiment) -> Experiment:
             if isinstance(batch, int) and isinstance(given, int) and given > 0 and batch % given == 0:
                 values[key] = verl, [batch // given]
         elif verl == _PASS or path == find_first_filled(key, find_backbone("verl").filled):
-            values[key] = verl, _list_candidates(given, _raw_value(verl))
+            values[key] = verl, _list_candidates(given, _find_fill(verl))
     laid = experiment
     for key, (_, candidates) in values.items():
         for value in candidates:
@@ -122,19 +122,19 @@ def _list_candidates(given: Any, raw: str) -> list[Any]:
     return translated if found[2] else [given, *translated]
 
 
-def _raw_value(verl: str) -> str:
+def _find_fill(verl: str) -> str:
     """Return how a layer fills a key of verl's."""
-    return next((raw for layer in find_backbone("verl").filled if (raw := _fill_of(layer, verl))), "")
+    return next((raw for layer in find_backbone("verl").filled if (raw := _read_fill(layer, verl))), "")
 
 
-def _fill_of(layer: Path, verl: str) -> str:
+def _read_fill(layer: Path, verl: str) -> str:
     node: Any = read_document(layer).tree
     for name in verl.split("."):
         node = node.get(name) if isinstance(node, dict) else None
     return node if isinstance(node, str) else ""
 
 
-def overridden_lines(found: list[OverriddenKey]) -> str:
+def describe_overridden(found: list[OverriddenKey]) -> str:
     """Return the lines for a screen or a log; "" for none."""
     if not found:
         return ""

@@ -14,9 +14,9 @@ from ajet.config.validate import join_errors
 from ajet.engine.model_limits import ModelLimits
 from ajet.schema.errors import ConfigError
 from ajet_ray.modes import DECOUPLED, SEPARATE, SYNC
-from ajet_verl.config.batches import batch_sizes, fixed_micro_batches
-from ajet_verl.config.checkpoints import checkpoints
-from ajet_verl.config.credit import unsupported
+from ajet_verl.config.batches import check_batch_sizes, check_fixed_micro_batches
+from ajet_verl.config.checkpoints import check_checkpoints
+from ajet_verl.config.credit import find_unsupported
 from ajet_verl.config.effective import (
     ACTOR,
     MACHINES,
@@ -24,7 +24,7 @@ from ajet_verl.config.effective import (
     ROLLOUT,
     TRAINER,
     ULYSSES,
-    Settings,
+    EffectiveSettings,
 )
 from ajet_verl.verls import HERE
 
@@ -43,7 +43,7 @@ MODES = (SYNC, "ajet_colocate_async", SEPARATE, DECOUPLED)
 def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_bytes: int | None = None) -> None:
     """Raises ConfigError that names every setting that verl would not take. `tree`: our layers and the user's, over
     verl's own where that is installed. `gpu_bytes`: the memory of one GPU, where known."""
-    settings = Settings(experiment, tree, model, gpu_bytes)
+    settings = EffectiveSettings(experiment, tree, model, gpu_bytes)
     problems = [problem for rule in RULES for problem in rule(settings)]
     if problems:
         raise join_errors(problems)
@@ -52,51 +52,55 @@ def refuse(experiment: Experiment, tree: DictConfig, model: ModelLimits, gpu_byt
 _TP = "rollout.tensor_model_parallel_size"
 
 
-def _machines(s: Settings) -> Iterator[ConfigError]:
+def _check_machines(s: EffectiveSettings) -> Iterator[ConfigError]:
     device, ours = s.value("trainer.device"), f"{TRAINER}.device"
     if device not in ("cuda", "npu", "cpu"):
-        yield s.problem(
+        yield s.make_error(
             f"verl does not train on {device!r}.", "trainer.device", ours, expected="auto, cuda, npu or cpu"
         )
     if s.gpus < 1:
         key = f"{TRAINER}.n_gpus_per_node"
-        yield s.problem("There is no GPU to train on.", "trainer.n_gpus_per_node", key, expected="at least 1")
+        yield s.make_error("There is no GPU to train on.", "trainer.n_gpus_per_node", key, expected="at least 1")
     if device != "cpu":
         return
-    if s.megatron or s.ajet.trainer_common.strategy == "megatron":
-        yield s.problem(
-            f"Megatron needs GPUs{_why_cpu(s)}.", "", f"{TRAINER}.strategy", expected="fsdp or fsdp2", do=_with_gpus(s)
+    if s.is_megatron or s.ajet.trainer_common.strategy == "megatron":
+        yield s.make_error(
+            f"Megatron needs GPUs{_explain_cpu(s)}.",
+            "",
+            f"{TRAINER}.strategy",
+            expected="fsdp or fsdp2",
+            do=_advise_gpus(s),
         )
     if s.value(f"{ROLLOUT}.name") == "sglang":
-        yield s.problem(
-            f"sglang needs GPUs{_why_cpu(s)}.",
+        yield s.make_error(
+            f"sglang needs GPUs{_explain_cpu(s)}.",
             f"{ROLLOUT}.name",
             "rollout.name",
             expected="vllm, which has a version for CPUs",
-            do=_with_gpus(s),
+            do=_advise_gpus(s),
         )
 
 
-def _why_cpu(s: Settings) -> str:
+def _explain_cpu(s: EffectiveSettings) -> str:
     return ", and this machine has none" if _is_device_open(s) else ""
 
 
-def _is_device_open(s: Settings) -> bool:
+def _is_device_open(s: EffectiveSettings) -> bool:
     return s.ajet.trainer_common.device == "auto" and not s.name("trainer.device")
 
 
-def _with_gpus(s: Settings) -> str:
+def _advise_gpus(s: EffectiveSettings) -> str:
     """Return how a configuration for other machines is checked on one without GPUs."""
     if not _is_device_open(s):
         return f"or ajet.{TRAINER}.device: cuda, on a machine with GPUs"
     return f"to check it for machines with GPUs: ajet.{TRAINER}.device=cuda, or `ajet plan --gpu`"
 
 
-def _strategy(s: Settings) -> Iterator[ConfigError]:
+def _check_strategy(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: `EngineRegistry`, FSDPEngineConfig, McoreEngineConfig."""
     chosen, effective = s.ajet.trainer_common.strategy, s.value(f"{ACTOR}.strategy")
     if effective not in ("fsdp", "fsdp2", "megatron") or (effective == "megatron") != (chosen == "megatron"):
-        yield s.problem(
+        yield s.make_error(
             f"verl's strategy is {effective!r} where ajet.trainer_common.strategy is {chosen}: their sections differ.",
             f"{ACTOR}.strategy",
             f"{TRAINER}.strategy",
@@ -104,7 +108,7 @@ def _strategy(s: Settings) -> Iterator[ConfigError]:
         )
     if chosen == "megatron":
         if s.ajet.trainer_common.ulysses_sequence_parallel_size > 1:
-            yield s.problem(
+            yield s.make_error(
                 "Megatron does not split sequences the way of Ulysses.",
                 "",
                 ULYSSES[1],
@@ -112,7 +116,7 @@ def _strategy(s: Settings) -> Iterator[ConfigError]:
                 do="use ajet.trainer_common.megatron.context_parallel_size",
             )
         if s.ajet.model.dtype == "float32":
-            yield s.problem(
+            yield s.make_error(
                 "verl trains in bfloat16 with Megatron.", "", "model.dtype", expected="auto or bfloat16, or an FSDP"
             )
         return
@@ -120,7 +124,7 @@ def _strategy(s: Settings) -> Iterator[ConfigError]:
         name = ours.rpartition(".")[2]
         if getattr(s.ajet.trainer_common.megatron, name) > 1:
             fsdp = " (FSDP has ajet.trainer_common.ulysses_sequence_parallel_size)" if "context" in name else ""
-            yield s.problem(
+            yield s.make_error(
                 f"{s.name(verl, ours)} splits the model over GPUs, which {chosen} does not do.",
                 verl,
                 ours,
@@ -128,13 +132,13 @@ def _strategy(s: Settings) -> Iterator[ConfigError]:
             )
 
 
-def _parallel(s: Settings) -> Iterator[ConfigError]:
+def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: FSDPEngine._init_device_mesh, apply_monkey_patch, validate_config (Megatron); Megatron's own checks."""
-    sizes = MEGATRON_SIZES[:3] if s.megatron else (ULYSSES,)
+    sizes = MEGATRON_SIZES[:3] if s.is_megatron else (ULYSSES,)
     names = " × ".join(s.name(verl, ours) for verl, ours in sizes)
     if s.gpus % s.model_parallel:
         verl, ours = next(size for size in sizes if s.count(size[0]) > 1)
-        yield s.problem(
+        yield s.make_error(
             f"{s.gpus} GPUs can't be dealt out to groups of {s.model_parallel} ({names}).",
             verl,
             ours,
@@ -143,10 +147,10 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
         )
     verl, ours = MEGATRON_SIZES[3]
     pipeline, experts = s.count(MEGATRON_SIZES[1][0]), s.count(verl)
-    if s.megatron and experts > 1:
+    if s.is_megatron and experts > 1:
         tensor = s.count(f"{ACTOR}.megatron.expert_tensor_parallel_size", s.count(MEGATRON_SIZES[0][0]))
         if s.gpus % (experts * tensor * pipeline):
-            yield s.problem(
+            yield s.make_error(
                 f"{s.gpus} GPUs can't be dealt out to groups of {experts * tensor * pipeline} ({s.name(verl, ours)} × "
                 "tensor × pipeline parallel).",
                 verl,
@@ -155,7 +159,7 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
                 expected=f"a divisor of {s.gpus}",
             )
         if s.model.positions is not None and (not s.model.experts or s.model.experts % experts):
-            yield s.problem(
+            yield s.make_error(
                 f"The model has {s.model.experts or 'no'} experts, which can't be dealt out to {experts} GPUs.",
                 verl,
                 ours,
@@ -166,7 +170,7 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
         if heads is None or kv_heads is None or not (heads % parts or (kv_heads % parts and parts % kv_heads)):
             continue
         of_keys = f" ({kv_heads} of keys and values)" if kv_heads != heads else ""
-        yield s.problem(
+        yield s.make_error(
             f"The model's {heads} attention heads{of_keys} can't be split over {parts} GPUs ({s.name(verl, ours)}).",
             verl,
             ours,
@@ -174,54 +178,54 @@ def _parallel(s: Settings) -> Iterator[ConfigError]:
         )
 
 
-def _trees(s: Settings) -> Iterator[ConfigError]:
+def _check_trees(s: EffectiveSettings) -> Iterator[ConfigError]:
     """What `ajet_verl.trainer.trees` does not compute."""
     attention = s.value("actor_rollout_ref.model.override_config.attn_implementation", "flash_attention_2")
     if not s.value(TREES, False):
         where = "a CPU" if s.value("trainer.device") == "cpu" else f"attn_implementation {attention}"
-        if (where == "a CPU" or "flash" not in str(attention)) and not s.megatron and s.count(ULYSSES[0]) > 1:
-            yield s.problem(
+        if (where == "a CPU" or "flash" not in str(attention)) and not s.is_megatron and s.count(ULYSSES[0]) > 1:
+            yield s.make_error(
                 "verl splits sequences by flash attention, which needs GPUs.",
                 *ULYSSES,
-                do=_with_gpus(s) if where == "a CPU" else "",
+                do=_advise_gpus(s) if where == "a CPU" else "",
                 expected=f"1 with {where}, or verl.{TREES}: true, which splits them with any attention",
             )
         return
     off = f"verl.{TREES}: false"
-    if s.megatron:
-        yield s.problem("Trees are computed by FSDP's engine alone.", TREES, expected=f"strategy: fsdp2, or {off}")
+    if s.is_megatron:
+        yield s.make_error("Trees are computed by FSDP's engine alone.", TREES, expected=f"strategy: fsdp2, or {off}")
     if s.model.images:
-        yield s.problem("Rows with images have no trees.", TREES, expected="false for a model that sees images")
+        yield s.make_error("Rows with images have no trees.", TREES, expected="false for a model that sees images")
     if s.value("actor_rollout_ref.model.use_fused_kernels", False):
-        yield s.problem(
+        yield s.make_error(
             "Trees need the model's own forward pass.", "actor_rollout_ref.model.use_fused_kernels", expected="false"
         )
     summed = s.value(f"{ACTOR}.calculate_sum_pi_squared", False)
     if summed and s.count(ULYSSES[0]) > 1 and "flash" not in str(attention):
-        yield s.problem(
+        yield s.make_error(
             "Sums of squared probabilities are of verl's own passes, which split sequences by flash attention alone.",
             f"{ACTOR}.calculate_sum_pi_squared",
             expected=f"calculate_sum_pi_squared: false, or {s.name(*ULYSSES)}: 1",
         )
     for key in (f"{ACTOR}.use_dynamic_bsz", f"{ROLLOUT}.log_prob_use_dynamic_bsz"):
         if not s.value(key, True):
-            yield s.problem("Trees fill a pass by tokens, not by rows.", key, expected=f"true, or {off}")
+            yield s.make_error("Trees fill a pass by tokens, not by rows.", key, expected=f"true, or {off}")
 
 
-def _engine(s: Settings) -> Iterator[ConfigError]:
+def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: RolloutConfig, RolloutReplica, ActorRolloutRefWorker.init_model; vLLM's SchedulerConfig."""
     tensor, data = s.count(f"{ROLLOUT}.tensor_model_parallel_size"), s.count(f"{ROLLOUT}.data_parallel_size")
     key, one = f"{ROLLOUT}.tensor_model_parallel_size", tensor * data
     if s.count(f"{ROLLOUT}.pipeline_model_parallel_size") > 1:
-        yield s.problem("verl's engines have no pipeline parallel.", f"{ROLLOUT}.pipeline_model_parallel_size")
+        yield s.make_error("verl's engines have no pipeline parallel.", f"{ROLLOUT}.pipeline_model_parallel_size")
     experts = s.count(f"{ROLLOUT}.expert_parallel_size")
     if experts > 1 and experts != one:
-        yield s.problem(
+        yield s.make_error(
             f"The engine's expert_parallel_size is {experts}.", f"{ROLLOUT}.expert_parallel_size", expected=f"{one}"
         )
     per_node = s.count("trainer.n_gpus_per_node")
     if s.value("trainer.v1.trainer_mode") != SEPARATE and s.gpus % one:
-        yield s.problem(
+        yield s.make_error(
             f"{s.gpus} GPUs can't be dealt out to engines of {one} GPUs ({s.name(key, _TP)}).",
             key,
             _TP,
@@ -229,7 +233,7 @@ def _engine(s: Settings) -> Iterator[ConfigError]:
             expected=f"a divisor of {s.gpus}",
         )
     elif per_node and one % min(per_node, one):
-        yield s.problem(
+        yield s.make_error(
             f"An engine of {one} GPUs ({s.name(key, _TP)}) does not fill nodes of {per_node}.",
             key,
             _TP,
@@ -238,7 +242,7 @@ def _engine(s: Settings) -> Iterator[ConfigError]:
         )
     sequences, tokens = s.count(f"{ROLLOUT}.max_num_seqs"), s.count(f"{ROLLOUT}.max_num_batched_tokens", 8192)
     if s.value(f"{ROLLOUT}.name") == "vllm" and sequences > tokens:
-        yield s.problem(
+        yield s.make_error(
             f"{sequences} sequences at a time get no token each of a pass of {tokens}.",
             f"{ROLLOUT}.max_num_seqs",
             "rollout.max_num_seqs",
@@ -246,7 +250,7 @@ def _engine(s: Settings) -> Iterator[ConfigError]:
         )
     memory = float(s.value(f"{ROLLOUT}.gpu_memory_utilization", 0.5))
     if not 0 < memory <= 1:
-        yield s.problem(
+        yield s.make_error(
             f"The engine's part of the GPU's memory is {memory}.",
             f"{ROLLOUT}.gpu_memory_utilization",
             "rollout.gpu_memory_utilization",
@@ -254,7 +258,7 @@ def _engine(s: Settings) -> Iterator[ConfigError]:
         )
 
 
-def _memory(s: Settings) -> Iterator[ConfigError]:
+def _check_memory(s: EffectiveSettings) -> Iterator[ConfigError]:
     """vLLM, after it loaded the weights: the cache must hold one sequence. The least that it needs is counted."""
     if s.gpu_bytes is None or s.model.parameters is None or s.value("trainer.device") == "cpu":
         return
@@ -264,7 +268,7 @@ def _memory(s: Settings) -> Iterator[ConfigError]:
     if weights + cache <= s.gpu_bytes * part:
         return
     gib = 2**30
-    yield s.problem(
+    yield s.make_error(
         f"On each GPU the engine needs {weights / gib:.3g} GiB for weights and {cache / gib:.3g} GiB for one sequence "
         f"of {longest} tokens, and it has {part:g} of {s.gpu_bytes / gib:.3g} GiB.",
         f"{ROLLOUT}.gpu_memory_utilization",
@@ -274,12 +278,12 @@ def _memory(s: Settings) -> Iterator[ConfigError]:
     )
 
 
-def _lengths(s: Settings) -> Iterator[ConfigError]:
+def _check_lengths(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: vLLMHttpServer._validate_configs and .generate, rearrange_micro_batches."""
     prompt, longest = s.count("data.max_prompt_length"), s.count(f"{ROLLOUT}.max_model_len")
     key, ours = f"{ROLLOUT}.max_model_len", "rollout.max_model_len"
     if s.model.positions is not None and longest > s.model.positions:
-        yield s.problem(
+        yield s.make_error(
             f"{s.name(key, ours)} is {longest}, and the model takes {s.model.positions} tokens.",
             key,
             ours,
@@ -288,7 +292,7 @@ def _lengths(s: Settings) -> Iterator[ConfigError]:
         )
     border = s.model.rotary_border
     if border is not None and longest > border:
-        yield s.problem(
+        yield s.make_error(
             f"{s.name(key, ours)} is {longest}, and the model turns tokens by other frequencies in sequences of more "
             f"than {border}: verl's trainer chooses them by each batch's longest, its servers by max_model_len.",
             key,
@@ -297,7 +301,7 @@ def _lengths(s: Settings) -> Iterator[ConfigError]:
             do="--backbone local fixes them once, and trains longer sequences of it",
         )
     if prompt >= longest:
-        yield s.problem(
+        yield s.make_error(
             f"A prompt of {prompt} tokens ({s.name('data.max_prompt_length', 'data.max_prompt_length')}) leaves no "
             f"room for a reply in {longest} ({s.name(key, ours)}).",
             "data.max_prompt_length",
@@ -305,10 +309,10 @@ def _lengths(s: Settings) -> Iterator[ConfigError]:
             also=((key, ours),),
             expected=f"less than {longest}",
         )
-    split = s.count(MEGATRON_SIZES[2][0] if s.megatron else ULYSSES[0])
+    split = s.count(MEGATRON_SIZES[2][0] if s.is_megatron else ULYSSES[0])
     budget = f"{ACTOR}.ppo_max_token_len_per_gpu"
     if s.value(f"{ACTOR}.use_dynamic_bsz", True) and s.count(budget, longest) * split < longest:
-        yield s.problem(
+        yield s.make_error(
             f"A pass of {s.value(budget)} tokens on each of {split} GPU(s) holds no sequence of {longest} tokens.",
             budget,
             f"{TRAINER}.micro_batch_tokens",
@@ -316,10 +320,10 @@ def _lengths(s: Settings) -> Iterator[ConfigError]:
         )
 
 
-def _sampling(s: Settings) -> Iterator[ConfigError]:
+def _check_sampling(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl divides the logits by the temperature (and validate_config refuses 0 with val_kwargs.do_sample)."""
     if float(s.value(f"{ROLLOUT}.temperature", 1.0)) <= 0:
-        yield s.problem(
+        yield s.make_error(
             "Replies that are drawn at temperature 0 have no probabilities to train on.",
             f"{ROLLOUT}.temperature",
             "rollout.temperature",
@@ -327,35 +331,35 @@ def _sampling(s: Settings) -> Iterator[ConfigError]:
         )
 
 
-def _learning(s: Settings) -> Iterator[ConfigError]:
+def _check_learning(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: FSDPOptimizerConfig, FSDPEngine._build_lr_scheduler, get_vllm_max_lora_rank."""
     schedule = s.value(f"{ACTOR}.optim.lr_scheduler_type")
-    if not s.megatron and schedule not in (None, "constant", "cosine"):
-        yield s.problem(
+    if not s.is_megatron and schedule not in (None, "constant", "cosine"):
+        yield s.make_error(
             f"verl's FSDP has no {schedule} schedule of the learning rate.",
             f"{ACTOR}.optim.lr_scheduler_type",
             f"{TRAINER}.optim.lr_schedule",
             expected="constant or cosine; ajet.trainer_common.optim.lr_schedule also linear",
         )
-    key = "actor_rollout_ref.model." + ("lora.rank" if s.megatron else "lora_rank")
+    key = "actor_rollout_ref.model." + ("lora.rank" if s.is_megatron else "lora_rank")
     rank = s.count(key, 0)
     adapters = not s.value("actor_rollout_ref.model.lora.merge")  # as our layer has it, the servers get whole weights
     if adapters and rank > VLLM_LARGEST_LORA_RANK and s.value(f"{ROLLOUT}.name") == "vllm":
-        yield s.problem(
+        yield s.make_error(
             f"vLLM takes no adapters of rank {rank}.",
             key,
             f"{TRAINER}.lora.rank",
             expected=f"at most {VLLM_LARGEST_LORA_RANK}",
         )
     if s.ajet.trainer_common.lora.alpha % 1:
-        yield s.problem(
+        yield s.make_error(
             f"verl's LoRA takes no alpha of {s.ajet.trainer_common.lora.alpha}.",
             "",
             f"{TRAINER}.lora.alpha",
             expected="a whole number",
         )
     if (s.ajet.model.path or "").endswith(".gguf"):
-        yield s.problem(
+        yield s.make_error(
             "verl loads no .gguf file.",
             "",
             "model.path",
@@ -363,11 +367,11 @@ def _learning(s: Settings) -> Iterator[ConfigError]:
         )
 
 
-def _modes(s: Settings) -> Iterator[ConfigError]:
+def _check_modes(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: PPOTrainerSeparateAsync.__init__."""
     mode = s.value("trainer.v1.trainer_mode")
     if mode not in MODES:
-        yield s.problem(
+        yield s.make_error(
             f"verl's trainer {mode} does not know our credit and loss.",
             "trainer.v1.trainer_mode",
             f"{TRAINER}.mode",
@@ -376,14 +380,14 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
     if mode != SEPARATE:
         return
     if s.value(f"{ROLLOUT}.nnodes", 0) < 1:
-        yield s.problem(
+        yield s.make_error(
             "separate_async needs machines of its own for the engines.",
             f"{ROLLOUT}.nnodes",
             f"{TRAINER}.mode",
             expected=f"their number in verl.{ROLLOUT}.nnodes",
         )
     if s.value(f"{ROLLOUT}.checkpoint_engine.backend", "naive") == "naive":
-        yield s.problem(
+        yield s.make_error(
             "separate_async needs a way to send weights to other machines.",
             f"{ROLLOUT}.checkpoint_engine.backend",
             f"{TRAINER}.mode",
@@ -392,7 +396,7 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
     steps, batch = s.count("trainer.v1.separate_async.parameter_sync_step"), s.count("data.train_batch_size")
     own = s.name("trainer.v1.separate_async.parameter_sync_step") or s.name(f"{ACTOR}.ppo_mini_batch_size")
     if own and batch != steps * s.count(f"{ACTOR}.ppo_mini_batch_size"):
-        yield s.problem(
+        yield s.make_error(
             f"In separate_async {batch} tasks must be {steps} mini-batches, one to each sending of weights.",
             own.removeprefix("verl."),
             f"{TRAINER}.mini_batch_num",
@@ -400,10 +404,10 @@ def _modes(s: Settings) -> Iterator[ConfigError]:
         )
 
 
-def _credit(s: Settings) -> Iterator[ConfigError]:
+def _check_credit(s: EffectiveSettings) -> Iterator[ConfigError]:
     """What `ajet_verl.trainer.trainers` computes in verl's place, it computes as the local backbone does."""
-    for key, found, expected in unsupported(lambda key: s.value(key)):
-        yield s.problem(
+    for key, found, expected in find_unsupported(lambda key: s.value(key)):
+        yield s.make_error(
             f"{key} is {str(found).lower() if isinstance(found, bool) else found}, which ajet's credit and loss, the "
             "same on every backbone, do not have.",
             key,
@@ -413,11 +417,11 @@ def _credit(s: Settings) -> Iterator[ConfigError]:
         )
 
 
-def _agent_loop(s: Settings) -> Iterator[ConfigError]:
+def _check_agent_loop(s: EffectiveSettings) -> Iterator[ConfigError]:
     """verl: AgentLoopWorkerTQ, which plays by the loop of this name."""
     key = f"{ROLLOUT}.agent.default_agent_loop"
     if (name := s.value(key, "ajet")) != "ajet":
-        yield s.problem(
+        yield s.make_error(
             f"With the agent loop {name} the workflow would not be played.",
             key,
             "rollout.user_workflow",
@@ -426,7 +430,8 @@ def _agent_loop(s: Settings) -> Iterator[ConfigError]:
         )
 
 
-RULES: tuple[Callable[[Settings], Iterator[ConfigError]], ...] = (
-    _machines, _strategy, batch_sizes, fixed_micro_batches, _parallel, _trees, _engine, _memory, _lengths, _sampling,
-    _learning, checkpoints, _modes, _credit, _agent_loop,
+RULES: tuple[Callable[[EffectiveSettings], Iterator[ConfigError]], ...] = (
+    _check_machines, _check_strategy, check_batch_sizes, check_fixed_micro_batches, _check_parallel_sizes,
+    _check_trees, _check_engine, _check_memory, _check_lengths, _check_sampling, _check_learning, check_checkpoints,
+    _check_modes, _check_credit, _check_agent_loop,
 )  # fmt: skip

@@ -64,8 +64,8 @@ class VerlSource:
         """True if a line reads the last name of `path` from a section of the name before it."""
         *_, section, name = path
         get = rf"(?:\.get\(\s*|\[)[\"']{re.escape(name)}\b"
-        whole = rf"|\bconfig{get}" if section == _DATA else ""
-        read = re.compile(rf"\b(?:\w+_)?{re.escape(section)}(?:_config)?(?:\.{re.escape(name)}\b|{get}){whole}")
+        from_config = rf"|\bconfig{get}" if section == _DATA else ""
+        read = re.compile(rf"\b(?:\w+_)?{re.escape(section)}(?:_config)?(?:\.{re.escape(name)}\b|{get}){from_config}")
         if not self._texts:
             self._texts = [each.read_text(encoding="utf-8") for each in self.package.rglob("*.py")]
         return any(map(read.search, self._texts))

@@ -14,7 +14,7 @@ PLUGIN = Path(__file__).parent / "plugin"
 PLATFORM = "ajet_verl.cpu.platform"
 
 
-def environment() -> dict[str, str]:
+def build_environment() -> dict[str, str]:
     """Variables that every process of verl needs here."""
     paths = [str(PLUGIN), os.environ.get("PYTHONPATH", "")]
     return {

@@ -73,12 +73,12 @@ class GlooWeights(CheckpointEngine):
         for name, weight in weights:
             if self._group is None:
                 continue
-            whole = weight.detach().cpu().contiguous()
-            await self._broadcast(_header((name, tuple(whole.shape), whole.dtype)))
-            if whole.numel():
-                await self._broadcast(whole.view(-1).view(torch.uint8))
+            tensor = weight.detach().cpu().contiguous()
+            await self._broadcast_tensor(_pack_header((name, tuple(tensor.shape), tensor.dtype)))
+            if tensor.numel():
+                await self._broadcast_tensor(tensor.view(-1).view(torch.uint8))
         if self._group is not None:
-            await self._broadcast(_header(None))
+            await self._broadcast_tensor(_pack_header(None))
 
     async def receive_weights(  # type: ignore[override]
         self, global_steps: int | None = None
@@ -86,21 +86,21 @@ class GlooWeights(CheckpointEngine):
         """Names and weights as they were sent."""
         while True:
             header = torch.empty(HEADER, dtype=torch.uint8)
-            await self._broadcast(header)
-            told = pickle.loads(header.numpy().tobytes())
-            if told is None:
+            await self._broadcast_tensor(header)
+            description = pickle.loads(header.numpy().tobytes())
+            if description is None:
                 return
-            name, shape, dtype = told
+            name, shape, dtype = description
             weight = torch.empty(shape, dtype=dtype)
             if weight.numel():
-                await self._broadcast(weight.view(-1).view(torch.uint8))
+                await self._broadcast_tensor(weight.view(-1).view(torch.uint8))
             yield name, weight
 
-    async def _broadcast(self, data: torch.Tensor) -> None:
+    async def _broadcast_tensor(self, data: torch.Tensor) -> None:
         await asyncio.to_thread(lambda: self._group.broadcast([data]).wait())
 
 
-def _header(told: Any) -> torch.Tensor:
-    packed = pickle.dumps(told)
+def _pack_header(description: Any) -> torch.Tensor:
+    packed = pickle.dumps(description)
     assert len(packed) <= HEADER, f"{len(packed)} bytes to describe a weight"
     return torch.frombuffer(bytearray(packed.ljust(HEADER, b"\0")), dtype=torch.uint8)

@@ -90,21 +90,21 @@ def test_a_head_with_an_adapter_gives_what_it_gives_as_a_whole(settings: dict[st
 def test_a_head_that_ranks_gather_by_itself_is_known() -> None:
     from torch import distributed as dist
 
-    from ajet_verl.trainer.chunked_head import gathered_by_itself
+    from ajet_verl.trainer.chunked_head import is_gathered_alone
 
     peft = pytest.importorskip("peft")
-    assert not gathered_by_itself(None) and not gathered_by_itself(torch.nn.Linear(4, 6))
+    assert not is_gathered_alone(None) and not is_gathered_alone(torch.nn.Linear(4, 6))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         adapted = peft.get_peft_model(Model(), peft.LoraConfig(r=2, target_modules=["lm_head"]))
         head = adapted.base_model.model.lm_head
-        assert not gathered_by_itself(head)
+        assert not is_gathered_alone(head)
         cpu = torch.device("cpu")
         head.lora_A["default"] = torch.distributed.fsdp.FullyShardedDataParallel(head.lora_A["default"], device_id=cpu)
-        assert gathered_by_itself(head), "as verl's wrap policy for LoRA leaves it"
+        assert is_gathered_alone(head), "as verl's wrap policy for LoRA leaves it"
         mesh = dist.init_device_mesh("cpu", (1,))
         plain = torch.nn.Linear(4, 6)
         torch.distributed.fsdp.fully_shard(plain, mesh=mesh)
-        assert gathered_by_itself(plain)
+        assert is_gathered_alone(plain)
     finally:
         dist.destroy_process_group()

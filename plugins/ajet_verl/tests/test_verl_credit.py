@@ -23,7 +23,7 @@ from ajet.engine.embedded import shipped_folder
 from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
-from ajet_verl.config import verl_config
+from ajet_verl.config import compose_verl_config
 from tests.local_fixtures import calls_of, episode_of, timeline_of
 from tests.tiny_models import tiny
 from tests.verl_fixtures import experiment, through_verl, without_verl
@@ -140,7 +140,7 @@ def scenarios(settings: dict[str, dict[str, Any]], ranks: int) -> dict[str, Any]
     folder = shipped_folder("tiny-tools")
     for name, ajet in settings.items():
         chosen = experiment({**PLAIN, **ajet, f"{TC}.n_gpus_per_node": ranks})
-        made[name] = {"config": verl_config(chosen, model_folder=folder), "steps": groups_of_steps()}
+        made[name] = {"config": compose_verl_config(chosen, model_folder=folder), "steps": groups_of_steps()}
     return made
 
 
@@ -163,7 +163,7 @@ def of_one_rank() -> dict[str, Any]:
     by_rows = {"actor": fixed, "rollout": {"log_prob_micro_batch_size_per_gpu": 5}}
     chosen = experiment({**PLAIN, **TWO, f"{TC}.n_gpus_per_node": 1}, verl={"actor_rollout_ref": by_rows})
     made["micro batches by rows"] = {
-        "config": verl_config(chosen, model_folder=shipped_folder("tiny-tools")),
+        "config": compose_verl_config(chosen, model_folder=shipped_folder("tiny-tools")),
         "steps": groups_of_steps(),
     }
     return made
@@ -190,7 +190,7 @@ def of_other_models(folder: Path) -> dict[str, Any]:
                 shutil.copy(shipped_folder("tiny-tools") / each, place)
         own = {} if asked == "sdpa" else {"model": {"override_config": {"attn_implementation": asked}}}
         chosen = experiment({**PLAIN, f"{TC}.n_gpus_per_node": 1}, verl={"actor_rollout_ref": own})
-        made[name] = {"config": verl_config(chosen, model_folder=place), "steps": [groups_of_steps()[0][:1]]}
+        made[name] = {"config": compose_verl_config(chosen, model_folder=place), "steps": [groups_of_steps()[0][:1]]}
     return made
 
 

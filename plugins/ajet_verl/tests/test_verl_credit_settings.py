@@ -14,8 +14,8 @@ from ajet.algorithm.token_loss import TokenLoss
 from ajet.config import Experiment
 from ajet.schema.errors import ConfigError
 from ajet.store import Address
-from ajet_verl.config import verl_config
-from ajet_verl.config.credit import credit_settings
+from ajet_verl.config import compose_verl_config
+from ajet_verl.config.credit import read_credit_settings
 from ajet_verl.train import require_store
 from ajet_verl.trainer.losses import WeightedSum
 from tests.local_fixtures import episode_of, group_of
@@ -66,7 +66,7 @@ READ = ("mini_batch_num", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
 )
 def test_what_the_layer_writes_is_read_back(ajet):
     chosen = experiment(ajet)
-    have, want = credit_settings(verl_config(chosen)), chosen.ajet
+    have, want = read_credit_settings(compose_verl_config(chosen)), chosen.ajet
     assert have.data.max_response_length == want.data.max_response_length
     for name in ("temperature", "top_p", "top_k", "num_repeat"):
         assert getattr(have.rollout, name) == getattr(want.rollout, name)
@@ -85,9 +85,9 @@ def test_what_the_layer_writes_is_read_back(ajet):
 @pytest.mark.parametrize("preset", ["minirl", "grpo"])
 def test_with_samplers_groups_that_agree_are_left_out_and_verls_filter_is_off(preset):
     """It would ask for more groups in a step than samplers may play ahead of it."""
-    tree = verl_config(experiment({f"{TC}.mode": "async", f"{TC}.algorithm.preset": preset}))
+    tree = compose_verl_config(experiment({f"{TC}.mode": "async", f"{TC}.algorithm.preset": preset}))
     require_store(tree, Address.of("sqlite:/store.db"))
-    settings = credit_settings(tree)
+    settings = read_credit_settings(tree)
     agreed = group_of(episode_of(0.55, uuid="c"), episode_of(0.5, uuid="d"))
     batch = assign_credit(
         [group_of(episode_of(1.0, uuid="a"), episode_of(0.0, uuid="b")), agreed], settings, open_algorithm(settings)
@@ -102,10 +102,10 @@ def test_with_samplers_groups_that_agree_are_left_out_and_verls_filter_is_off(pr
 
 
 def test_the_users_own_section_wins():
-    tree = verl_config(
+    tree = compose_verl_config(
         experiment(verl={**nested(f"{ACTOR}.clip_ratio_low", 0.05), "algorithm": {"norm_adv_by_std_in_grpo": False}})
     )
-    algorithm = credit_settings(tree).trainer_common.algorithm
+    algorithm = read_credit_settings(tree).trainer_common.algorithm
     assert algorithm.clip_low == 0.05 and algorithm.norm_adv_by_std is False
 
 
@@ -132,9 +132,9 @@ def test_an_algorithm_of_the_users_own_gives_credit_and_loss_there(tmp_path, sec
         roots["ajet"]["trainer_common"] = own
     else:
         roots["verl"] = own
-    config = verl_config(Experiment.from_dict(roots, base=tmp_path))
+    config = compose_verl_config(Experiment.from_dict(roots, base=tmp_path))
     assert config["algorithm"]["adv_estimator"] == "mine.py->Mine"
-    settings = credit_settings(config)
+    settings = read_credit_settings(config)
     algorithm = open_algorithm(settings)
     batch = assign_credit([group_of(episode_of(1.0, uuid="a"), episode_of(0.5, uuid="b"))], settings, algorithm)
     assert [batch.outcomes[uuid].advantage for uuid in "ab"] == [2.0, 1.0]
@@ -146,7 +146,7 @@ def test_an_algorithm_of_the_users_own_gives_credit_and_loss_there(tmp_path, sec
 
 
 def test_what_our_loss_does_not_have_is_an_error_there_too():
-    tree: dict[str, Any] = verl_config(experiment())
+    tree: dict[str, Any] = compose_verl_config(experiment())
     tree["actor_rollout_ref"]["actor"]["policy_loss"]["loss_mode"] = "gspo"
     with pytest.raises(ValueError, match="loss_mode is 'gspo', expected vanilla"):
-        credit_settings(tree)
+        read_credit_settings(tree)

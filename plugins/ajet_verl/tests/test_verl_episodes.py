@@ -66,7 +66,7 @@ def parts(tmp_path_factory):
 def host(parts: RunParts, experiment: Experiment, posted: list[Group]) -> Any:
     """Ticket k is for task k."""
     from ajet_ray.host import Host
-    from ajet_ray.mailbox import Closed, Grant
+    from ajet_ray.mailbox import GroupNotice, TicketGrant
     from ajet_verl.agent.engine import ServerEngine
 
     tokenizer = parts.backbone.tokenizer
@@ -74,11 +74,11 @@ def host(parts: RunParts, experiment: Experiment, posted: list[Group]) -> Any:
     longest = experiment.ajet.rollout.max_model_len
     engine = ServerEngine(client, max_model_len=longest, vocabulary=len(tokenizer), server="vllm")
 
-    async def post(letter: Closed) -> None:
+    async def post(letter: GroupNotice) -> None:
         posted.append(letter.group)
 
-    async def grant(ticket: int) -> Grant:
-        return Grant(ticket, parts.tasks("train")[ticket])
+    async def grant(ticket: int) -> TicketGrant:
+        return TicketGrant(ticket, parts.tasks("train")[ticket])
 
     return Host(experiment, "same", engine, tokenizer, post, grant)
 
@@ -109,7 +109,7 @@ def test_the_episodes_are_those_of_the_local_backbone(parts):
 
     async def play() -> list[Group]:
         one = {"step": 1, "sessions": REPEATS}
-        asked = [made.group(f"u{order}", order, None, **one) for order, _ in tasks for _ in range(REPEATS)]
+        asked = [made.join_group(f"u{order}", order, None, **one) for order, _ in tasks for _ in range(REPEATS)]
         return await asyncio.gather(*asked)
 
     answered = asyncio.run(play())
@@ -152,7 +152,7 @@ def test_attempts_are_ranked_in_a_process_of_verls(parts):
         made = host(parts, chosen, posted := [])
 
         async def play() -> None:
-            asked = [made.group("u", 0, None, step=1, sessions=REPEATS) for _ in range(REPEATS)]
+            asked = [made.join_group("u", 0, None, step=1, sessions=REPEATS) for _ in range(REPEATS)]
             await asyncio.gather(*asked)
 
         asyncio.run(play())
@@ -212,5 +212,5 @@ def test_verls_agent_loop_hands_over_what_is_scored_and_raises_only_for_a_group_
     assert some[1] == [] and all(some[session] for session in (0, 2, 3)), "the others are trained"
     broken |= set(range(REPEATS))
     none = asyncio.run(group("d"))
-    assert none[:-1] == [[]] * (REPEATS - 1) and isinstance(none[-1], agent_loop.NothingToTrain)
+    assert none[:-1] == [[]] * (REPEATS - 1) and isinstance(none[-1], agent_loop.NothingToTrainError)
     made.close()

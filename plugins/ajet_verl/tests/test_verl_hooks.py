@@ -42,11 +42,11 @@ def composed(mode: str) -> Any:
     """verl's config of a mode, for copies."""
     from omegaconf import OmegaConf
 
-    from ajet_verl.config import verl_config
+    from ajet_verl.config import compose_verl_config
 
     apart = {"nnodes": 1, "n_gpus_per_node": 8, "checkpoint_engine": {"backend": "nccl"}}
     own = {"verl": {"actor_rollout_ref": {"rollout": apart}}} if mode == "separate_async" else {}
-    return OmegaConf.create(verl_config(experiment({"trainer_common.mode": mode}, **own)))
+    return OmegaConf.create(compose_verl_config(experiment({"trainer_common.mode": mode}, **own)))
 
 
 def hooked(mode: str, **attributes: Any) -> Any:
@@ -90,7 +90,7 @@ def private(ours: Any, base: Any) -> list[str]:
 
 def test_what_we_replace_is_verls_and_has_its_parameters(base):
     from ajet_verl.trainer.hooks import CreditHooks
-    from ajet_verl.trainer.reporting import Reporting
+    from ajet_verl.trainer.reporting import ReportingHooks
 
     hooks = private(CreditHooks, base)
     assert hooks == [
@@ -99,7 +99,7 @@ def test_what_we_replace_is_verls_and_has_its_parameters(base):
     ]  # fmt: skip
     for name in hooks:
         assert parameters(getattr(CreditHooks, name)) == parameters(getattr(base, name))
-    assert private(Reporting, base) == ["_compute_metrics", "_validate"]
+    assert private(ReportingHooks, base) == ["_compute_metrics", "_validate"]
     assert parameters(base._compute_metrics)[:4] == ["self", "batch", "metrics", "timing_raw"]
     assert parameters(base._validate) == ["self"]
 
@@ -141,7 +141,7 @@ def test_our_trainers_are_verls_of_the_same_mode(base):
         mode = "sync" if name == DECOUPLED else name.removeprefix("ajet_")  # what samplers played comes in turns
         verls = get_trainer_cls(mode)
         assert issubclass(ours, verls) and issubclass(ours, CreditHooks) and ours.mode == mode
-        assert ours.decoupled == (name == DECOUPLED), "tokens of the step before are no canary there"
+        assert ours.is_decoupled == (name == DECOUPLED), "tokens of the step before are no canary there"
         assert ours.__mro__.index(CreditHooks) < ours.__mro__.index(verls)
         assert ours.__module__ == trainers.__name__
 
@@ -229,8 +229,8 @@ def test_the_canary_takes_tokens_of_the_weights_that_the_trainer_has(monkeypatch
     from ajet_verl.trainer import hooks
 
     asked: list[int] = []
-    monkeypatch.setattr(hooks, "canary_gap", lambda *_, at_least: asked.append(at_least))
-    hooked(mode)._canary([], [np.zeros(0, np.float32)], [])
+    monkeypatch.setattr(hooks, "measure_canary_gap", lambda *_, at_least: asked.append(at_least))
+    hooked(mode)._measure_canary([], [np.zeros(0, np.float32)], [])
     assert asked == [at_least]
 
 
@@ -261,7 +261,7 @@ def test_groups_are_too_old_when_verl_drops_them(threshold, tmp_path):
     from ajet.schema.task import Task
     from ajet.store import RunStore
     from ajet.task_reader import TaskOrder
-    from ajet_ray.tickets import Tickets
+    from ajet_ray.tickets import LaunchTickets
 
     asked = dict(enumerate((1, 1, 2, 3, 5, 7)))
     buffer: Any = object.__new__(ReplayBufferAsync)
@@ -270,14 +270,14 @@ def test_groups_are_too_old_when_verl_drops_them(threshold, tmp_path):
     for now in range(1, 10):
         buffer.finished_keys = {"train": {str(order) for order, step in asked.items() if step <= now}}
         task = Task(task_id="t")
-        tickets = Tickets(
+        tickets = LaunchTickets(
             RunStore(tmp_path / str(now)), TaskOrder([task], 0), batch=len(asked), dropped_after=threshold
         )
-        tickets.due()
+        tickets.list_grants()
         for order, step in asked.items():
             if step <= now:
                 tickets.close(Group(task, order, [replace(episode_of(1.0), uuid=str(order))]), step)
-        stale = tickets.take(now, {}).stale
+        stale = tickets.take_step(now, {}).stale
         assert {str(group.order) for group in stale} == buffer._stale_terminal_keys(now, "train")
 
 
@@ -439,7 +439,7 @@ def test_servers_are_those_that_were_started_before(servers, monkeypatch):
     nodes = [{"NodeID": "a" * 56, "Alive": True, "Resources": {gpu: 4.0, **cpus}},
              {"NodeID": "b" * 56, "Alive": True, "Resources": cpus},
              {"NodeID": "c" * 56, "Alive": False, "Resources": {gpu: 8.0}}]  # fmt: skip
-    monkeypatch.setattr(servers, "actor", Kind)
+    monkeypatch.setattr(servers, "make_actor_class", Kind)
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(replica.RolloutReplicaRegistry, "_registry", {})
     config = deepcopy(composed("sync"))
@@ -492,7 +492,7 @@ def test_a_server_answers_once_verls_constructor_is_through(servers, monkeypatch
             return [*prompt_ids, priority]
 
     monkeypatch.setattr(theirs, "vLLMHttpServer", Verls)
-    kind: Any = server.named("vLLMHttpServer", ["get_server_address", "generate"])
+    kind: Any = server.make_server_class("vLLMHttpServer", ["get_server_address", "generate"])
 
     async def asked(rank: int) -> list[Any]:
         one = kind()
@@ -516,9 +516,9 @@ def test_neither_vllm_nor_verl_is_loaded_for_a_servers_handle_or_the_load_balanc
     from ray import cloudpickle
     from verl.workers.rollout import router
 
-    from ajet_verl.trainer.process import send_load_balancer_whole
+    from ajet_verl.trainer.process import pickle_load_balancer
 
-    send_load_balancer_whole()
+    pickle_load_balancer()
     try:
         kinds = servers.actor().__ray_metadata__.modified_class, router.GlobalRequestLoadBalancer
         (tmp_path / "kinds").write_bytes(cloudpickle.dumps(kinds))
@@ -541,21 +541,21 @@ def test_an_agent_loop_in_anothers_place_that_cannot_begin_is_ended(monkeypatch)
 
     manager = object.__new__(workers.AgentWorkers)
     process = SimpleNamespace(begin=SimpleNamespace(remote=lambda *parts: "begun"))
-    manager.agent_loop_workers, manager._sent, manager._later = [None], [{}], {}
+    manager.agent_loop_workers, manager._sent, manager._later_begins = [None], [{}], {}
     manager.config = manager.llm_client = manager.teacher_client = manager.reward_loop_worker_handles = None
     manager._sender = SimpleNamespace(post=lambda word: None)
-    monkeypatch.setattr(workers, "start_one", lambda name: process)
+    monkeypatch.setattr(workers, "start_agent_loop", lambda name: process)
     monkeypatch.setattr(workers.transfer_queue, "kv_list", dict)
-    manager._replace(0, "killed")
+    manager._replace_worker(0, "killed")
     ready, ended = [], []
     monkeypatch.setattr(ray, "wait", lambda refs, timeout: (ready, refs))
     monkeypatch.setattr(ray, "kill", ended.append)
     monkeypatch.setattr(
         ray, "get", lambda ref: (_ for _ in ()).throw(ray.exceptions.RayTaskError("begin", "", OSError()))
     )
-    manager._end_those_that_could_not_begin()
-    assert not ended and manager._later == {0: "begun"}, "it is still at work"
+    manager._kill_failed_workers()
+    assert not ended and manager._later_begins == {0: "begun"}, "it is still at work"
     ready.append("begun")
-    manager._end_those_that_could_not_begin()
-    manager._end_those_that_could_not_begin()
+    manager._kill_failed_workers()
+    manager._kill_failed_workers()
     assert ended == [process]

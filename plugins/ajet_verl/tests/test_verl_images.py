@@ -18,7 +18,7 @@ from ajet.gateway import Gateway
 from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer
-from ajet_verl.config import verl_config
+from ajet_verl.config import compose_verl_config
 from tests.image_fixtures import seeing_renderer
 from tests.support.gateways import post
 from tests.verl_fixtures import experiment, without_verl
@@ -89,13 +89,13 @@ def test_positions_of_rows_of_one_length_are_those_of_the_tokens():
     import torch
     from tensordict import TensorDict
 
-    from ajet_verl.trainer.workers import mended
+    from ajet_verl.trainer.workers import fix_position_ids
 
     for lengths in ([6, 6, 6], [5, 6, 9], [16, 16, 16, 16]):
         rows = [torch.arange(4 * length).reshape(4, length) + 100 * at for at, length in enumerate(lengths)]
         queued = torch.nested.as_nested_tensor(rows, layout=torch.jagged)  # as TransferQueue packs them
         queued._ragged_idx = 1 if len(set(lengths)) == 1 else 2
-        found = mended(TensorDict({"position_ids": queued}, batch_size=[len(rows)]))["position_ids"]
+        found = fix_position_ids(TensorDict({"position_ids": queued}, batch_size=[len(rows)]))["position_ids"]
         assert all(torch.equal(one, other) for one, other in zip(found.unbind(), rows, strict=True)), lengths
         assert found.offsets().diff().tolist() == lengths, "ragged along their tokens, where verl cuts them"
 
@@ -110,19 +110,19 @@ def test_the_processors_that_verl_knows():
 
 def test_servers_begin_with_the_models_own_weights_where_it_sees_images():
     for sees, expected in ((True, "auto"), (False, "dummy")):
-        tree = verl_config(experiment(), model=ModelLimits(images=sees))
+        tree = compose_verl_config(experiment(), model=ModelLimits(images=sees))
         assert tree["actor_rollout_ref"]["rollout"]["load_format"] == expected
 
 
 def test_a_row_brings_the_pictures_of_its_timeline():
-    from ajet_ray.rows import rows
+    from ajet_ray.rows import build_rows
 
     renderer = seeing_renderer()
     episode = played(renderer, [question(URL, "one"), question(data_url(square("red")), "two")])
     (line,) = episode.timelines
     for length, sizes in ((line.ids.size, [(28, 42), (56, 56)]), (line.spans[0].stop + 9, [(28, 42)])):
         episode.timelines[:], _ = cut_over_length([line], length)
-        (row,) = rows(episode, group_order=0)
+        (row,) = build_rows(episode, group_order=0)
         pictures = row["multi_modal_data"]["images"]
         assert [each.size for each in pictures] == sizes
         ids = np.array([*row["prompt_ids"], *row["response_ids"]])

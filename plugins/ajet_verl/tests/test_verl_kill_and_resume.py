@@ -10,7 +10,7 @@ import pytest
 from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
 from ajet_proof.auditing.audit import audit_run
-from ajet_ray.cluster.leftovers import mapped
+from ajet_ray.cluster.leftovers import list_segments
 from tests.ajet_command import ajet, metric_rows
 from tests.verl_runs import Life, accounted, all_gone, skip_without_verl, tool_project
 
@@ -33,7 +33,7 @@ def life(tmp_path_factory):
         seen["after the worker died"] = first.log.read_text()
         first.wait_for_step(5)
         left = first.processes()
-        segments = {name for server in first.processes("VLLM::") for name, _ in mapped(server.pid)}
+        segments = {name for server in first.processes("VLLM::") for name, _ in list_segments(server.pid)}
         os.kill(first.process.pid, signal.SIGKILL)
         first.process.wait()
         seen["alive after kill -9"] = all_gone(left)

@@ -21,11 +21,11 @@ from ajet.schema.errors import ConfigError, RunFailed, UserError
 from ajet.train.interrupts import Interrupts
 from ajet.train.runner import LaunchOptions
 from ajet.train.sink import RunSink
-from ajet_ray.mailbox import Died, Phase, Stepped
+from ajet_ray.mailbox import DeathNotice, PhaseNotice, StepNotice
 from ajet_verl import cpu
 from ajet_verl.launch import VerlRunner
 from ajet_verl.trainer import reporting
-from ajet_verl.trainer.reporting import Reporting, Stopped
+from ajet_verl.trainer.reporting import ReportingHooks, RunStoppedError
 from tests.verl_fixtures import without_verl
 
 pytestmark = pytest.mark.verl
@@ -43,7 +43,7 @@ class Box:
 
     post_and_wait = post
 
-    def stopping(self) -> bool:
+    def should_stop(self) -> bool:
         return self.stop
 
 
@@ -64,7 +64,7 @@ class Verls:
         self.done.append("measured")
 
 
-class Trainer(Reporting, Verls):
+class Trainer(ReportingHooks, Verls):
     """As ours are made."""
 
 
@@ -87,13 +87,13 @@ def test_a_trainer_that_is_asked_to_stop_saves_posts_its_step_and_ends(
     box.stop = stop
     trainer.on_step_end()
     if stop:
-        with pytest.raises(Stopped):
+        with pytest.raises(RunStoppedError):
             trainer._compute_metrics(None, {}, {})
     else:
         trainer._compute_metrics(None, {}, {})
     assert trainer.done == done
     (stepped,) = box.letters
-    assert isinstance(stepped, Stepped) and stepped.step == 3, "the step is in the record before the run ends"
+    assert isinstance(stepped, StepNotice) and stepped.step == 3, "the step is in the record before the run ends"
 
 
 class Heard:
@@ -101,21 +101,21 @@ class Heard:
 
     def __init__(self) -> None:
         self.letters: list[Any] = []
-        self.looks = self.asked = self.lacking = 0
+        self.looks = self.asked = self.missing_groups = 0
         self.known: list[int] = []
-        self.exhausted = self.hopes = False
+        self.is_exhausted = self.can_fill_missing = False
 
-    def take(self, letter: Any) -> None:
+    def handle_notice(self, letter: Any) -> None:
         self.letters.append(letter)
-        self.exhausted = self.exhausted or letter == Phase("update", 7)
+        self.is_exhausted = self.is_exhausted or letter == PhaseNotice("update", 7)
 
-    def look(self) -> None:
+    def record_segments(self) -> None:
         self.looks += 1
 
-    def due(self) -> list[int]:
+    def list_grants(self) -> list[int]:
         return [len(self.letters)]
 
-    def open(self) -> list[int]:
+    def list_open(self) -> list[int]:
         return [7]
 
     def know(self, grants: list[int], places: list[int]) -> None:
@@ -136,10 +136,10 @@ def listened(
     """What was heard in rounds of (whether the trainer has ended, letters). `stopping`: after a Ctrl-C; `lacking`:
     groups that samplers are to play; `hopes`: that they play; `asked`: so many seconds ago by SIGTERM."""
     ray = pytest.importorskip("ray")
-    from ajet_ray.on_ray import Ears
+    from ajet_ray.on_ray import RunListener
 
     done, heard, left = object(), Heard(), iter(rounds)
-    heard.lacking, heard.hopes = lacking, hopes
+    heard.missing_groups, heard.can_fill_missing = lacking, hopes
     now: list[Any] = []
 
     def wait(_: Any, timeout: float) -> tuple[list[Any], list[Any]]:
@@ -168,7 +168,7 @@ def listened(
         told: Any = heard
         interrupts = Interrupts()
         interrupts._preempted_at = None if asked is None else time.monotonic() - asked
-        ears = Ears("verl", mailbox, done, told, told, Path("the logs"), interrupts, told, grace=60.0)
+        ears = RunListener("verl", mailbox, done, told, told, Path("the logs"), interrupts, told, grace=60.0)
         asked_to_end = ears.listen(stopping=stopping)
         assert asked_to_end == (stopping or heard.asked > 0)
     finally:
@@ -177,7 +177,7 @@ def listened(
 
 
 def test_what_a_trainer_said_before_its_end_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    letters = [Phase("rollout", 1), Died("agent loop", "killed"), Phase("update", 1)]
+    letters = [PhaseNotice("rollout", 1), DeathNotice("agent loop", "killed"), PhaseNotice("update", 1)]
     heard = listened(monkeypatch, [(False, letters[:1]), (True, letters[1:]), (True, [])])
     assert heard.letters == letters and heard.looks >= 2
     assert heard.known == [0, 1, 3], "what tickets are for is said before more is heard"
@@ -188,14 +188,14 @@ def test_a_second_interrupt_loses_no_letter_and_in_one_it_ends_the_run_as_a_kill
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
-    from ajet_ray.on_ray import Ears
+    from ajet_ray.on_ray import RunListener
 
     def twice() -> None:
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
 
     done, heard, asked, left = object(), Heard(), list[str](), [True]
-    letters = [Phase("rollout", 1), Phase("update", 1)]
+    letters = [PhaseNotice("rollout", 1), PhaseNotice("update", 1)]
     waiting = iter([letters, []])
 
     def get(what: Any) -> Any:
@@ -221,16 +221,16 @@ def test_a_second_interrupt_loses_no_letter_and_in_one_it_ends_the_run_as_a_kill
 
     monkeypatch.setattr(ray, "wait", lambda those, timeout: ([], those) if not heard.letters else (those, []))
     monkeypatch.setattr(ray, "get", get)
-    monkeypatch.setattr(heard, "take", recorded)
+    monkeypatch.setattr(heard, "handle_notice", recorded)
     mailbox = SimpleNamespace(
         take=SimpleNamespace(remote=take), know=SimpleNamespace(remote=heard.know),
         ask_to_stop=SimpleNamespace(remote=lambda: "stop"),
     )  # fmt: skip
     told: Any = heard
     interrupts = Interrupts()
-    ears = Ears("verl", mailbox, done, told, told, Path("the logs"), interrupts, told, grace=60.0)
+    ears = RunListener("verl", mailbox, done, told, told, Path("the logs"), interrupts, told, grace=60.0)
     with interrupts.install(), pytest.raises(KeyboardInterrupt):
-        ears.hear_out()
+        ears.listen_until_end()
     if where == "in a letter":
         assert (heard.letters, asked) == (letters[:1], []), "no checkpoint counts what is not recorded"
     else:
@@ -239,7 +239,7 @@ def test_a_second_interrupt_loses_no_letter_and_in_one_it_ends_the_run_as_a_kill
 
 def test_what_processes_hold_is_looked_at_while_they_load_and_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM that is killed before the first step leaves its shared memory as any other does."""
-    monkeypatch.setattr("ajet_ray.on_ray.LOOK_S", 0.0)
+    monkeypatch.setattr("ajet_ray.on_ray.CHECK_S", 0.0)
     assert listened(monkeypatch, [(False, []), (False, []), (True, [])]).looks == 3
 
 
@@ -251,7 +251,10 @@ def test_a_long_start_says_who_printed_last(monkeypatch: pytest.MonkeyPatch, tmp
     lines: list[str] = []
     sink = logger.add(lines.append, format="{message}")
     try:
-        listened(monkeypatch, [(False, []), (False, [Phase("loading")]), (False, [Phase("rollout", 1)]), (True, [])])
+        listened(
+            monkeypatch,
+            [(False, []), (False, [PhaseNotice("loading")]), (False, [PhaseNotice("rollout", 1)]), (True, [])],
+        )
     finally:
         logger.remove(sink)
     said = [line for line in lines if "run_vLLM_0.log" in line]
@@ -259,15 +262,21 @@ def test_a_long_start_says_who_printed_last(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_a_run_that_learns_nothing_is_asked_to_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = [(False, [Phase("rollout", 1)]), (False, [Phase("update", 7)]), (False, []), (False, []), (True, [])]
+    rounds = [
+        (False, [PhaseNotice("rollout", 1)]),
+        (False, [PhaseNotice("update", 7)]),
+        (False, []),
+        (False, []),
+        (True, []),
+    ]
     assert listened(monkeypatch, rounds).asked == 1
     assert listened(monkeypatch, [(False, []), (True, [])]).asked == 0
 
 
 def test_who_is_interrupted_waits_for_no_group_that_samplers_are_to_play(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be none, and each step that is over has its checkpoint."""
-    rounds = [(False, [Phase("update", 1)]), (False, [])]
-    assert listened(monkeypatch, rounds, stopping=True, lacking=2).letters == [Phase("update", 1)]
+    rounds = [(False, [PhaseNotice("update", 1)]), (False, [])]
+    assert listened(monkeypatch, rounds, stopping=True, lacking=2).letters == [PhaseNotice("update", 1)]
     listened(monkeypatch, [*rounds, (True, [])], lacking=2)
     listened(monkeypatch, [*rounds, (True, [])], stopping=True)
 
@@ -275,7 +284,7 @@ def test_who_is_interrupted_waits_for_no_group_that_samplers_are_to_play(monkeyp
 def test_who_is_asked_to_end_waits_for_groups_that_are_being_played_within_the_grace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    filled = [(False, [])] * 3 + [(True, [Phase("checkpoint", 1)]), (True, [])]
+    filled = [(False, [])] * 3 + [(True, [PhaseNotice("checkpoint", 1)]), (True, [])]
     assert listened(monkeypatch, filled, stopping=True, lacking=2, hopes=True, asked=1.0).letters
     for asked in (None, 61.0):  # Ctrl-C, or its time is over
         listened(monkeypatch, [(False, [])], stopping=True, lacking=2, hopes=True, asked=asked)
@@ -289,7 +298,7 @@ def test_who_is_asked_to_end_waits_for_groups_that_are_being_played_within_the_g
 def test_how_a_run_ends_is_not_ray_s_to_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As Ray starts it takes SIGTERM for itself, to end at once."""
     ray = pytest.importorskip("ray")
-    from ajet_ray.cluster.ray_cluster import Needs, connected
+    from ajet_ray.cluster.ray_cluster import RayNeeds, connect_to_ray
     from ajet_ray.cluster.resources import Demand
 
     def init(**more: Any) -> None:
@@ -299,11 +308,11 @@ def test_how_a_run_ends_is_not_ray_s_to_say(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8})
     monkeypatch.setattr(ray, "nodes", lambda: [])
-    needs = Needs(Demand((0, 0), (0, 0)), "GPU", "verl", "a test", {}, "", "")
+    needs = RayNeeds(Demand((0, 0), (0, 0)), "GPU", "verl", "a test", {}, "", "")
     interrupts = Interrupts()
     with interrupts.install():
         for address in (None, "127.0.0.1:1"):
-            with connected(needs, address=address, folder=tmp_path, environment={}, temporary=tmp_path):
+            with connect_to_ray(needs, address=address, folder=tmp_path, environment={}, temporary=tmp_path):
                 assert signal.getsignal(signal.SIGTERM) == interrupts._handle_signal
 
 
@@ -321,7 +330,7 @@ def test_vllm_finds_a_plug_in_of_ours_in_runs_on_a_cpu_alone() -> None:
     )
     told = [
         subprocess.run([sys.executable, "-c", found], env={**os.environ, **more}, capture_output=True, text=True).stdout
-        for more in ({}, cpu.environment())
+        for more in ({}, cpu.build_environment())
     ]
     assert "ajet" not in told[0] and told[1].count("ajet_verl.cpu.vllm_plugin:register") == 1
 
@@ -376,7 +385,7 @@ def test_a_port_that_no_gateway_could_have_is_said_before_ray_starts(tmp_path: P
 @pytest.mark.slow
 @without_verl
 def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
-    from ajet_verl.train import _config
+    from ajet_verl.train import _prepare_config
 
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"main_query": "What is {n}?"}}\n' for n in range(8)))
     tree = {
@@ -392,14 +401,14 @@ def test_a_launch_goes_on_from_the_runs_last_checkpoint(tmp_path: Path) -> None:
         path=tmp_path / "run", run_id="r", resumed=None, status=SimpleNamespace(set=lambda **_: None)
     )
     sink: Any = RunSink(experiment, run, None, None)  # type: ignore[arg-type]
-    fresh, order, words, tokenizer = _config(experiment, run, sink, own=True)
+    fresh, order, words, tokenizer = _prepare_config(experiment, run, sink, own=True)
     assert fresh["trainer"]["resume_mode"] == "disable"
     assert words.render([{"role": "user", "content": "hello"}]).ids.size, "what a step's sample is proven with"
     folder = run.path / "checkpoints" / "step-4"
     run.resumed = SimpleNamespace(step=4, path=folder, state={"verl": "global_step_4", "order": order.identity()})
-    trainer = _config(experiment, run, sink, own=True)[0]["trainer"]
+    trainer = _prepare_config(experiment, run, sink, own=True)[0]["trainer"]
     assert (trainer["resume_mode"], trainer["resume_from_path"]) == ("resume_path", str(folder / "global_step_4"))
     assert trainer["val_before_train"] is False, "it was done before"
     del run.resumed.state["verl"]
     with pytest.raises(ConfigError, match="another backbone"):
-        _config(experiment, run, sink, own=True)
+        _prepare_config(experiment, run, sink, own=True)

@@ -13,10 +13,10 @@ import yaml
 from ajet.cli import launcher
 from ajet.config.document import list_leaves
 from ajet.schema.errors import ConfigError, UserError
-from ajet_verl.config import layer, shown, verl_config
-from ajet_verl.config.credit import credit_settings
+from ajet_verl.config import compose_verl_config, layer, make_printable_config
+from ajet_verl.config.credit import read_credit_settings
 from ajet_verl.descriptor import LAYERS
-from ajet_verl.settings import verl_settings
+from ajet_verl.settings import build_settings
 from ajet_verl.train import require_one_sampling
 from scripts.reference.configuration import defaults_yaml
 from tests.verl_fixtures import experiment, nested, without_verl
@@ -161,7 +161,7 @@ def rounds(cases):
 )
 def test_each_key_of_ours_reaches_verls(cases, strategy):
     for settings, now in rounds(cases):
-        tree = verl_config(experiment({**strategy, **settings}))
+        tree = compose_verl_config(experiment({**strategy, **settings}))
         assert {verl: at(tree, verl) for _, _, verl, _ in now} == {verl: expected for _, _, verl, expected in now}
         assert tree["model_engine"] == ("megatron" if strategy else "dp")
 
@@ -180,9 +180,9 @@ def test_each_key_of_ours_reaches_verls(cases, strategy):
 )
 def test_stale_tokens_are_capped_by_the_mode_that_verl_trains_in_whoever_chose_it(cap, ours, verls, found):
     verl = {"trainer": {"v1": {"trainer_mode": verls}}} if verls else {}
-    tree = verl_config(experiment({f"{ALGO}.is_cap": cap, f"{TC}.mode": ours}, verl=verl))
+    tree = compose_verl_config(experiment({f"{ALGO}.is_cap": cap, f"{TC}.mode": ours}, verl=verl))
     assert at(tree, "algorithm.rollout_correction.rollout_is") == (None if found is None else "token")
-    assert credit_settings(tree).trainer_common.importance_cap == found
+    assert read_credit_settings(tree).trainer_common.importance_cap == found
 
 
 @pytest.mark.parametrize(
@@ -195,28 +195,32 @@ def test_stale_tokens_are_capped_by_the_mode_that_verl_trains_in_whoever_chose_i
     ],
 )
 def test_a_pass_on_a_gpu_holds_its_part_of_the_longest_sequence(settings, tokens):
-    tree = verl_config(experiment(settings))
+    tree = compose_verl_config(experiment(settings))
     assert at(tree, f"{ACTOR}.ppo_max_token_len_per_gpu") == tokens
     assert at(tree, f"{ROLLOUT}.log_prob_max_token_len_per_gpu") == tokens
     assert at(tree, f"{REF}.log_prob_max_token_len_per_gpu") == tokens
 
 
 def test_mini_batches_are_counted_in_tasks_and_adapters_have_one_place():
-    tree = verl_config(experiment({"data.train_batch_size": 48, f"{TC}.mini_batch_num": 3, f"{TC}.lora.rank": 8}))
+    tree = compose_verl_config(
+        experiment({"data.train_batch_size": 48, f"{TC}.mini_batch_num": 3, f"{TC}.lora.rank": 8})
+    )
     assert at(tree, f"{ACTOR}.ppo_mini_batch_size") == 16
     assert at(tree, f"{MODEL}.lora_rank") == 8 and at(tree, f"{MODEL}.lora.rank") == 0
 
 
 def test_checkpoints_lie_in_the_run_directory():
     plain = experiment()
-    assert verl_config(plain)["trainer"]["default_local_dir"] == str(plain.root / "experiment" / "checkpoints" / "verl")
-    tree = verl_config(plain, run_folder=Path("/runs here/experiment-2"), model_folder=Path("/m"))
+    assert compose_verl_config(plain)["trainer"]["default_local_dir"] == str(
+        plain.root / "experiment" / "checkpoints" / "verl"
+    )
+    tree = compose_verl_config(plain, run_folder=Path("/runs here/experiment-2"), model_folder=Path("/m"))
     assert tree["trainer"]["default_local_dir"] == "/runs here/experiment-2/checkpoints/verl"
     assert tree["trainer"]["experiment_name"] == "experiment-2" and at(tree, "actor_rollout_ref.model.path") == "/m"
 
 
 def test_the_users_sections_win_and_may_refer_to_everything():
-    tree = verl_config(
+    tree = compose_verl_config(
         experiment(
             {"data.train_batch_size": 48},
             mine={"steps": 5},
@@ -243,8 +247,10 @@ def test_the_users_sections_win_and_may_refer_to_everything():
 def test_nothing_is_left_to_resolve_and_verls_roots_are_all_there():
     for strategy in ("fsdp", "megatron"):
         folder = layer._config_folder("verl")
-        assert folder is not None and set(layer._verls_defaults(folder, strategy == "megatron")) == set(layer.ROOTS)
-        tree = verl_config(experiment({"trainer_common.strategy": strategy}))
+        assert folder is not None and set(layer._compose_verls_defaults(folder, strategy == "megatron")) == set(
+            layer.ROOTS
+        )
+        tree = compose_verl_config(experiment({"trainer_common.strategy": strategy}))
         open_ends = [
             path for path, value in list_leaves(tree) if isinstance(value, str) and value.startswith(("${", "???"))
         ]
@@ -253,19 +259,19 @@ def test_nothing_is_left_to_resolve_and_verls_roots_are_all_there():
 
 def test_an_interpolation_that_leads_nowhere_names_its_place():
     with pytest.raises(ConfigError) as caught:
-        verl_config(experiment(verl=nested("trainer.project_name", "${nowhere.at_all}")))
+        compose_verl_config(experiment(verl=nested("trainer.project_name", "${nowhere.at_all}")))
     assert "nowhere" in caught.value.what and "experiment.yaml:" in caught.value.where
 
 
 def test_keys_that_nothing_of_verl_reads_are_refused_with_the_nearest():
     with pytest.raises(ConfigError) as caught:
-        verl_config(experiment(trainer={"total_epochz": 3}))
+        compose_verl_config(experiment(trainer={"total_epochz": 3}))
     assert caught.value.what == "verl has no key trainer.total_epochz." and "experiment.yaml:" in caught.value.where
     assert caught.value.do == "did you mean trainer.total_epochs?"
     with pytest.raises(
         ConfigError, match=r"2 settings(.|\n)*no key actor_rollout_ref\.rollot(.|\n)*no key data\.train_fles"
     ):
-        verl_config(experiment(verl={"actor_rollout_ref": {"rollot": {"n": 1}}, "data": {"train_fles": ["a"]}}))
+        compose_verl_config(experiment(verl={"actor_rollout_ref": {"rollot": {"n": 1}}, "data": {"train_fles": ["a"]}}))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +288,7 @@ def test_keys_that_nothing_of_verl_reads_are_refused_with_the_nearest():
 )
 def test_a_name_known_elsewhere_is_refused(key, near):
     with pytest.raises(ConfigError) as caught:
-        verl_config(experiment(verl=nested(key, 1)))
+        compose_verl_config(experiment(verl=nested(key, 1)))
     assert key in caught.value.what and "experiment.yaml:" in caught.value.where
     assert f"verl.{near}?" in caught.value.do if near else "docs/verl_keys.md" in caught.value.do
 
@@ -295,7 +301,7 @@ def test_a_name_known_elsewhere_is_refused(key, near):
     ],
 )
 def test_what_verl_reads_without_a_default_is_taken(key):
-    assert at(verl_config(experiment(verl=nested(key, 1))), key) == 1
+    assert at(compose_verl_config(experiment(verl=nested(key, 1))), key) == 1
 
 
 def test_what_verl_hands_on_may_hold_anything():
@@ -307,7 +313,7 @@ def test_what_verl_hands_on_may_hold_anything():
         "ray_kwargs": {"ray_init": {"zzz_made_up": 1}},
         "trainer": {"remove_previous_ckpt_in_save": True},
     }
-    tree = verl_config(experiment(verl=handed_on))
+    tree = compose_verl_config(experiment(verl=handed_on))
     assert at(tree, f"{ROLLOUT}.engine_kwargs.vllm.zzz_made_up") == 1
     assert tree["trainer"]["remove_previous_ckpt_in_save"] is True
 
@@ -315,7 +321,7 @@ def test_what_verl_hands_on_may_hold_anything():
 def test_another_version_of_verl_is_refused(monkeypatch):
     monkeypatch.setattr(layer.metadata, "version", lambda name: "0.8.0")
     with pytest.raises(UserError, match="verl 0.8.0 is installed"):
-        verl_config(experiment())
+        compose_verl_config(experiment())
 
 
 def test_every_key_that_a_layer_names_exists():
@@ -334,16 +340,16 @@ def test_secrets_and_the_environment_are_not_shown(monkeypatch):
             "ray_kwargs": {"ray_init": {"_redis_password": "pw"}},
         }
     )
-    tree = verl_config(plain)
+    tree = compose_verl_config(plain)
     assert tree["trainer"]["default_hdfs_dir"] == "a private place"
-    text = str(shown(plain, tree))
+    text = str(make_printable_config(plain, tree))
     assert "a private place" not in text and "'pw'" not in text and "${oc.env:VERL_TEST_PLACE}" in text
 
 
 def test_the_model_at_hand_bounds_the_lengths():
     with pytest.raises(ConfigError, match=r"max_model_len is 1000000, and the model takes \d+ tokens"):
-        verl_settings(experiment({"model.path": "embedded:tiny-tools", "rollout.max_model_len": 1000000}))
-    verl_settings(experiment({"model.path": "./no-such-model"}))
+        build_settings(experiment({"model.path": "embedded:tiny-tools", "rollout.max_model_len": 1000000}))
+    build_settings(experiment({"model.path": "./no-such-model"}))
 
 
 def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
@@ -400,8 +406,8 @@ def test_processes_of_verl_and_vllm_compose_no_configuration():
 @pytest.mark.parametrize(("ours", "verls"), [("temperature", "temperature"), ("num_repeat", "n")])
 def test_samplers_play_what_verl_trains_on_whoever_says_so(ours, verls):
     same = experiment({f"{TC}.mode": "async", f"rollout.{ours}": 3})
-    require_one_sampling(same.ajet, verl_config(same))
+    require_one_sampling(same.ajet, compose_verl_config(same))
     other = experiment({f"{TC}.mode": "async"}, verl={"actor_rollout_ref": {"rollout": {verls: 3}}})
     with pytest.raises(ConfigError, match=f"verl would train with {verls} 3") as refused:
-        require_one_sampling(other.ajet, verl_config(other))
+        require_one_sampling(other.ajet, compose_verl_config(other))
     assert refused.value.do == f"say it as ajet.rollout.{ours}, which both sides read"

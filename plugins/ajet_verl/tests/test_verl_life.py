@@ -15,7 +15,7 @@ import pytest
 from ajet.commands.summary import RunTally
 from ajet.record import EpisodeFiles
 from ajet_proof.auditing.audit import audit_run
-from ajet_ray.cluster.leftovers import mapped
+from ajet_ray.cluster.leftovers import list_segments
 from tests.ajet_command import ajet
 from tests.verl_runs import Life, accounted, all_gone, remains, skip_without_verl, tool_project
 
@@ -56,7 +56,7 @@ def life(tmp_path_factory):
         seen["after the worker died"] = run.log.read_text()
         run.wait(lambda: (run.run / "checkpoints" / "step-2" / "state.json").exists(), "the checkpoint of step 2")
         left = run.processes()
-        segments = {name for server in run.processes("VLLM::") for name, _ in mapped(server.pid)}
+        segments = {name for server in run.processes("VLLM::") for name, _ in list_segments(server.pid)}
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
         seen["alive after kill -9"] = all_gone(left)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_verl.trainer.mini_batches import deal
+from ajet_verl.trainer.mini_batches import deal_rows
 
 pytestmark = pytest.mark.verl
 
@@ -28,7 +28,7 @@ def test_each_optimizer_step_has_its_rows_and_no_other(sizes, ranks, multiple, d
         parts.append(list(range(rows, rows + size)))
         rows += size
     lengths = data.draw(st.lists(st.integers(1, 9000), min_size=rows, max_size=rows))
-    order = deal(parts, lengths, ranks=ranks, multiple=multiple)
+    order = deal_rows(parts, lengths, ranks=ranks, multiple=multiple)
     cuts = cut(order, ranks, len(parts))
     for part, hands in zip(parts, cuts, strict=True):
         assert sorted(row for hand in hands for row in hand if row is not None) == part
@@ -39,7 +39,7 @@ def test_each_optimizer_step_has_its_rows_and_no_other(sizes, ranks, multiple, d
 
 def test_ranks_get_equal_work():
     lengths = [100, 90, 80, 70, 40, 30, 20, 10]
-    hands = cut(deal([list(range(8))], lengths, ranks=2), 2, 1)[0]
+    hands = cut(deal_rows([list(range(8))], lengths, ranks=2), 2, 1)[0]
     work = [sum(lengths[row] for row in hand) for hand in hands]
     assert max(work) - min(work) <= 20
 
@@ -53,16 +53,16 @@ def test_rows_that_share_tokens_stay_together(sizes, ranks, data):
     parts = [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
     kin = data.draw(st.lists(st.sampled_from("abc"), min_size=rows, max_size=rows))
     lengths = data.draw(st.lists(st.integers(1, 9000), min_size=rows, max_size=rows))
-    for part, hands in zip(parts, cut(deal(parts, lengths, ranks=ranks, kin=kin), ranks, len(parts)), strict=True):
+    for part, hands in zip(parts, cut(deal_rows(parts, lengths, ranks=ranks, kin=kin), ranks, len(parts)), strict=True):
         found = [row for hand in hands for row in hand if row is not None]
         assert found == sorted(part, key=lambda row: (kin[row], row))
 
 
 def test_kin_are_split_only_for_equal_work():
-    hands = cut(deal([list(range(8))], [50] * 8, ranks=2, kin=list("abababab")), 2, 1)[0]
+    hands = cut(deal_rows([list(range(8))], [50] * 8, ranks=2, kin=list("abababab")), 2, 1)[0]
     assert hands == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    assert cut(deal([[0, 1, 2]], [50, 50, 100], ranks=2, kin=list("aab")), 2, 1)[0] == [[0, 1], [2, None]]
+    assert cut(deal_rows([[0, 1, 2]], [50, 50, 100], ranks=2, kin=list("aab")), 2, 1)[0] == [[0, 1], [2, None]]
 
 
 def test_nothing_to_deal():
-    assert deal([], [], ranks=3) == []
+    assert deal_rows([], [], ranks=3) == []

@@ -12,7 +12,7 @@ from ajet.commands.launch import launch
 from ajet.config import Experiment, load_experiment
 from ajet.config.readiness import get_setting
 from ajet.train.runner import LaunchOptions
-from ajet_verl.config.precedence import apply_sections, find_overridden, overridden_lines
+from ajet_verl.config.precedence import apply_sections, describe_overridden, find_overridden
 from tests.verl_fixtures import experiment, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
@@ -166,5 +166,5 @@ def test_a_value_of_the_environment_is_not_printed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MY_PROJECT", "confidential")
     made = experiment({"project_name": "ours"}, trainer={"project_name": "${oc.env:MY_PROJECT}"})
     (found,) = find_overridden(made)
-    assert "confidential" not in overridden_lines([found]) and "MY_PROJECT" in str(found.value)
+    assert "confidential" not in describe_overridden([found]) and "MY_PROJECT" in str(found.value)
     assert apply_sections(made).ajet.project_name == "confidential"

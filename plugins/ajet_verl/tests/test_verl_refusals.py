@@ -10,7 +10,7 @@ import pytest
 from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet_ray.resolvers import as_list, div, mul, pick, room, versions
-from ajet_verl.config import ModelLimits, layer, read_limits, verl_config
+from ajet_verl.config import ModelLimits, compose_verl_config, layer, read_limits
 from tests.verl_fixtures import experiment, nested
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -29,13 +29,13 @@ def no_verl(monkeypatch):
 
 def refusal(ajet=None, *, model=QWEN, **roots) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        verl_config(experiment(ajet, **roots), model=model)
+        compose_verl_config(experiment(ajet, **roots), model=model)
     return caught.value
 
 
 def passes(ajet=None, *, model=QWEN, **roots) -> None:
     with pytest.raises(MissingExtraError, match="verl"):
-        verl_config(experiment(ajet, **roots), model=model)
+        compose_verl_config(experiment(ajet, **roots), model=model)
 
 
 def test_the_defaults_pass_and_verl_is_asked_for_by_its_extra():
@@ -55,7 +55,7 @@ def test_the_defaults_pass_and_verl_is_asked_for_by_its_extra():
 )
 def test_the_extra_is_the_one_for_the_device(ajet, device, extra):
     with pytest.raises(MissingExtraError) as caught:
-        verl_config(experiment(ajet), device=device)
+        compose_verl_config(experiment(ajet), device=device)
     assert caught.value.do == format_extra_install(extra)
 
 
@@ -215,7 +215,7 @@ def test_unknown_roots_and_contradictions_below_verl_are_refused():
 def test_the_engine_needs_memory_for_weights_and_one_sequence(ajet, enough):
     model = ModelLimits(parameters=7 * 2**30, cached_numbers=2 * 36 * 8 * 128)
     with pytest.raises(MissingExtraError if enough else ConfigError) as caught:
-        verl_config(experiment(ajet), model=model, gpu_bytes=24 * 2**30)
+        compose_verl_config(experiment(ajet), model=model, gpu_bytes=24 * 2**30)
     assert enough or "the engine needs" in str(caught.value)
 
 
@@ -327,6 +327,6 @@ def test_groups_are_filtered_by_the_reward_alone():
 
 def test_a_default_is_refused_by_the_users_file():
     with pytest.raises(ConfigError) as caught:
-        verl_config(experiment(), model=ModelLimits(positions=1024))
+        compose_verl_config(experiment(), model=ModelLimits(positions=1024))
     assert "experiment.yaml" in caught.value.where and "default_config" not in caught.value.where
     assert "ajet.rollout.max_model_len: 1024" in caught.value.do

@@ -15,7 +15,7 @@ from ajet.engine.embedded import shipped_folder
 from ajet.schema.episode import Group
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan
-from ajet_verl.config import verl_config
+from ajet_verl.config import compose_verl_config
 from ajet_verl.tests.test_verl_credit import CAP, KL, PLAIN, TC, TWO, assert_alike, local
 from tests.contract.verl_random_trees import FEW_LOGITS
 from tests.local_fixtures import calls_of, episode_of, timeline_of
@@ -62,7 +62,7 @@ def trees_of_steps() -> list[list[Group]]:
 
 def scenario(ajet: dict[str, Any], ranks: int = 1, **roots: Any) -> dict[str, Any]:
     chosen = experiment({**PLAIN, **ajet, f"{TC}.n_gpus_per_node": ranks}, **roots)
-    return {"config": verl_config(chosen, model_folder=shipped_folder("tiny-tools")), "steps": trees_of_steps()}
+    return {"config": compose_verl_config(chosen, model_folder=shipped_folder("tiny-tools")), "steps": trees_of_steps()}
 
 
 LIVES = {

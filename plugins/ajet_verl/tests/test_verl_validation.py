@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ajet.schema.errors import ConfigError
-from ajet_verl.config import ModelLimits, layer, verl_config
+from ajet_verl.config import ModelLimits, compose_verl_config, layer
 from tests.verl_fixtures import experiment, nested, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
@@ -34,7 +34,7 @@ def unchecked(monkeypatch):
     def compose(ajet: dict[str, Any], **roots: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(layer, "refuse", lambda *_: None)
-            return OmegaConf.create(verl_config(experiment(ajet, **roots)))
+            return OmegaConf.create(compose_verl_config(experiment(ajet, **roots)))
 
     return compose
 
@@ -67,7 +67,7 @@ def mini_batches(config: Any) -> None:
     from verl.utils import tensordict_utils
     from verl.workers.engine_workers import TrainingWorker
 
-    from ajet_verl.trainer.mini_batches import deal
+    from ajet_verl.trainer.mini_batches import deal_rows
 
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if actor.strategy == "megatron":
@@ -82,7 +82,7 @@ def mini_batches(config: Any) -> None:
     count = actor.ppo_mini_batch_size
     parts = [sum(groups[first : first + count], []) for first in range(0, len(groups), count)]
     multiple = 1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu)
-    order = deal(parts, [1] * len(groups) * rollout.n, ranks=world, multiple=multiple)
+    order = deal_rows(parts, [1] * len(groups) * rollout.n, ranks=world, multiple=multiple)
     assert len(order) % world == 0
 
     class Checked(Exception):
@@ -145,7 +145,7 @@ GOOD: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("ajet", "roots"), GOOD)
 def test_what_passes_our_refusals_passes_verls_validation(ajet, roots):
-    validated(OmegaConf.create(verl_config(experiment(ajet, **roots), model=MODEL)))
+    validated(OmegaConf.create(compose_verl_config(experiment(ajet, **roots), model=MODEL)))
 
 
 BAD: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -171,7 +171,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("ajet", "roots"), BAD)
 def test_what_verl_refuses_we_refuse_first(ajet, roots, unchecked):
     with pytest.raises(ConfigError):
-        verl_config(experiment(ajet, **roots), model=MODEL)
+        compose_verl_config(experiment(ajet, **roots), model=MODEL)
     config = unchecked(ajet, **roots)
     with pytest.raises((AssertionError, ValueError, NotImplementedError, HydraException, OmegaConfBaseException)):
         validated(config)
@@ -191,7 +191,7 @@ def test_over_a_grid_of_sizes_both_refuse_the_same(unchecked):
         }  # fmt: skip
         ours = verls = ""
         try:
-            verl_config(experiment(ajet), model=MODEL)
+            compose_verl_config(experiment(ajet), model=MODEL)
         except ConfigError as error:
             ours = error.what
         try:
@@ -222,7 +222,7 @@ def test_heads_are_split_as_verl_splits_them(heads, kv_heads, parts, monkeypatch
     with pytest.raises((Passed, AssertionError)) as verls:
         monkey_patch.apply_monkey_patch(Model(), ulysses_sp_size=parts)  # type: ignore[arg-type]
     try:
-        verl_config(
+        compose_verl_config(
             experiment({f"{TC}.ulysses_sequence_parallel_size": parts}),
             model=ModelLimits(heads=heads, kv_heads=kv_heads),
         )
@@ -240,11 +240,11 @@ def test_a_pass_must_hold_the_longest_sequence_as_verl_has_it(tokens):
     own, ones = nested(f"{ACTOR}.ppo_max_token_len_per_gpu", tokens), torch.ones(1, 18000, dtype=torch.long)
     batch = TensorDict({name: ones for name in ("input_ids", "attention_mask")}, batch_size=[1])
     if tokens >= 18000:
-        verl_config(experiment(**own))
+        compose_verl_config(experiment(**own))
         rearrange_micro_batches(batch, max_token_len=tokens)
         return
     with pytest.raises(ConfigError, match="holds no sequence of 18000"):
-        verl_config(experiment(**own))
+        compose_verl_config(experiment(**own))
     with pytest.raises(AssertionError, match="max_token_len must be greater"):
         rearrange_micro_batches(batch, max_token_len=tokens)
 
@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_backbone_is_refused_as_verl_does(unchecked):
 
     ajet = {f"{TC}.resume": "/runs/x/checkpoints/7"}
     with pytest.raises(ConfigError, match="no checkpoint of verl"):
-        verl_config(experiment(ajet))
+        compose_verl_config(experiment(ajet))
     with pytest.raises(AssertionError, match="global_steps"):
         PPOTrainer._load_checkpoint(SimpleNamespace(config=unchecked(ajet)))  # type: ignore[arg-type]
 

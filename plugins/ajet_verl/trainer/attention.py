@@ -23,13 +23,13 @@ LENGTHS = (29, 40, 3)
 """Tokens of the sequences of a probe, which are padded to one length as verl's rows are."""
 
 
-def asked_for(config: DictConfig) -> bool:
+def is_fused_requested(config: DictConfig) -> bool:
     """Whether an FSDP engine is to attend by it. `config`: verl's `actor_rollout_ref`."""
     chosen = (config.model.get("override_config") or {}).get("attn_implementation")
     return bool(chosen == FUSED and str(config.actor.strategy).startswith("fsdp"))
 
 
-def build_by_another(config: DictConfig) -> None:
+def replace_unsupported(config: DictConfig) -> None:
     """Have the eager attention asked for, where the model cannot be built with this one. `config` as above."""
     from transformers import AutoConfig
     from verl.utils.fs import copy_to_local
@@ -46,7 +46,7 @@ def build_by_another(config: DictConfig) -> None:
     logger.info("{} has no fused attention: it attends as transformers' eager pass", kind.__name__)
 
 
-def hold(engine: Any) -> None:
+def check_attention(engine: Any) -> None:
     """Hold an engine's model to its eager pass over a few rows; where they differ it attends by that one. For each
     rank, once the weights are there."""
     model = getattr(engine.module, "module", engine.module)
@@ -55,9 +55,9 @@ def hold(engine: Any) -> None:
         return  # rows that are split go no other way than by trees
     with torch.no_grad(), engine.eval_mode():
         with use_attention(engine.module, EAGER):
-            wanted = _logits(engine)
+            wanted = _compute_logits(engine)
         with use_attention(engine.module, FUSED):
-            found = _logits(engine)
+            found = _compute_logits(engine)
     differs = torch.tensor(int(not logits_match(found, wanted, engine._autocast_dtype)), device=found.device)
     dist.all_reduce(differs, op=dist.ReduceOp.MAX)
     if not int(differs):
@@ -73,7 +73,7 @@ def hold(engine: Any) -> None:
         set_attention(engine.module, EAGER)
 
 
-def _logits(engine: Any) -> Tensor:
+def _compute_logits(engine: Any) -> Tensor:
     """[N, V] of the probe's tokens."""
     from verl.utils.device import get_device_id
 

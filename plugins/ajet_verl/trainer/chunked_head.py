@@ -26,15 +26,15 @@ Read = Callable[[Tensor, Tensor], Tensor]
 def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read) -> Iterator[None]:
     """Within the block the head gives, for hidden states [1, K, H], what `read` makes of its logits, [1, K, R], `rows`
     at a time. targets: [K]."""
-    logits, own, draws = head.forward, vars(head).get("forward"), _draws(head)
+    logits, own, draws = head.forward, vars(head).get("forward"), _draws_random_numbers(head)
 
     def of(states: Tensor, tokens: Tensor) -> Tensor:
         return read(logits(states), tokens)
 
     def forward(states: Tensor) -> Tensor:
-        again: Any = checkpoint if torch.is_grad_enabled() else lambda function, *given, **_: function(*given)
+        compute: Any = checkpoint if torch.is_grad_enabled() else lambda function, *given, **_: function(*given)
         parts = zip(states[0].split(rows), targets.split(rows), strict=True)
-        read_of = [again(of, *part, use_reentrant=False, preserve_rng_state=draws)[None] for part in parts]
+        read_of = [compute(of, *part, use_reentrant=False, preserve_rng_state=draws)[None] for part in parts]
         return torch.cat(read_of, 1)
 
     head.forward = forward
@@ -47,26 +47,26 @@ def read_in_chunks(head: torch.nn.Module, targets: Tensor, rows: int, read: Read
             head.forward = own
 
 
-def _draws(head: torch.nn.Module) -> bool:
+def _draws_random_numbers(head: torch.nn.Module) -> bool:
     """Whether it draws random numbers, as an adapter with dropout does: computed again they must be the same."""
     return any(isinstance(each, torch.nn.Dropout) and each.p > 0 and each.training for each in head.modules())
 
 
-def gathered_by_itself(head: torch.nn.Module | None) -> bool:
+def is_gathered_alone(head: torch.nn.Module | None) -> bool:
     """Whether the ranks gather weights of the head at each of its passes (a unit of FSDP's own; FSDP1 makes one of each
     matrix of an adapter). Ranks with different numbers of chunks would wait for each other for ever."""
     units = (FullyShardedDataParallel, FSDPModule)
     return head is not None and any(isinstance(each, units) for each in head.modules())
 
 
-class HeadsOutput:
+class HeadOutput:
     """The last output of a head, while it is looked at; of a model that names none (None) there is none."""
 
     def __init__(self, head: torch.nn.Module | None) -> None:
         self.found: Tensor | None = None
-        self._hook = None if head is None else head.register_forward_hook(self._keep)
+        self._hook = None if head is None else head.register_forward_hook(self._store_output)
 
-    def _keep(self, head: torch.nn.Module, given: Any, output: Tensor) -> None:
+    def _store_output(self, head: torch.nn.Module, given: Any, output: Tensor) -> None:
         self.found = output
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from ajet.schema.batch import Sample
 from ajet.schema.call import Floats
 
 
-def canary_gap(
+def measure_canary_gap(
     samples: Sequence[Sample], trainer: Sequence[Floats], rows: Sequence[Mapping[str, Any]], *, at_least: int
 ) -> float | None:
     """Nats a token between the logprobs of `samples` and the trainer's [T] of each; None without a fresh token.

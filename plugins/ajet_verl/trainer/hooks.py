@@ -34,10 +34,10 @@ from ajet.algorithm.weights import compute_mini_batch_scale, split_mini_batches
 from ajet.config.schema import AjetConfig
 from ajet.schema.batch import Sample, TrainingBatch
 from ajet.schema.call import Floats
-from ajet_ray.rows import FIELDS, Rebuilt, rebuild
-from ajet_verl.trainer.fresh_tokens import canary_gap
+from ajet_ray.rows import FIELDS, RebuiltBatch, rebuild_groups
+from ajet_verl.trainer.fresh_tokens import measure_canary_gap
 from ajet_verl.trainer.losses import AGES, GAP, ON_POLICY, TALLIES, WEIGHTS
-from ajet_verl.trainer.mini_batches import TREES, deal
+from ajet_verl.trainer.mini_batches import TREES, deal_rows
 
 LR_SCHEDULE = "ajet_lr_schedule"
 """The key of ours under verl's `trainer`: a schedule that verl's own key cannot hold."""
@@ -56,7 +56,7 @@ class CreditHooks(PPOTrainer):
     """What `credit_settings` reads from verl's config."""
     algorithm: Algorithm
     """The one that they name."""
-    decoupled: ClassVar[bool] = False
+    is_decoupled: ClassVar[bool] = False
     """Whether other engines than verl's play, and one may be behind the others."""
     _ranks: int
     _gap: float = 0.0
@@ -64,7 +64,7 @@ class CreditHooks(PPOTrainer):
     _parts: list[list[int]]
     """Rows of each optimizer step, as indices into the batch; silent groups are in none."""
 
-    def credited(self, rebuilt: Rebuilt, batch: TrainingBatch) -> None:
+    def on_credit(self, rebuilt: RebuiltBatch, batch: TrainingBatch) -> None:
         """Called once the episodes of a batch carry their advantage and what of them is not trained."""
 
     def _init_resource_pool_mgr(self) -> None:
@@ -81,7 +81,7 @@ class CreditHooks(PPOTrainer):
                 self.role_worker_mapping[role] = ray.remote(worker)
 
     @property
-    def _trees(self) -> bool:
+    def _has_trees(self) -> bool:
         """Whether the workers compute once what rows share."""
         return bool(self.config.actor_rollout_ref.get(TREES))
 
@@ -91,8 +91,8 @@ class CreditHooks(PPOTrainer):
     ) -> KVBatchMeta:  # fmt: skip
         """verl deals rows out by their lengths; where workers make trees of them, a task's rows stay together."""
         batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
-        if self._trees:
-            batch.reorder(sorted(range(len(batch.keys)), key=lambda row: (_task(batch.keys[row]), row)))
+        if self._has_trees:
+            batch.reorder(sorted(range(len(batch.keys)), key=lambda row: (_read_task(batch.keys[row]), row)))
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
@@ -111,8 +111,8 @@ class CreditHooks(PPOTrainer):
         keys = [batch.keys[row] for row in own]
         names = [*FIELDS, "old_log_probs"] + ["ref_log_prob"] * self.settings.trainer_common.algorithm.use_kl_in_reward
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=names)
-        fields = {name: _rows(data, name) for name in names}
-        rebuilt = rebuild(keys, fields)
+        fields = {name: _unbind_rows(data, name) for name in names}
+        rebuilt = rebuild_groups(keys, fields)
         place = {id(timeline): row for row, timeline in enumerate(rebuilt.timelines) if timeline is not None}
 
         def spread(name: str, samples: list[Sample]) -> list[Floats]:
@@ -135,16 +135,16 @@ class CreditHooks(PPOTrainer):
         metrics.update(credited.metrics)
         parts = self._optimizer_steps(credited)
         trainers = spread("old_log_probs", credited.samples)
-        metrics.update(self._mismatch(credited.samples, trainers))
+        metrics.update(self._measure_mismatch(credited.samples, trainers))
         extra = [fields["extra_fields"][place[id(sample.timeline)]] for sample in credited.samples]
-        metrics.update(self._canary(credited.samples, trainers, extra))
+        metrics.update(self._measure_canary(credited.samples, trainers, extra))
         self._gap = float(metrics.get("canary_gap", 0.0))
-        correction, tightened = self._correction()
+        correction, tightened = self._choose_correction()
         metrics.update(tightened)
-        metrics.update(self._stale(credited.samples, trainers, correction))
+        metrics.update(self._measure_staleness(credited.samples, trainers, correction))
         at = [own[place[id(sample.timeline)]] for sample in credited.samples]
         self._parts = [[at[index] for index in part] for part in parts]
-        self.credited(rebuilt, credited)
+        self.on_credit(rebuilt, credited)
 
         bounds = StaleBounds.from_settings(self.settings.trainer_common.algorithm)
         by_age = bounds is not None and bounds.needs_ages
@@ -158,7 +158,7 @@ class CreditHooks(PPOTrainer):
                 ages[row] = torch.from_numpy(
                     (self.global_steps - 1 - sample.timeline.versions[start:]).astype(np.float32)
                 )
-        responses = _rows(tq.kv_batch_get(batch.keys, batch.partition_id, ["responses"]), "responses")
+        responses = _unbind_rows(tq.kv_batch_get(batch.keys, batch.partition_id, ["responses"]), "responses")
         written = [
             {
                 "advantages": (advantage := advantages.get(row, torch.zeros(response.numel()))),
@@ -179,15 +179,15 @@ class CreditHooks(PPOTrainer):
             self.actor_rollout_wg.pass_step()
             return batch
         actor = self.config.actor_rollout_ref.actor
-        order = deal(
+        order = deal_rows(
             self._parts,
             [tag["seq_len"] for tag in batch.tags],
             ranks=self._ranks,
             multiple=1 if actor.use_dynamic_bsz else int(actor.ppo_micro_batch_size_per_gpu),
-            kin=[_task(key) for key in batch.keys] if self._trees else None,
+            kin=[_read_task(key) for key in batch.keys] if self._has_trees else None,
         )
         fields = [name for name in (*SEQUENCES, *PER_TOKEN) if name in (batch.fields or ())]
-        padding = self._padding(batch, fields, order.count(None))
+        padding = self._add_padding(batch, fields, order.count(None))
         spare = iter(padding)
         keys = [next(spare) if row is None else batch.keys[row] for row in order]
         epochs = actor.ppo_epochs
@@ -208,7 +208,7 @@ class CreditHooks(PPOTrainer):
         output = dict(self.actor_rollout_wg.update_actor(update)["metrics"])
         if padding:
             tq.kv_clear(keys=padding, partition_id=batch.partition_id)
-        metrics.update(_of_update(output))
+        metrics.update(_read_update_metrics(output))
         output = rename_dict({name: value for name, value in output.items() if name not in TALLIES}, "actor/")
         output["perf/mfu/actor"] = output.pop("actor/mfu")
         metrics.update(reduce_metrics(output))
@@ -227,14 +227,14 @@ class CreditHooks(PPOTrainer):
                 batch.samples[at].weight *= scale
         return parts
 
-    def _padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
+    def _add_padding(self, batch: KVBatchMeta, fields: list[str], count: int) -> list[str]:
         """Keys of `count` new rows of two tokens that train nothing."""
         if not count:
             return []
         end = int(self.tokenizer.eos_token_id or 0)
         data = tq.kv_batch_get(batch.keys[:1], batch.partition_id, fields)
-        positions = _rows(data, "position_ids")[0] if "position_ids" in fields else None
-        numbers = {name: _rows(data, name)[0] for name in fields if name in PER_TOKEN}
+        positions = _unbind_rows(data, "position_ids")[0] if "position_ids" in fields else None
+        numbers = {name: _unbind_rows(data, name)[0] for name in fields if name in PER_TOKEN}
         row: dict[str, Any] = {name: torch.zeros(1, dtype=values.dtype) for name, values in numbers.items()}
         row |= {"prompts": torch.tensor([end]), "responses": torch.tensor([end]), "input_ids": torch.tensor([end, end])}
         row["position_ids"] = build_padding_position_ids(positions, torch.ones(2, dtype=torch.int64))
@@ -249,7 +249,7 @@ class CreditHooks(PPOTrainer):
         )
         return keys
 
-    def _mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
+    def _measure_mismatch(self, samples: list[Sample], trainer: list[Floats]) -> dict[str, float]:
         """The gaps between the engine's logprobs and the trainer's, where both mean the same."""
         if not samples or self.settings.rollout.truncates_sampling:
             return {}
@@ -261,7 +261,7 @@ class CreditHooks(PPOTrainer):
             "logprob_gap_max": max(float(np.abs(gap).max()) for gap in gaps),
         }
 
-    def _stale(
+    def _measure_staleness(
         self, samples: list[Sample], trainer: list[Floats], correction: ImportanceCorrection | None
     ) -> dict[str, float]:
         """The importance weights of tokens that earlier weights sampled, as metrics."""
@@ -278,7 +278,7 @@ class CreditHooks(PPOTrainer):
                 weight, capped = weight + float(weights.sum()), capped + int(correction.find_bounded(weights).sum())
         return stale_metrics(tokens, stale, float(stale) if correction is None else weight, capped)
 
-    def _correction(self) -> tuple[ImportanceCorrection | None, dict[str, float]]:
+    def _choose_correction(self) -> tuple[ImportanceCorrection | None, dict[str, float]]:
         """What importance weights the update has, and what is to be told where the gap is above the alarm."""
         correction = ImportanceCorrection.from_settings(self.settings.trainer_common)
         alarm = self.settings.trainer_common.algorithm.mismatch_alarm
@@ -287,26 +287,28 @@ class CreditHooks(PPOTrainer):
         found = correction.tighten(self._gap, alarm)
         return found, build_tightened_metrics(self._gap, found.cap) if found is not correction else {}
 
-    def _canary(self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]) -> dict[str, float]:
+    def _measure_canary(
+        self, samples: list[Sample], trainer: list[Floats], extra: list[dict[str, Any]]
+    ) -> dict[str, float]:
         if self.settings.rollout.truncates_sampling:
             return {}
-        apart = self.decoupled or self.config.trainer.v1.trainer_mode == "separate_async"
-        gap = canary_gap(samples, trainer, extra, at_least=self.global_steps - 1 if apart else 0)
+        is_separate = self.is_decoupled or self.config.trainer.v1.trainer_mode == "separate_async"
+        gap = measure_canary_gap(samples, trainer, extra, at_least=self.global_steps - 1 if is_separate else 0)
         return {} if gap is None else {"canary_gap": gap}
 
 
-def _task(key: str) -> str:
+def _read_task(key: str) -> str:
     """The part of a row's key that the rows of its task share."""
     return key.rsplit("_", 2)[0]
 
 
-def _rows(data: TensorDict, name: str) -> list[Any]:
+def _unbind_rows(data: TensorDict, name: str) -> list[Any]:
     """The rows of a field, however the queue hands them over."""
     values = data[name]
     return list(values.unbind()) if isinstance(values, torch.Tensor) else list(values)
 
 
-def _of_update(output: dict[str, Any]) -> dict[str, float]:
+def _read_update_metrics(output: dict[str, Any]) -> dict[str, float]:
     """Return the local backbone's metrics (docs/metrics.md): means over the trained tokens of all optimizer steps."""
     tokens, divergence, clipped, capped = (float(np.sum(output[name])) for name in TALLIES)
     norms = np.atleast_1d(output["grad_norm"]).astype(float)

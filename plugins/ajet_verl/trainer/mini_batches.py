@@ -16,7 +16,7 @@ ATTENTION = 24576
 parameters, the size at which dealing evenly begins to matter."""
 
 
-def deal(
+def deal_rows(
     parts: Sequence[Sequence[int]],
     lengths: Sequence[int],
     *,
@@ -33,15 +33,15 @@ def deal(
     size = max((-(-len(part) // ranks) for part in parts), default=0)
     if kin is None:
         size = -(-size // multiple) * multiple
-        dealt = [_balance(part, lengths, ranks, size) for part in parts]
+        dealt = [_balance_part(part, lengths, ranks, size) for part in parts]
     else:
-        dealt = [_together(part, lengths, ranks, kin) for part in parts]
+        dealt = [_group_kin(part, lengths, ranks, kin) for part in parts]
         size = max((len(hand) for hands in dealt for hand in hands), default=0)
         size = -(-size // multiple) * multiple
-    return [row for rank in range(ranks) for part in dealt for row in _filled(part[rank], size)]
+    return [row for rank in range(ranks) for part in dealt for row in _pad_hand(part[rank], size)]
 
 
-def _balance(part: Sequence[int], lengths: Sequence[int], ranks: int, size: int) -> list[list[int]]:
+def _balance_part(part: Sequence[int], lengths: Sequence[int], ranks: int, size: int) -> list[list[int]]:
     """The longest row first, to the rank with the least work that has room."""
     hands: list[list[int]] = [[] for _ in range(ranks)]
     work = [0.0] * ranks
@@ -52,16 +52,16 @@ def _balance(part: Sequence[int], lengths: Sequence[int], ranks: int, size: int)
     return [sorted(hand) for hand in hands]
 
 
-def _together(part: Sequence[int], lengths: Sequence[int], ranks: int, kin: Sequence[str]) -> list[list[int]]:
+def _group_kin(part: Sequence[int], lengths: Sequence[int], ranks: int, kin: Sequence[str]) -> list[list[int]]:
     """Kin beside each other, cut where the ranks' tokens are about equal."""
     hands: list[list[int]] = [[] for _ in range(ranks)]
     rows = sorted(part, key=lambda row: (kin[row], row))
-    whole, done = sum(lengths[row] for row in rows), 0
+    total, done = sum(lengths[row] for row in rows), 0
     for row in rows:
-        hands[min(ranks - 1, (2 * done + lengths[row]) * ranks // (2 * whole))].append(row)
+        hands[min(ranks - 1, (2 * done + lengths[row]) * ranks // (2 * total))].append(row)
         done += lengths[row]
     return hands
 
 
-def _filled(hand: list[int], size: int) -> list[int | None]:
+def _pad_hand(hand: list[int], size: int) -> list[int | None]:
     return [*hand, *[None] * (size - len(hand))]

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from ajet_ray.mailbox import Phase, Saved, Sender
-from ajet_verl.agent.early import start
-from ajet_verl.trainer.reporting import Stopped
+from ajet_ray.mailbox import CheckpointNotice, PhaseNotice, Sender
+from ajet_verl.agent.early import start_agent_loops
+from ajet_verl.trainer.reporting import RunStoppedError
 
 
 class TrainerProcess:
@@ -22,26 +22,26 @@ class TrainerProcess:
         """Train until the last step, or until the mailbox says to stop."""
         sender = Sender()
         sender.introduce("trainer")
-        sender.post(Phase("loading"))
-        early = start(config.actor_rollout_ref.rollout.agent.num_workers)
+        sender.post(PhaseNotice("loading"))
+        early = start_agent_loops(config.actor_rollout_ref.rollout.agent.num_workers)
 
         import transfer_queue
         from omegaconf import OmegaConf
 
         OmegaConf.resolve(config)
         config.transfer_queue.enable = True
-        with ThreadPoolExecutor(1) as beside:  # two processes that import torch, one after the other
-            queue = beside.submit(transfer_queue.init, config.transfer_queue)
+        with ThreadPoolExecutor(1) as executor:  # two processes that import torch, one after the other
+            queue = executor.submit(transfer_queue.init, config.transfer_queue)
             from verl.trainer.ppo.v1 import get_trainer_cls
 
             from ajet_verl.agent.workers import AgentWorkers
             from ajet_verl.trainer import trainers  # noqa: F401 - registers ours
 
-            send_load_balancer_whole()
+            pickle_load_balancer()
             if config.actor_rollout_ref.rollout.name == "vllm":
                 from ajet_verl.trainer import servers
 
-                servers.start(config)
+                servers.start_servers(config)
             queue.result()
         trainer: Any = None
         ended = 1
@@ -55,8 +55,8 @@ class TrainerProcess:
                 reward_loop_worker_handles=trainer.get_reward_handles(),
                 early=early,
             )
-            sender.post(Phase("rollout", trainer.global_steps))
-            with suppress(Stopped):
+            sender.post(PhaseNotice("rollout", trainer.global_steps))
+            with suppress(RunStoppedError):
                 trainer.fit(agent_loops)
             ended = 0
         finally:
@@ -66,7 +66,7 @@ class TrainerProcess:
             transfer_queue.close()
 
 
-def send_load_balancer_whole() -> None:
+def pickle_load_balancer() -> None:
     """The process of verl's load balancer, which the first request waits for, gets its class and not the name of it:
     it then imports nothing of verl."""
     from ray import cloudpickle
@@ -83,4 +83,4 @@ class SavedCallback:
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
         """verl calls it after each."""
-        self._sender.post_and_wait(Saved(global_step, checkpoint_dir))
+        self._sender.post_and_wait(CheckpointNotice(global_step, checkpoint_dir))

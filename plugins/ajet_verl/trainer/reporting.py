@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.schema.episode import list_episodes
 from ajet.schema.errors import AjetError
-from ajet_ray.mailbox import Credited, Phase, Sender, Stepped, Validated, numbers_of
+from ajet_ray.mailbox import CreditEntry, PhaseNotice, Sender, StepNotice, ValidationNotice, read_numbers
 
 if TYPE_CHECKING:
     from ajet.schema.batch import TrainingBatch
-    from ajet_ray.rows import Rebuilt
+    from ajet_ray.rows import RebuiltBatch
 
 OURS = {
     "actor/entropy": "entropy",
@@ -27,11 +27,11 @@ OURS = {
 """verl's names of numbers that have one on every backbone."""
 
 
-class Stopped(AjetError):
+class RunStoppedError(AjetError):
     """The run was asked to end, and has saved what it learned."""
 
 
-class Reporting:
+class ReportingHooks:
     """The hooks of a trainer that post letters."""
 
     config: Any
@@ -44,47 +44,47 @@ class Reporting:
 
     def __init__(self, config: Any) -> None:
         self._sender = Sender()
-        self._stopping = False
-        self._credited: list[Credited] = []
+        self._is_stopping = False
+        self._credited: list[CreditEntry] = []
         super().__init__(config)  # type: ignore[call-arg]
 
     def on_step_begin(self) -> None:
         """verl begins a step."""
         self._credited = []
-        self._sender.post(Phase("rollout", self.global_steps))
+        self._sender.post(PhaseNotice("rollout", self.global_steps))
         super().on_step_begin()  # type: ignore[misc]
 
-    def credited(self, rebuilt: Rebuilt, batch: TrainingBatch) -> None:
+    def on_credit(self, rebuilt: RebuiltBatch, batch: TrainingBatch) -> None:
         """Credit is given: what it did to each episode."""
         trained = batch.trained_by_episode
         for episode in list_episodes(rebuilt.groups):
             outcome = batch.outcomes[episode.uuid]
-            self._credited.append(Credited(episode.uuid, outcome, trained[episode.uuid]))
+            self._credited.append(CreditEntry(episode.uuid, outcome, trained[episode.uuid]))
 
     def on_sample_end(self) -> None:
         """The step's episodes are there."""
-        self._sender.post(Phase("update", self.global_steps))
+        self._sender.post(PhaseNotice("update", self.global_steps))
         super().on_sample_end()  # type: ignore[misc]
 
     def on_step_end(self) -> None:
         """The step is trained, and saved if its number says so."""
-        self._stopping = self._sender.stopping()
+        self._is_stopping = self._sender.should_stop()
         every = self.config.trainer.save_freq
         saved = every > 0 and (self.global_steps % every == 0 or self.global_steps >= self.total_training_steps)
-        if self._stopping and not saved:
+        if self._is_stopping and not saved:
             self._save_checkpoint()  # type: ignore[attr-defined]
         super().on_step_end()  # type: ignore[misc]
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, *args: Any, **kwargs: Any) -> None:
         """The last thing that verl does in a step. Raises Stopped."""
         super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)  # type: ignore[misc]
-        said = numbers_of(metrics)
-        said = {ours: said[theirs] for theirs, ours in OURS.items() if theirs in said} | said
-        said["seconds/update"] = said.get("seconds/step", 0.0) - said.get("seconds/rollout", 0.0)
-        said["version"] = float(self.global_steps)
-        self._sender.post_and_wait(Stepped(self.global_steps, said, self._credited))
-        if self._stopping:
-            raise Stopped
+        numbers = read_numbers(metrics)
+        numbers = {ours: numbers[theirs] for theirs, ours in OURS.items() if theirs in numbers} | numbers
+        numbers["seconds/update"] = numbers.get("seconds/step", 0.0) - numbers.get("seconds/rollout", 0.0)
+        numbers["version"] = float(self.global_steps)
+        self._sender.post_and_wait(StepNotice(self.global_steps, numbers, self._credited))
+        if self._is_stopping:
+            raise RunStoppedError
 
     def _validate(self) -> dict[str, float]:
         """Play the validation tasks; their numbers are made from the recorded episodes."""
@@ -95,7 +95,7 @@ class Reporting:
         from verl.utils import tensordict_utils
 
         began = time.monotonic()
-        self._sender.post(Phase("validation", self.global_steps))
+        self._sender.post(PhaseNotice("validation", self.global_steps))
         for rows in self.val_dataloader:
             rows["uid"] = np.array([str(uuid.uuid4()) for _ in rows["raw_prompt"]], dtype=object)
             batch = tensordict_utils.get_tensordict(rows)
@@ -107,5 +107,5 @@ class Reporting:
             self.agent_loop_manager.generate_sequences(batch)
             self.replay_buffer.sample(global_steps=self.global_steps, partition_id="val", batch_size=len(uids))
         seconds = time.monotonic() - began
-        self._sender.post_and_wait(Validated(self.global_steps, seconds))
+        self._sender.post_and_wait(ValidationNotice(self.global_steps, seconds))
         return {"seconds/validation": seconds}

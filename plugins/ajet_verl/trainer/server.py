@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 
-class Server:
+class EarlyServer:
     """Made a Ray actor, with methods that `named` adds."""
 
     def __init__(self) -> None:
@@ -30,19 +30,19 @@ class Server:
         self._made = asyncio.ensure_future(asyncio.to_thread(vLLMHttpServer, **parts))
         self._begun.set()
 
-    async def _asked(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    async def _call_server(self, name: str, *args: Any, **kwargs: Any) -> Any:
         await self._begun.wait()
         answer = getattr(await self._made, name)(*args, **kwargs)
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def named(name: str, methods: Iterable[str]) -> type[Server]:
+def make_server_class(name: str, methods: Iterable[str]) -> type[EarlyServer]:
     """A server of that name whose methods are those of verl's."""
-    return type(name, (Server,), {method: _passed_on(method) for method in methods})
+    return type(name, (EarlyServer,), {method: _forward_method(method) for method in methods})
 
 
-def _passed_on(name: str) -> Callable[..., Awaitable[Any]]:
-    async def method(self: Server, *args: Any, **kwargs: Any) -> Any:
+def _forward_method(name: str) -> Callable[..., Awaitable[Any]]:
+    async def method(self: EarlyServer, *args: Any, **kwargs: Any) -> Any:
         return await self._asked(name, *args, **kwargs)
 
     return method

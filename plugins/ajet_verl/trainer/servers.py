@@ -18,10 +18,10 @@ from verl.plugin.platform import get_platform
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
-from ajet_verl.trainer.server import named
+from ajet_verl.trainer.server import make_server_class
 
 
-class Replica(vLLMReplica):
+class EarlyReplica(vLLMReplica):
     """verl's, with servers of ours."""
 
     def __init__(self, *args: Any, started: Mapping[str, Any], **kwargs: Any) -> None:
@@ -36,11 +36,11 @@ class _ServerClass:
     def __init__(self, started: Mapping[str, Any]) -> None:
         self._started = started
 
-    def options(self, *, name: str, **options: Any) -> _Begins:
-        return _Begins(self._started.get(name) or actor().options(name=name, **options).remote())
+    def options(self, *, name: str, **options: Any) -> _ServerStart:
+        return _ServerStart(self._started.get(name) or make_actor_class().options(name=name, **options).remote())
 
 
-class _Begins:
+class _ServerStart:
     def __init__(self, server: Any) -> None:
         self._server = server
 
@@ -49,32 +49,32 @@ class _Begins:
         return self._server
 
 
-def actor() -> Any:
+def make_actor_class() -> Any:
     """The actor class of a server."""
-    return ray.remote(named(vLLMHttpServer.__name__, methods()))
+    return ray.remote(make_server_class(vLLMHttpServer.__name__, list_methods()))
 
 
-def methods() -> list[str]:
+def list_methods() -> list[str]:
     """What may be asked of verl's server."""
     return [name for name, _ in inspect.getmembers(vLLMHttpServer, inspect.isfunction) if not name.startswith("_")]
 
 
-def start(config: Any) -> None:
+def start_servers(config: Any) -> None:
     """Have verl take servers of ours, and start those that share the trainer's accelerators. `config`: verl's."""
     platform, rollout = get_platform(), config.actor_rollout_ref.rollout
     nodes = [node for node in ray.nodes() if node["Alive"] and platform.ray_resource_name() in node["Resources"]]
     like: Any = vLLMReplica(0, rollout, config.actor_rollout_ref.model, gpus_per_node=rollout.n_gpus_per_node)
-    apart = not config.actor_rollout_ref.get("hybrid_engine", True) or rollout.disaggregation.enabled
+    is_separate = not config.actor_rollout_ref.get("hybrid_engine", True) or rollout.disaggregation.enabled
     started: dict[str, Any] = {}
-    if not apart and len(nodes) == like.nnodes == 1:
+    if not is_separate and len(nodes) == like.nnodes == 1:
         options: dict[str, Any] = {
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=nodes[0]["NodeID"], soft=False),
             "runtime_env": {"env_vars": dict.fromkeys(platform.ray_noset_envvars(), "1") | platform.rollout_env_vars()},
             "max_concurrency": like.max_concurrency,
         }
-        kind = actor()
+        kind = make_actor_class()
         for rank in range(config.trainer.n_gpus_per_node // like.world_size):
             name = f"{like._get_server_name_prefix()}server_{rank}_0"
             started[name] = kind.options(name=name, **options).remote()
-    kind_of_replica: Any = partial(Replica, started=started)
+    kind_of_replica: Any = partial(EarlyReplica, started=started)
     RolloutReplicaRegistry.register("vllm", lambda: kind_of_replica)

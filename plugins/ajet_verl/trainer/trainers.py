@@ -18,16 +18,16 @@ from verl.trainer.ppo.v1 import (
 
 from ajet.algorithm import open_algorithm
 from ajet.algorithm.token_loss import TokenLoss
-from ajet_verl.config.credit import credit_settings
+from ajet_verl.config.credit import read_credit_settings
 from ajet_verl.trainer.hooks import CreditHooks
 from ajet_verl.trainer.losses import WeightedSum
-from ajet_verl.trainer.reporting import Reporting
+from ajet_verl.trainer.reporting import ReportingHooks
 
 POLL_S = 0.25
 """Seconds between two looks for finished groups; verl's own 2 would be most of a small model's step."""
 
 
-class _Ours(Reporting, CreditHooks):
+class _CreditTrainer(ReportingHooks, CreditHooks):
     """The part that the trainers of all three modes share."""
 
     mode: ClassVar[str]
@@ -37,7 +37,7 @@ class _Ours(Reporting, CreditHooks):
         """Raises ValueError for a setting that our credit and loss do not have, UserError for an algorithm that cannot
         be had here."""
         plain: Any = OmegaConf.to_container(config, resolve=True)
-        self.settings = credit_settings(plain)
+        self.settings = read_credit_settings(plain)
         self.algorithm = open_algorithm(self.settings)
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.mode
@@ -53,29 +53,29 @@ class _Ours(Reporting, CreditHooks):
 
 
 @register_trainer("ajet_sync")
-class SyncTrainer(_Ours, PPOTrainerSync):
+class SyncTrainer(_CreditTrainer, PPOTrainerSync):
     """Play a batch, then train on it, in turns."""
 
     mode = "sync"
 
 
 @register_trainer("ajet_colocate_async")
-class ColocateAsyncTrainer(_Ours, PPOTrainerColocateAsync):
+class ColocateAsyncTrainer(_CreditTrainer, PPOTrainerColocateAsync):
     """Engine and trainer in turns on the same GPUs; unfinished episodes go on after the update."""
 
     mode = "colocate_async"
 
 
 @register_trainer("ajet_separate_async")
-class SeparateAsyncTrainer(_Ours, PPOTrainerSeparateAsync):
+class SeparateAsyncTrainer(_CreditTrainer, PPOTrainerSeparateAsync):
     """Engine and trainer at once, on GPUs of their own."""
 
     mode = "separate_async"
 
 
 @register_trainer("ajet_async")
-class DecoupledTrainer(_Ours, PPOTrainerSync):
+class DecoupledTrainer(_CreditTrainer, PPOTrainerSync):
     """Train on what samplers played elsewhere; verl's own servers play the held-out tasks alone."""
 
     mode = "sync"
-    decoupled = True
+    is_decoupled = True

@@ -41,8 +41,8 @@ from ajet.schema.call import Ids
 from ajet.schema.errors import ConfigError
 from ajet.schema.timeline import Timeline
 from ajet_verl.trainer import ulysses
-from ajet_verl.trainer.chunked_head import HeadsOutput, Read, gathered_by_itself, read_in_chunks
-from ajet_verl.trainer.ulysses import Part, SplitPlan, summed
+from ajet_verl.trainer.chunked_head import HeadOutput, Read, is_gathered_alone, read_in_chunks
+from ajet_verl.trainer.ulysses import RowPart, SplitPlan, sum_over_ranks
 
 VENDOR = "ajet_trees"
 _VARIABLE = "VERL_ENGINE_VENDOR"
@@ -50,7 +50,7 @@ _NOT_COMPUTED = ("calculate_sum_pi_squared", "distillation_use_topk", "distillat
 
 
 @contextmanager
-def chosen(trees: bool) -> Iterator[None]:
+def choose_engine(trees: bool) -> Iterator[None]:
     """Engines that verl makes within the block are this one, if `trees`."""
     before = os.environ.get(_VARIABLE)
     if trees:
@@ -89,12 +89,12 @@ class TreeEngine(FSDPEngineWithLMHead):
         why = "it sees images" if hasattr(model.config, "vision_config") else ""
         if not why:
             tree_attention.register_attention()
-            ulysses.register()
+            ulysses.register_attention()
             with self.eval_mode():
-                why = self._probed()
+                why = self._probe_model()
         self.packed = not why
         set_attention(self.module, before if why else self.attention)
-        if why and self._misled:
+        if why and self._is_misled:
             raise ConfigError(
                 f"{type(model).__name__} cannot be given trees ({why}), and verl splits rows by flash attention alone.",
                 where="ajet.trainer_common.ulysses_sequence_parallel_size",
@@ -111,7 +111,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         return tree_attention.NAME if self.ulysses_parallel_group is None else ulysses.NAME
 
     @property
-    def _misled(self) -> bool:
+    def _is_misled(self) -> bool:
         """Whether rows that go verl's way would each see their own rank's part of themselves alone."""
         return bool(self.use_ulysses_sp) and "flash" not in self.theirs
 
@@ -120,7 +120,7 @@ class TreeEngine(FSDPEngineWithLMHead):
     ) -> Any:
         """verl's contract: gradients added up over all passes; what each row was found to be, in the rows' order."""
         if not self.packed or any(tu.get_non_tensor_data(data, key, False) for key in _NOT_COMPUTED):
-            assert not self._misled, "verl's own passes split sequences by flash attention alone"
+            assert not self._is_misled, "verl's own passes split sequences by flash attention alone"
             theirs: Any = super().forward_backward_batch
             with use_attention(self.module, self.theirs):
                 return theirs(data, loss_function, forward_only)
@@ -132,8 +132,8 @@ class TreeEngine(FSDPEngineWithLMHead):
         parts = self.ulysses_sequence_parallel_size
         tu.assign_non_tensor(data, sp_size=parts, batch_num_tokens=trained.item(), dp_size=ranks)
 
-        samples = _samples(data)
-        passes = _passes(samples, int(data["max_token_len_per_gpu"]) * parts)
+        samples = _build_samples(data)
+        passes = _plan_passes(samples, int(data["max_token_len_per_gpu"]) * parts)
         self.computed = sum(row.ids.size for row, _ in passes if row is not None)
         most = torch.tensor(len(passes), device=device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
@@ -149,13 +149,15 @@ class TreeEngine(FSDPEngineWithLMHead):
                 else self._gradient_sync_context(is_last_micro_batch=number == len(passes) - 1)
             ):
                 micro = tu.index_select_tensor_dict(data, members) if members else None
-                loss, found, told = self._pass(row, micro, loss_function, [samples[index] for index in members])
+                loss, found, pass_metrics = self._run_pass(
+                    row, micro, loss_function, [samples[index] for index in members]
+                )
                 if not forward_only:
                     (loss if self.scaler is None else self.scaler.scale(loss)).backward()
             if micro is None:
                 continue
             losses.append(loss.item())
-            append_to_dict(metrics, told)
+            append_to_dict(metrics, pass_metrics)
             for name, values in found.items() if keeps else ():
                 each = outputs.setdefault(name, [torch.zeros(s.timeline.ids.size, device=device) for s in samples])
                 for index, part in zip(members, values.detach().unbind(), strict=True):
@@ -163,7 +165,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         nested = {name: torch.nested.as_nested_tensor(each, layout=torch.jagged) for name, each in outputs.items()}
         return {"model_output": nested, "loss": losses, "metrics": metrics}
 
-    def _pass(
+    def _run_pass(
         self,
         row: PackedRow | None,
         micro: TensorDict | None,
@@ -183,7 +185,7 @@ class TreeEngine(FSDPEngineWithLMHead):
                     entropy = entropy_from_logits(logits.float() / temperature)
                 return torch.stack([logprobs, entropy], -1)
 
-            of_targets, own = self._read(row, read)
+            of_targets, own = self._read_targets(row, read)
             idle = of_targets.sum() * 0.0
             if micro is None:
                 return idle, {}, {}
@@ -194,48 +196,48 @@ class TreeEngine(FSDPEngineWithLMHead):
                 found["entropy"] = flat
             if row is not None:
                 # of the row's targets the one at `offset` is foretold by the token before it
-                places = torch.from_numpy((ends[_ranks(row.targets.sample)] + row.targets.offset - 1)[own])
+                places = torch.from_numpy((ends[_rank_values(row.targets.sample)] + row.targets.offset - 1)[own])
                 places = places.to(idle.device)
-                found["log_probs"] = self._of_all(flat.index_put((places,), of_targets[:, 0]))
+                found["log_probs"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 0]))
                 if entropies:
-                    found["entropy"] = self._of_all(flat.index_put((places,), of_targets[:, 1]))
+                    found["entropy"] = self._sum_over_parts(flat.index_put((places,), of_targets[:, 1]))
             offsets = torch.from_numpy(ends).to(idle.device)
             nested = {name: torch.nested.nested_tensor_from_jagged(v, offsets) for name, v in found.items()}
             if loss_function is None:
                 return idle, nested, {}
-            loss, told = loss_function(model_output=nested, data=micro, dp_group=self.get_data_parallel_group())
-            return loss + idle if row is None else loss, nested, told
+            loss, metrics = loss_function(model_output=nested, data=micro, dp_group=self.get_data_parallel_group())
+            return loss + idle if row is None else loss, nested, metrics
 
-    def _of_all(self, values: Tensor) -> Tensor:
+    def _sum_over_parts(self, values: Tensor) -> Tensor:
         """What the ranks that a row is split over found of its targets; zeros where a rank has none."""
         group = self.ulysses_parallel_group
-        return values if group is None else summed(values, group)
+        return values if group is None else sum_over_ranks(values, group)
 
-    def _read(self, row: PackedRow | None, read: Read) -> tuple[Tensor, slice]:
+    def _read_targets(self, row: PackedRow | None, read: Read) -> tuple[Tensor, slice]:
         """[K, R] that is read of the logits that the row's targets are predicted from, and which of the targets these
         are."""
-        part = self._part(row)
+        part = self._build_part(row)
         tokens = torch.from_numpy(part.tokens).to(get_device_id())
-        head = self._head
+        head = self._output_head
         rows = max(self.head_bytes // (4 * self._vocabulary), 1)
         if not self._read_in_head or tokens.numel() <= rows:
-            return read(self._logits(part), tokens), part.targets
+            return read(self._compute_logits(part), tokens), part.targets
         with read_in_chunks(head, tokens, rows, read):
-            return self._logits(part), part.targets
+            return self._compute_logits(part), part.targets
 
     @property
-    def _head(self) -> Any:
+    def _output_head(self) -> Any:
         return self.module.get_output_embeddings()
 
-    def _part(self, row: PackedRow | None) -> Part:
+    def _build_part(self, row: PackedRow | None) -> RowPart:
         """This rank's part of a row that is split, or all of it; without `row`, of one token that counts for
         nothing."""
         if row is None:
-            row = pack([_sample(np.zeros(2, np.int32), np.array([False, True]), 0)], 2)[0]
+            row = pack([_build_sample(np.zeros(2, np.int32), np.array([False, True]), 0)], 2)[0]
         group = self.ulysses_parallel_group
-        return Part(row, 0 if group is None else dist.get_rank(group), self.ulysses_sequence_parallel_size)
+        return RowPart(row, 0 if group is None else dist.get_rank(group), self.ulysses_sequence_parallel_size)
 
-    def _logits(self, part: Part, windows: dict[int, int | None] | None = None) -> Tensor:
+    def _compute_logits(self, part: RowPart, windows: dict[int, int | None] | None = None) -> Tensor:
         """[K, V] that the part's targets are predicted from, by the module as a whole, as FSDP needs it. Notes the
         layers' sliding windows."""
         group = self.ulysses_parallel_group
@@ -256,14 +258,14 @@ class TreeEngine(FSDPEngineWithLMHead):
         logits: Tensor = output.logits[0]
         return logits
 
-    def _probed(self) -> str:
+    def _probe_model(self) -> str:
         """Why the model cannot be given trees, or "": random rows as one packed row, held against its eager forward
         pass over each of them. Every rank says the same."""
         draw = np.random.default_rng(0)
         vocabulary = self.module.config.get_text_config().vocab_size
         prefix, *ends = (draw.integers(0, vocabulary, size).astype(np.int32) for size in (12, 5, 21, 3, 40, 9))
         texts = [np.concatenate([prefix, end]) for end in ends[:2]] + ends[2:]
-        samples = [_sample(ids, np.arange(ids.size) > 0, 0 if at < 2 else at) for at, ids in enumerate(texts)]
+        samples = [_build_sample(ids, np.arange(ids.size) > 0, 0 if at < 2 else at) for at, ids in enumerate(texts)]
         (row,) = pack(samples, 1000)
         why, device = "", get_device_id()
         windows: dict[int, int | None] = {}
@@ -272,14 +274,14 @@ class TreeEngine(FSDPEngineWithLMHead):
                 given = [torch.from_numpy(ids).to(device, torch.int64)[None] for ids in texts]
                 plain = [self.module(input_ids=ids, use_cache=False).logits[0] for ids in given]
             with use_attention(self.module, self.attention):
-                part, seen = self._part(row), HeadsOutput(self._head)
+                part, seen = self._build_part(row), HeadOutput(self._output_head)
                 try:
-                    found = self._logits(part, windows)
+                    found = self._compute_logits(part, windows)
                 except (TypeError, ValueError) as error:
                     return str(error)
                 finally:
                     seen.close()
-        own, by_itself = part.targets, gathered_by_itself(self._head)
+        own, by_itself = part.targets, is_gathered_alone(self._output_head)
         self._read_in_head = seen.is_all(found[None]) and not by_itself
         if by_itself:
             logger.warning(
@@ -300,7 +302,7 @@ class TreeEngine(FSDPEngineWithLMHead):
         return why or ("another rank found so" if int(differs) else "")
 
 
-def _passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | None, list[int]]]:
+def _plan_passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | None, list[int]]]:
     """Each packed row with the indices of its samples, whose targets name them by their rank among those. What trains
     nothing needs no pass; where nothing trains anything, one pass stands for all."""
     own = [index for index, sample in enumerate(samples) if sample.timeline.mask.any()]
@@ -310,12 +312,12 @@ def _passes(samples: Sequence[Sample], budget: int) -> list[tuple[PackedRow | No
     return [(row, [own[index] for index in np.unique(row.targets.sample)]) for row in rows]
 
 
-def _ranks(values: Any) -> Any:
+def _rank_values(values: Any) -> Any:
     """The rank of each value among the distinct ones."""
     return np.unique(values, return_inverse=True)[1]
 
 
-def _samples(data: TensorDict) -> list[Sample]:
+def _build_samples(data: TensorDict) -> list[Sample]:
     """The samples, for `pack`, of verl's rows. A target is a token that the row's mask counts."""
     rows = [ids.cpu().numpy().astype(np.int32) for ids in data["input_ids"].unbind()]
     masks = []
@@ -323,11 +325,11 @@ def _samples(data: TensorDict) -> list[Sample]:
         mask = np.zeros(ids.size, np.bool_)
         mask[ids.size - counted.numel() :] = counted.cpu().numpy().astype(np.bool_)
         masks.append(mask)
-    families = _families(rows, masks)
-    return [_sample(ids, mask, family) for ids, mask, family in zip(rows, masks, families, strict=True)]
+    families = _find_families(rows, masks)
+    return [_build_sample(ids, mask, family) for ids, mask, family in zip(rows, masks, families, strict=True)]
 
 
-def _families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
+def _find_families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
     """For each row, the number of the rows that it shares a tree with, if they fit: those that are alike in at least
     half of the shorter one's prompt, the tokens before the first that is trained."""
     order = sorted(range(len(rows)), key=lambda index: rows[index].tobytes())
@@ -342,7 +344,7 @@ def _families(rows: Sequence[Ids], masks: Sequence[Any]) -> list[int]:
     return found
 
 
-def _sample(ids: Ids, mask: Any, family: int) -> Sample:
+def _build_sample(ids: Ids, mask: Any, family: int) -> Sample:
     zeros = np.zeros(ids.size, np.float32)
     timeline = Timeline(0, "", "", ids, mask, zeros, zeros, np.zeros(ids.size, np.int32), ())
     return Sample(timeline, "", family, zeros, 1.0)

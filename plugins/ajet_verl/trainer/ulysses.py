@@ -35,7 +35,7 @@ class SplitPlan(TreePlan):
         self.group = group
 
 
-class Part:
+class RowPart:
     """What one of `ranks` computes of a row: an equal number of tokens each, the last ones padding."""
 
     def __init__(self, row: PackedRow, rank: int, ranks: int) -> None:
@@ -62,7 +62,7 @@ class Part:
         """Index into its own tokens of the one that predicts each of them."""
 
 
-def register() -> None:
+def register_attention() -> None:
     """Make the implementation known to transformers. Idempotent."""
     from transformers import AttentionInterface
 
@@ -106,7 +106,7 @@ class _Sum(torch.autograd.Function):
         return grads[0] * ctx.ranks, None
 
 
-def summed(values: Tensor, group: ProcessGroup) -> Tensor:
+def sum_over_ranks(values: Tensor, group: ProcessGroup) -> Tensor:
     """`values` added up over the ranks of `group`, each of which makes the same loss of them."""
     result: Tensor = _Sum.apply(values, group)
     return result

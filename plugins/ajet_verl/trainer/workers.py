@@ -31,10 +31,10 @@ class LinearTraining(TrainingWorker):
     def reset(self) -> None:
         """Build the engine, or build it anew."""
         engine: Any = self.engine
-        engine._build_lr_scheduler = self._linear
+        engine._build_lr_scheduler = self._build_schedule
         super().reset()
 
-    def _linear(self, optimizer: Any) -> LambdaLR:
+    def _build_schedule(self, optimizer: Any) -> LambdaLR:
         optim: Any = self.optimizer_config
         total = optim.total_training_steps
         warmup = optim.lr_warmup_steps if optim.lr_warmup_steps > 0 else int(optim.lr_warmup_steps_ratio * total)
@@ -42,7 +42,7 @@ class LinearTraining(TrainingWorker):
         return LambdaLR(optimizer, lambda step: schedule.rate_at(step))
 
 
-class _Ours:
+class _WorkerMixin:
     """Mixed into verl's workers: mends what they are given before they look at it."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
@@ -50,19 +50,19 @@ class _Ours:
         """verl's, with the engines of `trees` where the configuration asks for them; where it asks for torch's fused
         attention, of models that it is right for."""
         worker: Any = self
-        trees, fused = bool(worker.config.get(TREES)), attention.asked_for(worker.config)
+        trees, fused = bool(worker.config.get(TREES)), attention.is_fused_requested(worker.config)
         if trees:
-            from ajet_verl.trainer.trees import chosen
+            from ajet_verl.trainer.trees import choose_engine
         if fused:
-            attention.build_by_another(worker.config)
-        with chosen(trees) if trees else nullcontext():
+            attention.replace_unsupported(worker.config)
+        with choose_engine(trees) if trees else nullcontext():
             super().init_model()  # type: ignore[misc]
         for inner in (worker.actor, worker.ref):
             if inner is None:
                 continue
             return_image_features(inner.engine.module)
             if fused:
-                attention.hold(inner.engine)
+                attention.check_attention(inner.engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[attr-defined]
     def pass_step(self) -> None:
@@ -73,20 +73,20 @@ class _Ours:
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="ref"))
     def compute_ref_log_prob(self, data: TensorDict) -> TensorDict | None:
         """verl's."""
-        return super().compute_ref_log_prob(mended(data))  # type: ignore[misc]
+        return super().compute_ref_log_prob(fix_position_ids(data))  # type: ignore[misc]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def compute_log_prob(self, data: TensorDict) -> TensorDict | None:
         """verl's."""
-        return super().compute_log_prob(mended(data))  # type: ignore[misc]
+        return super().compute_log_prob(fix_position_ids(data))  # type: ignore[misc]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: TensorDict) -> TensorDict | None:
         """verl's."""
-        return super().update_actor(mended(data))  # type: ignore[misc]
+        return super().update_actor(fix_position_ids(data))  # type: ignore[misc]
 
 
-def mended(data: TensorDict) -> TensorDict:
+def fix_position_ids(data: TensorDict) -> TensorDict:
     """`data`, whose rows' `position_ids` are ragged along their tokens.
 
     Where a model sees images they are [kinds, tokens] a row, and TransferQueue takes the first of the two dimensions
@@ -101,21 +101,21 @@ def mended(data: TensorDict) -> TensorDict:
     return data
 
 
-class Actor(_Ours, ActorRolloutRefWorker):
+class Actor(_WorkerMixin, ActorRolloutRefWorker):
     """For the modes sync and colocate_async."""
 
 
-class DetachedActor(_Ours, DetachActorWorker):
+class DetachedActor(_WorkerMixin, DetachActorWorker):
     """For separate_async."""
 
 
-class LinearActor(_Ours, ActorRolloutRefWorker):
+class LinearActor(_WorkerMixin, ActorRolloutRefWorker):
     """For the modes sync and colocate_async."""
 
     actor_worker_cls = LinearTraining
 
 
-class LinearDetachedActor(_Ours, DetachActorWorker):
+class LinearDetachedActor(_WorkerMixin, DetachActorWorker):
     """For separate_async."""
 
     actor_worker_cls = LinearTraining
