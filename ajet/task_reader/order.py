@@ -1,9 +1,9 @@
 """TaskOrder: the task at each position of the training order. CurriculumSampler: the tasks of an epoch.
 
 Invariants (property tests in tests/task_reader/test_order.py): each epoch has every task once. The order depends only
-on seed, epoch and task ids, not on row order, timing or batch size. With a curriculum an epoch has some tasks, each once,
-and the order also depends on earlier results. The store tracks taken and finished positions. A checkpoint's positions
-continue only over tasks with the same content.
+on seed, epoch and task ids, not on row order, timing or batch size. With a curriculum an epoch has some tasks, each
+once, and the order also depends on earlier results. The store tracks taken and finished positions. A checkpoint's
+positions continue only over tasks with the same content.
 """
 
 from __future__ import annotations

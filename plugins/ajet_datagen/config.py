@@ -88,7 +88,9 @@ class DataGeneration(Section):
     document_reader: DocumentReader = section(DocumentReader, "Source documents of generated tasks.")
     query_reader: QueryReader = section(QueryReader, "Example tasks for the generating model.")
     task_num: int = key(10, "Tasks to generate, of each split.", ge=1)
-    models: list[JudgeModelConfig] = key([], "Task-writing models in order: the next one is used if a model does not answer.")
+    models: list[JudgeModelConfig] = key(
+        [], "Task-writing models in order: the next one is used if a model does not answer."
+    )
     llm_model: str = key(
         "qwen-long",
         "The model if `models` is empty, at the server of DASHSCOPE_API_KEY or OPENAI_BASE_URL.",

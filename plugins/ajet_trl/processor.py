@@ -45,7 +45,9 @@ class TrlTrainer(RunProcessor):
 
         with TemporaryDirectory(prefix="ajet-trl-") as folder:
             order_file, failure_file = Path(folder) / "told.json", Path(folder) / "failed.json"
-            order_file.write_text(json.dumps({**pack_experiment(experiment, run_id="trl"), "failed": str(failure_file)}))
+            order_file.write_text(
+                json.dumps({**pack_experiment(experiment, run_id="trl"), "failed": str(failure_file)})
+            )
             environment = dict(os.environ)
             if self.folder is not None:
                 paths = [str(self.folder), environment.get("PYTHONPATH", "")]

@@ -65,7 +65,7 @@ async def play_session(
             expected="verl 0.9.1 with its V1 trainer (trainer.use_v1), which takes an output for each timeline",
         )
     sessions = await asyncio.to_thread(_open_sessions, name, workflow, made_with)  # it waits for the record
-    episode = await sessions.episode(drawn, row)
+    episode = await sessions.play_episode(drawn, row)
     failed = f"{episode.failure or episode.ending}" if episode.status != "completed" else ""
     made = [] if failed else build_unscored_rows(episode, policy_version=sessions.version)
     if not made and episode.split == "validation":

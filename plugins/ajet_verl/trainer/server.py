@@ -43,6 +43,6 @@ def make_server_class(name: str, methods: Iterable[str]) -> type[EarlyServer]:
 
 def _forward_method(name: str) -> Callable[..., Awaitable[Any]]:
     async def method(self: EarlyServer, *args: Any, **kwargs: Any) -> Any:
-        return await self._asked(name, *args, **kwargs)
+        return await self._call_server(name, *args, **kwargs)
 
     return method
