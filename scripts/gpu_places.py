@@ -9,6 +9,7 @@ has, and the report of the check says so.
 
 from __future__ import annotations
 
+REFUSALS = "plugins/ajet_verl/tests/test_verl_refusals.py"
 COVERED = {
     "ajet/backbone/local/checkpoint.py::_list_tensors": "local",
     "ajet/backbone/local/checkpoint.py::read_checkpoint": "resume",
@@ -23,46 +24,46 @@ COVERED = {
     "ajet/backbone/local/tree_attention.py::_attend_dense": "tests",
     "ajet/backbone/local/tree_attention.py::_uses_subtrees": "tests",
     "ajet/backbone/requirements.py::has_nvidia": "doctor",
-    "plugins/ajet_trinity/config.py::_node": "trinity",
-    "plugins/ajet_trinity/config.py::_refused": "plugins/ajet_trinity/tests/test_trinity_config.py",
-    "plugins/ajet_trinity/config.py::device_of": "trinity",
-    "plugins/ajet_trinity/config.py::trinity_config": "trinity",
-    "plugins/ajet_trinity/own_environment.py::python_there": "",  # once `make trinity-gpu` has run, which nobody has
-    "plugins/ajet_trinity/processes/stage.py::Stage.run": "trinity",
-    "plugins/ajet_trinity/train.py::_environment": "trinity",
-    "plugins/ajet_trinity/train.py::_needs": "trinity",
+    "plugins/ajet_trinity/config.py::_build_node": "trinity",
+    "plugins/ajet_trinity/config.py::_list_refused": "plugins/ajet_trinity/tests/test_trinity_config.py",
+    "plugins/ajet_trinity/config.py::choose_device": "trinity",
+    "plugins/ajet_trinity/config.py::compose_trinity_config": "trinity",
+    "plugins/ajet_trinity/own_environment.py::find_python": "",  # once `make trinity-gpu` has run, which nobody has
+    "plugins/ajet_trinity/processes/stage.py::TrinityStage.run": "trinity",
+    "plugins/ajet_trinity/train.py::_build_environment": "trinity",
+    "plugins/ajet_trinity/train.py::_build_needs": "trinity",
     "plugins/ajet_trinity/train.py::train_on_trinity": "trinity",
-    "plugins/ajet_verl/checkup.py::_engine": "doctor",
-    "plugins/ajet_verl/checkup.py::_flash_attention": "doctor",
-    "plugins/ajet_verl/checkup.py::verl_findings": "doctor",
-    "plugins/ajet_ray/cluster/gpus.py::gpus": "verl",
+    "plugins/ajet_verl/checkup.py::_check_engine": "doctor",
+    "plugins/ajet_verl/checkup.py::_check_flash_attention": "doctor",
+    "plugins/ajet_verl/checkup.py::check_verl": "doctor",
+    "plugins/ajet_ray/cluster/gpus.py::list_gpus": "verl",
     "plugins/ajet_ray/cluster/gpus.py::refuse_busy": "verl",
     "plugins/ajet_verl/launch.py::VerlRunner.name_accelerators": "",  # the estimate of a dry run
-    "plugins/ajet_verl/settings.py::needs_of": "",  # NPUs
-    "plugins/ajet_verl/config/batches.py::fixed_micro_batches": "",  # Megatron without use_dynamic_bsz
-    "plugins/ajet_verl/config/effective.py::MEGATRON_SIZES": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/config/effective.py::Settings.megatron": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/config/effective.py::Settings.model_parallel": "plugins/ajet_verl/tests/test_verl_refusals.py",
+    "plugins/ajet_verl/settings.py::build_needs": "",  # NPUs
+    "plugins/ajet_verl/config/batches.py::check_fixed_micro_batches": "",  # Megatron without use_dynamic_bsz
+    "plugins/ajet_verl/config/effective.py::MEGATRON_SIZES": REFUSALS,
+    "plugins/ajet_verl/config/effective.py::EffectiveSettings.is_megatron": REFUSALS,
+    "plugins/ajet_verl/config/effective.py::EffectiveSettings.model_parallel": REFUSALS,
     "plugins/ajet_verl/config/layer.py::_ajet_node": "verl",
     "plugins/ajet_verl/config/layer.py::_lay_sections": "plugins/ajet_verl/tests/test_verl_layer.py",
-    "plugins/ajet_verl/config/layer.py::_verls_defaults": "plugins/ajet_verl/tests/test_verl_layer.py",
-    "plugins/ajet_verl/config/layer.py::extra_for": "verl",
-    "plugins/ajet_verl/config/refusals.py::_learning": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/config/refusals.py::_lengths": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/config/refusals.py::_machines": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/config/refusals.py::_memory": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/config/refusals.py::_parallel": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/config/refusals.py::_strategy": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/config/refusals.py::_trees": "plugins/ajet_verl/tests/test_verl_refusals.py",
-    "plugins/ajet_verl/cpu/__init__.py::environment": "",  # of the CPU alone
+    "plugins/ajet_verl/config/layer.py::_compose_verls_defaults": "plugins/ajet_verl/tests/test_verl_layer.py",
+    "plugins/ajet_verl/config/layer.py::find_extra": "verl",
+    "plugins/ajet_verl/config/refusals.py::_check_learning": REFUSALS,
+    "plugins/ajet_verl/config/refusals.py::_check_lengths": REFUSALS,
+    "plugins/ajet_verl/config/refusals.py::_check_machines": REFUSALS,
+    "plugins/ajet_verl/config/refusals.py::_check_memory": REFUSALS,
+    "plugins/ajet_verl/config/refusals.py::_check_parallel_sizes": REFUSALS,
+    "plugins/ajet_verl/config/refusals.py::_check_strategy": REFUSALS,
+    "plugins/ajet_verl/config/refusals.py::_check_trees": REFUSALS,
+    "plugins/ajet_verl/cpu/__init__.py::build_environment": "",  # of the CPU alone
     "plugins/ajet_verl/settings.py::find_device": "verl",
-    "plugins/ajet_verl/settings.py::_megatron": "megatron",
-    "plugins/ajet_verl/settings.py::environment_of": "megatron",
-    "plugins/ajet_verl/settings.py::verl_settings": "",  # a cluster that was there before: its GPUs are not this one's
+    "plugins/ajet_verl/settings.py::_uses_megatron": "megatron",
+    "plugins/ajet_verl/settings.py::build_environment": "megatron",
+    "plugins/ajet_verl/settings.py::build_settings": "",  # a cluster that was there before: its GPUs are not this one's
     "plugins/ajet_verl/train.py::require_store": "plugins/ajet_ray/tests/test_verl_store_tickets.py",
     "plugins/ajet_verl/train.py::train_on_verl": "verl",
     "plugins/ajet_verl/trainer/trees.py::TreeEngine": "trees",
-    "ajet/config/schema/trainer_common.py::TrainerCommon": "tests/contract/test_config_reads.py",
+    "ajet/config/schema/trainer_common.py::TrainerConfig": "tests/contract/test_config_reads.py",
     "ajet/engine/verdict_cache.py::build_verdict_key": "local",
     "ajet/engine/stock_model.py::StockModel.__init__": "export",
     "ajet/engine/machine.py::resolve_device_kind": "local",
@@ -85,23 +86,23 @@ COVERED = {
     "ajet/engine/vllm/launch.py::memory": "vllm",
     "ajet/engine/vllm/weights.py::device_buckets": "vllm",
     "ajet/engine/vllm/worker.py::LiveWeights.ajet_commit": "vllm",
-    "plugins/ajet_trl/process.py::train": "",
-    "ajet/record/run_directory.py::_gpus": "local",
+    "plugins/ajet_trl/process.py::run_training": "",
+    "ajet/record/run_directory.py::_gpu_names": "local",
     "ajet/commands/doctor_checks.py::_check_gpus": "doctor",
     "ajet/commands/doctor_checks.py::check_packages": "doctor",
     "ajet/commands/gpu_estimate.py::find_own_gpu": "",  # the estimate of a dry run
     "ajet/commands/plan.py::show_plan": "",  # the same
     "plugins/ajet_cluster/kuberay.py::_RESOURCES": "",  # written for a cluster, run on none: tests read the text
-    "plugins/ajet_cluster/kuberay.py::kuberay": "",
-    "plugins/ajet_cluster/slurm.py::_accelerators": "",
-    "plugins/ajet_cluster/slurm.py::_resources": "",
+    "plugins/ajet_cluster/kuberay.py::render_kuberay": "",
+    "plugins/ajet_cluster/slurm.py::_format_accelerators": "",
+    "plugins/ajet_cluster/slurm.py::_format_resources": "",
     "ajet/commands/gpu_estimate.py::estimate_memory": "tests/commands/test_gpu_estimate.py",
     "ajet/commands/model_card.py::_list_versions": "tests/contract/test_deploy.py",
     "ajet/commands/plan.py::_describe_steps": "beside",
     "ajet/commands/plan.py::_estimate_rows": "tests/commands/test_plan.py",
     "ajet/train/footprint.py::estimate_needs": "local",
     "ajet/commands/sampling/colocated.py::share_cores": "beside",
-    "ajet/commands/tune.py::_fitting_defaults": "tests/commands/test_tune_defaults.py",
+    "ajet/commands/tune.py::_choose_fitting_defaults": "tests/commands/test_tune_defaults.py",
 }
 """Every such place, and what runs it."""
 

@@ -32,7 +32,7 @@ ALL_ALIKE = {
     "ajet.config.experiment.replace_defaults",
     "ajet.config.idle.find_idle_reason",
     "ajet.config.idle._get_setting",
-    "ajet.record.run_directory._redactor",
+    "ajet.record.run_directory.redactor_of",
 }
 LAYER = "plugins/ajet_verl/layers"
 """The reader of what verl's layers interpolate."""

@@ -53,7 +53,7 @@ def trained(trainer, *steps):
 
 def test_an_agent_has_the_first_adapter_that_names_it():
     several = Adapters.from_config(config_of(lora__adapters=TWO).trainer_common.lora)
-    found = [several.of(*each) for each in (("a", "solver"), ("solver", "b"), ("critic-2", "x"), ("x", "y"))]
+    found = [several.find_adapter(*each) for each in (("a", "solver"), ("solver", "b"), ("critic-2", "x"), ("x", "y"))]
     assert found == ["solver", "solver", "critic", None]
 
 

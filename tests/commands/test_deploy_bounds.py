@@ -32,7 +32,7 @@ def test_the_key_of_a_dotenv_file_is_the_one(tmp_path, monkeypatch):
     monkeypatch.delenv(deploy.KEY)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text(f"{deploy.KEY}=short\n")
-    monkeypatch.setattr(deploy, "run_of", lambda *_: tmp_path / "record" / "run")
+    monkeypatch.setattr(deploy, "find_training_run", lambda *_: tmp_path / "record" / "run")
     with pytest.raises(UserError, match="AJET_API_KEY is no key"), serve_model(DeployOptions("run", tmp_path)):
         pass
 

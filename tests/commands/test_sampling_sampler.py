@@ -207,7 +207,7 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
     ledger: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It lives meanwhile, for the others; and ends as the training does, or when that takes too long."""
-    monkeypatch.setattr(waiting, "LOOK", 0.0)
+    monkeypatch.setattr(waiting, "STORE_POLL_S", 0.0)
     settings = config_of(rollout__engine="vllm", rollout__vllm__base_url="http://127.0.0.1:1/v1")
     tries = iter([ServerAwayError("No server answers."), server_detection.open_remote, "the engine"])
 
@@ -224,7 +224,7 @@ def test_a_server_elsewhere_that_is_away_as_a_sampler_begins_is_waited_for(
         return waiting.SamplerProcess(experiment, options, ledger).open_backbone(opens)
 
     assert there() == "the engine"
-    assert [(each.name, each.told) for each in ledger.members()] == [("one", {"server": "http://127.0.0.1:1"})]
+    assert [(each.name, each.details) for each in ledger.members()] == [("one", {"server": "http://127.0.0.1:1"})]
     tries = iter([ServerAwayError("No server answers.")])
     ledger.announce(Policy("run", 3, "", told={"over": True}))
     with pytest.raises(waiting.EndedBeforeStartError):
@@ -382,7 +382,7 @@ def test_a_load_that_hangs_holds_nothing_for_ever(
                 thread.join(60)
         return True
 
-    monkeypatch.setattr(module, "LONGEST_LOAD", -1.0)
+    monkeypatch.setattr(module, "MAX_LOAD_S", -1.0)
     monkeypatch.setattr(sampler._store, "renew", renewed.append)
     monkeypatch.setattr(sampler._backbone, "load_weights", load_weights)
     sampler._renew_every, sampler._renewed = 0.001, float("inf")
@@ -429,7 +429,7 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
 
         def load_weights(self, folder: object, version: int, probe: object, waits: object, *, is_leader: bool) -> bool:
             (member,) = ledger.members()
-            found.append((is_leader, member.told[module.SERVER]))
+            found.append((is_leader, member.details[module.SERVER]))
             self.version = version
             _, ended, group = rollout.begun[0]
             for repeat in (0, 1):
@@ -441,7 +441,7 @@ def test_a_leader_that_drains_leads_nobody_and_goes_on_with_what_others_give_the
     draining = GroupSampler(parts, Given(), store, tasks, name="one", played=SamplerCounts())  # type: ignore[arg-type]
     ledger.announce(Policy("run", 0, "", below=1, told={"version": 0, "probe": TOLD_PROBE}))
     draining._look_at_store()
-    assert len(rollout.begun) == 1 and [each.told[module.SERVER] for each in ledger.members()] == ["http://server"]
+    assert len(rollout.begun) == 1 and [each.details[module.SERVER] for each in ledger.members()] == ["http://server"]
     ledger.announce(Policy("run", 1, "", below=1, told={"version": 1, "probe": TOLD_PROBE}))
     draining.drain(Interrupts(), 600.0)
     assert found == [(False, "")], "who is there beside it gives the server the next weights"
@@ -509,7 +509,7 @@ def test_who_drains_goes_on_with_no_trainer_that_forgot_what_it_plays_with(
 
 def test_who_waits_for_a_trainer_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two that waited at one server would each take the other for silent."""
-    monkeypatch.setattr(waiting, "LOOK", 0.0)
+    monkeypatch.setattr(waiting, "STORE_POLL_S", 0.0)
     said: list[Any] = []
     experiment: Any = SimpleNamespace(ajet=config_of())
     store: Any = SimpleNamespace(

@@ -91,4 +91,4 @@ def test_training_twice_is_refused_where_no_group_waits_for_a_second_step():
 def test_who_only_looks_at_a_yaml_for_samplers_is_not_refused_what_their_trainer_takes():
     """`ajet config validate` and `ajet doctor`: the launch may say `--from-store`."""
     for backbone in ("local", "verl", "trinity"):
-        ready(backbone, "sync", looking=True)
+        ready(backbone, "sync", previewing=True)

@@ -91,7 +91,7 @@ class ShelfDriver:
 FAMILY = """
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
-from ajet_environments.deployment.description import EnvironmentFamily, Part
+from ajet_environments.deployment.description import EnvironmentFamily, EnvironmentPart
 from ajet_mcp.servers import Server
 
 
@@ -104,7 +104,7 @@ def list_parts(section, base, where):
     def started(tree):
         return lambda workdir, uid: Server(tree, "stdio", command=(tree,), cwd=workdir)
 
-    return [Part(tree, start=started(tree), off="ill" if tree == "plum" else "") for tree in section.trees]
+    return [EnvironmentPart(tree, start=started(tree), off="ill" if tree == "plum" else "") for tree in section.trees]
 
 
 def prepare(names, say):

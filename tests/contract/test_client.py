@@ -207,7 +207,7 @@ def test_what_is_said_is_what_the_document_says() -> None:
         answered = episode_routes(served)
     protocol = reply_types()
     told = {(path, method) for path, methods in document["paths"].items() for method in methods}
-    assert told == answered and document == protocol.openapi()
+    assert told == answered and document == protocol.build_openapi()
     for model, said in (
         (protocol.Opened, opened), (protocol.Begun, shown), (protocol.Ended, ended), (protocol.Problem, refused),
         (protocol.Overview, overview),

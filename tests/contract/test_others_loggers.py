@@ -22,7 +22,7 @@ from ajet.record.secrets import Redactor
         lambda: logger.remove(),
         lambda: logger.remove(0),
         lambda: logger.configure(handlers=[{"sink": lambda message: None}]),
-        lambda: [logger.remove(number) for number in range(1, 1000) if number in logger._core.handlers],
+        lambda: [logger.remove(number) for number in range(1, 1_000_000) if number in logger._core.handlers],
     ],
     ids=["remove", "remove 0", "configure", "remove each"],
 )

@@ -169,7 +169,7 @@ def test_a_toy_is_refused_where_it_cannot(run: Command) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("rollout.isolation", f"{TOYS}/ajet_toys/reader.py->ToyReader", "has no opened, start, stands, stop, close"),
+        ("rollout.isolation", f"{TOYS}/ajet_toys/reader.py->ToyReader", "has no create, start, locate, stop, close"),
         ("store.type", "agent.py->agent", "is a function"),
         ("rollout.isolation", "threads", "did you mean thread?"),
         ("store.type", "mysql", "one of run_directory"),

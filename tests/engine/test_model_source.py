@@ -214,11 +214,11 @@ def test_an_entry_is_made_once_by_whoever_comes_first(own_cache: Path) -> None:
 
 def test_processes_race_for_an_entry(own_cache: Path) -> None:
     code = (
-        "from ajet.engine.model_cache import entry\n"
+        "from ajet.engine.model_cache import open_entry\n"
         "def make(folder):\n"
         "    print('made')\n"
         "    (folder / 'a').write_text('1')\n"
-        "assert (entry('x/y', make) / 'a').read_text() == '1'\n"
+        "assert (open_entry('x/y', make) / 'a').read_text() == '1'\n"
     )
     runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(4)]
     said = [run.communicate()[0] for run in runs]

@@ -13,7 +13,7 @@ from ajet.schema.endpoint import Endpoint
 
 def test_what_was_opened_before_a_refusal_is_closed_again(monkeypatch):
     before, closed = dict(os.environ), []
-    part = SimpleNamespace(apart=False, close=lambda: closed.append("isolation"))
+    part = SimpleNamespace(is_remote=False, close=lambda: closed.append("isolation"))
     world = SimpleNamespace(close=lambda: closed.append("worlds"))
     monkeypatch.setattr(attempt_runner, "open_isolation", lambda *_: part)
     monkeypatch.setattr(attempt_runner.EnvironmentInstances, "open", lambda _: world)

@@ -84,5 +84,5 @@ def test_an_environment_service_with_a_token_may_listen(monkeypatch):
     async def listened(server, host, port):
         assert (server, host) == ("one", "0.0.0.0")
 
-    monkeypatch.setattr(serving, "_serve", listened)
+    monkeypatch.setattr(serving, "_serve_until_signal", listened)
     assert serving.serve_world("any", host="0.0.0.0", port=0, instances=1, idle_s=1.0, tasks=1, data=None) == 0

@@ -80,7 +80,8 @@ def test_the_wheel_holds_code_defaults_and_tutorials_and_no_rubbish(wheel: Path)
 def test_the_unpacked_wheel_is_what_runs(unpacked: Path, tmp_path: Path) -> None:
     checkout = "[p for p in sys.path if os.path.exists(os.path.join(p, 'pyproject.toml'))]"  # of the editable install
     told = f"import os, sys; sys.path[:] = [p for p in sys.path if p not in {checkout}]; "
-    told += "import ajet; from ajet.schema.commands import installs_extra as i; print(ajet.__file__); print(i('local'))"
+    told += "import ajet; from ajet.schema.commands import format_extra_install; print(ajet.__file__)"
+    told += "; print(format_extra_install('local'))"
     told += "; from ajet_aworld.startup import start; start()"
     told += "; import train.adapter.verl.common as c, env.train_env as e; print(c.__file__); print(e.__file__)"
     place, advice, *names = python(unpacked, tmp_path, "-c", told).stdout.splitlines()

@@ -223,7 +223,7 @@ def test_damaged_groups_are_quarantined_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    monkeypatch.setattr(documents, "score_of", lambda episode: None)  # else MongoDB's client refuses some of them
+    monkeypatch.setattr(documents, "read_score", lambda episode: None)  # else MongoDB's client refuses some of them
     monkeypatch.setattr("ajet_mongo.records.read_score", lambda episode: None)
     address = f"sqlite:{tmp_path}/store.db" if kind == "sqlite" else request.getfixturevalue("mongod").empty()
     scene = trained(project, played, kind, address, damages=True)

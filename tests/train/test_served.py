@@ -79,7 +79,7 @@ def source_of(session: Session, held_out: Any, desk: Any = None) -> ServedSource
 
 
 def desk_of(groups: int) -> Any:
-    desk: Any = SimpleNamespace(results=SimpleQueue(), playing=0, expects=False, close=lambda: None)
+    desk: Any = SimpleNamespace(results=SimpleQueue(), open_count=0, has_pending=False, close=lambda: None)
     for order in range(groups):
         desk.results.put(Group(Task(main_query="?", task_id=f"{order}"), order, [episode(f"{order}", order=order)]))
         if order == 0 and groups > 2:

@@ -416,7 +416,7 @@ def test_while_a_trainer_is_busy_it_lives_and_shows_what_samplers_do(
         made.store.lease(1)
         assert seen.wait(60)
     (own,) = made.store.members()
-    assert (own.role, own.name, set(own.told)) == ("trainer", "run", {"step"}) and shown[-1]["leased"] == 1
+    assert (own.role, own.name, set(own.details)) == ("trainer", "run", {"step"}) and shown[-1]["leased"] == 1
 
 
 def test_of_a_group_of_which_nothing_was_trained_nothing_is_trained_later() -> None:

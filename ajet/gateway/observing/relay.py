@@ -26,7 +26,7 @@ from urllib.parse import unquote
 import httpx
 from loguru import logger
 
-from ajet.engine.asked_server import build_timeout
+from ajet.engine.remote_server import build_timeout
 from ajet.gateway.asgi import Receive, Scope, Send, break_off, end_by_shutdown, send_json, send_refusal
 from ajet.gateway.dialects import anthropic, chat
 from ajet.gateway.exchange import read_body
@@ -37,7 +37,7 @@ from ajet.gateway.observing.session import read_call
 from ajet.gateway.observing.sessions import ObservedSessions, RunningCall
 from ajet.gateway.remote_stream import DialectName
 from ajet.gateway.request import Refused
-from ajet.record.seldom import RateLimiter
+from ajet.record.rate_limiter import RateLimiter
 from ajet.schema.addresses import is_loopback, parse_header_host
 from ajet.schema.bounded_json import LONG_BYTES, load_json
 from ajet.schema.settled import make_storable
@@ -219,7 +219,7 @@ class ObservingRelay:
                     running.row.said, running.row.problem, running.row.finish = said, copy.problem, copy.finish
                     await self._complete(self._sessions.end(running))
                     problem = running.call.error
-                if problem and (copy.finish != "aborted" or copy.was_silent) and self._log_limit.due(problem):
+                if problem and (copy.finish != "aborted" or copy.was_silent) and self._log_limit.is_due(problem):
                     logger.warning("{}: {}", self._endpoint, problem)
         if copy.is_cut:
             await break_off(scope)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class LoopsIsolation(WorkerPool):
     """Plays many attempts at the same time in each worker."""
 
-    shared = True
+    shares_loop = True
 
     @classmethod
     def create(cls, experiment: Experiment, workflow_class: type[Any], ambient: Endpoint) -> LoopsIsolation:

@@ -27,7 +27,7 @@ STARTS_PER_PROCESSOR = 2
 class ProcessIsolation(WorkerPool):
     """Plays each attempt alone in a worker."""
 
-    shared = False
+    shares_loop = False
     keeps_workers = True
     """True if a worker that an attempt left unchanged plays another one."""
 

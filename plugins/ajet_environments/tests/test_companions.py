@@ -47,10 +47,10 @@ RUN = """
 import sys, time
 from pathlib import Path
 from ajet.config import Experiment
-from ajet_environments.companions import beside
+from ajet_environments.companions import run_companions
 lake = {"command": sys.argv[1], "ready": "pids", "env": {"COLOUR": "red"}}
 experiment = Experiment.from_dict({"ajet": {"services": {"lake": lake}}}, base=Path.cwd())
-with beside(experiment, Path.cwd()):
+with run_companions(experiment, Path.cwd()):
     print("ready", flush=True)
     time.sleep(60)
 """

@@ -15,7 +15,7 @@ def test_one_token_of_few_is_no_distribution() -> None:
     many[3:9] = 0.8
     few_found, many_found = measure_spread(few, noise, 5e-3), measure_spread(many, noise, 5e-3)
     assert few_found is not None and few_found.problem is None
-    assert many_found is not None and "99% of the tokens" in str(many_found.problem)
+    assert many_found is not None and "99%" in str(many_found.problem)
     few[3:8] = 0.8
     found = measure_spread(few, noise, 5e-3)
     assert found is not None and found.problem is not None, "five of thirty are one"

@@ -35,7 +35,7 @@ RUN = f"""
 import os, subprocess, sys, time
 from ajet_ray.cluster import leftovers
 leftovers.ENDED_S = 0.0  # its processes are ended here after it
-made = leftovers.Leftovers()
+made = leftovers.RunLeftovers()
 (made.folder / "socket").touch()
 print(made.folder, flush=True)
 environment = {{**os.environ, "TMPDIR": str(made.folder)}}
@@ -43,7 +43,7 @@ for name in ("VLLM::Engine", "VLLM::Worker", "agent loop"):
     command = [sys.executable, "-c", {CHILD!r}, name]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     print(child.pid, child.stdout.readline().strip(), flush=True)
-made.look()
+made.record_segments()
 print("looked", flush=True)
 if sys.argv[1] == "ends":
     sys.stdin.readline()

@@ -63,7 +63,7 @@ def test_beside_verl_missing_or_of_another_version_it_is_refused(installed, monk
     assert "--no-deps --target" in error.value.do
     installed[None] = package.VERSION
     monkeypatch.setattr(package, "find_spec", lambda name: object())
-    with pytest.raises(UserError, match="beside verl") as error:
+    with pytest.raises(UserError, match="verl") as error:
         trainer()
     assert "patches a class" in error.value.expected
     monkeypatch.setattr(package, "find_spec", lambda name: None)

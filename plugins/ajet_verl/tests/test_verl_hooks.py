@@ -445,7 +445,7 @@ def test_servers_are_those_that_were_started_before(servers, monkeypatch):
     config = deepcopy(composed("sync"))
     config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout.n_gpus_per_node = 4, 4
     config.actor_rollout_ref.rollout.tensor_model_parallel_size = 2
-    servers.start(config)
+    servers.start_servers(config)
     assert list(made) == ["vllm_server_0_0", "vllm_server_1_0"]
     before = dict(made)
     made.clear()
@@ -470,7 +470,7 @@ def test_servers_are_those_that_were_started_before(servers, monkeypatch):
 
     made.clear()
     nodes[2]["Alive"] = True
-    servers.start(config)
+    servers.start_servers(config)
     assert not made, "it is not known which node will have which"
 
 
@@ -479,7 +479,7 @@ def test_a_server_answers_once_verls_constructor_is_through(servers, monkeypatch
 
     from ajet_verl.trainer import server
 
-    assert {"launch_server", "get_master_address", "generate", "sleep", "wake_up"} <= set(servers.methods())
+    assert {"launch_server", "get_master_address", "generate", "sleep", "wake_up"} <= set(servers.list_methods())
 
     class Verls:
         def __init__(self, replica_rank):
@@ -520,7 +520,7 @@ def test_neither_vllm_nor_verl_is_loaded_for_a_servers_handle_or_the_load_balanc
 
     pickle_load_balancer()
     try:
-        kinds = servers.actor().__ray_metadata__.modified_class, router.GlobalRequestLoadBalancer
+        kinds = servers.make_actor_class().__ray_metadata__.modified_class, router.GlobalRequestLoadBalancer
         (tmp_path / "kinds").write_bytes(cloudpickle.dumps(kinds))
     finally:
         cloudpickle.unregister_pickle_by_value(router)

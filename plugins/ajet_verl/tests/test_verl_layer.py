@@ -385,8 +385,8 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
 
 def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
     code = (
-        "import sys; from ajet_verl.settings import verl_settings; "
-        "from tests.verl_fixtures import experiment; verl_settings(experiment()); "
+        "import sys; from ajet_verl.settings import build_settings; "
+        "from tests.verl_fixtures import experiment; build_settings(experiment()); "
         "print([name for name in ('verl', 'ray', 'torch') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)

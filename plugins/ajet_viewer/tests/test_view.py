@@ -53,7 +53,7 @@ def test_a_browser_is_given_a_file_that_leads_there_and_no_secret(opened: list[s
 def test_what_a_killed_process_left_goes_with_the_next_page(opened: list[str], tmp_path: Path) -> None:
     left = browser.open_page(ADDRESS)
     assert left is not None and left._folder._lock is not None
-    left._folder._lock.close()  # as the kernel does
+    left._folder._lock._lock.release()  # as the kernel does
     held_folder._remove_abandoned_folders.cache_clear()
     page = browser.open_page(ADDRESS)
     assert page is not None and [*tmp_path.iterdir()] == [page._folder.path]
@@ -75,7 +75,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, opened: list[str]) -> Callable[[str],
     def begin(text: str, patience: float) -> Any:
         monkeypatch.setattr(view, "BEGIN_S", patience)
         deaf = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        monkeypatch.setattr(view, "program", lambda *given: [sys.executable, "-c", deaf + text])
+        monkeypatch.setattr(view, "build_command", lambda *given: [sys.executable, "-c", deaf + text])
         return view.start_viewer(run)
 
     return begin
