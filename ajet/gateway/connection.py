@@ -7,7 +7,7 @@ arrives, or nothing of a reply is read, are bounded. Errors are answered in JSON
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -21,16 +21,33 @@ from ajet.gateway.plain_parser import PlainParser
 if TYPE_CHECKING:
     import asyncio
 
-    from ajet.gateway.listener import Acceptor
+    from ajet.gateway.limits import ServerCounters
 
 _REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class ConnectionOwner(Protocol):
+    """The listener of a connection, `ajet.gateway.listener.Acceptor`, which imports this module."""
+
+    shared: ServerCounters
+
+    def forget_stranger(self, connection: Connection) -> None:
+        """Stop counting the connection as one without a valid key."""
+
+    def left(self, connection: Connection) -> None:
+        """Forget a closed connection."""
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """The connection of one client. A client that closes without having read all data resets it."""
 
     def __init__(
-        self, acceptor: Acceptor, config: Config, state: ServerState, loop: asyncio.AbstractEventLoop, address: str
+        self,
+        acceptor: ConnectionOwner,
+        config: Config,
+        state: ServerState,
+        loop: asyncio.AbstractEventLoop,
+        address: str,
     ) -> None:
         super().__init__(config=config, server_state=state, app_state={PEER: self, WATCH: self.watch}, _loop=loop)
         self.parser = PlainParser(self)

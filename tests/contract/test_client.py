@@ -209,7 +209,7 @@ def test_what_is_said_is_what_the_document_says() -> None:
     told = {(path, method) for path, methods in document["paths"].items() for method in methods}
     assert told == answered and document == protocol.build_openapi()
     for model, said in (
-        (protocol.Opened, opened), (protocol.Begun, shown), (protocol.Ended, ended), (protocol.Problem, refused),
-        (protocol.Overview, overview),
+        (protocol.OpenedEpisode, opened), (protocol.OpenEpisode, shown), (protocol.EndedEpisode, ended),
+        (protocol.Problem, refused), (protocol.Overview, overview),
     ):  # fmt: skip
         assert model.model_validate(said, strict=True).model_dump() == said

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
 WORDS = {"cuda", "nccl", "npu", "megatron", "sglang"}
 ATTRIBUTES = {"cuda", "NCCL", "megatron", "is_megatron"}
-FUNCTIONS = {"gpus", "refuse_busy", "has_nvidia", "MEGATRON_SIZES"}
+FUNCTIONS = {"gpus", "list_gpus", "refuse_busy", "has_nvidia", "MEGATRON_SIZES"}
 """Ours, which ask whether there is a GPU, or say what one alone does."""
 
 

@@ -51,7 +51,7 @@ class Session(TrainingSession):
         self.store = SimpleNamespace(  # type: ignore[assignment]
             use=lambda orders, step: self.used.append((list(orders), step)), discard=lambda *told: None
         )
-        self._given_up = SimpleNamespace(newly=lambda tasks: {}, count=0)  # type: ignore[assignment]
+        self._given_up = SimpleNamespace(log_new=lambda tasks: {}, count=0)  # type: ignore[assignment]
 
     def show_depths(self, **more: int) -> None: ...
 

@@ -53,7 +53,7 @@ def test_a_browser_is_given_a_file_that_leads_there_and_no_secret(opened: list[s
 def test_what_a_killed_process_left_goes_with_the_next_page(opened: list[str], tmp_path: Path) -> None:
     left = browser.open_page(ADDRESS)
     assert left is not None and left._folder._lock is not None
-    left._folder._lock._lock.release()  # as the kernel does
+    left._folder._lock.release()  # as the kernel does
     held_folder._remove_abandoned_folders.cache_clear()
     page = browser.open_page(ADDRESS)
     assert page is not None and [*tmp_path.iterdir()] == [page._folder.path]
