@@ -54,6 +54,7 @@ check: setup ## Lint, format, types, the arrows between rooms, generated docs
 	$(RUN)/mypy
 	$(RUN)/lint-imports
 	$(RUN)/python -m scripts.reference --check
+	$(RUN)/python -m scripts.naming
 
 golden: setup ## Show where the gateway answers otherwise than recorded (ARGS="--accept" records; commit that by itself)
 	$(RUN)/python -m tests.support.golden_requests $(ARGS)
