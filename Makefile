@@ -63,7 +63,7 @@ bench: setup ## Benchmarks, each prints ratios measured in one run (ARGS="--comm
 	$(RUN)/python scripts/bench.py $(ARGS)
 
 bench-report: setup ## Write the table of docs/performance.md from benchmarks/results/measured.jsonl
-	$(RUN)/python scripts/bench_report.py
+	$(RUN)/python -m scripts.reference
 
 gpu-check: setup ## What only a GPU shows, tried on one, with a report to paste (ARGS="--model NAME")
 	$(RUN)/python scripts/gpu_check.py $(ARGS)

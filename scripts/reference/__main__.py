@@ -17,6 +17,7 @@ from scripts.reference.pages import (
     architecture_md,
     cli_md,
     definitions_js,
+    performance_md,
     verl_keys_md,
 )
 from scripts.reference.surface import COMMIT_ON_PURPOSE, FILE, compare_surface, describe_surface
@@ -31,6 +32,7 @@ def build_files() -> dict[Path, str]:
         ROOT / "docs" / "openapi.json": json.dumps(build_openapi(), indent=1) + "\n",
         ROOT / "docs" / "architecture.md": architecture_md(),
         ROOT / "docs" / "algorithms.md": algorithms_md(),
+        ROOT / "docs" / "performance.md": performance_md(),
         ROOT / "docs" / "verl_keys.md": verl_keys_md(),
         ROOT / WORDS: definitions_js(),
         ROOT / FILE: describe_surface(ROOT),

@@ -22,6 +22,7 @@ VERLS_DEFAULTS = "<!-- Defaults: generated from plugins/ajet_verl/verls.py by `m
 VERLS_KEYS = "<!-- verl's keys: generated from plugins/ajet_verl/layers by `make docs`. -->"
 WORDS = "plugins/ajet_viewer/page/definitions.js"
 LOSSES = "<!-- The losses: generated from their classes by `make docs`. -->"
+MEASURED = "<!-- Generated from benchmarks/results/measured.jsonl by `make docs`. -->"
 
 
 def architecture_md() -> str:
@@ -87,6 +88,19 @@ def verl_keys_md() -> str:
     ]
     head = ["| key | verl | here | below `ajet:` |", "|---|---|---|---|"]
     return _with_table(page, VERLS_DEFAULTS, [*head, *defaults])
+
+
+def performance_md() -> str:
+    """Return the page with its table: the measured rows that have `shown`."""
+    lines = (ROOT / "benchmarks" / "results" / "measured.jsonl").read_text(encoding="utf-8").splitlines()
+    table = ["| What | Against | Goal | Measured | Met | Script |", "|---|---|---|---|---|---|"]
+    for row in map(json.loads, lines):
+        if shown := row.get("shown"):
+            met = {True: "yes", False: "**no**", None: ""}[row["met"]]
+            script = f"[`{shown['script']}`](../benchmarks/bench_{shown['script']}.py)"
+            cells = (shown["what"], shown["against"], shown["goal"], shown["measured"], met, script)
+            table.append(f"| {' | '.join(cells)} |")
+    return _with_table((ROOT / "docs" / "performance.md").read_text(encoding="utf-8"), MEASURED, table)
 
 
 def _code(key: str) -> str:
