@@ -25,13 +25,12 @@ import httpx
 import psutil
 import pytest
 
-from ajet.config.locations import find_cache_root
-from ajet.engine.model_cache import open_entry
 from tests.ports import free_port
+from tests.support.cached_packages import find_packages_folder, install_packages
 from tests.vllm_fixtures import tiny_folder
 
-VERSION = "0.5.23"
-PACKAGES = (f"sglang=={VERSION}", "transformers==5.19.0", "tokenizers==0.23.2", "soundfile==0.13.1")
+REQUIREMENT = "sglang==0.5.23"
+PACKAGES = (REQUIREMENT, "transformers==5.19.0", "tokenizers==0.23.2", "soundfile==0.13.1")
 """Without what they ask for."""
 KERNELS = '''"""Stands where SGLang's kernels for CPUs would be: each name is one that must not be called."""
 
@@ -53,19 +52,12 @@ WITHIN = 500.0
 """Seconds in which it must answer."""
 
 
-def name() -> str:
-    """Of its entry in the cache."""
-    return f"python/sglang=={VERSION}-{sys.version_info.major}.{sys.version_info.minor}"
-
-
 @contextmanager
 def real_sglang() -> Iterator[str]:
     """Its URL, `http://HOST:PORT`, of a process group of its own; skips where it is not there."""
-    packages, images = find_cache_root() / name(), Path(sys.prefix, "share", "torchvision")
+    packages, images = find_packages_folder(REQUIREMENT), Path(sys.prefix, "share", "torchvision")
     if not packages.is_dir() or not images.is_dir():
-        pytest.skip(
-            f"sglang=={VERSION} or torchvision is not there: `make test-slow` fetches them, if a registry answers"
-        )
+        pytest.skip(f"{REQUIREMENT} or torchvision is not there: `make test-slow` fetches them, if a registry answers")
     port = free_port()
     path = os.pathsep.join(map(str, (ROOT / "tests" / "vision", packages, images)))  # the first: for the last
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_folder())]
@@ -111,20 +103,11 @@ def end(server: subprocess.Popen[bytes]) -> None:
         Path(path).unlink(missing_ok=True)
 
 
-def make() -> None:
-    """Into the cache, unless it is there."""
-
-    def install(folder: Path) -> None:
-        command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
-        subprocess.run([*command, "--target", str(folder), *PACKAGES], check=True, timeout=600)
-        (folder / "sgl_kernel.py").write_text(KERNELS)
-
-    open_entry(name(), install)
+def _install(folder: Path) -> None:
+    command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable]
+    subprocess.run([*command, "--target", str(folder), *PACKAGES], check=True, timeout=600)
+    (folder / "sgl_kernel.py").write_text(KERNELS)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("AJET_CACHE", str(Path(sys.prefix, "share", "ajet")))
-    try:
-        make()
-    except (OSError, subprocess.SubprocessError) as error:
-        print(f"sglang=={VERSION} could not be fetched, its tests are skipped: {error}", file=sys.stderr)
+    install_packages(REQUIREMENT, _install)
