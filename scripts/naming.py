@@ -24,6 +24,10 @@ BANNED_WORDS = frozenset({
     "lacking", "torn", "walled",
 })  # fmt: skip
 """Words of no technical vocabulary, each with a plain one in its stead (log, request, store, remote, complete)."""
+FOLDERS_OF_NO_MODULE = frozenset(
+    {"benchmarks", "contract", "docs", "faults", "learns", "mistakes", "scripts", "support", "toys", "tutorials"}
+)
+"""Their tests are of pages, clients, whole commands: no module's."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -98,11 +102,6 @@ def has_module(file: str, modules: set[str]) -> bool:
         module.startswith(package) and names.intersection(module.removeprefix(package).removesuffix(".py").split("/"))
         for module in modules
     )
-
-
-FOLDERS_OF_NO_MODULE = frozenset(
-    {"benchmarks", "contract", "docs", "faults", "learns", "mistakes", "scripts", "support", "toys", "tutorials"}
-)
 
 
 def find_private_uses(root: Path, file: str) -> Iterator[str]:

@@ -127,7 +127,7 @@ class StreamedReply:
         self._finish = kind
 
     def _add_token(self, chunk: TokenChunk, token: int, named: object, logprob_value: float) -> None:
-        """A token, and what is logprob_value to be its logprob. `named`: the token that this is logprob_value of."""
+        """Add a token to a chunk. Raises EngineFailure if its log-probability is of another token, `named`."""
         if named != token:
             raise EngineFailure(f"token {self._tokens} has id {token}, its logprob is of {named}")
         logprob = min(float(logprob_value), 0.0)

@@ -46,9 +46,9 @@ class TrackedRun:
 class Tracker:
     """Base class of trackers: write `metrics` and name the class in `trainer_common.logger`.
 
-    The constructor raises MissingExtra, or any other error, if the tracker cannot work; the console then replaces it.
-    Calls run one after the other in a thread; a call longer than `patience_s` seconds (`close`: `closing_s`) drops the
-    tracker. None: calls run in the caller's thread without a limit.
+    The constructor raises MissingExtraError, or any other error, if the tracker cannot work; the console then replaces
+    it. Calls run one after the other in a thread; a call longer than `patience_s` seconds (`close`: `closing_s`) drops
+    the tracker. None: calls run in the caller's thread without a limit.
     """
 
     patience_s: ClassVar[float | None] = PATIENCE_S
