@@ -76,4 +76,4 @@ def test_a_teacher_that_hangs_and_a_run_that_is_killed(tmp_path: Path) -> None:
     assert all(0 < row["train/scored"] <= 32 for row in rows)
     assert all(row["distillation/reverse_kl"] is not None for row in rows)
     proven = ajet("prove", "distil", cwd=tmp_path)
-    assert proven.returncode == 0 and f"Credit of {STEPS} steps computed again" in proven.stdout, proven.stdout
+    assert proven.returncode == 0 and f"Credit of {STEPS} steps recomputed" in proven.stdout, proven.stdout

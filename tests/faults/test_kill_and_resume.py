@@ -81,7 +81,7 @@ def test_a_curriculum_goes_on_after_kill_9(project, tmp_path):
     ]
     assert played[:STEPS] == played[STEPS:]
     proven = ajet("prove", "killed-drawn", cwd=project)
-    assert proven.returncode == 0 and f"Credit of {STEPS} steps computed again" in proven.stdout, proven.stdout
+    assert proven.returncode == 0 and f"Credit of {STEPS} steps recomputed" in proven.stdout, proven.stdout
 
 
 def check_whole(run: Path, reference: Path) -> None:

@@ -64,7 +64,7 @@ def learns_from(folder: Path, teacher: str) -> None:
     assert apart[0] > 0.8 and sum(apart[-3:]) / 3 < apart[0] / 3, apart
 
     proven = ajet("prove", "distil", cwd=folder)
-    assert proven.returncode == 0 and "Credit of 12 steps computed again" in proven.stdout, proven.stdout
+    assert proven.returncode == 0 and "Credit of 12 steps recomputed" in proven.stdout, proven.stdout
 
 
 def test_the_policy_becomes_its_teacher(tmp_path):

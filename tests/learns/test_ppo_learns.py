@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_is_proven(tmp_path):
     assert [[row[name] for name in names] for row in one] == [[row[name] for name in names] for row in other]
     assert len(one) == STEPS and bits(record / "whole") == bits(record / "killed")
     proven = ajet("prove", "killed", cwd=tmp_path)
-    assert proven.returncode == 0 and f"Credit of {STEPS} steps computed again" in proven.stdout, proven.stdout
+    assert proven.returncode == 0 and f"Credit of {STEPS} steps recomputed" in proven.stdout, proven.stdout
     judged = ajet("rejudge", "killed", "--judge", "exact", cwd=tmp_path)
     assert judged.returncode == 0 and "Traceback" not in judged.stdout, judged.stdout
 
@@ -95,7 +95,7 @@ def require_proven_critic(folder: Path, run: Path) -> None:
     rows = [row for row in metric_rows(run) if "tasks" in row]
     assert [row["step"] for row in rows] == [1, 2] and all("critic/value_mean" in row for row in rows)
     proven = ajet("prove", str(run), cwd=folder)
-    assert proven.returncode == 0 and "Credit of 2 steps computed again" in proven.stdout, proven.stdout
+    assert proven.returncode == 0 and "Credit of 2 steps recomputed" in proven.stdout, proven.stdout
 
 
 def test_samplers_play_for_it(tmp_path):
