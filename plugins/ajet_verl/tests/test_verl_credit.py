@@ -220,13 +220,13 @@ def local(
     def named(flat: Any) -> dict[str, Any]:
         return {place.name: flat[place.start : place.stop].view(place.shape).numpy().copy() for place in weights.places}
 
-    inner = trainer._step
+    inner = trainer._step_optimizer
 
     def step(*given: Any, **more: Any) -> Any:
         found.append(named(weights.gradients))
         return inner(*given, **more)
 
-    trainer._step = step
+    trainer._step_optimizer = step
     metrics = []
     for number, groups in enumerate(steps or groups_of_steps(), 1):
         batch = assign_credit(
