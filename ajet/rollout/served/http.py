@@ -1,8 +1,7 @@
 """The HTTP routes of the episode registry: /episodes, with JSON requests and replies, for programs in any language.
 
-Invariants: no request is answered without the admin key. Numbers that are not finite are refused. Every refusal is an
-error object with a status, a code and the field at fault. A request that is repeated after the end of its episode gets
-the same answer.
+Invariants: no request is served without the admin key. Non-finite numbers are refused. Every refusal is an error object
+with a status, a code and the field at fault. A request repeated after the end of an episode gets the same reply.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Handler = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 def make_routes(registry: EpisodeRegistry, admin_key: str) -> list[Route]:
-    """Return the routes of a registry, for clients that have the key."""
+    """Return the routes of a registry, for clients with the key."""
 
     async def open_episode(request: Request) -> dict[str, Any]:
         return await registry.open(await _parse_body(request, _parse_request))
@@ -109,7 +108,7 @@ def _parse_outcome(fields: dict[str, Any]) -> tuple[WorkflowOutput | Failure, li
 
 
 async def _parse_body(request: Request, parse: Callable[[dict[str, Any]], T]) -> T:
-    """Return what `parse` makes of the body, in a thread if it is long. An empty body is {}. Raises Refused."""
+    """Return the body parsed by `parse`, in a thread if the body is long. An empty body is {}. Raises Refused."""
     raw = bytearray()
     try:
         with BodyBytes(request.scope) as held:

@@ -1,7 +1,7 @@
 """Models of requests and replies of the episode registry: parsed by the routes, published as an OpenAPI document.
 
-Invariant: a request's body has exactly these fields; a reply has at least the fields of its model. docs/openapi.json is
-the output of `openapi()`; `make check` compares them. The names of the models are part of that document.
+Invariant: a request's body has exactly the model's fields. A reply has at least the model's fields. docs/openapi.json
+is the output of `openapi()`, and `make check` compares the two. The names of the models are part of the document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Boundary = Literal["agent", "tool", "environment", "sandbox"]
 
 
 class Open(BaseModel):
-    """The body of POST /episodes; all of it may be left out."""
+    """The body of POST /episodes. All fields are optional."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -66,7 +66,7 @@ class OpenEpisode(BaseModel):
 
 
 class OpenedEpisode(OpenEpisode):
-    """An opened episode, with what its agent needs."""
+    """An opened episode, with the endpoint and the task for the agent."""
 
     task: dict[str, Any]
     base_url: str = Field(description="For clients of OpenAI's protocols; without /v1 for Anthropic's.")
@@ -116,7 +116,7 @@ class Problem(BaseModel):
 
 
 class RouteSpec(NamedTuple):
-    """A route of `ajet serve`, as the document describes it."""
+    """A route of `ajet serve`, as described in the document."""
 
     method: str
     path: str
