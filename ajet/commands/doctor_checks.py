@@ -1,4 +1,4 @@
-"""The checks of `ajet doctor`: machine, packages, network and model. Each returns findings and raises none of them."""
+"""The checks of `ajet doctor`: machine, packages, network and model. Each check returns findings and never raises."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 _GIB = 2**30
 _NVIDIA_SECONDS = 5.0
 FEW_GIB = 4.0
-"""Free memory below which even small models train badly."""
+"""Free memory in GiB below which even small models train badly."""
 LITTLE_GIB, NO_GIB = 5.0, 0.5
-"""Free disk below which checkpoints of a small model may not fit, and below which no run should start."""
+"""Free disk in GiB: below the first, checkpoints of a small model may not fit. Below the second, no run should
+start.
+"""
 
 
 def check_machine(folder: Path) -> list[Finding]:
@@ -105,16 +107,16 @@ def _check_disk(folder: Path) -> Finding:
 
 _NOT_FOR_USERS = {"dev"}
 _FOR_CPU = ("verl", "vllm")
-"""Extras with a second one, NAME-cpu, for machines without an NVIDIA GPU."""
+"""Extras with a variant NAME-cpu for machines without an NVIDIA GPU."""
 
 
 def check_packages(needed: Sequence[str] = ()) -> list[Finding]:
-    """Compare the requirements of ajet and its extras with the installed packages, without importing these.
+    """Compare the requirements of ajet and its extras with the installed packages, without importing the packages.
 
-    Of a pair of extras for machines with and without a GPU, only the one for this machine is checked.
+    Of a pair of extras for machines with and without a GPU, only the extra for this machine is checked.
 
     Args:
-        needed: extras of the experiment; a missing package of theirs is a problem.
+        needed: Extras of the experiment. A missing package of a needed extra is a problem.
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
@@ -172,7 +174,11 @@ _RAY_SECONDS = 0.5
 
 
 def check_network(config: AjetConfig | None) -> list[Finding]:
-    """Check ports, a gateway over loopback, proxies and Ray. `config`: with host and port; None: any port."""
+    """Check ports, a gateway over loopback, proxies and Ray.
+
+    Args:
+        config: Settings with host and port. None: any port.
+    """
     return [_check_port(config), _check_gateway(), *_check_proxies(), _check_ray()]
 
 
@@ -224,7 +230,7 @@ def _check_gateway() -> Finding:
 
 
 def _check_proxies() -> list[Finding]:
-    """Return a warning for a proxy that no client can use, or that other programs would use for the gateway."""
+    """Return a warning for a proxy unusable for clients, or used by other programs for the gateway."""
     if unusable := explain_proxies():
         return [Finding("proxy", "warning", unusable)]
     if not {"http", "all"} & set(getproxies()) or proxy_bypass("127.0.0.1"):
@@ -259,7 +265,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
     """Check a model without its weights: chat template, stop tokens, vocabulary and context.
 
     Args:
-        config: the settings of a run.
+        config: The settings of a run.
     """
     from ajet.engine.dimensions import read_embedding_shapes
     from ajet.engine.model_source import describe_download, find_local_model, locate_model

@@ -1,7 +1,7 @@
 """The report of an evaluation: a table on the screen, rows for other programs, a picture.
 
-Invariant: screen, JSON, rows and picture show the same scores; each rate has its number of tasks, each difference the
-size that chance alone may have.
+Invariant: screen, JSON, rows and picture show the same scores. Each rate has the number of tasks, each difference the
+size possible by chance alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ajet.record.scores import Scores, TaskRate
 from ajet.schema.errors import MissingExtraError, UserError
 
 NAMED = 8
-"""Flipped tasks that a line names."""
+"""Maximum number of flipped tasks named in a line."""
 LOST_AT = {"engine": "the model's server or engine", "judge": "the judge", "ajet": "ajet itself"}
-"""Boundaries in words; the others are words already."""
+"""Boundaries in words. Other boundaries are words already."""
 COLUMNS = (
     "model", "task_id", "order", "repeat", "reward", "success", "status", "failure", "reason", "left_out", "tokens",
     "seconds", "tags", "question", "uuid", "record", "scorer",
@@ -116,7 +116,7 @@ def list_columns(result: EvaluationResult) -> list[str]:
 
 
 def list_rows(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> Iterator[dict[str, Any]]:
-    """Yield one row for each attempt, with the same columns."""
+    """Yield one row for each attempt, with equal columns."""
     for each in result.evaluated:
         for at, attempt in enumerate(each.scores.attempts):
             others = {_short_name(judge): scores.attempts[at] for judge, scores in each.judged.items()}
@@ -191,7 +191,7 @@ def draw_report(result: EvaluationResult, file: Path) -> None:
     figure.legend(frameon=False, fontsize=9, loc="outside lower left")
     try:
         figure.savefig(file)
-    except (OSError, ValueError) as error:  # ValueError: of a format that matplotlib does not know
+    except (OSError, ValueError) as error:  # ValueError: matplotlib does not know the format
         raise _refuse_file(file, "--picture", error) from error
 
 
@@ -200,12 +200,12 @@ def _describe_played(result: EvaluationResult) -> str:
 
 
 def _short_name(reference: str) -> str:
-    """Return a judge's name in columns: its own, or that of its YAML."""
+    """Return a judge's name for columns: the judge's own, or the name of the judge's YAML."""
     return Path(reference).stem if reference.endswith(YAML) else re.split("->|:", reference)[-1].strip()
 
 
 def _choose_columns(everything: Sequence[Scores]) -> list[str]:
-    """Return the columns of the table: reward unless it equals success, failures if there are some."""
+    """Return the columns of the table: reward unless equal to success, failures if any."""
     ks = [k for k in everything[0].ks() if any(scores.pass_rate(k) for scores in everything)]
     rewarded = any(not scores.has_success_verdicts or scores.solved != scores.rewards for scores in everything)
     failed = any(scores.failed for scores in everything)
