@@ -1,4 +1,4 @@
-"""`ajet --conf FILE.yaml`: launch a run."""
+"""Parses the options of `ajet --conf FILE.yaml` and launches a run."""
 
 from __future__ import annotations
 
