@@ -106,7 +106,7 @@ def write_traceback(error: Exception, *, shown: bool = False, record: Path | Non
     except OSError as refusal:
         typer.echo(f"(The traceback could not be written to {log}: {refusal}; --traceback shows it.)", err=True)
         return
-    typer.echo(f"The whole traceback is in {Path(log).absolute()}", err=True)
+    typer.echo(f"The full traceback is in {Path(log).absolute()}", err=True)
 
 
 def _redact_text(text: str) -> str:

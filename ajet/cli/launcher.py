@@ -269,7 +269,7 @@ def _prepare_environment() -> None:
         os.getcwd()
     except FileNotFoundError:
         gone = "The working directory is gone: it was moved or deleted."
-        show_user_error(UserError(gone, where=os.environ.get("PWD", ""), do="cd into a folder that is there"))
+        show_user_error(UserError(gone, where=os.environ.get("PWD", ""), do="cd into an existing folder"))
         sys.exit(USER)
 
 

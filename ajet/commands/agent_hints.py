@@ -59,7 +59,7 @@ def hint_on_missing_question(episodes: Sequence[Episode], workflow: type[object]
     place = _find_field_use(workflow)
     read = f" (read at {place})" if place else ""
     count = f"{len(unasked)} of {counted(len(episodes), 'episode')}"
-    return f"{count} did not ask the task's question: `task.{_FIELD}` is empty{read}; {cure}"
+    return f"{count} did not send the task's question: `task.{_FIELD}` is empty{read}; {cure}"
 
 
 def hint_on_printed_task(episodes: Sequence[Episode]) -> str:

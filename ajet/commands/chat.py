@@ -109,7 +109,7 @@ def _require_adapter(known: Adapters, adapter: str | None, run: str) -> None:
     raise UserError(
         f"{run} has no adapter {adapter}." if adapter else f"{run} has several adapters, each for agents of its own.",
         where="--adapter",
-        expected=f"one of {listed}" if known else "nothing: the run has trained no several adapters",
+        expected=f"one of {listed}" if known else "no name: the run has not trained several adapters",
         do=format_command("chat", run, "--adapter", known.names[0]) if known else "",
     )
 

@@ -39,7 +39,7 @@ SHOWN_TASKS = 12
 """Maximum number of tasks with a line in the verdict."""
 SHOWN_REASON = 400
 """Characters of a failure's message repeated on the last screen."""
-RESTART_NOTE = "Ended by a signal; the same command plays from the first episode again."
+RESTART_NOTE = "Ended by a signal; the same command starts again from the first episode."
 Signature = tuple[str, str, str, str]
 """Two failures are equal if boundary, kind, the user's line and the message without numbers are equal."""
 
@@ -188,7 +188,7 @@ class DebugSession:
         if len(self._failures) > 1 or failure is None:
             raise UserError(
                 f"All {count} failed, for {len(self._failures)} reasons.",
-                do=f"correct what the hints above name{then}",
+                do=f"correct the code named by the hints above{then}",
             )
         own = parse_traceback(failure.traceback).own
         text = printable(failure.message.partition("\n")[0])
@@ -226,7 +226,7 @@ class DebugSession:
             memory = describe_memory(needs.local, needs.free)
             print_line(f"Its memory: {memory}.")
         if not teaching:
-            advice = "correct what the hint above names" if hinted else advise_on_groups(groups, settings)
+            advice = "correct the code named by the hint above" if hinted else advise_on_groups(groups, settings)
             print_line(f"Before training: {advice}.")
         command = format_start_command(self._experiment, "local" if teaching else "debug")
         if command:
@@ -266,7 +266,7 @@ def _describe_rewards(group: Group, teaches: bool) -> str:
     low, high = min(rewards), max(rewards)
     if teaches:
         return f"{text} (rewards {low:g} to {high:g}): training can learn from it"
-    return f"{text} (all {low:g}): nothing to prefer" if low == high else f"{text} ({low:g} to {high:g}): too alike"
+    return f"{text} (all {low:g}): nothing to prefer" if low == high else f"{text} ({low:g} to {high:g}): too similar"
 
 
 def _count_cut_replies(episodes: Sequence[Episode]) -> tuple[int, Counter[str]]:
@@ -301,7 +301,7 @@ def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
             "(ajet.task_judge.judges), or return one in WorkflowOutput"
         )
     if 2 * failed >= len(episodes):
-        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct what the hints above name"
+        return f"{failed} of {counted(len(episodes), 'episode')} failed: correct the code named by the hints above"
     replies, limits = _count_cut_replies(episodes)
     if replies and limits.total() == replies:
         return f"every reply was cut, so that no answer can be right: raise {_name_limits(limits, settings)}"
@@ -312,9 +312,9 @@ def advise_on_groups(groups: Sequence[Group], settings: AjetConfig) -> str:
     if settings.rollout.num_repeat == 1:
         return "attempts at a task are compared with each other: set ajet.rollout.num_repeat to 4 or more"
     if settings.rollout.temperature == 0:
-        return "at temperature 0 all attempts say the same: set ajet.rollout.temperature to 1.0"
+        return "at temperature 0 all attempts are equal: set ajet.rollout.temperature to 1.0"
     if positive == len(scored):
-        return "all attempts at a task have the same reward, above 0: harder tasks, or a judge that tells them apart"
+        return "all attempts at a task have the same reward, above 0: use harder tasks, or a judge with finer rewards"
     return "try more tasks (ajet.debug.debug_first_n_tasks) or more attempts (ajet.rollout.num_repeat)"
 
 

@@ -147,7 +147,7 @@ def serve_model(wanted: DeployOptions) -> Iterator[ModelServer]:
 
     folder = find_training_run(wanted.run, wanted.root)
     load_project_dotenv(record=folder)
-    key = read_key(KEY, do="leave it out: a random one is made and shown") or f"ajet-{secrets.token_hex(16)}"
+    key = read_key(KEY, do="unset it: a random key is then created and shown") or f"ajet-{secrets.token_hex(16)}"
     require_free(wanted.host, wanted.port, name="deployment", where="--host, --port")
     checkpoint = find_checkpoint(folder, wanted.checkpoint)
     experiment = load_recorded_settings(folder)
@@ -186,7 +186,7 @@ def _open_weights(
         yield model
         return
     if wanted.name == BASE:
-        raise UserError(f"The model that the run began with is called {BASE}.", where="--name", do="take another name")
+        raise UserError(f"{BASE} is the name of the run's starting model.", where="--name", do="take another name")
     require_adapter(model)
     began = experiment.ajet.model.path
     assert began is not None, "a run that has trained had a model"
@@ -252,9 +252,9 @@ def require_adapter(model: Path) -> Path:
     adapter = model / _ALONE
     if not (adapter / "adapter_config.json").is_file():
         raise UserError(
-            "All weights of this run were tuned: its model and the one that it began with are two.",
+            "All weights of this run were tuned: the tuned model and the starting model share no weights.",
             where=str(model),
             expected="the checkpoint of a run with trainer_common.lora.rank, for --with-base",
-            do="leave --with-base out, and serve the other one by a server of its own",
+            do="omit --with-base, and serve the starting model with a separate server",
         )
     return adapter

@@ -53,7 +53,7 @@ def _check_cores() -> Finding:
     busy = psutil.getloadavg()[0]
     text = f"{usable} usable, load {busy:.1f}"
     if busy > usable * 0.75:
-        do = "stop what else runs: on a busy processor small training steps take many times longer"
+        do = "stop other programs: on a busy processor small training steps take many times longer"
         return Finding("cores", "warning", text, do)
     return Finding("cores", "ok", text)
 
@@ -73,7 +73,7 @@ def _check_gpus() -> list[Finding]:
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=_NVIDIA_SECONDS, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        return [Finding("gpu", "ok", "none of NVIDIA's: the local backbone trains on the processor")]
+        return [Finding("gpu", "ok", "no NVIDIA GPU: the local backbone trains on the processor")]
     except (OSError, subprocess.TimeoutExpired) as error:
         return [Finding("gpu", "warning", f"nvidia-smi does not answer: {error}", "look at the driver")]
     if done.returncode != 0:
@@ -99,7 +99,7 @@ def _check_disk(folder: Path) -> Finding:
     if not os.access(place, os.W_OK):
         return Finding("disk", "problem", f"{place} cannot be written", "choose another folder with --exp-dir")
     if free < NO_GIB * _GIB:
-        return Finding("disk", "problem", text, "free some, or record elsewhere (--exp-dir)")
+        return Finding("disk", "problem", text, "free disk space, or record in another folder (--exp-dir)")
     if free < LITTLE_GIB * _GIB:
         return Finding("disk", "warning", text, "checkpoints may not fit: lower trainer_common.max_checkpoints_to_keep")
     return Finding("disk", "ok", text)
@@ -235,7 +235,7 @@ def _check_proxies() -> list[Finding]:
         return [Finding("proxy", "warning", unusable)]
     if not {"http", "all"} & set(getproxies()) or proxy_bypass("127.0.0.1"):
         return []
-    text = "A proxy is set for all hosts: clients outside this process would ask it for the gateway's loopback address."
+    text = "A proxy is set for all hosts: clients outside this process would use it for the gateway's loopback address."
     return [Finding("proxy", "warning", text, "export NO_PROXY=127.0.0.1,localhost")]
 
 
@@ -257,7 +257,7 @@ def _check_ray() -> Finding:
             return Finding("ray", "ok", f"{version}; a cluster answers at {address}")
     except (OSError, ValueError) as error:
         if "RAY_ADDRESS" in os.environ:
-            return Finding("ray", "warning", f"{version}; RAY_ADDRESS is {address}, where nothing answers: {error}")
+            return Finding("ray", "warning", f"{version}; RAY_ADDRESS is {address}, where no server answers: {error}")
         return Finding("ray", "ok", f"{version}; the last cluster is gone, --with-ray starts one")
 
 
@@ -279,7 +279,7 @@ def check_model(path: str, base: Path | None, config: AjetConfig | None) -> list
         source = locate_model(path, base=base, weights=False, trust_remote_code=trusted)
         if source.gguf_file is not None and find_local_model(path, base=base, weights=False) is None:
             return [
-                Finding("model", "note", f"{describe_download(path, base=base)}; a run does that, this check does not")
+                Finding("model", "note", f"{describe_download(path, base=base)}; a run does so, this check does not")
             ]
         folder = prepare_folder(source, weights=False)
         tokenizer = load_tokenizer(source)
@@ -325,4 +325,4 @@ def _check_other_ends(renderer: Renderer, generation_json: dict[str, Any]) -> li
     if not missing:
         return []
     text = f"generation_config.json also ends replies at {', '.join(renderer.decode([token]) for token in missing)}."
-    return [Finding("other ends", "note", text + " ajet stops where the chat template and the tokenizer say.")]
+    return [Finding("other ends", "note", text + " ajet stops at the tokens of the chat template and the tokenizer.")]

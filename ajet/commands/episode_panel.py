@@ -43,12 +43,12 @@ MAX_OWN_FRAMES = 5
 
 HINTS = {
     "engine": "the engine failed: see the log in the run directory",
-    "server": "start the model server that the message names, or mend its address and key",
-    "judging model": "start the server that the message names, or mend model, base_url and api_key_env of the judge",
+    "server": "start the model server named in the message, or correct its address and key",
+    "judging model": "start the server named in the message, or correct model, base_url and api_key_env of the judge",
     "judge": "correct the judge as the message says",
     "environment": "start the environment's service, or mend its address",
     "tool": "a tool failed",
-    "sandbox": "what untrusted code runs in was lost: `{program} doctor` looks at what this machine has for it",
+    "sandbox": "the sandbox of untrusted code was lost: `{program} doctor` checks the sandboxes of this machine",
     "ajet": "this is a bug in ajet: please report it with the log",
 }
 """Advice for a failure at each boundary but the agent's, and for the user's servers."""
@@ -56,7 +56,7 @@ PAIR_ADVICE = (
     "return the answer, and leave the reward to the judge; with a reward of the agent's own, return "
     "WorkflowOutput(reward=1.0, metadata={'final_answer': answer})"
 )
-_CLIENT_ADVICE = "if its client is to ask the model that is tuned, give it `tuner.as_oai_baseurl_apikey()`"
+_CLIENT_ADVICE = "if the client should call the tuned model, give it `tuner.as_oai_baseurl_apikey()`"
 KIND_ADVICE = {"APIConnectionError": _CLIENT_ADVICE, "AuthenticationError": _CLIENT_ADVICE}
 """Advice for exceptions with one frequent cause, printed after the line that raised them."""
 
@@ -69,7 +69,7 @@ def show_episode(episode: Episode) -> None:
         lines.append(f"{tools}\n", style="yellow")
     for agent, indices, call in _order_messages(episode):
         if agent:
-            lines.append(f"{printable(agent)} is asked\n", style="bold blue")
+            lines.append(f"{printable(agent)} is called\n", style="bold blue")
         for index in indices:
             _append_message(lines, episode.messages[index])
         if call.is_cut:
@@ -97,7 +97,7 @@ def find_hint(failure: Failure, workflow: type[object] | None = None) -> str:
     """Return advice for a failure, with the raising line if the failure is in the user's code."""
     if failure.kind == "ModuleNotFoundError" and (missing := _NOT_INSTALLED.search(failure.message)):
         package = printable(missing[1])
-        return f"install {package}, by the name that its package has: {format_install(package)}"
+        return f"install {package}, by the name of its package: {format_install(package)}"
     if failure.boundary == "engine" and "://" in failure.message:
         return HINTS["server"]
     if failure.boundary == "judge" and failure.own and failure.retryable:

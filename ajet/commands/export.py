@@ -122,10 +122,10 @@ def select_checkpoint(checkpoints: Checkpoints, step: int | None) -> Checkpoint:
     steps = ", ".join(str(each.step) for each in known) or "none"
     unfinished = (checkpoints.folder / f".step-{step}.partial").exists()
     raise UserError(
-        f"The checkpoint of step {step} is not whole." if unfinished else f"There is no checkpoint of step {step}.",
+        f"The checkpoint of step {step} is incomplete." if unfinished else f"There is no checkpoint of step {step}.",
         where=str(checkpoints.folder),
         expected=f"one of the complete ones: {steps}",
-        do="trainer_common.max_checkpoints_to_keep says how many are kept" if known and not unfinished else "",
+        do="trainer_common.max_checkpoints_to_keep sets their number" if known and not unfinished else "",
     )
 
 

@@ -123,8 +123,8 @@ def print_check(found: ExportCheck) -> None:
     if gaps:
         _print_row("weights", f"largest gap {max(gaps):.2g} nats, mean {np.mean(gaps):.2g} ({found.dtype})")
     equal = f"{found.replies - len(found.other_replies)} of {found.replies} greedy replies equal"
-    _print_row("replies", equal if found.replies else "not compared: none was drawn greedily")
-    _print_row("ends", "as the folder's generation settings say" if not found.endless else f"{found.endless} go on")
+    _print_row("replies", equal if found.replies else "not compared: no reply was sampled greedily")
+    _print_row("ends", "with the folder's generation settings" if not found.endless else f"{found.endless} go on")
     if found.engine_gaps:
         same = found.engine_replies - len(found.other_engine_replies)
         _print_row(found.engine, f"{same} of {found.engine_replies} greedy replies as transformers', "
@@ -161,7 +161,7 @@ def _find_recorded_calls(
             if calls:
                 return f"the evaluation {'/'.join(record.folder.parts[-3:])}", record.folder, calls
     raise UserError(
-        f"Nothing is recorded that the weights of step {step} sampled, so there is nothing to hold the folder to.",
+        f"Nothing is recorded that the weights of step {step} sampled, so the folder cannot be compared.",
         where=str(files.folder),
         expected="a validation after that step, or an evaluation of it",
         do=f"evaluate it: {format_command('eval', 'FILE.yaml', '--model', checkpoint.path)}; or check another --step",

@@ -88,9 +88,9 @@ def collect_removable_files(
             chain = Chain(folder, key=chain_key())
             if not chain.has_links:
                 raise UserError(
-                    "This run has no chain: nothing would say what was removed of it.",
+                    "This run has no chain to record the removal.",
                     where=str(folder),
-                    do="resume it once with this version of ajet, which begins one",
+                    do="resume the run once with this version of ajet to create a chain",
                 )
             latest = saved.latest()
             remove_files(folder, chain, found, step=latest.step if latest else 0, why="ajet gc")

@@ -169,13 +169,13 @@ def describe_estimate(size: ModelSize, settings: AjetConfig, name: GpuName) -> I
         "logits": held.logits,
     }  # fmt: skip
     shown = ", ".join(f"{label} {format_bytes(value)}" for label, value in parts.items() if value)
-    known = "" if size.layers else "; without activations and cache, whose size the name does not say"
+    known = "" if size.layers else "; without activations and cache, whose size is unknown from the name"
     tokens = f" ({held.cache_tokens:,} tokens)" if held.cache_tokens else ""
     where = f"each of {count_gpus(settings)} × {name} ({format_bytes(gpu.memory)}; another: ajet plan --gpu)"
     most = max(held.update, held.sampling)
     fits = "" if most <= gpu.memory else f"; it does not fit: {format_bytes(most)} of {format_bytes(gpu.memory)}"
     if not held.cache:
-        fits += "; rollout.gpu_memory_utilization leaves no cache beside vLLM's weights"
+        fits += "; rollout.gpu_memory_utilization leaves no cache after vLLM's weights"
     yield (
         "memory",
         f"estimated, not measured, on {where}: an update {format_bytes(held.update)} ({shown}); sampling "

@@ -69,10 +69,10 @@ def serve_until_ended(
             with interrupts.defer(ends_step=False):
                 pass  # raises a signal that Python could not pass on
     except Preempted:
-        logger.info("asked to end: what is being answered has {:g} s", grace)
+        logger.info("stopping: open requests have {:g} s", grace)
     try:
         until = time.monotonic() + grace
         while not is_idle() and time.monotonic() < until:
             time.sleep(_POLL_S)
     except Preempted:
-        logger.info("asked to end again: nothing is waited for")
+        logger.info("stopping at once: second signal")

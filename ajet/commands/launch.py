@@ -166,7 +166,7 @@ def record_run(experiment: Experiment, run: RunDirectory, *, serving: bool = Fal
 def warn_of_unconfined(experiment: Experiment) -> None:
     """Warn if the model's code would run as this user."""
     if experiment.ajet.environment.sandbox == "none":
-        logger.warning("environment.sandbox is none: what `tuner.sandbox()` runs is not confined and runs as this user")
+        logger.warning("environment.sandbox is none: code of `tuner.sandbox()` is not confined and runs as this user")
 
 
 @contextmanager

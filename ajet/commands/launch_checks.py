@@ -46,19 +46,19 @@ def refuse_untrainable(experiment: Experiment, *, remote: bool = False) -> None:
     algorithm = load_algorithm(experiment)
     if remote and "teacher" in algorithm.needs:
         raise UserError(
-            f"{algorithm.name} has a teacher asked about each attempt, which only a launch that plays itself does.",
+            f"{algorithm.name} calls a teacher for each attempt, which only a launch that plays itself supports.",
             where="ajet.trainer_common.algorithm.adv_estimator",
             do=f"train with `{format_command('--conf', 'FILE.yaml')}`, without clients, samplers and stores",
         )
     if (remote or experiment.ajet.trainer_common.mode == "async") and experiment.ajet.data.curriculum.prefer:
         raise UserError(
-            "A curriculum chooses tasks by what came of earlier ones, and those who play elsewhere choose before.",
+            "A curriculum chooses tasks by earlier results, but remote samplers choose before the results are known.",
             where="ajet.data.curriculum.prefer",
             expected="null here, or a launch that plays the tasks itself (mode: sync)",
         )
     if experiment.ajet.rollout.engine == "endpoint":
         raise UserError(
-            "An endpoint returns text, not the tokens it sampled: nothing can be trained on it.",
+            "An endpoint returns text, not the tokens it sampled: training is not possible.",
             where="ajet.rollout.engine",
             expected="auto, transformers or vllm for training",
             do="use --backbone debug with this engine",

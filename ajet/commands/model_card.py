@@ -51,7 +51,7 @@ def make_card(folder: Path, checkpoint: Checkpoint) -> str:
     """Return the model card as Markdown. Raises UserError."""
     if not os.path.lexists(folder / "resolved.yaml"):
         title = f"# {_plain_text(folder.name)}, step {checkpoint.step}"
-        return f"{title}\n\nThe record has no resolved.yaml: what made it is not known.\n"
+        return f"{title}\n\nThe record has no resolved.yaml: the settings are not known.\n"
     settings = load_recorded_experiment(folder / "resolved.yaml").ajet
     metrics = folder / "metrics.jsonl"
     rows = list(read_rows(metrics))

@@ -106,7 +106,7 @@ def show_plan(
     experiment.require_ready()
     if experiment.ajet.sft.objective is not None:
         raise ConfigError(
-            "There is no plan of learning from given replies: nothing is played.",
+            "There is no plan of learning from given replies: no task is played.",
             where=f"ajet.{OBJECTIVE}",
             expected="a run that plays tasks",
             do="start it: the rows are read and counted before the first step",
@@ -299,7 +299,7 @@ def _estimate_rows(experiment: Experiment, *, train: int, validates: bool, gpu: 
     is_sharded = trainer.strategy != "megatron" and trainer.mode != "separate_async" and trainer.device != "cpu"
     rows = {}
     if size is None:
-        rows["takes"] = "not known: the model is not on this machine yet, and its name says no size"
+        rows["takes"] = "not known: the model is not on this machine yet, and its name has no size"
     elif gpu is None:
         rows["memory"] = "not estimated: without a GPU the run is on the CPU; `ajet plan --gpu` is for one with GPUs"
     elif experiment.backbone.shares_gpus and is_sharded:

@@ -81,7 +81,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
 
     experiment.require_ready(serving=True)
     refuse_untrainable(experiment, remote=True)
-    given_key = read_key(ADMIN_KEY, do="leave it out: a random one is made and shown")
+    given_key = read_key(ADMIN_KEY, do="unset it: a random key is then created and shown")
     trains = "trains" in experiment.backbone.can
     experiment = experiment.adapt_to_serve() if trains else experiment
     run = RunDirectory.open(
@@ -109,7 +109,7 @@ def serve(experiment: Experiment, *, resume: str | None = None, fresh: bool = Fa
                 sink = RunSink(experiment, run, _show_step)
                 session = TrainingSession(sink, served.backbone, served.store, served.tasks, interrupts)
                 if count := served.desk.restore():
-                    logger.info("{} episodes that were finished and not trained on are taken up again", count)
+                    logger.info("{} finished, untrained episodes are restored", count)
             with freeze_start():
                 _open_routes(served, run, given_key)
                 if trains:
@@ -152,7 +152,7 @@ def assemble_server(
         backbone = open_backbone(experiment)
         if judge.ranks is not None:
             how = (
-                "ranks those at a task once all are in" if backbone.trains else "judges each by itself, and ranks none"
+                "ranks those at a task once all are in" if backbone.trains else "judges each attempt alone, not ranked"
             )
             logger.info("Clients' attempts end one by one: {} {}.", judge.ranks, how)
         tasks = None
@@ -263,7 +263,7 @@ def list_held_out(experiment: Experiment, reader: OpenedReader | None, backbone:
     try:
         return drop_overlong(reader.tasks("validation"), experiment.ajet.data, backbone.tokenizer)
     except TaskError as problem:
-        logger.warning("there are no held-out tasks for clients that ask for one: {}", problem.what)
+        logger.warning("there are no held-out tasks for clients: {}", problem.what)
         return ()
 
 

@@ -58,7 +58,7 @@ def check_services(services: list[RequiredService], within: float = WITHIN_S) ->
             answers[index] = service.find_problem(min(REQUEST_TIMEOUT_S, within))
         except Exception as problem:  # noqa: BLE001 - an exception is the result of its own check only
             why = explain_problem(problem) or f"{type(problem).__name__}: {problem}"
-            answers[index] = f"it could not be asked: {why}"
+            answers[index] = f"the request failed: {why}"
 
     threads = [
         threading.Thread(target=ask, args=(index, service), name="ajet-ask", daemon=True)

@@ -128,9 +128,9 @@ def _show_finished(run: RunDirectory, step: int) -> None:
     """Print that the run had already made all steps, and what can be done."""
     checkpoint = run.checkpoints.latest()
     for line in (
-        f'The run "{run.name}" is finished (step {step} is its last): nothing was trained now.',
+        f'The run "{run.name}" is finished (step {step} is its last): no step was trained.',
         "Train on: raise trainer_common.total_training_steps (or total_epochs).",
-        "Begin anew: --fresh (in Python fresh=True); the old run is kept.",
+        "Start anew: --fresh (in Python fresh=True); the old run is not removed.",
         *([f"Checkpoint: {checkpoint.path}"] if checkpoint else []),
     ):
         print_line(line)
@@ -190,14 +190,14 @@ def print_summary(run: RunDirectory, *, ends_idle: bool = True) -> None:
     if reason is not None:
         run.status.set(**{LEARNED_NOTHING: reason})
         console.print(f"[bold yellow]This run learned nothing[/]: {reason}.", soft_wrap=True)
-        console.print("See what was played: ", format_command("episodes", named), sep="", markup=False, soft_wrap=True)
+        console.print("See the episodes:    ", format_command("episodes", named), sep="", markup=False, soft_wrap=True)
         if advice:
             print_line(advice)
         if ended:
             raise UserError(
                 f"The run was ended: it learned nothing in {idle} steps.",
                 where="ajet.trainer_common.stop_after_idle_steps",
-                expected="attempts at a task whose rewards differ, now and then",
+                expected="different rewards of attempts at a task, at least sometimes",
                 do="play it with --backbone debug, which says which tasks can teach; 0 goes on whatever happens",
             )
         return

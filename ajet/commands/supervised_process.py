@@ -164,7 +164,7 @@ class SupervisedProcess:
             what,
             where=f"ajet.services.{self.name}{shown}",
             expected=expected,
-            do="run its command by hand in its folder, and look at what it prints",
+            do="run the command by hand in its folder, and read the output",
         )
 
 

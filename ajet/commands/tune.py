@@ -145,7 +145,7 @@ def _make_reader_settings(training: str, held_out: str | None, given: Tasks | No
         return {"type": training}
     if is_reference(training) or not isinstance(given, (str, NoneType)):
         raise UserError(
-            f"Tasks for validation beside those of {training} cannot be had.",
+            f"Validation tasks in addition to {training} are not possible.",
             where="validation",
             expected="the name of a split of a data set; a task reader brings its own",
             do="leave it out, or give both as lists or as JSON Lines files",
@@ -165,7 +165,7 @@ def _parse_objects(tasks: Any, name: str) -> list[dict[str, Any]]:
     """Return the rows of tasks given as objects. `name` is the argument's name. Raises TaskError."""
     rows = [_make_row(task, f"{name}[{index}]") for index, task in enumerate(_list_elements(tasks, name))]
     if not rows:
-        raise TaskError("There is no task: the list is empty.", where=name, expected="one at least")
+        raise TaskError("There is no task: the list is empty.", where=name, expected="at least one task")
     return rows
 
 
@@ -233,7 +233,7 @@ def _refuse_mapping(tasks: Mapping[Any, Any], name: str) -> TaskError:
     if tasks and all(isinstance(value, list | tuple) for value in tasks.values()):
         rows = f"{name}=[dict(zip(data, row)) for row in zip(*data.values())]"
         return _refuse_object(f"{kind} of columns ({names})", name, f"write its rows: {rows}")
-    return _refuse_object(f"{kind} of {names}", name, f"one row is a list of one: {name}=[row]")
+    return _refuse_object(f"{kind} of {names}", name, f"put a single row into a list: {name}=[row]")
 
 
 def _refuse_object(kind: str, name: str, do: str) -> TaskError:

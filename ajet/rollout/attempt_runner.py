@@ -267,7 +267,7 @@ class EnvironmentInstances:
         except EnvironmentFailure as problem:
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("an environment's instance was not released (said once): {}", problem)
+                logger.warning("an environment instance was not released (logged once): {}", problem)
         finally:
             self._releasing.discard(threading.current_thread())
 

@@ -144,7 +144,7 @@ class Breaker:
         self._why = f"{boundaries.total()} of the last {counted(self._window, 'attempt')} were lost to " + ", ".join(
             f"the {boundary} ({count})" for boundary, count in boundaries.most_common()
         )
-        logger.warning("no new attempts: {} (rollout.breaker); one is tried now and then until one is not", self._why)
+        logger.warning("no new attempts: {} (rollout.breaker); probes go on until an attempt succeeds", self._why)
         self._settle_doubts(True)
         self._notify_waiting()
 
@@ -154,7 +154,7 @@ class Breaker:
             return
         now = time.monotonic()
         if not was_lost:
-            logger.warning("attempts go on after {:.0f} s: one was not lost", now - self._opened)
+            logger.warning("attempts go on after {:.0f} s: a probe succeeded", now - self._opened)
             self._close_breaker()
         elif now - self._opened > self._patience:
             logger.error("attempts go on although they are lost: rollout.breaker.patience is over")

@@ -69,7 +69,7 @@ class TurnSelector:
         function: Any = resolve_reference(rollout.train_turn, base=experiment.base, what=TRAIN_TURN_KEY)
         if not is_function(function) or asyncio.iscoroutinefunction(function):
             raise ConfigError(
-                f"{rollout.train_turn} is no function that can be asked.",
+                f"{rollout.train_turn} is not a plain function.",
                 where=TRAIN_TURN_KEY,
                 expected="`def name(call, episode) -> bool`, without `async`",
             )
@@ -207,7 +207,7 @@ def _bound_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
                 bounded[key] = keep_head(text, most)
         left -= min(len(text), most) + len(str(key))
     if cut:
-        bounded["cut"] = f"of {len(metadata)} values these were longer than what is recorded: {'; '.join(cut)}"
+        bounded["cut"] = f"of {len(metadata)} values these exceed the recorded length: {'; '.join(cut)}"
     return bounded
 
 
@@ -240,7 +240,7 @@ def warn_of_near_names(output: WorkflowOutput) -> None:
     for name in output.model_extra or {}:
         near = get_close_matches(name, WorkflowOutput.model_fields, 1, cutoff=0.8)
         if near and _near_names.is_due(name):
-            logger.warning("WorkflowOutput({}=…) is recorded, and means nothing to ajet: is it {}?", name, near[0])
+            logger.warning("WorkflowOutput({}=…) is recorded but not used by ajet: did you mean {}?", name, near[0])
 
 
 def _split_metrics(metrics: Mapping[str, Any], prefix: str = "") -> tuple[dict[str, float], dict[str, Any]]:

@@ -52,7 +52,10 @@ _ADVICE = (
         '`task.metadata["NAME"]`, or write it in the code',
     ),
     ("coroutine was expected", "an `await` is missing, or one too many"),
-    ("this episode has ended", "a client that was kept from another attempt? Make it in each, of that attempt's tuner"),
+    (
+        "this episode has ended",
+        "a client of another attempt? Create a client in each attempt, from the attempt's tuner",
+    ),
     *((words, _SHARED) for words in ("bound to a different event loop", "attached to a different loop")),
     *((words, _SHARED) for words in ("Event loop is closed", "Timeout context manager should be used inside a task")),
 )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ajet.rollout.breaker import BreakerTurn
     from ajet.task_judge import Judge
 
-OTHERS_BEFORE = "no score: others of its group were judged before, and it is compared with all of them or none"
+OTHERS_BEFORE = "no score: other attempts of the group were judged before, and a comparison needs all attempts"
 RETRY_PAUSE = 0.2
 """Seconds before the second call of a failed judge, doubled before each further call."""
 

@@ -110,11 +110,11 @@ def _find_requesting_call(
         requested = messages[call.reply].get("tool_calls") if call.reply is not None else None
         if isinstance(requested, list) and any(each.get("id") == use.call_id for each in requested):
             if not call.trained:
-                raise JudgeFailure(f"a reward for a use of {use.name}, which an agent that is not trained asked for")
+                raise JudgeFailure(f"a reward for a use of {use.name}, requested by an agent that is not trained")
             return call
     before = [call for call in calls if call.ended <= use.started]
     if not before:
-        raise JudgeFailure(f"a reward for a use of {use.name}, which no trained call asked for")
+        raise JudgeFailure(f"a reward for a use of {use.name}, requested by no trained call")
     return before[-1]
 
 

@@ -146,7 +146,7 @@ def print_comparison(found: JudgeComparison) -> None:
     console.print(table)
     for each in found.list_undecided():
         why = f": {printable(each.failure)[:300]}" if each.failure else ""
-        line = f"{printable(each.judge)}: nothing is known of it: it decided no episode (exit code 1){why}"
+        line = f"{printable(each.judge)}: no result: the judge decided no episode (exit code 1){why}"
         print_line(line)
     table = make_table("judges", "both decided", "agree", "kappa (95 %)", "correlation")
     for pair in found.pairs:

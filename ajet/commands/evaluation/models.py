@@ -107,7 +107,7 @@ def choose_models(named: Sequence[str], experiment: Experiment, run: Path | None
         if (identity := model.make_identity(experiment.base)) in identities:
             raise UserError(
                 f"--model {each} is the same model as {found[identities.index(identity)].label}.",
-                expected="different models: how far two runs of one lie apart is told by --repeat",
+                expected="different models; use --repeat to measure the difference between two runs of one model",
             )
         found.append(model)
         identities.append(identity)
@@ -129,7 +129,7 @@ def _parse_model(named: str, experiment: Experiment, run: Path | None) -> Evalua
     if named in CHECKPOINT_NAMES or (step and not place.exists()):
         if run is None:
             raise UserError(
-                f"There is no run yet whose checkpoint {named} could be.",
+                f"There is no run yet with a checkpoint {named}.",
                 where=str(experiment.root / experiment.name),
                 expected=EXPECTED,
             )
@@ -170,7 +170,7 @@ def _find_tuned_model(run: Path) -> EvaluatedModel:
 def _make_checkpoint_model(label: str, run: Path, checkpoint: Checkpoint | None) -> EvaluatedModel:
     if checkpoint is None:
         raise UserError(
-            "No checkpoint of this run was measured, so none is known as the best.",
+            "No checkpoint of this run was measured, and the best is not known.",
             where=str(run),
             expected="latest, or step-N",
             do="play it with --model latest; trainer_common.test_freq measures while it trains",
@@ -193,10 +193,10 @@ def find_served_model(url: str, experiment: Experiment) -> str:
         if isinstance(error, httpx.ReadTimeout):
             why = f"it hangs: it took the request and sent nothing for {REQUEST_TIMEOUT_S:g} s"
         elif not isinstance(error, httpx.HTTPError):
-            kind = reply.headers.get("content-type") or "nothing that says what it is"
+            kind = reply.headers.get("content-type") or "no readable reason"
             why = f"its GET /models answers with no list of models ({kind})"
         raise UserError(
-            f"{url} does not say which models it has: {why}",
+            f"{url} does not list its models: {why}",
             where=f"--model {url}",
             expected=f"NAME@{url}",
         ) from None

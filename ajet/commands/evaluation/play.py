@@ -181,7 +181,7 @@ def _find_overlap(reader: OpenedReader, held_out: Sequence[Task]) -> TaskOverlap
     try:
         return find_overlap(reader.tasks("train"), held_out) if reader.has("train") else None
     except UserError as problem:  # the evaluation does not depend on the overlap
-        _print_note(f"whether a task is trained on is not known: {problem.what}")
+        _print_note(f"overlap with the training tasks is not known: {problem.what}")
         return None
 
 

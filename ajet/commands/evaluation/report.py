@@ -56,7 +56,7 @@ def print_report(result: EvaluationResult, keys: Sequence[str] = TAG_KEYS) -> No
             table.add_row(f"  {printable(_short_name(judge))}", *_format_cells(scores, names), style="dim")
     console.print(table)
     if keys != TAG_KEYS and not any(each.scores.group_by_tag(keys) for each in result.evaluated):
-        text = f"No task has {' or '.join(keys)} in its metadata: there is nothing to split by."
+        text = f"No task has {' or '.join(keys)} in its metadata to split by."
         print_line(printable(text), style="yellow")
     _show_parts(result)
     if (judges := result.compare_by_judge()) is not None:
@@ -238,7 +238,7 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
     for each in result.evaluated:
         scores, label = each.scores, printable(each.model.label)
         if scores.failed or scores.unscored:
-            reward_note = f"a failed attempt solves nothing and counts as reward {scores.lowest:g}"
+            reward_note = f"a failed attempt counts as unsolved, with reward {scores.lowest:g}"
             by = Counter(a.failure.partition(":")[0] for a in scores.attempts if a.failure and not a.left_out)
             named = f" ({', '.join(f'{count} {boundary}' for boundary, count in by.most_common())})" if by else ""
             yield f"{label}: {scores.failed} failed{named}, {scores.unscored} with no score; {reward_note}"
@@ -247,8 +247,8 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
             by = Counter(a.failure.partition(":")[0] or "stopped" for a in scores.attempts if a.left_out)
             lost = ", ".join(f"{count} at {LOST_AT.get(boundary, boundary)}" for boundary, count in by.most_common())
             yield (
-                f"{label}: {counted(scores.left_out, 'attempt')} left out, they say nothing about the model ({lost}); "
-                f"mend that, and the same command plays them again; mostly: {printable(why)[:300]}"
+                f"{label}: {counted(scores.left_out, 'attempt')} left out, not caused by the model ({lost}); "
+                f"correct the cause, and the same command plays them again; mostly: {printable(why)[:300]}"
             )
         if (dropped := result.tasks - len({a.task for a in scores.attempts})) > 0:
             yield f"{label}: {counted(dropped, 'task')} not played: too long for data.max_prompt_length"
@@ -259,9 +259,9 @@ def _list_remarks(result: EvaluationResult) -> Iterator[str]:
                 "rollout.max_response_length_in_one_turn or rollout.max_model_len)"
             )
         if not scores.has_success_verdicts and scores.scored:
-            yield f"{label}: no pass rate: neither workflow nor judge says whether an attempt succeeded"
+            yield f"{label}: no pass rate: neither workflow nor judge reports success"
     for unscored in result.list_unscored():
-        yield f"{printable(unscored)}: nothing is known of it: no attempt came to a verdict (exit code 1)"
+        yield f"{printable(unscored)}: no result: no attempt got a verdict (exit code 1)"
     if any(each.scores.failed == len(each.scores.attempts) for each in result.evaluated if each.scores.attempts):
         worst = next(e for e in result.evaluated if e.scores.failed == len(e.scores.attempts))
         yield f"All attempts failed; the first: {printable(worst.scores.attempts[0].failure)[:300]}"

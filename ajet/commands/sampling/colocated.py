@@ -144,6 +144,6 @@ def warn_of_no_waiting(episodes: Iterable[Episode]) -> None:
     if shares and (share := fmean(shares)) < LITTLE:
         logger.warning(
             "trainer_common.mode: async cannot win here: the agents spend {:.0%} of their time outside of the model, "
-            "so there is nothing to overlap with on one device; sync is as fast, and its tokens are never old",
+            "so no overlap is possible on one device; sync is as fast, and has no staleness",
             share,
         )

@@ -235,7 +235,7 @@ def log_to_file(experiment: Experiment, name: str, counts: SamplerCounts) -> Ite
     try:
         log = LogFile(file, redactor_of(experiment))
     except OSError as error:
-        logger.warning("what this sampler does is in no log file: {} ({})", error.strerror, file)
+        logger.warning("this sampler writes no log file: {} ({})", error.strerror, file)
         yield
         return
     try:

@@ -182,7 +182,7 @@ class GroupSampler:
             try:
                 self._follow_policy(announced.policy, waits)
             except UserError as problem:
-                logger.warning("the server is not followed any more while what is under way ends: {}", problem.what)
+                logger.warning("the server is not followed any more while groups in flight end: {}", problem.what)
                 return False
         return True
 
@@ -251,7 +251,7 @@ class GroupSampler:
             with self._renew_while_loading():
                 probe, leads = WeightsProbe.from_json(policy.told.get(PROBE)), self._is_leader()
                 if probe is None and self._server:
-                    raise FileNotFoundError("the trainer has yet to say by what a server that has them is known")
+                    raise FileNotFoundError("the trainer has not announced the server's name of the weights yet")
                 taken = self._backbone.load_weights(
                     folder, version, probe, waits or self._renew_leases, is_leader=leads
                 )
@@ -261,7 +261,7 @@ class GroupSampler:
             if now - self._missed > MISSED:
                 self._missed = now
                 logger.warning(
-                    "the weights of step {} are not to be had yet, and nothing is begun before they are: {}",
+                    "the weights of step {} are not available yet, and no group starts before: {}",
                     policy.step,
                     problem,
                 )
@@ -403,7 +403,7 @@ class GroupSampler:
         try:
             yield
         except LeaseLostError as lost:
-            logger.warning("{}: what was played of it here is left out", lost)
+            logger.warning("{}: episodes played here are left out", lost)
             each = self._under_way.pop(order, None)
             if each is not None and each.playing is not None:
                 self._parts.rollout.stop_group(each.playing)
@@ -414,9 +414,9 @@ def _require_fresh_weights(version: int, announced: int, max_staleness: int | No
     """Raise UserError if the weights cannot be replaced and are too old for training."""
     if max_staleness is not None and announced - version > max_staleness:
         raise UserError(
-            f"The server keeps policy {version}, and the trainer is at {announced}: what it samples would be too old.",
+            f"The server keeps policy {version}, and the trainer is at {announced}: its samples would be too old.",
             where="ajet.rollout.vllm.base_url",
             expected=f"weights of at most {max_staleness} versions ago (trainer_common.max_staleness)",
-            do="start it with VLLM_SERVER_DEV_MODE=1, so that it can be given the checkpoints, or leave base_url out: "
+            do="start it with VLLM_SERVER_DEV_MODE=1, so that it can load checkpoints, or omit base_url: "
             "ajet sample then starts vLLM itself",
         )

@@ -198,9 +198,9 @@ def decode_printed(body: Any) -> tuple[str, int]:
         text, cut = body
         (text,) = _check_texts([text])
         if type(cut) is not int or cut < 0:
-            raise ValueError("its number of characters is none")
+            raise ValueError("the number of characters is invalid")
     except _PARSE_ERRORS as problem:
-        raise ValueError(f"nothing printed: {problem}") from problem
+        raise ValueError(f"no valid output: {problem}") from problem
     end = text[-OUTPUT_CHARS:]
     return end, cut + len(text) - len(end)
 

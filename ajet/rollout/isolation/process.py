@@ -86,7 +86,7 @@ class ProcessIsolation(WorkerPool):
             self._warned.update(news)
         if news and self.keeps_workers:
             logger.warning(
-                "rollout.isolation process: a workflow left {} changed or running; its process is replaced, so that no "
-                "other attempt meets that (each such attempt costs the start of a process)",
+                "rollout.isolation process: a workflow left {} changed or running; its process is replaced to protect "
+                "other attempts (each replacement costs the start of a process)",
                 " and ".join(news),
             )

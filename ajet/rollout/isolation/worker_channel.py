@@ -109,7 +109,7 @@ class WorkerChannel:
     def post(self, attempt: int, kind: str, value: Any) -> Future[Message]:
         """Send a request and return a future of the reply. Raises EpisodeError."""
         if os.getpid() != self.owner:
-            raise make_error("forked", "a forked process asked for a model: make its client before the fork")
+            raise make_error("forked", "a forked process requested a model: create the client before the fork")
         body = encode_request(kind, value)
         reply: Future[Message] = Future()
         with self._sending:

@@ -248,7 +248,7 @@ class WorkerHandle:
         with self._lock:
             played, is_stopped = self._playing.get(message.about), message.about in self._stopped
         if played is None and not is_stopped:
-            raise ValueError("it spoke of an attempt that it does not play")
+            raise ValueError("it sent a message for an attempt that it does not play")
         if message.kind == "ended":
             ended = self._read_end(message)
             outcome = ended.outcome
@@ -282,7 +282,7 @@ class WorkerHandle:
         except ValueError as problem:
             if not self._setup.shared:
                 raise
-            process.send(message.about, "error", encode_value(f"what was asked cannot be read: {problem}"))
+            process.send(message.about, "error", encode_value(f"the request cannot be read: {problem}"))
             return
         try:
             answer = _call_attempt(attempt, message.kind, request)
@@ -349,7 +349,7 @@ class WorkerHandle:
 
     def _fail_start(self, problem: Exception) -> None:
         if isinstance(problem, OSError | RuntimeError):  # the system has no more processes, descriptors or threads
-            self._fail_all(f"the process that was to play it could not be started: {problem}", retryable=True)
+            self._fail_all(f"the worker process could not be started: {problem}", retryable=True)
             return
         for played in self._mark_over():
             _set_outcome(played.future, problem)

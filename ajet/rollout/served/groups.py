@@ -51,9 +51,9 @@ async def call_store_or_refuse(method: Callable[P, T], *args: P.args, **kwargs: 
     try:
         return await call_store(method, *args, **kwargs)
     except TRANSIENT_ERRORS as error:
-        logger.warning("the store cannot be asked: {}", error)
+        logger.warning("the store is not available: {}", error)
         raise Refused(
-            "The server's store cannot be asked now; ask again later.", status=503, code="store_down", retry_after=1
+            "The server's store is not available now; retry later.", status=503, code="store_down", retry_after=1
         ) from error
 
 
@@ -237,7 +237,7 @@ class OpenGroups:
             self._is_store_away = True
             return
         except LeaseLostError as lost:
-            logger.warning("nothing is given back: {}", lost)
+            logger.warning("positions are not returned: {}", lost)
         self._is_store_away = False
         self._open.remove(group)
 

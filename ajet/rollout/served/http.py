@@ -98,7 +98,7 @@ def _parse_outcome(fields: dict[str, Any]) -> tuple[WorkflowOutput | Failure, li
     body = _validate_body(Finish, fields)
     outcome: WorkflowOutput | Failure
     if body.error is not None:
-        message = body.error or "the client says that its agent failed"
+        message = body.error or "the client reported a failure of its agent"
         outcome = Failure(body.boundary, "client", message, body.boundary != "agent", policy=body.boundary == "agent")
     else:
         outcome = WorkflowOutput(
@@ -158,7 +158,7 @@ def _parse_uses(rows: list[dict[str, Any]]) -> list[ToolUse]:
         complete = [row if "digest" in row else row | {"digest": compute_digest(row["result"])} for row in rows]
         return [bound_tool_use(use) for use in decode_uses(complete)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Refused(f"A tool use is none: {error}.", param="tool_uses") from error
+        raise Refused(f"A tool use is invalid: {error}.", param="tool_uses") from error
 
 
 def _parse_task(value: str | dict[str, Any] | None) -> Task | None:

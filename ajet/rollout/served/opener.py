@@ -64,7 +64,7 @@ class AdmissionControl:
         if self.is_crowded(task):
             raise Refused(
                 f"{self._max_per_task} episodes of this task are under way, as many as serve.max_per_task allows; "
-                "finish one first, or ask for another task.",
+                "finish one first, or request another task.",
                 status=429,
                 code="task_busy",
                 param="task",
@@ -81,7 +81,7 @@ class AdmissionControl:
             )
         if self._backlog is not None and self._count_complete() >= self._backlog:
             raise Refused(
-                f"{self._backlog} complete groups wait for the trainer; ask again later.",
+                f"{self._backlog} complete groups wait for the trainer; retry later.",
                 status=429,
                 code="trainer_busy",
             )
@@ -90,7 +90,7 @@ class AdmissionControl:
         if self._breaker.may_probe():
             return True
         raise Refused(
-            f"No new episodes for now: {self._breaker.why} (rollout.breaker); ask again later.",
+            f"No new episodes for now: {self._breaker.why} (rollout.breaker); retry later.",
             status=503,
             code="outage",
             retry_after=1,
