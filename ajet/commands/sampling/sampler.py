@@ -57,7 +57,7 @@ class LeasedGroup:
 
     lease: Lease
     left: int
-    """Number of unfinished attempts."""
+    """Number of unfinished attempts of the group."""
     playing: Future[Group] | None = None
     """None if all attempts were played before."""
     held: list[Kept] = field(default_factory=list)
