@@ -1,7 +1,7 @@
-"""The model card of a checkpoint: how the model was trained and how well it did, from its run's record.
+"""The model card of a checkpoint: the model's training and results, from the run's record.
 
-Invariant: every number is in the record, and the card says where; missing parts are named as missing. No address and no
-key is in the card.
+Invariant: every number is in the record, and the card names the place. Missing parts are named as missing. The card
+contains no address and no key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGES = ("ajet", "torch", "transformers", "peft", "vllm", "verl", "trinity-rf
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[^/\s]+/)+")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s'\"\])}>,]+")
 SHOWN_POINTS = 12
-"""Points of a curve that a table shows."""
+"""Maximum number of curve points shown in a table."""
 
 
 def write_card(folder: Path, checkpoint: Checkpoint, target: Path | None = None) -> Path:
@@ -51,7 +51,7 @@ def make_card(folder: Path, checkpoint: Checkpoint) -> str:
     """Return the model card as Markdown. Raises UserError."""
     if not os.path.lexists(folder / "resolved.yaml"):
         title = f"# {_plain_text(folder.name)}, step {checkpoint.step}"
-        return f"{title}\n\nThe record has no resolved.yaml: what made it is not known.\n"
+        return f"{title}\n\nThe record has no resolved.yaml: the settings are not known.\n"
     settings = load_recorded_experiment(folder / "resolved.yaml").ajet
     metrics = folder / "metrics.jsonl"
     rows = list(read_rows(metrics))

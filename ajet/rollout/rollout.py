@@ -1,8 +1,8 @@
-"""Rollout: tasks in, groups of episodes out.
+"""Rollout: plays tasks and returns groups of episodes.
 
-Invariants: every repeat of every task ends as exactly one episode, whatever happens to it. One episode's failure
-affects no other. No user code runs on the rollout's own loop, so that timeouts, deadlines and stops take effect
-whatever user code does. `play` blocks only the caller's thread.
+Invariants: every repeat of every task ends as exactly one episode. One episode's failure affects no other. No user code
+runs on the rollout's own loop. Timeouts, deadlines and stops therefore take effect even if user code blocks. `play`
+blocks only the caller's thread.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from ajet.task_judge import Judge
 
 STOP_TIMEOUT = 5.0
-"""Seconds that a stopped play gets to collect its ended episodes."""
+"""Seconds for a stopped play to collect the ended episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayOptions:
-    """Options of all groups of one call."""
+    """Options shared by all groups of a call."""
 
     step: int
     split: Split
     sampling: Sampling
     repeats: int
-    """Attempts of a complete group, with those that were played before."""
+    """Attempts of a complete group, including attempts of earlier plays."""
 
 
 class Rollout:
@@ -71,9 +71,9 @@ class Rollout:
         """Open isolation and environments.
 
         Args:
-            on_episode: Called with each episode of `stream` as it ends, aborted ones too, in the thread that iterates.
-            pins: The run's tools; None: those of this rollout.
-            teacher: The model that scores the tokens that are trained on.
+            on_episode: Called with each ended episode of `stream`, aborted ones too, in the iterating thread.
+            pins: The run's pinned tools. None: tools are pinned for this rollout only.
+            teacher: The model for scoring trained tokens.
 
         Raises:
             ConfigError: Settings exclude each other.
@@ -98,18 +98,18 @@ class Rollout:
         self._single_slots: Slots | None = None
         """The slots of all groups of `play_group`."""
         self._single_groups: dict[Future[Group], list[InflightGroup]] = {}
-        """Each future of `play_group`, with its group once it is made; only the loop uses the groups."""
+        """Each future of `play_group`, with the group once created. Only the loop uses the groups."""
         self._closed = False
         self.tally = PlayTally()
         """The counts of the last play."""
 
     @property
     def abandoned_count(self) -> int:
-        """The number of workflows that were stopped, could not be ended, and still run."""
+        """The number of workflows still running although stopped."""
         return self._attempts.abandoned_count
 
     def play(self, tasks: Sequence[tuple[int, Task]], **options: Any) -> Iterator[Group]:
-        """Yield the kept groups of `stream`, for callers whose tasks are not returned."""
+        """Yield the selected groups of `stream`, for callers without use for returned tasks."""
         with contextlib.closing(self.stream(tasks, **options)) as ends:
             for end in ends:
                 if isinstance(end, ClosedGroup) and end.is_selected:
@@ -126,16 +126,17 @@ class Rollout:
         keep: int | None = None,
         over: Collection[tuple[int, int]] = (),
     ) -> Generator[ClosedGroup | ReturnedTask, None, None]:
-        """Play every (order, task) `repeats` times and yield the end of each, as it comes.
+        """Play every (order, task) `repeats` times and yield each end when it comes.
 
         Leaving the iteration early, also by an exception, aborts the running episodes.
 
         Args:
-            repeats: Default: the setting of the split; also for `sampling`.
-            keep: Stop after so many groups with something to learn from. None keeps all, or, with
-                `rollout.enable_oversample` in training, `data.train_batch_size`.
-            over: Attempts, by order and repeat, that were played before and are not played again: groups lack them,
-                and a task of which all are over has no group.
+            repeats: Attempts per task. Default: the setting of the split.
+            sampling: Default: the setting of the split.
+            keep: Stop after this number of groups with a learning signal. None selects all groups, or, with
+                `rollout.enable_oversample` in training, `data.train_batch_size` groups.
+            over: Attempts of earlier plays, as (order, repeat). The groups are played without these attempts. A task
+                without any remaining attempt has no group.
         """
         if self._closed:
             raise RuntimeError("the rollout is closed")
@@ -186,14 +187,13 @@ class Rollout:
         on_end: Callable[[Episode], None] | None = None,
         sampling: Sampling | None = None,
     ) -> Future[Group]:
-        """Play one task in parallel with all others, for callers that get tasks one by one (samplers, verl's workers).
+        """Play one task in parallel with all others, for callers with tasks one by one (samplers, verl's workers).
 
-        All groups of this method share `max_env_worker`; `on_episode` and `tally` do not cover them.
+        All groups of this method share `max_env_worker`. `on_episode` and `tally` do not cover such groups.
 
         Args:
-            over: Attempts that were played before and are not played again: the group lacks them.
-            on_end: Called with each episode as it ends, before its group closes, on the rollout's loop: it must not
-                wait.
+            over: Attempts of earlier plays. The group is played without these attempts.
+            on_end: Called with each ended episode, before the group closes, on the rollout's loop. Must not block.
             sampling: Default: the sampling of the split.
         """
         if self._closed:
@@ -209,12 +209,12 @@ class Rollout:
         return played
 
     def stop_group(self, played: Future[Group]) -> None:
-        """Abort the running episodes of a group of `play_group`: it closes with those that have ended.
+        """Abort the running episodes of a group of `play_group`. The group closes with the ended episodes.
 
-        A group that has closed is left alone.
+        A closed group is not changed.
         """
         groups = self._single_groups.get(played)
-        if groups is not None:  # on the second turn of the loop, when a group that was just requested is made
+        if groups is not None:  # on the second turn of the loop, when a just requested group has been created
             self._loop.call_soon_threadsafe(self._loop.call_soon, _stop_groups, groups)
 
     def close(self) -> None:
@@ -260,7 +260,7 @@ class Rollout:
         options: PlayOptions,
         on_end: Callable[[Episode], None] | None,
     ) -> Group:
-        """Play one group. `groups` gets it once it is made."""
+        """Play one group. The created group is added to `groups`."""
         if self._single_slots is None:
             self._single_slots = Slots(self._settings.rollout.max_env_worker, 0)
         closed: asyncio.Future[Group] = asyncio.get_running_loop().create_future()
@@ -311,7 +311,7 @@ class Rollout:
 
 
 async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all. If one raises, cancel the others."""
+    """Wait for all tasks. If a task raises, cancel the others."""
     try:
         await asyncio.gather(*runs)
     finally:
@@ -322,13 +322,13 @@ async def _await_all(runs: Sequence[asyncio.Task[None]]) -> None:
 def _list_remaining(
     tasks: Sequence[tuple[int, Task]], repeats: int, over: Collection[tuple[int, int]]
 ) -> list[tuple[int, Task, list[int]]]:
-    """Return each task with the repeats that are not over. Tasks without such a repeat are omitted."""
+    """Return each task with the repeats not over. Tasks without a remaining repeat are omitted."""
     remaining = [(order, task, [at for at in range(repeats) if (order, at) not in over]) for order, task in tasks]
     return [each for each in remaining if each[2]]
 
 
 def _end_events(batch: InflightBatch, future: Future[None]) -> None:
-    """End the events of a batch that was cancelled or raised."""
+    """End the events of a batch after a cancellation or an exception."""
     problem = None if future.cancelled() else future.exception()
     if problem is not None:
         batch.events.put(problem)
@@ -342,7 +342,7 @@ def _stop_groups(groups: list[InflightGroup]) -> None:
 
 
 def _await_end(future: Future[Any]) -> None:
-    """Wait STOP_TIMEOUT seconds for a future, then cancel it."""
+    """Wait STOP_TIMEOUT seconds for a future, then cancel the future."""
     try:
         future.exception(timeout=STOP_TIMEOUT)
     except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError):

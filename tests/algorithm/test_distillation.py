@@ -295,7 +295,7 @@ def test_a_teacher_that_is_not_there_is_told_before_the_policy_is_loaded(tmp_pat
 TAUGHT = {"adv_estimator": "distillation", "teacher": {"path": "x"}}
 ELSEWHERE = [
     ({"trainer_common": {"algorithm": TAUGHT}}, "only a launch that"),
-    ({"data": {"curriculum": {"prefer": "hard"}}}, "those who play elsewhere choose before"),
+    ({"data": {"curriculum": {"prefer": "hard"}}}, "remote samplers choose"),
 ]
 
 

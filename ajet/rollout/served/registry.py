@@ -1,10 +1,10 @@
-"""EpisodeRegistry: external agents open episodes here, and report how they ended.
+"""EpisodeRegistry: opens and ends the episodes of external agents.
 
-Invariants: an episode ends exactly once: by what its client reports, by its deletion, by its idleness or time limit, or
-when the registry closes. Every episode that began becomes a result, alone or in its group. An end is acknowledged once
-the episode store has it on the disk. An end that could not be recorded is no end: the client or the registry tries
-again until the episode is given up and its place in the group is free again. The state lives on a loop of its own, on
-which neither user code nor the gateway runs, and which waits for no store. The coroutines may be awaited from any loop.
+Invariants: an episode ends exactly once: by a client's report, by deletion, by an idle or time limit, or when the
+registry closes. Every started episode becomes a result, alone or in a group. An end is acknowledged once the episode
+store has the end on the disk. An unrecorded end is no end: the client or the registry tries again until the episode is
+given up and the place in the group is free again. The state belongs to a separate loop without user code and without
+the gateway, and the loop never waits for a store. The coroutines may be awaited from any loop.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CLOSING = "closing"
-"""Who ended the episodes that are open when the registry closes: these attempts do not count."""
+"""The party that ended the episodes open at the registry's close. Such attempts do not count."""
 STOP_TIMEOUT = 5.0
-"""Seconds that the registry's thread gets to end."""
+"""Seconds for the registry's thread to end."""
 
 
 class EpisodeRegistry:
-    """Opens and ends episodes. With a `backlog`, `results` gets groups; without one, episodes."""
+    """Opens and ends episodes. With a `backlog`, `results` gets groups, otherwise episodes."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class EpisodeRegistry:
         """Start the registry's loop.
 
         Args:
-            tasks: None: clients bring all tasks themselves.
-            split: The split of episodes that train.
-            backlog: How many complete groups may wait for the trainer; None: no trainer takes groups.
-            episode_store: Where ends are stored before they are acknowledged; None: nowhere.
-            held_out: Tasks that are never trained on.
+            tasks: The task reader's order. None: clients bring all tasks themselves.
+            split: The split of training episodes.
+            backlog: Maximum number of complete groups waiting for the trainer. None: no trainer takes groups.
+            episode_store: The store of ended episodes, written before the acknowledgement. None: no store.
+            held_out: Tasks excluded from training.
         """
         settings = experiment.ajet
         self._settings, self._gateway, self._store = settings, gateway, store
@@ -104,26 +104,26 @@ class EpisodeRegistry:
         self._deadlines.start(self._loop, self.results.fail)
 
     async def open(self, request: EpisodeRequest) -> dict[str, Any]:
-        """Open an episode. Return its name, task, address and key. Raises Refused."""
+        """Open an episode. Return the name, task, address and key. Raises Refused."""
         return await self._run_on_loop(self._begin_episode(request))
 
     async def finish(
         self, name: str, outcome: WorkflowOutput | Failure, uses: Sequence[ToolUse] = ()
     ) -> dict[str, Any]:
-        """End an episode with its outcome and tool uses. Wait for the judge. A repeated request gets the same answer.
+        """End an episode with an outcome and tool uses. Wait for the judge. A repeated request gets the same reply.
 
         Raises:
-            Refused: The episode is unknown or was ended by something else, or its end cannot be recorded now; then the
+            Refused: The episode is unknown or has another end, or the end cannot be recorded now. In the last case the
                 same request may succeed later.
         """
         return await self._run_on_loop(self._finish_episode(name, outcome, uses))
 
     async def delete(self, name: str) -> dict[str, Any]:
-        """Give up an episode: it is recorded as aborted. Raises Refused for an unknown one."""
+        """Give up an episode and record an aborted episode. Raises Refused for an unknown episode."""
         return await self._run_on_loop(self._delete_episode(name))
 
     async def get_state(self, name: str) -> dict[str, Any]:
-        """Return the client's view of an episode. Raises Refused for an unknown one."""
+        """Return the client's view of an episode. Raises Refused for an unknown episode."""
         return await self._run_on_loop(self._describe_state(name))
 
     async def get_overview(self) -> dict[str, Any]:
@@ -131,9 +131,9 @@ class EpisodeRegistry:
         return await self._run_on_loop(self._describe_overview())
 
     def restore(self) -> int:
-        """Restore the episodes that the store has of an earlier server. Return their number.
+        """Restore an earlier server's episodes from the store. Return the number of episodes.
 
-        Blocks; call it before any client comes.
+        Blocks. Call this before the first client connects.
         """
         return asyncio.run_coroutine_threadsafe(self._restore_episodes(), self._loop).result()
 
@@ -148,7 +148,7 @@ class EpisodeRegistry:
         return bool(self._open) or self._count_complete() > 0
 
     def close(self) -> None:
-        """End what is under way as aborted, and hand over incomplete groups. Idempotent; blocks."""
+        """Abort all open episodes and hand over incomplete groups. Idempotent, blocks."""
         if self._closing:
             return
         self._closing = True
@@ -157,7 +157,7 @@ class EpisodeRegistry:
         self._thread.stop(STOP_TIMEOUT)
 
     async def _run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run the work on the registry's loop, to its end even if the client disconnects."""
+        """Run the work to the end on the registry's loop, even if the client disconnects."""
         if self._closing:
             work.close()
             raise make_closing_refusal()
@@ -205,10 +205,10 @@ class EpisodeRegistry:
     async def _open_episode(
         self, request: EpisodeRequest, task: Task | None, is_probe: bool, *, is_held_out_turn: bool = False
     ) -> dict[str, Any]:
-        """Open the episode at its task. `is_held_out_turn`: the task is one of the server's held-out ones."""
+        """Open the episode at the given task. `is_held_out_turn` is True for the server's held-out tasks."""
         group = None
         if task is not None:
-            self._admission.refuse_crowded(task)  # before the store gives it a position
+            self._admission.refuse_crowded(task)  # before the store gives out a position
         if task is None or (request.trains and self._backlog is not None):
             if not request.trains:
                 raise Refused("An episode that does not train needs a task.", param="task")
@@ -271,7 +271,7 @@ class EpisodeRegistry:
         }
 
     def _count_complete(self) -> int:
-        """Return the number of complete groups that wait for the trainer."""
+        """Return the number of complete groups waiting for the trainer."""
         return self.results.qsize() + self._ranker.inflight_count
 
     @property
@@ -313,7 +313,7 @@ class EpisodeRegistry:
         return episode
 
     async def _free_if_lost(self, served: ServedEpisode) -> None:
-        """Record an attempt that was lost outside of the agent by itself, and free its place in the group."""
+        """Record an attempt lost outside of the agent separately, and free the place in the group."""
         episode, group = served.built, served.group
         if episode is None or group is None or episode.failure is None or not episode.failure.retryable:
             return
@@ -328,7 +328,7 @@ class EpisodeRegistry:
             served.built = replace(episode, split="debug", order=served.lease.order, group=episode.uuid)
 
     def _give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
-        """Give up an episode whose end could not be recorded, once no request waits for it."""
+        """Give up an episode with an unrecorded end, once no request waits for the episode."""
         assert served.built is not None and served.ending is not None
         if served.identity.uuid not in self._open or not served.ending.done():
             return
@@ -338,7 +338,7 @@ class EpisodeRegistry:
         self._ended.remember(describe_given_up(served.built, reason), by)
 
     def _return_held_out(self, served: ServedEpisode) -> None:
-        """Give the episode's held-out task its turn again, if the episode took one."""
+        """Give the episode's held-out task another turn, if the episode took a turn."""
         if served.is_held_out_turn:
             served.is_held_out_turn = False
             self._held_out.return_turn(served.identity.task)
@@ -358,10 +358,10 @@ class EpisodeRegistry:
             await self._finish_group(group)
 
     async def _finish_group(self, group: OpenGroup, *, is_reported: bool = False) -> None:
-        """Hand on a complete group, to be ranked or trained. `is_reported`: the store knows that it is complete."""
+        """Hand on a complete group for ranking or training. `is_reported` is True if the store has noted the end."""
         if group in self._groups:
             trains = self._backlog is not None
-            # a group that closing cuts short is not reported: a later server goes on with it
+            # A group cut short by the closing is not reported: a later server continues the group.
             await self._groups.remove(group, report=trains and not self._closing and not is_reported)
             if not self._closing and any(map(needs_ranking, group.episodes)):
                 self._ranker.begin(group)
@@ -376,7 +376,7 @@ class EpisodeRegistry:
         self.results.put(group.build_group())
 
     async def _end_or_give_up(self, served: ServedEpisode, reason: str, by: str) -> None:
-        """End an episode for a reason that no client repeats. Give it up if that cannot be recorded."""
+        """End an episode without a client's request. If recording fails, give up the episode."""
         while served.identity.uuid in self._open:
             try:
                 await self._end_episode(served, AttemptResult(aborted=reason), by)
@@ -385,7 +385,7 @@ class EpisodeRegistry:
                     self._give_up(served, reason, by)
 
     async def _close_early(self, group: OpenGroup, under_way: list[ServedEpisode]) -> None:
-        """Close a group whose deadline has passed, with the episodes it has."""
+        """Close an overdue group with the available episodes."""
         group.close()
         await self._stop_episodes(under_way, "group_deadline", "server")
         if group.episodes:
@@ -411,5 +411,5 @@ class EpisodeRegistry:
 
 
 def make_closing_refusal() -> Refused:
-    """Return the refusal that clients get once the registry closes."""
+    """Return the refusal for clients of a closing registry."""
     return Refused("The server is closing.", status=503, code="closing")

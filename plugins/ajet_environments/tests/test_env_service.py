@@ -168,7 +168,7 @@ def test_what_a_check_raises_is_its_answer_and_the_others_are_asked() -> None:
         raise KeyError("data")
 
     both = [RequiredService("one", "a", "k", raises, "", ""), RequiredService("other", "b", "k", lambda _: "", "", "")]
-    assert [why for _, why in check_services(both)] == ["it could not be asked: KeyError: 'data'", ""]
+    assert [why for _, why in check_services(both)] == ["the request failed: KeyError: 'data'", ""]
 
 
 def test_whatever_is_raised_where_an_instance_is_made_is_the_environments_loss(service: EnvService) -> None:
