@@ -1,7 +1,8 @@
-"""The canary: after every hand-over of weights, whether engine and trainer compute one model.
+"""The canary: after each weight transfer, checks that engine and trainer compute the same model.
 
-Invariant: it draws no random number and leaves no trace in engine or trainer. One mismatch can be a reply that ran
-across the hand-over; two in a row are two different models, and what such a run trains is not what it samples.
+Invariant: the check draws no random number and leaves engine and trainer unchanged. A single mismatch may come from a
+reply in flight during the transfer. Two mismatches in a row mean two different models: the run then trains on samples
+of another policy.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from ajet.schema.call import Floats
 from ajet.schema.errors import UserError
 
 PROMPT = "The canary is asked after every update of the weights: one, two, three, four,"
-REPLY = 12
-"""Tokens."""
+REPLY = 12  # tokens
 
 
 class Canary:
-    """Counts mismatches. `tolerance` as `trainer_common.canary` says it: a number of nats, auto, or None for no canary;
-    `rounded`: the trainer computes in a type of fewer bits than float32."""
+    """Counts mismatches between engine and trainer.
+
+    Args:
+        tolerance: as in `trainer_common.canary`: nats, "auto", or None to disable the canary.
+        rounded: True if the trainer computes in a type with fewer bits than float32.
+    """
 
     def __init__(self, tolerance: float | str | None, *, rounded: bool) -> None:
         if isinstance(tolerance, str):
@@ -31,9 +35,16 @@ class Canary:
         self._mismatches = 0
 
     def judge(self, gap: float, *, version: int, samplers: Collection[str] = ()) -> None:
-        """`gap`: that of the weights just handed over, nats; warns of a mismatch. Raises UserError at the second one in
-        a row. `samplers`: who played the tokens, where others than this run's engine did."""
-        if self.tolerance is None or gap <= self.tolerance:  # what is not a number is a mismatch
+        """Compare the gap of the weights just transferred with the tolerance, and warn about a mismatch.
+
+        Args:
+            gap: nats per token.
+            samplers: names of the remote samplers that sampled the tokens; empty if this run's engine did.
+
+        Raises:
+            UserError: second mismatch in a row.
+        """
+        if self.tolerance is None or gap <= self.tolerance:  # NaN fails the comparison and counts as a mismatch
             self._mismatches = 0
             return
         self._mismatches += 1
@@ -66,5 +77,5 @@ class Canary:
 
 
 def compute_gap(engine: Floats, trainer: Floats) -> float:
-    """The mean distance of the logprobs [T] of the same tokens, nats."""
+    """Return the mean absolute difference of two logprob arrays of shape [T], in nats."""
     return float(np.abs(np.asarray(engine, np.float64) - np.asarray(trainer, np.float64)).mean())

@@ -1,7 +1,7 @@
-"""The kernel's backbones: what each can do, which keys it does not read, and where its code is.
+"""Descriptors of the kernel's backbones: capabilities, ignored keys and the location of the code.
 
-Invariant: the command line, the documentation and the checks of a configuration come from these. Their code is named
-as text: nothing here imports torch, ray or verl. A contract test holds each against its code.
+Invariant: the command line, the docs and the configuration checks read only descriptors. The code is named as text, so
+importing descriptors never imports torch, ray or verl. A contract test checks each descriptor against its code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HELD_OUT = (
     ),
     *(f"task_reader.{reader}.validation_size" for reader in ("random_dummy", "reasoning_gym")),
 )
-"""Keys that say which tasks are held out, of each task reader that has some."""
+"""Keys of each task reader that select held-out tasks."""
 TEXT_ONLY = "an endpoint answers with text, on which nothing can be trained"
 
 _IN_THIS_PROCESS = {
