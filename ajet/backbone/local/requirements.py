@@ -1,7 +1,7 @@
-"""Settings that the local backbone refuses to train with, and a local teacher's model, found without torch.
+"""Checks of settings for the local backbone and lookup of a local teacher's model, without torch.
 
-Invariant: a launch, its dry run and `ajet config validate` refuse the same settings; a path at which there is no
-teacher is reported with the key that holds it.
+Invariant: a launch, its dry run and `ajet config validate` refuse the same settings. A teacher path without a model is
+reported with its key.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
-    """Return the model's path if the settings can be trained here.
+    """Return the model's path if the local backbone can train with the settings.
 
     Args:
-        looking: True if nothing is launched: the settings may be a sampler's, whose server follows the trainer.
+        looking: True without a launch: the settings may belong to a sampler with a server that follows the trainer.
 
     Raises:
-        ConfigError: for what a training would refuse.
+        ConfigError: training would refuse the settings.
     """
     trainer, rollout = config.trainer_common, config.rollout
     if config.model.path is None:
@@ -61,7 +61,12 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
 
 
 def require_machine(config: AjetConfig) -> None:
-    """Raise ConfigError or MissingExtraError if this machine lacks the device or a package that the settings name."""
+    """Check that the machine has the configured device and packages.
+
+    Raises:
+        ConfigError: the device is missing.
+        MissingExtraError: a package is missing.
+    """
     from ajet.backbone.local.machine import choose_device
 
     choose_device(config.trainer_common.device)
@@ -76,7 +81,14 @@ KEY = "ajet.trainer_common.algorithm.teacher.path"
 
 
 def teacher_source(experiment: Experiment, *, weights: bool = True) -> ModelSource:
-    """The model of `algorithm.teacher.path`, which is set. `weights`: as `locate` has it. Raises UserError."""
+    """Locate the model of `algorithm.teacher.path`, which must be set.
+
+    Args:
+        weights: as in `locate_model`.
+
+    Raises:
+        UserError: the model cannot be found.
+    """
     from ajet.engine.model_source import locate_model
 
     settings = experiment.ajet
