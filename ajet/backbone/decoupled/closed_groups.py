@@ -66,7 +66,7 @@ class ClosedGroups:
         """Each group with the steps that have trained on it, by position."""
 
     def read(self, tasks: TaskOrder, version: int) -> None:
-        """Read groups closed since the last call and drop unusable ones. `version`: newest policy known to the trainer."""
+        """Read newly closed groups and drop unusable ones. `version`: newest policy known to the trainer."""
         for lease in self._store.closed(but=self._groups.keys()):
             task = tasks.task(lease.order)
             if self._quarantine is not None and not self._quarantine.admits(lease, task.task_id, version):
