@@ -171,7 +171,7 @@ class LocalBackbone:
         return {"canary_gap": gap}
 
     def close(self) -> None:
-        """Close the engine. Idempotent."""
+        """Close the engine; further calls have no effect."""
         self.engine.close()
         if self._is_gc_frozen:
             self._is_gc_frozen = False

@@ -90,7 +90,7 @@ class FlatWeights:
 
     @property
     def low(self) -> Tensor | None:
-        """Low halves of the masters, [size] int16; None in float32. Read before any change of values without masters."""
+        """Low halves of the masters, [size] int16; None in float32. Read before changing values without masters."""
         if self._low is None and self.values.dtype == torch.bfloat16:
             self._low = self._draw_low()
         return self._low

@@ -63,7 +63,7 @@ class ValueHead:
             return self(forward.hidden(row)).cpu().numpy()
 
     def step(self) -> float:
-        """Take one optimizer step on the gradients and return their norm; a norm that is not finite changes no weight."""
+        """Take one optimizer step on the gradients and return their norm; no weight changes if not finite."""
         gradients = self.weights.gradients
         assert gradients is not None
         norm = self.optimizer.step(gradients, self.settings.lr)
