@@ -38,7 +38,8 @@ class Update:
     """Mean gap between the trainer's logprobs and the recorded ones, in nats per token.
 
     Only tokens sampled by the version before the update count. None if the batch had no such token or no gap was
-    measured."""
+    measured.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ class Backbone(Protocol):
     def update(self, batch: TrainingBatch) -> Update:
         """Take the optimizer steps of one training step (`mini_batch_num` of them) and update the engine's weights.
 
-        An error restores the previous weights. After an interrupt, `exact_version` tells which weights are loaded."""
+        An error restores the previous weights. After an interrupt, `whole_version` tells which weights are loaded.
+        """
         ...
 
     def rehearse(self, lengths: Sequence[int]) -> Rehearsal:
@@ -173,7 +175,8 @@ class RecordedScorer(Scorer, Protocol):
     def reference(self, samples: Sequence[Sample], temperature: float) -> list[Floats]:
         """Return log-probabilities of the model before training, shape [T] per sample.
 
-        The loaded weights must be those of the model before training, except for adapters."""
+        The loaded weights must be those of the model before training, except for adapters.
+        """
         ...
 
     def losses(

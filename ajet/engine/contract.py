@@ -5,9 +5,8 @@ messages, for debugging, evaluation and debug models; its replies are never trai
 
 Invariant of a TokenEngine: the concatenated chunks are exactly the sampled ids, including a sampled end token. Closing
 the iterator early frees the slot. A chunk's version is the policy step of the weights that sampled it. `logprobs`
-belong
-to the sampled distribution, `logprobs_unit` to temperature 1 without truncation. One test suite in tests/contract runs
-against every implementation.
+belong to the sampled distribution, `logprobs_unit` to temperature 1 without truncation. One test suite in
+tests/contract runs against every implementation.
 """
 
 from __future__ import annotations
@@ -144,7 +143,7 @@ class ChatEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release all connections. Idempotent."""
+        """Release all connections; further calls have no effect."""
         ...
 
 

@@ -41,7 +41,7 @@ class EndpointEngine:
     def __init__(
         self, base_url: str, model: str, *, api_key: str | None = None, silence: float = SILENCE, named: str = ""
     ) -> None:
-        """`silence` and `named` as in RemoteServer."""
+        """Connect to the server; `silence` and `named` as in RemoteServer."""
         self.base_url, self.model = base_url.rstrip("/"), model
         self._server = RemoteServer(self.base_url, api_key, silence=silence, named=named)
         if base_url:
@@ -132,7 +132,7 @@ class EndpointEngine:
             raise EngineFailure(f"{self.base_url} broke off its reply")
 
     def close(self) -> None:
-        """Release all connections. Idempotent."""
+        """Release all connections; further calls have no effect."""
         self._server.close()
 
     def _open_client(self) -> httpx.AsyncClient:

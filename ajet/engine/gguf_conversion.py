@@ -52,8 +52,7 @@ def _load_tokenizer(gguf: Path, config: Any) -> Any:
     """Return the file's tokenizer, corrected after transformers' reader.
 
     Restores the ids for begin, end and padding, separate tokens for digits, and a decoder that only joins bytes (the
-    generic
-    decoder also turns the letter U+2581 into a blank).
+    generic decoder also turns the letter U+2581 into a blank).
     """
     from tokenizers import decoders, pre_tokenizers
     from transformers import AutoTokenizer

@@ -1,9 +1,9 @@
 """Finds the files of `model.path`, for `ajet.engine.models` to load.
 
 Four kinds of path: `embedded:NAME` (shipped with ajet or inside a Python package), a folder in Hugging Face layout, a
-`.gguf` file, a name on the Hugging Face hub. A missing path raises UserError within seconds, even without a network;
-so does the name of a hosted model without public weights. Neither torch nor transformers is needed unless a .gguf must
-be converted.
+`.gguf` file, a name on the Hugging Face hub. A missing path raises UserError within seconds, even without a network; so
+does the name of a hosted model without public weights. Neither torch nor transformers is needed unless a .gguf must be
+converted.
 """
 
 from __future__ import annotations

@@ -219,12 +219,9 @@ def freeze_rope(model: Any, max_model_len: int) -> None:
     """Freeze all rotary frequencies of `model` in place, for sequences of up to `max_model_len` tokens.
 
     A token's rotation then depends only on its position. transformers selects the frequencies of `longrope` (Phi 3 and
-    4,
-    MiniCPM) and `dynamic` by the longest position in a forward pass, so packed samples and rows of a step would affect
-    each
-    other, and a reply that crosses the border would change its own past. vLLM selects by `max_model_len`; ajet does the
-    same
-    for engine and trainer. The configuration, and therefore its saved form, stays unchanged.
+    4, MiniCPM) and `dynamic` by the longest position in a forward pass, so packed samples and rows of a step would
+    affect each other, and a reply that crosses the border would change its own past. vLLM selects by `max_model_len`;
+    ajet does the same for engine and trainer. The configuration, and therefore its saved form, stays unchanged.
     """
     for module in model.modules():
         kind = getattr(module, "rope_type", None)

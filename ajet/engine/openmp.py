@@ -1,10 +1,9 @@
 """Ends torch's OpenMP worker threads when a thread stops computing.
 
 Each thread that runs parallel loops has its own team of workers. GNU's OpenMP lets workers spin between loops only
-while
-all teams together have no more threads than cores. With two teams on two cores (trainer and engine), every loop starts
-and ends with a kernel sleep and wake-up, and two threads are no faster than one. The engine's thread therefore ends its
-team when idle, and the trainer's thread after each phase; the next loop creates a new team in 0.1 ms.
+while all teams together have no more threads than cores. With two teams on two cores (trainer and engine), every loop
+starts and ends with a kernel sleep and wake-up, and two threads are no faster than one. The engine's thread therefore
+ends its team when idle, and the trainer's thread after each phase; the next loop creates a new team in 0.1 ms.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class RemoteEngine:
         silence: float = SILENCE,
         named: str = "",
     ) -> None:
-        """`silence` and `named` as in RemoteServer."""
+        """Connect to the server; `silence` and `named` as in RemoteServer."""
         self._wire = wire
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.version = 0

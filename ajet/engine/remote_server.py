@@ -21,8 +21,7 @@ from ajet.schema.errors import EngineFailure, EngineHangs, UserError
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64)
 SILENCE = 300.0
 """Default for the maximum seconds without data from a server."""
-CONNECT = 20.0
-"""Maximum seconds to connect."""
+CONNECT = 20.0  # seconds
 HANG_LOG_INTERVAL = 60.0
 """Minimum seconds between two warnings about a hanging server."""
 MOST_VALUES = 8_000_000
@@ -100,7 +99,7 @@ class RemoteServer:
             return self._clients[loop]
 
     def close(self) -> None:
-        """Release all connections. Idempotent."""
+        """Release all connections; further calls have no effect."""
         with self._lock:
             clients, self._clients = dict(self._clients), WeakKeyDictionary()
         for loop, client in clients.items():

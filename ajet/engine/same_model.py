@@ -1,13 +1,10 @@
 """Checks whether two computations of a model's logits agree, and which attention keywords are supported.
 
 Invariant: the worst token decides, not an average, because a leak between neighbours affects few tokens. In float32
-only
-the order of additions may differ. In bfloat16 a logit of 20 is rounded by a sixteenth, and a rare token's logprob by
-more; probabilities are compared there, because rare tokens count little. A keyword that affects attention is computed
-or
-raises an error (`refuse_unknown_keywords`). Models pass on all keywords of their forward pass; only those without
-effect
-on attention are ignored.
+only the order of additions may differ. In bfloat16 a logit of 20 is rounded by a sixteenth, and a rare token's logprob
+by more; probabilities are compared there, because rare tokens count little. A keyword that affects attention is
+computed or raises an error (`refuse_unknown_keywords`). Models pass on all keywords of their forward pass; only those
+without effect on attention are ignored.
 """
 
 from __future__ import annotations
@@ -52,8 +49,7 @@ def pad_sequences(sequences: Sequence[Any], device: torch.device) -> Tensor:
     """Return ids [B, L], each sequence padded with zeros.
 
     A causal model computes each sequence as if alone, because tokens do not see later ones. One pass over all sequences
-    takes
-    little longer than over a single one, where memory is the limit.
+    takes little longer than over a single one, where memory is the limit.
     """
     longest = max(len(ids) for ids in sequences)
     padded = torch.zeros(len(sequences), longest, dtype=torch.long)
@@ -87,8 +83,7 @@ def use_attention(model: Any, name: str) -> Iterator[None]:
     """Within the block, all of `model` uses the attention implementation `name`.
 
     Unlike transformers' `set_attn_implementation`, no kernel is requested, and models with attention fixed at
-    construction
-    cause no warning.
+    construction cause no warning.
     """
     before = {id(config): (config, config._attn_implementation) for config in _list_configs(model)}
     for config, _ in before.values():

@@ -22,8 +22,7 @@ class ScriptedReply:
     """One reply of a script.
 
     `text` needs an engine with an encoder; an end token is added unless `ended` is False. `latency` is in seconds, None
-    for
-    the engine's. A chunk has `chunk` tokens, 0 for all at once. The engine fails after `fail_after` tokens.
+    for the engine's. A chunk has `chunk` tokens, 0 for all at once. The engine fails after `fail_after` tokens.
     """
 
     text: str | None = None
@@ -48,10 +47,8 @@ class ScriptedEngine:
     """A TokenEngine that answers from a list (in order, then it fails) or from a function of the request.
 
     `encode` and `end_id` turn texts into ids (`renderer.encode`, `renderer.end_ids[0]`). `latency` seconds pass before
-    the
-    first chunk of each reply, `pace` seconds before each chunk. `running` counts running calls; `closed_early` counts
-    calls
-    with an iterator closed before its end.
+    the first chunk of each reply, `pace` seconds before each chunk. `running` counts running calls; `closed_early`
+    counts calls with an iterator closed before its end.
     """
 
     constrains = False

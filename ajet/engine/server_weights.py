@@ -1,10 +1,9 @@
 """ServerWeights: reads the name of a remote server's weights, and loads other weights.
 
 Invariant: a server's weights carry a placeholder name during a change and get the new name afterwards. Equal names
-before
-and after a reply therefore prove which weights sampled it. Each load uses a fresh placeholder: another placeholder
-after
-the load reveals a concurrent load, and the weights are then left unnamed, so that they are loaded once more.
+before and after a reply therefore prove which weights sampled it. Each load uses a fresh placeholder: another
+placeholder after the load reveals a concurrent load, and the weights are then left unnamed, so that they are loaded
+once more.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from ajet.engine.remote_server import ServerAwayError
 from ajet.schema.bounded_json import load_json
 from ajet.schema.errors import AjetError, UserError
 
-CHANGING = "ajet-changing"
-"""Prefix of placeholder names."""
+CHANGING = "ajet-changing"  # prefix of placeholder names
 TIMEOUT = httpx.Timeout(600.0, connect=20.0)
 
 

@@ -1,8 +1,7 @@
 """TeacherEndpoint: log-probabilities of given tokens from a server with `prompt_logprobs`, such as vLLM.
 
 Invariant: the server returns logprobs of exactly the given ids at temperature 1, otherwise TeacherFailure is raised.
-Ids
-must mean the same on both sides: before a run the server spells a sample of ids, including all added tokens, and is
+Ids must mean the same on both sides: before a run the server spells a sample of ids, including all added tokens, and is
 refused on a difference. The key comes from the environment and never appears in errors.
 """
 

@@ -19,7 +19,7 @@ TAIL = 48
 
 @dataclass(slots=True, eq=False)
 class UnderWay:
-    """A reply in progress."""
+    """A reply in progress, with its newest tokens."""
 
     name: str
     """Display name, such as "task 0, attempt 1"."""

@@ -1,8 +1,7 @@
 """Wire: the differences between kinds of remote servers: routes, request bodies, streams and scores.
 
 Invariant: a sample is requested only if both of its logprobs (as sampled, and at temperature 1) follow from the
-server's
-response (`explain_missing_logprobs`).
+server's response (`explain_missing_logprobs`).
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ class Wire(Protocol):
     """Start option that makes the server report logprobs of the sampled distribution."""
     reports_truncated: bool
     """True if reported logprobs include truncation by top_p and top_k."""
-    route: str
-    """Route of generate requests."""
+    route: str  # of generate requests
     name_route: str
     """Route with the name of the weights, in `weight_version`."""
 
@@ -112,8 +110,7 @@ class StreamedReply:
         self._greedy = request.sampling.temperature == 0.0
         self._top = request.sampling.top_logprobs
         self._version = version
-        self._tokens = 0
-        """Number of tokens read."""
+        self._tokens = 0  # read so far
         self._finish: Literal["stop", "length"] | None = None
 
     def read(self, event: dict[str, Any]) -> TokenChunk | None:

@@ -1,7 +1,7 @@
-"""The announcer writes the trainer's policy, its last usable position and its heartbeat to the shared store.
+"""The announcer writes the trainer's policy, last usable position and heartbeat to the shared store.
 
 Invariant: positions without a remaining step are never released, nor are positions bound to become stale even if all
-goes in order (`Policy.below`). The caller writes the weights to disk before it announces a policy.
+goes in order (`Policy.below`). The caller writes the weights to disk before announcing a policy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 SHOWN_SAMPLERS = 32
-"""Maximum number of samplers in the status, longest silent first; all of them are counted."""
+"""Maximum number of samplers in the status, longest silent first; the total counts all."""
 
 
 def build_status(
@@ -42,8 +42,8 @@ def build_status(
 ) -> dict[str, Any]:
     """Return the store's state in the format of `status.json`.
 
-    All ages come from one query of the store and its clock; the time of the query is included. Unreported values are
-    absent.
+    All ages come from one query of the store, measured by the store's clock; the time of the query is included.
+    Unreported values are absent.
 
     Args:
         samplers: the samplers at work.
@@ -91,14 +91,14 @@ class Announcer:
         show: Callable[[dict[str, Any]], None] = lambda state: None,
         starts: str = "",
     ) -> None:
-        """Create an announcer that has not announced any policy.
+        """Create an announcer without an announced policy.
 
         Args:
             show: receives the result of `build_status` periodically.
             starts: command that starts a sampler; "" to omit the hint.
         """
         self.needs_probe = False
-        """True if a sampler at a remote server was present at the last query: such a sampler needs a probe."""
+        """True if a sampler at a remote server was present at the last query and needs a probe."""
         self._store, self._terms, self._run_id, self._show, self._starts = store, terms, run_id, show, starts
         self._shown, self._showing = -math.inf, threading.Lock()
         self._most = settings.trainer_common.max_staleness
@@ -172,7 +172,7 @@ class Announcer:
             self._show(build_status(found, samplers, free=free, quarantined=self.quarantined))
 
     def _list_samplers(self) -> list[StoreMember]:
-        """Return the samplers that are at work."""
+        """Return all samplers at work, by their heartbeats."""
         return [each for each in self._store.members() if each.role == "sampler" and each.age < 2 * HEARTBEAT_S]
 
     def changed(self) -> None:
@@ -260,8 +260,8 @@ def count_ahead(settings: AjetConfig) -> int:
     """Return the number of groups that may be in flight or await their first training.
 
     The last of them, started now, is trained on after `max_staleness` steps if all end in order and each group is
-    trained
-    on as often as allowed."""
+    trained on as often as allowed.
+    """
     trainer, size = settings.trainer_common, settings.data.train_batch_size
     if trainer.max_staleness is None:
         return BACKLOG * size
@@ -273,8 +273,8 @@ def _make_usable_check(repeats: int, step: int) -> Callable[[Sequence[Kept]], bo
 
     Refused positions are sampled again. An attempt with a policy version of a lost checkpoint is refused, because other
     weights will get the same number. A group in which every attempt failed is refused too: a run that ended with it
-    would
-    end again."""
+    would end again.
+    """
 
     def usable(attempts: Sequence[Kept]) -> bool:
         episodes = [attempt.episode for attempt in attempts]

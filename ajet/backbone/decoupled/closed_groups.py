@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupReuse:
-    """Positions of a step that were trained on before or may be trained on later."""
+    """Positions of a step with earlier or possible later uses."""
 
     before: Collection[int] = ()
-    """Positions that an earlier step trained on."""
+    """Positions trained on by an earlier step."""
     retrainable: Collection[int] = ()
-    """Positions that a later step may train on again."""
+    """Positions open for training in a later step."""
     expired: Collection[int] = ()
     """Positions outside the step: trained on before, now too old or used too often."""
 
     def find_retrainable(self, groups: Sequence[Group], outcomes: Mapping[str, Outcome]) -> list[int]:
-        """Return the `retrainable` positions with at least one episode used by the current step.
+        """Return the `retrainable` positions with an episode used by the current step.
 
-        Positions without a used episode would yield none in later steps either."""
+        Other positions would yield no training data in later steps either.
+        """
         return [
             group.order
             for group in groups
@@ -106,7 +107,8 @@ class ClosedGroups:
 def is_fresh(group: Group, version: int, trainer: TrainerConfig) -> bool:
     """True if an update of policy `version` may train on the group.
 
-    A group with a later version was sampled with weights that no checkpoint holds any more, and is refused."""
+    A group with a later version was sampled with weights that no checkpoint holds any more, and is refused.
+    """
     return (
         find_newest_version(group.episodes, version) <= version
         and measure_freshness(group.episodes, version, trainer).is_usable

@@ -1,4 +1,4 @@
-"""Quarantine: withholds groups from the trainer that cannot be trained on.
+"""Quarantine withholds unusable groups from the trainer.
 
 Invariant: each group is checked once, when taken. A refused group stays in the store with its reason, and is never
 trained on, leased or checked again, even after a restart.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ajet.store import Lease, SharedStore
 
 MANY_IN_A_ROW = 10
-"""Number of consecutive refused groups at which an error is logged; logged again at each doubling."""
+"""Number of consecutive refused groups before an error is logged, repeated at each doubling."""
 
 
 class Quarantine:
@@ -69,7 +69,7 @@ class Quarantine:
 
 
 def build_group_terms(experiment: Experiment, run_id: str, *, adapters: Iterable[str] = ()) -> GroupTerms:
-    """Build the terms a group must meet for this run's trainer.
+    """Build the requirements of the run's trainer on a group.
 
     Raises:
         UserError: the model cannot be found.

@@ -1,7 +1,7 @@
-"""The terms on which a trainer and its samplers must agree; the trainer announces them with every policy.
+"""The terms shared by a trainer and its samplers; the trainer announces the terms with every policy.
 
 Invariant: a sampler works for a trainer only if both sides have the same tasks, repeats, initial weights, tokenizer,
-chat template and sampling parameters. Otherwise one error lists all differences.
+chat template and sampling parameters. Otherwise an error lists all differences.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from ajet.task_reader import TaskOrder
 
 BEGAN = "began"
-"""Key in a policy: the version from which its trainer started or resumed."""
+"""Key in a policy: the version at the trainer's start or resume."""
 PROBE = "probe"
 """Key in a policy: logprobs of one text by the latest versions (`ajet.engine.probe`).
 
-verl's trainer announces them once a sampler at a remote server is present."""
+verl's trainer announces logprobs once a sampler at a remote server is present.
+"""
 SERVER = "server"
 """Key in a sampler's details: the remote server used for sampling, "" for none."""
 MOST = "max_staleness"
@@ -45,7 +46,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingTerms:
-    """The terms under which a trainer or sampler works."""
+    """The terms of a trainer or a sampler."""
 
     lineage: str
     tokenizer: str
@@ -90,9 +91,9 @@ class SamplingTerms:
 
         Args:
             weights: folder of the weights; None for the weights of model.path.
-            below: first position that samplers may not start.
+            below: first position closed to samplers.
             over: True for the last policy: the training has ended.
-            began: version from which the trainer started or resumed.
+            began: version at the trainer's start or resume.
             more: further facts to announce.
         """
         about = {"version": version, BEGAN: began, OVER: over, TASKS_KEY: self.order["count"]}

@@ -101,12 +101,9 @@ class FlatWeights:
         Must run before the first use of `low`. Values do not change.
 
         bfloat16 weights start in the middle of their rounding interval: with a small learning rate the first steps
-        would all
-        be rounded away, and the policy would not move until an update exceeds half a unit in the last place. From a
-        random
-        position, an update of a tenth of a unit moves a tenth of the values, so the mean change is exact
-        (non-subtractive
-        dither: Roberts 1962, Picture coding using pseudo-random noise).
+        would all be rounded away, and the policy would not move until an update exceeds half a unit in the last place.
+        From a random position, an update of a tenth of a unit moves a tenth of the values, so the mean change is exact
+        (non-subtractive dither: Roberts 1962, Picture coding using pseudo-random noise).
         """
         assert self._low is None, "masters are placed once, before anything is computed with them"
         self._dithered_by = seed

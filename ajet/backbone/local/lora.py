@@ -73,8 +73,7 @@ def _refuse_end_adapters(model: Any, *, several: bool) -> None:
     """Refuse adapters on embeddings or head that no sampler could use.
 
     Tied modules share their weights, so merging an adapter of one changes the other. A head does not see all tokens of
-    a
-    step, so several adapters cannot share a head.
+    a step, so several adapters cannot share a head.
 
     Raises:
         ConfigError: the model has such an adapter.
@@ -104,8 +103,7 @@ def _refuse_names(model: Any, names: Iterable[str]) -> None:
     """Refuse adapter names that conflict with parts of the model.
 
     torch rejects some as module names. peft cuts the adapter's name out of parameter names wherever found, and would
-    save
-    all adapters under wrong names.
+    save all adapters under wrong names.
 
     Raises:
         ConfigError: a name conflicts.
@@ -172,10 +170,8 @@ def _add_rounded(weight: torch.Tensor, change: torch.Tensor, *, seed: int) -> to
     """Return `weight` + `change` in the weight's dtype, with stochastic rounding for bfloat16.
 
     Rounding to nearest would lose most small changes. Instead each element is rounded up with the probability that
-    makes
-    the mean exact (Gupta 2015, arXiv 1502.02551), with noise that is the same in every step. The sum runs in
-    cache-sized
-    slices.
+    makes the mean exact (Gupta 2015, arXiv 1502.02551), with noise that is the same in every step. The sum runs in
+    cache-sized slices.
     """
     import torch
 

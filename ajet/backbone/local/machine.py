@@ -59,8 +59,7 @@ def bound_kernel_caches() -> None:
     """Limit torch's caches of CPU kernels to `KERNELS` shapes, unless the environment sets a limit.
 
     By default torch caches 1024 kernels of about half a megabyte each, and each token count is a new shape: at first, a
-    run
-    would grow by a hundred megabytes per step. Must run before the first matrix product.
+    run would grow by a hundred megabytes per step. Must run before the first matrix product.
     """
     for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(KERNELS))
@@ -70,8 +69,7 @@ def choose_threads(wanted: int | str, device: torch.device) -> int:
     """Set torch's thread count and return the number.
 
     `auto` takes OMP_NUM_THREADS, or else the allowed physical cores left free by other processes: a second thread on a
-    busy
-    core makes small steps ten times slower.
+    busy core makes small steps ten times slower.
     """
     if isinstance(wanted, int):
         count, why = wanted, "as configured"

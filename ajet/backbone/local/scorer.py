@@ -167,8 +167,7 @@ def recompute_losses(
     """Recompute the losses of a finished update from the log-probabilities of its tokens under its weights.
 
     `losses.StepLoss` combines them as in the update, from the same batch and rows; no weights change. Only an update of
-    one
-    optimizer step can be recomputed, because the weights before later steps are gone.
+    one optimizer step can be recomputed, because the weights before later steps are gone.
 
     Args:
         logprobs: for each row, log-probabilities of the targets at the batch's temperature, shape [K].

@@ -212,8 +212,7 @@ class Trainer:
         """Allocate everything that the first pass of an update over `samples` needs, without changing state.
 
         This covers forward, backward, the critic and the copies for several optimizer steps. Weights, moments,
-        gradients and
-        random numbers stay unchanged.
+        gradients and random numbers stay unchanged.
         """
         device = self.policy.weights.values.device
         for held in self._list_state_tensors():
@@ -335,8 +334,7 @@ class Trainer:
         """Restore the state if the block fails.
 
         Before an update's only optimizer step no weight has changed, so a copy is made only for several steps. An
-        interrupt
-        inside the only step sets `has_partial_update`.
+        interrupt inside the only step sets `has_partial_update`.
         """
         weights, optimizer, held = self.policy.weights, self.optimizer, self._list_state_tensors()
         copies = [tensor.clone() for tensor in held] if steps > 1 else None

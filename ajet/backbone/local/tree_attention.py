@@ -303,10 +303,9 @@ def subtree_attention(tree: Tree, q: Tensor, k: Tensor, v: Tensor, scaling: floa
     """Attention over one tree on a CPU: queries [1, H, n, d], keys and values [1, H_kv, n, d] to outputs [1, H, n, d].
 
     A tree is stored in preorder, so descendants of a segment follow without a gap. Descendants see all keys of the
-    segment
-    in one call without a mask; the segment's own tokens see them causally. A query's parts are combined by log-sum-exp.
-    Backward stores only queries, keys, values, outputs and one number per query and head: memory is linear in the tree,
-    and no pair of tokens is computed twice.
+    segment in one call without a mask; the segment's own tokens see them causally. A query's parts are combined by
+    log-sum-exp. Backward stores only queries, keys, values, outputs and one number per query and head: memory is linear
+    in the tree, and no pair of tokens is computed twice.
     """
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")

@@ -3,8 +3,8 @@
 Invariant: the critic sees the policy's context before a token is sampled, and needs no separate model. Its cost is one
 row of the hidden size with moments, one forward pass over a batch before the update, and the hidden states of a step's
 trained tokens while its own optimizer takes several steps (`critic.epochs`). The head starts at 0 and draws no random
-number, so equal batches give equal bits. Only `critic.vf_coef` lets the value loss reach the policy's weights; at 0
-the policy moves as without a critic.
+number, so equal batches give equal bits. Only `critic.vf_coef` lets the value loss reach the policy's weights; at 0 the
+policy moves as without a critic.
 
 A value is the mean over hidden elements of element times weight, plus a bias; the hidden state is first scaled to a
 root mean square of 1. AdamW moves each weight by about the learning rate, so a value moves by about as much for every
@@ -141,8 +141,7 @@ class StepValueLoss:
         """Take all optimizer steps of the head, and return the norm of the first one.
 
         The first step uses the gradients summed over the rows. Later steps use the stored hidden states of the rows.
-        The
-        result is nan if any norm is not finite.
+        The result is nan if any norm is not finite.
         """
         norm = self.head.step()
         for _ in range(self.head.settings.epochs - 1):

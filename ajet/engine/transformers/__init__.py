@@ -1,8 +1,7 @@
 """The in-process engine: a batched decoding loop over the forward pass of any transformers model.
 
 `TransformersEngine(model)` implements the TokenEngine contract in its own thread. Requests join running ones at the
-next
-step. Tokens of all rows (complete prompts and single next tokens) share one forward pass without padding. Keys and
+next step. Tokens of all rows (complete prompts and single next tokens) share one forward pass without padding. Keys and
 values of a prefix are computed once, for samples of a group and for turns of a conversation.
 
 Invariant: a reply depends only on its prompt, draw key and weights, except for float noise of batching. A paused engine

@@ -171,8 +171,7 @@ def attend_fused_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
     """Attend one token per row with torch's fused CPU kernel.
 
     Half precision takes two to ten times as long for one query at a time as for all queries of a key head together,
-    except
-    on processors with a matrix unit. float32 shows no difference.
+    except on processors with a matrix unit. float32 shows no difference.
 
     Args:
         q: shape [n, H, d].

@@ -46,8 +46,7 @@ class TransformersEngine:
     """Samples from a transformers causal language model in this process.
 
     The tensors of `model` are shared: change them in place under `paused()`, then call `weights_changed`. Layouts made
-    for
-    sampling are dropped by a pause.
+    for sampling are dropped by a pause.
 
     Args:
         source_model: if set, `model` is a cast copy of it, refreshed by `weights_changed`.

@@ -22,7 +22,7 @@ from ajet.engine.transformers.rows import Rows
 from ajet.schema.errors import UserError
 
 Forward = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
-"""Signature of `TransformersEngine._compute_logits`."""
+"""The signature shared with `TransformersEngine._compute_logits`."""
 Choose = Callable[[int, Tensor], list[int]]
 """Maps the index of the reply token and its logits [B, V] to each row's token."""
 

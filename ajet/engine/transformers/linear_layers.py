@@ -6,9 +6,9 @@ bit-identical; shapes with a different result for some number of rows use torch'
 weights at the last call of `forget`, so call it after each change. Packing needs `SPARE` times its memory free, or no
 matrix is packed.
 
-`MixedAdapters` applies each token's own adapter within one step. Invariant: a token's hidden state is
-base(x) + B(A(x)) * scaling with A and B of its call, or base(x) without an adapter, as peft computes with a single
-adapter. peft's mixed batches select one adapter per batch row, but a step has only one row.
+`MixedAdapters` applies each token's own adapter within one step. Invariant: a token's hidden state is base(x) + B(A(x))
+* scaling with A and B of its call, or base(x) without an adapter, as peft computes with a single adapter. peft's mixed
+batches select one adapter per batch row, but a step has only one row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Lays out one forward pass: the tokens to compute, and the storage of their keys and values.
 
 A step is a packed sequence of N tokens: first the next tokens of rows (`NextTokens`, one block per pool), then
-stretches
-of prompts (`Stretch`, rows of equal start and length together).
+stretches of prompts (`Stretch`, rows of equal start and length together).
 
 Invariant: within a layer, blocks are written in order. A stretch that continues a prefix of the same step comes later
 and first copies the prefix, so a prompt shared by many rows is computed once even if all arrive together.

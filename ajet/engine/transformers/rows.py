@@ -1,11 +1,9 @@
 """All rows, in pools by length, and the plan of the next step.
 
 Invariant: a row stays in the smallest pool class that fitted its last placement and moves up when outgrown, so memory
-is
-at most about twice the need of the tokens. Cached prefixes are evicted, least recently used first, to stay within a
+is at most about twice the need of the tokens. Cached prefixes are evicted, least recently used first, to stay within a
 budget of bytes and rows. Calls are admitted in order of arrival. Generating rows never wait for other calls; a step
-adds
-at most `step_tokens` prompt tokens. A new call reuses every prefix cached in a row or computed in the same step.
+adds at most `step_tokens` prompt tokens. A new call reuses every prefix cached in a row or computed in the same step.
 """
 
 from __future__ import annotations
@@ -202,8 +200,7 @@ class StepScheduler:
 
         Returns:
             The pieces, and (follower, leader) for each row whose complete prompt the leader computes in the same step.
-            A
-            follower samples from the leader's logits and gets a copy of its keys and values.
+            A follower samples from the leader's logits and gets a copy of its keys and values.
         """
         self._rows.clock += 1
         pieces: list[Piece] = []

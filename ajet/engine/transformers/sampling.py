@@ -61,13 +61,11 @@ class Sampler:
 
         Args:
             unmasked_BV: the model's logits before a grammar set some ids of `logits_BV` to -inf. Masked ids are never
-                drawn;
-                probabilities at temperature 1 come from the unmasked logits.
+                drawn; probabilities at temperature 1 come from the unmasked logits.
 
         Returns:
             ids [B], logprobs [2, B] (as sampled, and at temperature 1), and probabilities [B, V] at temperature 1,
-            valid until
-            the next call.
+            valid until the next call.
         """
         device = logits_BV.device
         unit_BV = self._compute_softmax("unit", logits_BV if unmasked_BV is None else unmasked_BV)
@@ -133,8 +131,7 @@ def _invert_cumulative(probability_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """Return the first token whose cumulative probability exceeds the uniform number, shape [B].
 
     Works in two levels: sums of blocks, then the block with the token. Both levels cumulate in float64, because float32
-    is
-    too coarse for 50,000 terms.
+    is too coarse for 50,000 terms.
     """
     rows, vocabulary = probability_BV.shape
     full = vocabulary // _BLOCK * _BLOCK

@@ -2,8 +2,7 @@
 
 `VllmEngine(folder)` starts vLLM's AsyncLLM. Core and worker are child processes, so the trainer's weights are copied
 into them, by shared memory (CPU) or CUDA IPC (one GPU). `RemoteVllm(url)` uses the token-in-token-out route of a
-running
-server, based on `ajet.engine.remote`.
+running server, based on `ajet.engine.remote`.
 
 Invariant: the worker that holds the weights stamps each token with its version. Both kinds of logprobs come from the
 logits used for sampling. Cached prefixes are salted by version and dropped at each update. Streamed ids are compared

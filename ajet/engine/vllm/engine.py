@@ -52,8 +52,7 @@ class VllmEngine:
     Args:
         folder: a model in Hugging Face layout.
         weights: yields the tensors for `weights_changed` under the checkpoint's names; None keeps the folder's weights
-            for
-            every version.
+            for every version.
         adapters: adapters in the folder that requests may select.
 
     Raises:

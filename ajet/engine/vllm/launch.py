@@ -41,8 +41,7 @@ class VllmLaunch:
     """Start settings of an engine.
 
     `cache_bytes` None reserves enough for `max_num_seqs` sequences of `max_model_len`, within the free memory. `eager`
-    None
-    means compiled and captured on a GPU, eager on a CPU.
+    None means compiled and captured on a GPU, eager on a CPU.
     """
 
     folder: Path

@@ -31,10 +31,9 @@ class VllmWeights(ServerWeights):
     """Reads and changes the weights of a vLLM server.
 
     A server started with `VLLM_SERVER_DEV_MODE=1` stores a name for its weights (`GET /weight_info`, set by the client)
-    and
-    loads a checkpoint folder on its own machine (`POST /collective_rpc`, reload_weights). Other servers support
-    neither, and
-    keep their weights until a restart. Loading and naming are two requests: a crash in between is detected later.
+    and loads a checkpoint folder on its own machine (`POST /collective_rpc`, reload_weights). Other servers support
+    neither, and keep their weights until a restart. Loading and naming are two requests: a crash in between is detected
+    later.
     """
 
     kind = "vLLM"

@@ -97,8 +97,8 @@ class VersionedSampler(Sampler):
 
     A token is the inverse of its distribution at a number determined by its draw key (`ajet.engine.draws`). A reply
     therefore depends only on its prompt, key and weights, and both kinds of logprobs come from the sampled logits.
-    (vLLM's
-    own seeded generators fail on a CPU after a prompt in several portions, and lose the seed next to a greedy row.)
+    (vLLM's own seeded generators fail on a CPU after a prompt in several portions, and lose the seed next to a greedy
+    row.)
 
     Invariant: a token's alternatives have the following columns:
 
@@ -106,10 +106,8 @@ class VersionedSampler(Sampler):
         logprob:  as sampled        at temperature 1      of each, at temperature 1
 
     All ids of a token's columns differ, because vLLM merges waiting outputs through dicts. "As sampled" is the
-    distribution
-    after a grammar's mask, temperature, top-k and top-p; 0 for greedy. "At temperature 1" is the model's own
-    distribution
-    before all of them.
+    distribution after a grammar's mask, temperature, top-k and top-p; 0 for greedy. "At temperature 1" is the model's
+    own distribution before all of them.
     """
 
     def __init__(self, runner: Any, version: int) -> None:
