@@ -33,7 +33,7 @@ def open_backbone(experiment: Experiment) -> Backbone:
     backbone = experiment.backbone
     if backbone.opens is None:
         raise ConfigError(
-            f"The {backbone.name} backbone does not run in this process, which this command needs.",
+            f"This command needs a backbone in its own process; the {backbone.name} backbone has separate ones.",
             where="ajet.backbone",
             expected=" or ".join(each.name for each in list_shipped_backbones().values() if "serves" in each.can),
             do="use the same YAML with --backbone local",

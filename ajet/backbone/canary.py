@@ -50,7 +50,7 @@ class Canary:
         self._mismatches += 1
         engine = f"the samplers' ({', '.join(sorted(samplers))})" if samplers else "the engine's"
         logger.warning(
-            "policy version {}: {} logprobs are {:.3g} nats a token from the trainer's, more than {:g}",
+            "policy version {}: {} logprobs differ from the trainer's by {:.3g} nats per token, more than {:g}",
             version,
             engine,
             gap,
@@ -58,20 +58,20 @@ class Canary:
         )
         if self._mismatches > 1 and samplers:
             raise UserError(
-                f"What samplers say that policy {version} sampled is not what it samples: {gap:.3g} nats a token from "
-                f"the trainer's logprobs, in two steps in a row. They were {', '.join(sorted(samplers))}.",
+                f"The samplers' logprobs do not match policy {version}: they differ from the trainer's by {gap:.3g} "
+                f"nats per token, in two steps in a row. Samplers: {', '.join(sorted(samplers))}.",
                 where=f"policy version {version}",
                 expected=f"at most {self.tolerance:g} nats (ajet.trainer_common.canary)",
-                do="end the one that samples with other weights or another engine than it says (ajet audit RUN --step "
-                "names who played what), or try its other rollout.engine, then start this run again",
+                do="stop the sampler with other weights or another engine than it reports (ajet audit RUN --step lists "
+                "the sampler of each episode), or try another rollout.engine there, then restart this run",
             )
         if self._mismatches > 1:
             raise UserError(
-                f"Engine and trainer do not compute the same model: {gap:.3g} nats a token lie between their logprobs "
-                f"of the same tokens, after two hand-overs of weights in a row.",
+                f"Engine and trainer do not compute the same model: their logprobs of the same tokens differ by "
+                f"{gap:.3g} nats per token, after two weight transfers in a row.",
                 where=f"policy version {version}",
                 expected=f"at most {self.tolerance:g} nats (ajet.trainer_common.canary)",
-                do="try the other rollout.engine (docs/models.md says what each computes), or model.dtype: float32; "
+                do="try the other rollout.engine (docs/models.md compares them), or model.dtype: float32; "
                 "a larger trainer_common.canary allows for more, null for anything",
             )
 

@@ -22,7 +22,7 @@ def check_requirements(requirements: Sequence[Requirement]) -> tuple[list[str], 
         if specifier.contains(version, prereleases=True):
             have.append(f"{name} {version}")
         else:
-            wrong.append(f"{name} {version} is installed where {specifier} is asked for")
+            wrong.append(f"{name} {version} is installed, but {specifier} is required")
     return wrong, have
 
 

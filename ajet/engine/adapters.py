@@ -91,7 +91,7 @@ class Adapters(Sequence[Adapter]):
         for name in found.names:
             if name != Path(name).name or not (adapter_folder(folder, name) / "adapter_config.json").is_file():
                 raise UserError(
-                    f"The adapter {name} is not there.",
+                    f"The adapter {name} is missing.",
                     where=str(adapter_folder(folder, name)),
                     expected="adapter_config.json and adapter_model.safetensors, as its checkpoint had them",
                 )
@@ -177,7 +177,7 @@ def load_adapter_weights(model: Any, folder: Path, name: str) -> None:
 
 def _build_adapter_error(place: Path, error: Exception) -> UserError:
     return UserError(
-        f"The adapters in {place} cannot be taken: {str(error)[:400]}",
+        f"The adapters in {place} cannot be loaded: {str(error)[:400]}",
         where=str(place),
         expected="adapters of this model, of the rank, alpha and modules that they were trained with",
     )

@@ -86,11 +86,11 @@ class EndpointEngine:
         try:
             reply = load_json(response.content, most=MOST_VALUES)
         except ValueError as problem:
-            what = f"what is no JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "nothing"
-            raise EngineFailure(f"{self.base_url} answered {what} (status {response.status_code})") from problem
+            what = f"invalid JSON: {self._server.clean(response.text)[:200]!r}" if response.text else "an empty reply"
+            raise EngineFailure(f"{self.base_url} sent {what} (status {response.status_code})") from problem
         if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
             excerpt = self._server.clean(str(reply))[:200]
-            raise EngineFailure(f"{self.base_url} answered what is no chat completion: {excerpt}")
+            raise EngineFailure(f"{self.base_url} sent no chat completion: {excerpt}")
         return reply
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -126,8 +126,8 @@ class EndpointEngine:
         except httpx.HTTPError as problem:
             raise self._server.unreachable(problem, begun=begun) from problem
         if not begun:
-            what = f"what is no stream: {self._server.clean(other)[:200]!r}" if other else "nothing"
-            raise EngineFailure(f"{self.base_url} answered {what} (status {status})")
+            what = f"no event stream: {self._server.clean(other)[:200]!r}" if other else "an empty stream"
+            raise EngineFailure(f"{self.base_url} sent {what} (status {status})")
         if not ended:
             raise EngineFailure(f"{self.base_url} broke off its reply")
 
@@ -185,7 +185,7 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
             ENDPOINT_KEY,
             lambda seconds: find_model_problem(base_url, model, key, seconds, named=base_url),
             f"an OpenAI-compatible server that has {model}",
-            "start it, or mend ajet.rollout.endpoint.base_url and model",
+            "start it, or correct ajet.rollout.endpoint.base_url and model",
         )
 
 

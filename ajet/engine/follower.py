@@ -213,8 +213,8 @@ def _require_written(folder: Path, files: Iterable[Path]) -> None:
     wrong = [each.name for each in files if found.digests.get(each.name) != digest_file(each)]
     if wrong:
         raise UserError(
-            f"The announced weights are damaged: {', '.join(wrong)} in {folder} is not what the trainer wrote.",
+            f"The announced weights are damaged: {', '.join(wrong)} in {folder} differs from what the trainer wrote.",
             where=str(folder),
             expected="the bytes whose digests stand in state.json",
-            do="copy the checkpoint anew, or look at the disk; nothing was sampled with these weights",
+            do="copy the checkpoint again, or check the disk; no token was sampled with these weights",
         )

@@ -43,7 +43,7 @@ def open_entry(name: str, make: Callable[[Path], None]) -> Path:
     with explain_write_errors(
         "a model that is kept on this machine",
         target.parent,
-        intact="no half of it is kept",
+        intact="no partial copy remains",
         room="the model, twice while it is made",
         other_folder=", or name another folder in the variable AJET_CACHE",
     ):

@@ -83,7 +83,7 @@ def load_tokenizer(source: ModelSource) -> Any:
             else f"The tokenizer of {source.path} cannot be loaded: {str(error)[:500]}",
             where=str(folder),
             expected=f"{TOKENIZER_FILES[0]} and tokenizer_config.json beside config.json",
-            do="copy them, and chat_template.jinja where there is one, from the model that this one was made of",
+            do="copy them, and chat_template.jinja where there is one, from its base model",
         ) from error
     if not tokenizer.chat_template:
         raise UserError(
@@ -105,7 +105,7 @@ def build_code_refusal(error: Exception, folder: Path) -> UserError | None:
     if "trust_remote_code" not in str(error):
         return None
     return UserError(
-        "This model brings Python code of its own, which would be run to load it; nothing was run.",
+        "This model contains Python code that loading would run; nothing was run.",
         where=str(folder),
         expected="a model of an architecture that transformers has",
         do="read that code; if you trust it, set model.trust_remote_code: true in the YAML (a record cannot allow it)",
@@ -167,7 +167,7 @@ def load_model(
             raise UserError(
                 f"The model {source.path} sees images: the local backbone samples and trains models of text.",
                 where=str(folder),
-                do="train it with --backbone verl; --backbone debug plays it behind rollout.engine endpoint",
+                do="train it with --backbone verl; --backbone debug runs it through rollout.engine: endpoint",
             ) from error
         raise UserError(f"The model {source.path} cannot be loaded: {str(error)[:500]}", where=str(folder)) from error
     except torch.OutOfMemoryError as error:

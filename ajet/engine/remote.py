@@ -106,7 +106,7 @@ class RemoteEngine:
                 f"The {wire.kind} server hangs: it took a request and sent nothing for {first:g} s.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
                 expected=f"an answer of {PROBE_TOKENS} tokens within that time",
-                do="look at that server: it may be loading, or be stuck",
+                do="check that server: it may be loading or stuck",
             ) from error
         except (httpx.HTTPError, EngineFailure, ValueError, KeyError, IndexError, TypeError) as error:
             raise choose_error_type(error)(
@@ -128,7 +128,7 @@ class RemoteEngine:
                 f"The {self._wire.kind} server {why}, and the rollout samples at {sampling.temperature}"
                 f"{' with truncation' if truncates(sampling) else ''}.",
                 where=f"ajet.rollout.vllm.base_url: {self.base_url}",
-                expected="a server that says the logprobs sampled from",
+                expected="a server that reports logprobs of the sampled distribution",
                 do=do,
             )
 
@@ -312,7 +312,7 @@ class RemoteEngine:
         name = self._server.parsed(answer.text).get("weight_version") if known else f"status {answer.status_code}"
         if name != self._expected:
             self.has_unknown_weights = True
-            raise failure(f"somebody else changed the server's weights: {name} instead of {self._expected}")
+            raise failure(f"another process changed the server's weights: {name} instead of {self._expected}")
 
     async def _serve_call(
         self, request: TokenRequest, limit: int, version: int, stream: TokenStream, needs_unit: bool

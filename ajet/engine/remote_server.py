@@ -117,7 +117,7 @@ class RemoteServer:
         try:
             event = load_json(data, most=MOST_VALUES)
         except ValueError as problem:
-            raise EngineFailure(f"{self.base_url} sent what is no JSON: {self.clean(data)[:200]!r}") from problem
+            raise EngineFailure(f"{self.base_url} sent invalid JSON: {self.clean(data)[:200]!r}") from problem
         if not isinstance(event, dict) or "error" in event:
             detail = event.get("error") if isinstance(event, dict) else None
             status = detail.get("code") if isinstance(detail, dict) else None
@@ -147,8 +147,8 @@ class RemoteServer:
         limit = f" ({self._timeout_key})" if self._timeout_key else ""
         message = f"{self.base_url} hangs: it {what} sent nothing for {self.silence:g} s{limit}"
         if self._hang_log_limit.is_due():
-            raise_it = f", or raise {self._timeout_key} where its replies take longer" if self._timeout_key else ""
-            logger.warning("{}; look at that server{}", message, raise_it)
+            raise_it = f", or raise {self._timeout_key} if its replies take longer" if self._timeout_key else ""
+            logger.warning("{}; check that server{}", message, raise_it)
         return EngineHangs(message)
 
     def clean(self, text: str) -> str:

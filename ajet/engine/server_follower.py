@@ -82,7 +82,7 @@ class ServerFollower:
         except UserError as problem:
             if folder is None or folder.exists():
                 raise
-            raise FileNotFoundError(f"{folder} went while it was loaded: {problem.what}") from problem
+            raise FileNotFoundError(f"{folder} disappeared while loading: {problem.what}") from problem
         self._away = 0.0
         return taken
 
@@ -101,16 +101,16 @@ class ServerFollower:
             return self._match_fixed_weights(version, probe)
         wanted = name_weights(folder, version)
         if name != wanted and not is_leader:
-            raise FileNotFoundError(f"{self.engine.base_url} has {name}, and another sampler gives it {wanted}")
+            raise FileNotFoundError(f"{self.engine.base_url} has {name}, and another sampler will load {wanted}")
         if name != wanted or self.version != version:
             with self.engine.drain_calls(on_wait):
                 if (now := self._weights.name()) not in (name, wanted):
                     # this process's version may be outdated by now
-                    raise FileNotFoundError(f"{name}: meanwhile the server has got {now}")
+                    raise FileNotFoundError(f"the weights of the server changed meanwhile, from {name} to {now}")
                 try:
                     self._send_weights(now, wanted, folder, version, probe)
                 except ConcurrentLoadError as crossed:
-                    raise FileNotFoundError(f"{crossed}: they are given again") from crossed
+                    raise FileNotFoundError(f"{crossed}: they will be loaded again") from crossed
         return True
 
     def _send_weights(self, name: str, wanted: str, folder: Path | None, version: int, probe: WeightsProbe) -> None:
@@ -126,7 +126,7 @@ class ServerFollower:
         if not probe.matches(version, found):
             self._known = False
             if (now := self._weights.name()) != wanted:
-                raise ConcurrentLoadError(f"the server has got {now} since it was given {wanted}")
+                raise ConcurrentLoadError(f"the server has {now}, after this process loaded {wanted}")
             gap = probe.measure_gap(version, found)
             raise self._build_refusal(
                 f"its log-probabilities are {gap:.3g} nats a token from those of policy {version}",

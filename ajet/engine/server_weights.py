@@ -73,7 +73,7 @@ class ServerWeights(ABC):
             self.rename(name)
         elif found != name:
             self.rename(f"{CHANGING}-{secrets.token_hex(8)}")
-            raise ConcurrentLoadError(f"somebody else gave {self._url} weights ({found}) while it was given {name}")
+            raise ConcurrentLoadError(f"another process loaded weights ({found}) into {self._url} during this load")
 
     def rename(self, name: str) -> None:
         """Rename the server's weights.
@@ -99,12 +99,12 @@ class ServerWeights(ABC):
         try:
             found = load_json(answer.content) if answer.content else {}
         except ValueError as error:
-            raise self._build_refusal(f"what is no JSON: {answer.text[:100]!r}", answer.request.url.path) from error
+            raise self._build_refusal(f"invalid JSON: {answer.text[:100]!r}", answer.request.url.path) from error
         return found if isinstance(found, dict) else {}
 
     def _build_refusal(self, why: str, request: str, kind: type[UserError] = UserError) -> UserError:
         return kind(
-            f"The {self.kind} server cannot be asked {request}: {why}",
+            f"The {self.kind} server failed a request ({request}): {why}",
             where=f"ajet.rollout.vllm.base_url: {self._url}",
             expected=self.expected,
         )

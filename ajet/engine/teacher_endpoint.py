@@ -66,14 +66,14 @@ class TeacherEndpoint:
         except (httpx.HTTPError, httpx.InvalidURL, TeacherFailure) as problem:
             why = f"it {self._describe_failure(problem)}" if isinstance(problem, httpx.HTTPError) else str(problem)
             raise ConfigError(
-                f"The teacher cannot be asked: {why}",
+                f"The teacher cannot be used: {why}",
                 where=f"{KEY}.base_url ({self._url})",
                 expected="a server whose /completions takes ids as prompt and answers prompt_logprobs, such as vLLM",
             ) from problem
         decoded = [(token, row.get("decoded_token")) for token, row in zip(ids[1:], rows, strict=True)]
         spelt = [(token, text) for token, text in decoded if text is not None]
         if not spelt:
-            logger.warning("The teacher's server spells no token: nobody knows that its ids are the policy's.")
+            logger.warning("The teacher's server returns no decoded tokens: the tokenizers cannot be compared.")
         for token, there in spelt:
             here = tokenizer.decode([token])
             if UNKNOWN in here or UNKNOWN in there:
@@ -184,7 +184,7 @@ def build_tokenizer_error(why: str) -> ConfigError:
     return ConfigError(
         f"The teacher has another tokenizer than the policy: {why}.",
         where=KEY,
-        expected="a teacher of the policy's own family: it is asked about the ids that the policy sampled",
+        expected="a teacher of the policy's own family: it scores the ids that the policy sampled",
     )
 
 
@@ -205,5 +205,5 @@ def services_of(experiment: Experiment) -> Iterator[RequiredService]:
         f"{KEY}.base_url",
         lambda seconds: find_model_problem(base_url, model, key, seconds, named="the teacher's server"),
         f"an OpenAI-compatible server that has {model} and answers prompt_logprobs",
-        f"start it, or mend {KEY}.base_url and model",
+        f"start it, or correct {KEY}.base_url and model",
     )

@@ -47,7 +47,7 @@ class VerdictCache:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / key).touch()
         except OSError as error:
-            logger.info("{}: each start holds the model against its eager pass again", error)
+            logger.info("{}: each start checks the model against its eager pass again", error)
 
 
 def build_verdict_key(model: Any, *, code: Sequence[Path]) -> str:

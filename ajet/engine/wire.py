@@ -83,9 +83,9 @@ def explain_missing_logprobs(wire: Wire, reports_sampled: bool, sampling: Sampli
         return None
     if not reports_sampled:
         by = wire.sampled_logprobs_option
-        return "says logprobs at temperature 1 only", f"{by}, or set rollout.temperature: 1.0 and no top_p or top_k"
+        return "reports logprobs at temperature 1 only", f"{by}, or set rollout.temperature: 1.0 and no top_p or top_k"
     if truncates(sampling) and not wire.reports_truncated:
-        return "says logprobs before top_p and top_k cut", "leave top_p and top_k out"
+        return "reports logprobs before top_p and top_k", "leave top_p and top_k out"
     return None
 
 

@@ -32,13 +32,13 @@ MOST = "max_staleness"
 OVER = "over"
 """Key in the last policy: the training has ended."""
 _NAMES = {
-    "content": "what the tasks say (data and task_reader)",
+    "content": "the content of the tasks (data and task_reader)",
     "tasks": "the tasks (task_reader)",
     "seed": "seed",
     "shuffle": "data.shuffle",
     "repeats": "rollout.num_repeat",
     "sampling": "rollout.temperature, top_p and top_k",
-    "lineage": "the weights that training began with (model.path)",
+    "lineage": "the initial weights (model.path)",
     "tokenizer": "the tokenizer (model.path)",
     "template": "the chat template (model.path, model.chat_template_kwargs, context_tracker.keep_thinking)",
 }
@@ -130,7 +130,7 @@ class SamplingTerms:
         differing = [words for key, words in _NAMES.items() if announced.get(key) != mine[key]]
         if differing:
             raise UserError(
-                f"This sampler would play something else than what is trained: {'; '.join(differing)}.",
+                f"This sampler differs from the trainer in: {'; '.join(differing)}.",
                 where=f"the policy that the trainer announced in {uri}",
                 expected="the same on both sides",
                 do="start the sampler with the trainer's YAML and the same files",

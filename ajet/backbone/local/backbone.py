@@ -190,7 +190,7 @@ def _find_adapter_folder(config: AjetConfig, source: ModelSource) -> Path | None
         raise ConfigError(
             f"The model has adapters that this training would leave behind: {', '.join(left)}.",
             where="ajet.trainer_common.lora.adapters",
-            expected=f"those of {source.path}: {', '.join(saved.names)}, and more where you like",
+            expected=f"those of {source.path}: {', '.join(saved.names)}, and optionally more",
             do="name them there, or remove the model folder's adapters/ to begin without",
         )
     return source.folder if saved else None
@@ -300,8 +300,8 @@ def _open_vllm(config: AjetConfig, source: ModelSource, policy: LocalPolicy) -> 
         raise
     sizes = {name: f"{size / 1e6:,.0f} MB" for name, size in engine.memory.items()}
     logger.info(
-        "vLLM holds a copy of the weights ({weights}) and {cache} of keys and values in processes of its own; an "
-        "update passes by {bucket} of shared memory",
+        "vLLM's processes hold a copy of the weights ({weights}) and a key-value cache of {cache}; updates use "
+        "{bucket} of shared memory",
         **sizes,
     )
     return engine
@@ -330,8 +330,8 @@ def run_rehearsal(trainer: Trainer, lengths: Sequence[int], device: torch.device
         raise UserError(
             f"An update does not fit into the memory: a pass over {sum(lengths):,} tokens, the longest samples that "
             "the settings allow.",
-            where="the rehearsal before step 1; nothing was played",
-            expected="room for one forward and backward pass beside weights, optimizer and engine",
+            where="the rehearsal before step 1; no episode was run",
+            expected="room for a forward and backward pass in addition to weights, optimizer and engine",
             do="lower data.max_response_length, data.max_prompt_length or rollout.max_model_len (the longest sample) "
             "and trainer_common.micro_batch_tokens; gradient_checkpointing: true; lora.rank: 8; a smaller model. "
             "--no-rehearsal starts without this test",

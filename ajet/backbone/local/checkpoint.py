@@ -90,7 +90,7 @@ def read_checkpoint(folder: Path, policy: LocalPolicy, optimizer: FlatAdamW, cri
             f"The checkpoint in {folder} holds no value head, which this run's algorithm needs.",
             where=str(folder / "trainer" / "state.json"),
             expected="the trainer_common.algorithm.adv_estimator that it was written with",
-            do="take it as model.path to begin anew with its weights",
+            do="use it as model.path to start a new run with its weights",
         )
     state = _list_tensors(policy, optimizer, critic)
     _read_into(_state_path(folder), state)
@@ -146,10 +146,10 @@ def _read_state_json(folder: Path) -> dict[str, Any]:
             raise ValueError("its version, format or layout is of another kind")
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(
-            f"{folder} holds no trainer state: training cannot go on from it.",
+            f"{folder} holds no trainer state: training cannot resume from it.",
             where=str(place),
             expected="a checkpoint that the local backbone wrote",
-            do="take it as model.path to begin anew with its weights",
+            do="use it as model.path to start a new run with its weights",
         ) from error
     return about
 
@@ -158,7 +158,7 @@ def _read_matching_state(folder: Path, policy: LocalPolicy) -> dict[str, Any]:
     about = _read_state_json(folder)
     if about["format"] != FORMAT or about["layout"] != json.loads(json.dumps(_build_layout(policy))):
         raise UserError(
-            f"The checkpoint in {folder} is of another model, dtype or LoRA setting.",
+            f"The checkpoint in {folder} belongs to another model, dtype or LoRA setting.",
             where=str(folder / "trainer" / "state.json"),
             expected="the model.path, model.dtype and trainer_common.lora that it was written with",
         )

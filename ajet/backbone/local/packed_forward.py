@@ -227,7 +227,7 @@ def probe_packing(forward: PackedForward) -> bool:
             alone = _compute_alone(forward, samples)
         if not logits_match(alone, torch.cat(plain), dtype):
             raise ConfigError(
-                f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it faithfully.",
+                f"The logits of {type(model).__name__} are not its head's output: ajet cannot train it correctly.",
                 where="ajet.model.path",
                 expected="a causal language model whose logits are lm_head(hidden states), scaled or soft-capped",
             )
@@ -244,7 +244,7 @@ def probe_packing(forward: PackedForward) -> bool:
         set_attention(model, before)
         if before != EAGER and not logits_match(_compute_alone(forward, samples), torch.cat(plain), dtype):
             set_attention(model, EAGER)
-    logger.warning("{} cannot be given packed rows: its samples go one at a time ({})", type(model).__name__, why)
+    logger.warning("{} does not support packed rows: samples run one at a time ({})", type(model).__name__, why)
     return False
 
 

@@ -79,9 +79,9 @@ class LocalPolicy:
             return
         if adapter is not None and adapter not in self.adapters.names:
             raise UserError(
-                f"There is no adapter {adapter} here.",
+                f"This model has no adapter {adapter}.",
                 where="ajet.trainer_common.lora.adapters",
-                expected="the adapters that these tokens were sampled by: " + ", ".join(self.adapters.names),
+                expected="the adapters that sampled these tokens: " + ", ".join(self.adapters.names),
             )
         if self.adapters:
             choose_adapter(self.model, adapter)

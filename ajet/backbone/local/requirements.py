@@ -29,7 +29,7 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
     """
     trainer, rollout = config.trainer_common, config.rollout
     if config.model.path is None:
-        raise ConfigError("No model is named.", where="ajet.model.path", do="try embedded:smollm2-135m")
+        raise ConfigError("No model is configured.", where="ajet.model.path", do="try embedded:smollm2-135m")
     if rollout.engine == "endpoint":
         raise ConfigError(
             "The local backbone cannot train what an endpoint samples.",
@@ -45,10 +45,10 @@ def require_trainable(config: AjetConfig, *, looking: bool = False) -> str:
         )
     if rollout.engine == "vllm" and trainer.lora.adapters:
         raise ConfigError(
-            "Several adapters are sampled with by the transformers engine: vLLM gets one set of whole weights here.",
+            "Only the transformers engine samples with several adapters: the local backbone sends vLLM merged weights.",
             where="ajet.rollout.engine",
             expected="auto or transformers, with lora.adapters",
-            do="leave rollout.engine away; vLLM can serve them once they are trained (docs/deploy.md)",
+            do="remove rollout.engine; vLLM can serve the adapters after training (docs/deploy.md)",
         )
     if rollout.temperature <= 0:
         raise ConfigError(
@@ -74,7 +74,7 @@ def require_machine(config: AjetConfig) -> None:
     if (lora.rank or lora.adapters) and find_spec("peft") is None:
         raise MissingExtraError("peft", "local", needed_for="LoRA (trainer_common.lora.rank)")
     if config.rollout.engine == "vllm" and config.rollout.vllm.base_url is None:
-        from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtraError where vLLM is not installed
+        from ajet.engine.vllm import VllmEngine  # noqa: F401 - raises MissingExtraError if vLLM is not installed
 
 
 KEY = "ajet.trainer_common.algorithm.teacher.path"
@@ -98,5 +98,5 @@ def teacher_source(experiment: Experiment, *, weights: bool = True) -> ModelSour
         return locate_model(path, base=experiment.base, weights=weights, trust_remote_code=trusted)
     except UserError as problem:
         problem.where = KEY
-        problem.do = "correct the path; a teacher that a run of yours leaves is trained before its student"
+        problem.do = "correct the path; if the teacher comes from another run, finish that run first"
         raise

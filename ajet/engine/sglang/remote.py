@@ -47,7 +47,8 @@ class SglangWeights(ServerWeights):
     def _load_folder(self, folder: Path, name: str) -> str:
         load: dict[str, Any] = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
         self._parse_answer(
-            self._send_request("POST", "/update_weights_from_disk", load), f"to load {folder}, which must lie there too"
+            self._send_request("POST", "/update_weights_from_disk", load),
+            f"load {folder}, which must exist there too",
         )
         return str(self.name())
 
@@ -122,7 +123,7 @@ class SglangWire:
                 raise ValueError
             return [min(float(row[0]), 0.0) for row in rows]
         except (KeyError, TypeError, ValueError, IndexError) as problem:
-            raise EngineFailure("the server scored other tokens than it drew, or none") from problem
+            raise EngineFailure("the server scored other tokens than it sampled, or none") from problem
 
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the sampled ids and their logprobs from a response."""

@@ -78,7 +78,7 @@ class PackedWeights:
     def _has_room(self) -> bool:
         """True if memory suffices for all packed weights; checked once per version."""
         if not self._packed and not self._refused and measure_main_memory()[1] < SPARE * self.bytes:
-            logger.info("There is no memory to lay the weights out for sampling ({:,.0f} MB)", self.bytes / 1e6)
+            logger.info("Too little memory to pack the weights for sampling ({:,.0f} MB needed)", self.bytes / 1e6)
             self._refused = True
         return not self._refused
 

@@ -242,7 +242,7 @@ class VllmEngine:
                 raise UserError(
                     f"vLLM cannot load the model: {error}",
                     where=str(self._launch.folder),
-                    do="its own words are above; rollout.engine: transformers runs most models",
+                    do="vLLM's own error is above; rollout.engine: transformers runs most models",
                 ) from error
         model = self._llm.model_config
         self.max_model_len, self._vocabulary = int(model.max_model_len), int(model.get_vocab_size())

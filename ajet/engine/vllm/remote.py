@@ -48,7 +48,7 @@ class VllmWeights(ServerWeights):
     def _load_folder(self, folder: Path, name: str) -> str:
         reload: dict[str, Any] = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self._parse_answer(
-            self._send_request("POST", "/collective_rpc", reload), f"to load {folder}, which must lie there too"
+            self._send_request("POST", "/collective_rpc", reload), f"load {folder}, which must exist there too"
         )
         self._parse_answer(self._send_request("POST", "/reset_prefix_cache"))
         return str(self.name())
@@ -113,7 +113,7 @@ class VllmWire:
                 min(float(row[str(token)]["logprob"]), 0.0) for row, token in zip(rows[-len(ids) :], ids, strict=True)
             ]
         except (KeyError, TypeError, ValueError) as problem:
-            raise EngineFailure("the server scored other tokens than it drew") from problem
+            raise EngineFailure("the server scored other tokens than it sampled") from problem
 
     def drawn(self, answer: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the sampled ids and their logprobs from a response."""
