@@ -240,7 +240,7 @@ def test_an_endpoint_that_spells_nothing_is_said(monkeypatch):
         told_by(lambda asked: says(asked, lambda token: None), monkeypatch)
     finally:
         logger.remove(handler)
-    assert any("spells no token" in line for line in said)
+    assert any("returns no decoded tokens" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_key_that_no_request_can_carry_is_in_no_error(monkeypatch):
 
 
 def test_an_address_that_is_none_is_said():
-    with pytest.raises(UserError, match="The teacher cannot be asked: Invalid port"):
+    with pytest.raises(UserError, match="The teacher cannot be used: Invalid port"):
         TeacherEndpoint(TeacherConfig(base_url="http://host:port/v1", model="t")).require_same_tokenizer(Letters())
 
 

@@ -293,7 +293,7 @@ def test_an_endpoint_that_begins_to_hang_is_named_and_its_attempts_are_no_wrong_
         and f"{server} hangs: it took the request and sent" in out
     )
     words = " ".join((out + printed.err).split())
-    assert words.count("look at that server, or raise rollout.endpoint.timeout where its replies take longer") == 1
+    assert words.count("check that server, or raise rollout.endpoint.timeout if its replies take longer") == 1
     monkeypatch.setattr(Answers, "do_POST", answers)
     out = run(capsys, *arguments)
     assert "75.0%" in out and "2 of 4 attempts are recorded, 2 are played" in out

@@ -70,7 +70,7 @@ def test_an_evaluated_endpoint_that_answers_no_reply_is_named_with_what_it_said(
     engine = endpoint_engine(server)
     words = {
         "a page": "DOCTYPE html",
-        "nothing": "answered nothing",
+        "nothing": "sent an empty",
         "other JSON": "detail",
         "half": "choices",
         "nested": "choices",
@@ -161,7 +161,7 @@ def test_a_judge_that_asks_by_the_sdk(server, monkeypatch):
 def test_the_teacher(server):
     teacher = TeacherEndpoint(TeacherConfig(base_url=server.url, model="m", timeout=SECONDS, max_retries=0))
     said = r"hangs: it took the request and sent nothing for 0.8 s" if server.way in HANGS else "did not answer"
-    with pytest.raises(ConfigError, match=f"The teacher cannot be asked: (it )?(the teacher )?{said}") as refused:
+    with pytest.raises(ConfigError, match=f"The teacher cannot be used: (it )?(the teacher )?{said}") as refused:
         teacher.require_same_tokenizer(Letters())
     assert server.url in refused.value.where
     with pytest.raises(TeacherFailure, match=said) as failure:

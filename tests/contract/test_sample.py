@@ -246,7 +246,7 @@ def test_a_sampler_with_other_weights_ends_before_it_has_leased_anything(project
     other_weights(shutil.copytree(model_folder("embedded:tiny-tools"), tmp_path / "model"))
     ledger = open_shared(store, rolls=True)
     announce_training(experiment(project), ledger)
-    with pytest.raises(UserError, match="would play something else than what is trained: the weights"):
+    with pytest.raises(UserError, match="differs from the trainer in: the initial weights"):
         sample_here(experiment(project, f"model.path={tmp_path}/model"), store, name="other")
     assert (ledger.depths().next, ledger.members()) == (0, [])
 

@@ -115,7 +115,7 @@ def test_a_server_that_rounds_is_not_taken_for_one_that_says_what_was_sampled_fr
     engine = engine_of(server, monkeypatch)
     assert engine.reports_sampled
     server.scores = "text"
-    with pytest.raises(EngineFailure, match="what is no JSON: '<html>busy"):
+    with pytest.raises(EngineFailure, match="invalid JSON: '<html>busy"):
         asyncio.run(reply(engine, temperature=0.7))
 
 

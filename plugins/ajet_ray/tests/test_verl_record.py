@@ -372,7 +372,7 @@ def test_samplers_that_say_another_version_than_they_sample_with_are_named(made)
         if step == 1:
             record.handle_notice(letter)
             continue
-        with pytest.raises(UserError, match=r"What samplers say that policy 1 sampled is not") as said:
+        with pytest.raises(UserError, match=r"logprobs do not match policy 1") as said:
             record.handle_notice(letter)
         assert "They were liar." in said.value.what
 
