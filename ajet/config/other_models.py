@@ -12,21 +12,21 @@ from typing import NamedTuple
 from ajet.schema.errors import ConfigError, UserError
 
 OUTSIDE = "AJET_OUTSIDE_"
-"""Prefix of a variable that holds the value from the run's environment."""
+"""Prefix of a variable with a value from the run's environment."""
 DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 OPENAI = "https://api.openai.com/v1"
 
 
 def read_outside_variable(name: str) -> str:
-    """Return a variable's value at the run's start, "" for none.
+    """Return a variable's value at the run's start, or "".
 
-    Spaces and line ends are stripped: a client refuses such a key with an error that shows the key.
+    Spaces and line ends are stripped, because clients refuse untrimmed keys with an error that shows the key.
     """
     return os.environ.get(OUTSIDE + name, os.environ.get(name, "")).strip()
 
 
 def read_api_key(name: str) -> str:
-    """Return the key in a variable; "" for none.
+    """Return the key stored in a variable, or "".
 
     Raises:
         ConfigError: A header cannot carry the key; clients would fail with an unclear error.
@@ -43,7 +43,7 @@ def read_api_key(name: str) -> str:
 
 
 class OtherServer(NamedTuple):
-    """An OpenAI-compatible server with its keys."""
+    """An OpenAI-compatible server and the names of its key settings."""
 
     base_url: str
     keys: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""Keys of other versions' YAMLs that are not in the schema, by name and treatment.
+"""Keys of other versions' YAMLs outside of the schema, by name and treatment.
 
-Invariant: no code reads these keys. ACCEPTED keys may have any value and no effect, which is reported. FIXED keys
-describe present behaviour at one value and are refused at others. MOVED keys are other names of ours: values are read
-there, with their places in a file.
+Invariant: no code reads these keys. ACCEPTED keys may have any value and no effect, and are reported. FIXED keys
+describe present behaviour at a single value and are refused at other values. MOVED keys are other names of ajet's keys:
+values are read under the new name, with their places in a file.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ ACCEPTED: Mapping[str, str] = {
     "execute_test": _OTHERS_TESTS,
     "execute_testing_lambda": _OTHERS_TESTS,
 }
-"""Keys below `ajet`; a section's name includes all its keys."""
+"""Keys below `ajet`. A section's name includes all its keys."""
 
 
 class FixedKey(NamedTuple):
-    """A key that is accepted at one value."""
+    """A key accepted at a single value."""
 
     value: Any
     refusal: str
@@ -113,7 +113,7 @@ MOVED: Mapping[str, str] = {
 
 
 OLDER_READERS: Mapping[Any, str] = {"dataset_file": "jsonl_dataset_file"}
-"""Another name of a reader, for keys that choose a reader."""
+"""Another name of a reader, for keys with a reader's name as value."""
 
 
 def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
@@ -129,7 +129,7 @@ def expand_moves(tree: Any) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def map_moved_key(path: Sequence[Any]) -> tuple[Any, ...]:
-    """Return our name of the key at `path` below `ajet`; the same path for our keys."""
+    """Return ajet's name of the key at `path` below `ajet`. Current names are returned unchanged."""
     for n in range(len(path), 0, -1):
         if (ours := MOVED.get(".".join(map(str, path[:n])))) is not None:
             return map_moved_key((*ours.split("."), *path[n:]))
@@ -150,7 +150,7 @@ def find_changed_keys(tree: Any) -> Iterator[tuple[tuple[str, ...], Any, str]]:
 
 
 def explain_accepted_key(path: Sequence[Any]) -> str | None:
-    """Return why the key at `path` below `ajet` has no effect; None for a key in none of the tables."""
+    """Return why the key at `path` below `ajet` has no effect, or None for a key outside of the tables."""
     names = [str(part) for part in path]
     if ".".join(names) in FIXED:
         return "it is so in any case"

@@ -68,7 +68,7 @@ class CriticConfig(Section):
 
 
 class CovarianceConfig(Section):
-    """The tokens that take most of the entropy away, for `policy_loss: clip_cov` and `kl_cov`."""
+    """The tokens that reduce entropy most, for `policy_loss: clip_cov` and `kl_cov`."""
 
     share: float = key(2e-4, "Of all trained tokens, how many are chosen.", gt=0, le=1)
     low: float = key(1.0, "Clip-Cov: among tokens of a larger covariance,", when=(LOSS, "clip_cov"))
@@ -77,7 +77,7 @@ class CovarianceConfig(Section):
 
 
 class OverlongConfig(Section):
-    """DAPO's soft punishment of attempts that grow too long."""
+    """DAPO's soft length penalty for long attempts."""
 
     length: int | None = key(
         None,

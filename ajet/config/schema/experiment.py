@@ -29,7 +29,7 @@ _WHEN_SHARED = ("store.type", SHARED_STORES)
 
 
 class StoreConfig(Section):
-    """The store: leased tasks, closed groups, and the groups that steps have used."""
+    """The store: leased tasks, finished groups, and groups used by steps."""
 
     type: str = key(
         "run_directory",

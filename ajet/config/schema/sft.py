@@ -86,5 +86,5 @@ class SftConfig(Section):
 
     @property
     def replies_per_prompt(self) -> int:
-        """Given replies per prompt."""
+        """Number of given replies per prompt."""
         return 2 if self.objective == "dpo" else 1

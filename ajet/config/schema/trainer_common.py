@@ -34,7 +34,7 @@ class OptimizerConfig(Section):
 
 
 class AdapterConfig(Section):
-    """One of several adapters; keys left out are those of `lora`."""
+    """A named adapter among several. Omitted keys take the values of `lora`."""
 
     rank: int | None = key(None, "Rank.", ge=1)
     alpha: float | None = key(None, "Scale: updates are multiplied by alpha / rank.", gt=0)
@@ -67,7 +67,7 @@ class LoraConfig(Section):
         return sum(self.resolve_adapter(name).rank for name in self.adapters) if self.adapters else self.rank
 
     def resolve_adapter(self, name: str) -> LoraConfig:
-        """Return the settings of one of `adapters`."""
+        """Return the settings of an adapter in `adapters`."""
         own = self.adapters[name]
         return LoraConfig(
             rank=own.rank or self.rank,
@@ -235,7 +235,7 @@ class TrainerConfig(Section):
 
     @property
     def importance_cap(self) -> float | None:
-        """`algorithm.is_cap`, with `auto` resolved for this mode; `ajet serve` resolves its own."""
+        """`algorithm.is_cap`, with `auto` resolved for the mode. `ajet serve` resolves `auto` separately."""
         cap = self.algorithm.is_cap
         if cap == "auto":
             in_turns = self.mode == "sync" or self.algorithm.old_policy == "behaviour"
@@ -249,7 +249,7 @@ class TrainerConfig(Section):
         return self.canary
 
     def mismatch_alarm(self, *, rounded: bool) -> float | None:
-        """Return `algorithm.mismatch_alarm` with `auto` resolved."""
+        """Return `algorithm.mismatch_alarm` in nats per token, with `auto` resolved."""
         alarm, tolerance = self.algorithm.mismatch_alarm, self.canary_tolerance(rounded=rounded)
         if isinstance(alarm, str):
             return None if tolerance is None else ALARM_SHARE * tolerance
