@@ -63,7 +63,7 @@ class RequestSender:
                 raise problem
             if silent and isinstance(problem, Unreachable):
                 silent = False
-                _log.warning("%s; it is asked again for %g s", problem, self.patience)
+                _log.warning("%s; retrying for %g s", problem, self.patience)
             time.sleep(pause)
             pause *= 2
 

@@ -182,7 +182,7 @@ def _load_descriptor(name: str, part: PluginPart) -> Descriptor:
         raise ConfigError(
             f"The backbone {name} cannot be loaded: {type(problem).__name__}: {problem}",
             where=part.code,
-            do="mend or remove the package that brings it",
+            do="fix or remove the package with the error",
         ) from problem
     if not isinstance(descriptor, Descriptor) or descriptor.name != name:
         raise ConfigError(

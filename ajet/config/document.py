@@ -91,7 +91,7 @@ def read_document(path: Path) -> Document:
         raise ConfigError(
             f"There is no file {path}.",
             where=str(path.absolute()),
-            do=_suggest_path(path) or "mend the path after --conf",
+            do=_suggest_path(path) or "fix the path after --conf",
         ) from None
     except IsADirectoryError:
         within = ", ".join(str(each) for each in sorted(path.glob("*.y*ml"))[:8])
@@ -276,7 +276,7 @@ def _advise_on_syntax(error: yaml.MarkedYAMLError, text: str) -> str:
         return "keep one of the two; a later one would silently replace the earlier"
     if "mapping values are not allowed" in str(error.problem):
         return "look for a missing indentation, or quote the value that contains a colon"
-    return "mend the syntax there (indentation, quotes, colons)"
+    return "fix the syntax there (indentation, quotes, colons)"
 
 
 def _suggest_path(path: Path) -> str:

@@ -141,7 +141,7 @@ _NO_MASKING = "ajet masks no personal data in traces; set `mask: mask.py->mask_t
 REMOVED = {
     "task_reader.tracing.deidentify": _NO_MASKING,
     "task_reader.tracing.names": _NO_MASKING,
-    "environment.mcp_client": "there is one MCP client, which speaks all revisions: delete the line",
+    "environment.mcp_client": "the only MCP client supports all revisions: delete the line",
 }
 """Removed keys, each with the replacement."""
 
@@ -167,7 +167,7 @@ def make_unknown_key_error(
     if misplaced := _describe_misplaced(path, value):
         return ConfigError(f"There is no key ajet.{shown}.", where=where, do=misplaced)
     near = suggest_key(path)
-    own = f"a key of your own goes into a section beside `ajet:`, and is read as config.{_SECTION}.{path[-1]}"
+    own = f"put a custom key into a section next to `ajet:`, to be read as config.{_SECTION}.{path[-1]}"
     if broken := describe_broken():
         own = f"{own}. {broken}"
     brought = _find_advice(shown) or REMOVED.get(shown, "")
@@ -197,7 +197,7 @@ def _describe_misplaced(path: Sequence[Any], value: Any) -> str:
     is_section = len(path) > 1 or value is None or isinstance(value, Mapping)
     if owner is None or root in list_top_names() or not is_section:
         return ""
-    place = "at the top level, beside `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
+    place = "at the top level, next to `ajet:`" if root in owner.roots else f"below `{owner.name}:` at the top level"
     keys = [(*path, *rest) for rest, _ in list_leaves(value)] if isinstance(value, Mapping) and value else [tuple(path)]
     ours = list(dict.fromkeys(each for key in keys for each in _list_ours(key, owner)))
     here = f"; below `ajet:` it is {', '.join(ours[:_SHOWN])}{', …' if len(ours) > _SHOWN else ''}" if ours else ""

@@ -70,8 +70,8 @@ def find_other_server() -> OtherServer:
     if base or own:
         return OtherServer(base or OPENAI, own or ("none",))
     raise UserError(
-        "A model of another server is asked for, and the environment names no server.",
+        "A model of another server is configured, but the environment names no server.",
         where="DASHSCOPE_API_KEY, or OPENAI_BASE_URL and OPENAI_API_KEY",
-        expected="the address and the key of any server that speaks OpenAI's protocol",
-        do="export OPENAI_BASE_URL=http://HOST:PORT/v1 OPENAI_API_KEY=…, or put both into .env beside the YAML",
+        expected="address and key of a server with OpenAI's protocol",
+        do="export OPENAI_BASE_URL=http://HOST:PORT/v1 OPENAI_API_KEY=…, or put both into .env next to the YAML",
     )

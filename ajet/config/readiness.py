@@ -85,7 +85,7 @@ def require_ready(
     backbone = find_backbone(config.backbone)
     if serving and config.sft.objective is not None:
         raise ConfigError(
-            "Replies are given to learn from, and agents are to be served.",
+            "A training on given replies (sft.objective) cannot serve agents.",
             where=layers.locate(("ajet", *OBJECTIVE.split(".")), value=True),
             do=f"add ajet.{OBJECTIVE}=null",
         )

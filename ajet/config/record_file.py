@@ -42,7 +42,7 @@ class RecordFileError(UserError, OSError):
             f"{path.name} is not opened: it {problem}.",
             where=str(path),
             expected="regular files and folders, as ajet writes them; only the run's folder itself may be a link",
-            do="remove it, or get the run from whoever made it",
+            do="remove the file, or get the run from its author",
         )
         self.errno, self.strerror, self.filename = errno.EINVAL, f"it {problem}", str(path)
 

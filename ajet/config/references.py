@@ -61,9 +61,9 @@ def parse_reference(text: str, *, what: str = "reference") -> CodeReference:
         module, dot, last = text.strip().rpartition(".")
         do = f"write {module}->{last}" if dot and last.isidentifier() and module.replace(".", "").isidentifier() else ""
         if text.strip().endswith(".py"):
-            do = f"name what is in the file, too: {text.strip()}->NAME"
+            do = f"add the name of the class or function: {text.strip()}->NAME"
         raise UnresolvedReferenceError(
-            f"{what}: {text!r} does not name a file and what is in it.", where=what, expected=FORMS, do=do
+            f"{what}: {text!r} is not a file or module with a name.", where=what, expected=FORMS, do=do
         )
     place, _, name = find_renamed(f"{place}:{name}").rpartition(":")
     return CodeReference(text, place, name)
@@ -215,7 +215,7 @@ def _find_place(parsed: CodeReference, base: Path, what: str) -> tuple[Path | No
     parts = parsed.place.split(".")
     if not all(part.isidentifier() for part in parts):
         raise UnresolvedReferenceError(
-            f"{what}: {parsed.text!r} does not name a file and what is in it.", where=what, expected=FORMS
+            f"{what}: {parsed.text!r} is not a file or module with a name.", where=what, expected=FORMS
         )
     looked = _list_module_candidates(parsed, base)
     for path in looked:
@@ -260,7 +260,7 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} imports {missing}, which is not installed.",
             where=_find_last_user_line(error),
-            do=format_extra_install(extra) if extra else f"install it, or mend the import of {missing}",
+            do=format_extra_install(extra) if extra else f"install it, or fix the import of {missing}",
         ) from error
     except SystemExit as ended:
         raise UnresolvedReferenceError(
@@ -272,7 +272,7 @@ def _import_module(parsed: CodeReference, package: str | None, dotted: str, what
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} can't be imported: {type(error).__name__}: {error}",
             where=_find_last_user_line(error),
-            do="mend the file; --traceback shows the whole error",
+            do="fix the file; --traceback shows the whole error",
         ) from error
 
 
@@ -310,7 +310,7 @@ def _check_name(parsed: CodeReference, file: Path, what: str) -> None:
         raise UnresolvedReferenceError(
             f"{what}: {parsed.text} does not parse: {error.msg}",
             where=f"{file}:{error.lineno}:{error.offset}",
-            do="mend the syntax there",
+            do="fix the syntax there",
         ) from error
     bound, certain = _list_bound_names(tree)
     if certain and parsed.name not in bound:
@@ -369,7 +369,7 @@ def _make_not_found_error(parsed: CodeReference, looked: list[str], base: Path, 
         f"{what}: {parsed.text} names {parsed.place}, which is not there.",
         where="looked for " + ", ".join(looked),
         expected=FORMS,
-        do=f"did you mean {near}?" if near else f"mend the path; it is relative to {looked_from}",
+        do=f"did you mean {near}?" if near else f"fix the path; it is relative to {looked_from}",
     )
 
 
@@ -384,7 +384,7 @@ def _suggest_file(looked: list[str]) -> str:
 # Modules of AgentJet's package that do not exist here, each with what to write instead. The sentences are shown where a
 # reference of the YAML leads to a file that imports one.
 _SERVED = (
-    "agents elsewhere talk to `ajet serve` by ajet.client, whose `Client` is what SwarmClient was; a workflow is given "
+    "remote agents connect to `ajet serve` with ajet.client, and `Client` replaces SwarmClient; a workflow receives "
     "its tuner"
 )
 _READERS = "a reader of your own is a class by reference, `task_reader.type: reader.py->MyReader`"

@@ -154,5 +154,5 @@ def _make_unresolved_error(error: Any, root: str, layers: Layers) -> ConfigError
         f"{key} can't be resolved: {str(error).splitlines()[0]}.",
         where=layers.locate(path, value=True),
         expected="an interpolation of a key that exists, or ${oc.env:NAME,default}",
-        do="mend the name, or set the variable (a .env file beside the YAML is read)",
+        do="fix the name, or set the variable (a .env file next to the YAML is read)",
     )

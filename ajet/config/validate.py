@@ -147,4 +147,4 @@ def join_errors(problems: list[ConfigError]) -> ConfigError:
         rows.append(f"{problem.where}\n    {problem.what}{' ' + more[:1].upper() + more[1:] if more else ''}")
     if len(problems) > _SHOWN:
         rows.append(f"and {len(problems) - _SHOWN} more")
-    return ConfigError(f"{len(problems)} settings can't be used:\n  " + "\n  ".join(rows), do="mend these places")
+    return ConfigError(f"{len(problems)} settings can't be used:\n  " + "\n  ".join(rows), do="fix these places")

@@ -209,7 +209,7 @@ def explain_no_model(models: Sequence[ChatModel], seconds: float, *, named: str)
         why = find_model_problem(model.base_url, model.model, key, seconds / len(models), named=server)
         if not why:
             for each in wrong:
-                logger.warning("{}: {}; the next one is asked in its place", named, each)
+                logger.warning("{}: {}; trying the next model", named, each)
             return ""
         wrong.append(f"{model.model} at {model.place}: {why}")
     return "; ".join(wrong)
@@ -260,7 +260,7 @@ def _parse_reply(body: bytes) -> ChatReply:
         content, refusal = choice["message"].get("content"), choice["message"].get("refusal")
         filtered, used = choice.get("finish_reason") == "content_filter", answer.get("usage")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise NoAnswerError("it answered what is no chat completion", is_retryable=True) from None
+        raise NoAnswerError("its answer is no chat completion", is_retryable=True) from None
     raw_text = content if isinstance(content, str) else ""
     text = raw_text.rpartition("</think>")[2].strip()
     refused = refusal if isinstance(refusal, str) and refusal else "its server's filter" if filtered else ""

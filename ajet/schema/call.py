@@ -172,7 +172,7 @@ def prompt_ids(calls: Sequence[Call], index: int) -> Ids:
     need = call.prefix
     parts.append(call.suffix_ids)
     while need > 0:
-        assert call.parent is not None, f"call {call.index} shares {need} tokens with nobody"
+        assert call.parent is not None, f"call {call.index} shares {need} tokens with no parent"
         call = calls[call.parent]
         if (shared := need - call.prefix) > 0:
             parts += [call.response_ids[: max(0, shared - len(call.suffix_ids))], call.suffix_ids[:shared]]

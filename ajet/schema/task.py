@@ -84,10 +84,10 @@ class WorkflowOutput(BaseModel):
     reward: float | list[float] | None = None
     is_success: bool | None = None
     undecided: bool = Field(
-        default=False, description="Its own code judged it and could not decide: no score, and no judge is asked."
+        default=False, description="True if the workflow's own code could not decide: no score, and no judge is called."
     )
     process: list[ProcessReward] = Field(
-        default_factory=list, description="What parts of the attempt are worth by themselves, beside `reward`."
+        default_factory=list, description="Rewards of parts of the attempt, in addition to `reward`."
     )
     metadata: dict[str, Any] = Field(default_factory=dict, description="For the judge, e.g. `final_answer`.")
     log_metrics: dict[str, Any] = Field(

@@ -14,25 +14,25 @@ _NO_SWITCH = "every client library reaches the gateway without it"
 _IN_PROCESS = "the debug backbone's engine runs inside this process"
 _OTHERS_TESTS = "it is a switch of another system's own tests"
 _JUDGES_MODEL = "judges read it from `task_judge`"
-_SERVED = "`ajet serve` is what agents elsewhere are served by"
-_RECORDED = "every episode is kept in the run directory's `episodes/`"
-_ALL_EXAMPLES = "all examples are looked at, until the stop rules end it"
+_SERVED = "`ajet serve` serves remote agents"
+_RECORDED = "every episode is stored in the run directory's `episodes/`"
+_ALL_EXAMPLES = "all examples are used, until the stop rules apply"
 
 _TRACING = "feedback_tracing"
 
 ACCEPTED: Mapping[str, str] = {
     "rollout.mode": "requests are always asynchronous",
     "rollout.step_skip_action": "failed episodes are counted and left out, whole steps are not skipped",
-    "context_tracker.timeline_merging_policy.timeline_compare_level": "calls are joined where their ids agree; that a "
-    "client's text is what was sampled is settled before, when a request comes in",
-    "context_tracker.fix_retokenization_drift": "replies are kept as the exact ids that were sampled, so none drifts",
+    "context_tracker.timeline_merging_policy.timeline_compare_level": "calls are joined by equal ids; requests "
+    "are matched with sampled text before, on arrival",
+    "context_tracker.fix_retokenization_drift": "replies are stored as the exact sampled ids, so no drift occurs",
     "context_tracker.alien_llm_model": _JUDGES_MODEL,
     "context_tracker.alien_llm_response_length": _JUDGES_MODEL,
     "task_reader.feedback_tracing.train_output_path": "the traces are read anew each time; `ajet traces` writes them",
-    "task_reader.feedback_tracing.filters": "`task_reader.tracing` has filters of its own: only, agents, models, "
-    "longest; what is asked alike is always told apart",
-    "task_reader.feedback_tracing.alien_llm_model": "no model is asked about traces",
-    "task_reader.feedback_tracing.alien_llm_response_length": "no model is asked about traces",
+    "task_reader.feedback_tracing.filters": "`task_reader.tracing` has other filters: only, agents, models, "
+    "longest; equal requests are always distinguished",
+    "task_reader.feedback_tracing.alien_llm_model": "no model is queried about traces",
+    "task_reader.feedback_tracing.alien_llm_response_length": "no model is queried about traces",
     "task_judge.rubrics_auto_grader.sampling_mode": _ALL_EXAMPLES,
     "task_judge.rubrics_auto_grader.num_reference_samples": _ALL_EXAMPLES,
     "task_judge.rubrics_auto_grader.aggregation_mode": "what the labels agree with is kept",

@@ -77,7 +77,7 @@ HERE: Mapping[str, str] = {
     "log_entropy": "needless: the metric `entropy` is always there",
     "reserve_context_error_count": "rollout.policy_failure_reward",
     "train_file": "task_reader.type: agentrl with task_reader.agentrl.training.file_path",
-    "enable_sampling": "`ajet train --from-store ADDRESS`, with `ajet sample` elsewhere",
+    "enable_sampling": "`ajet train --from-store ADDRESS`, with `ajet sample` on other machines",
     "sync_sampling": "trainer_common.mode: sync or async",
     "num_generations": "rollout.num_repeat",
     "max_new_tokens": "rollout.max_response_length_in_one_turn",

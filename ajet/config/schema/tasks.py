@@ -108,7 +108,7 @@ class ReasoningGymReaderConfig(Section):
     size: int = key(1000, "Training tasks.", ge=1)
     validation_size: int = key(
         100,
-        "Validation tasks, of seeds that training has none of; a family with few questions asks some in both.",
+        "Validation tasks, with seeds different from training; small families repeat some questions in both.",
         training=False,
         idle=NOT_HELD_OUT,
         ge=0,
@@ -212,21 +212,21 @@ class EnvironmentConfig(Section):
     )
     replay: str | None = key(
         None,
-        "A recorded run, by name or folder, whose tool uses answer in place of the tools; null asks the tools.",
+        "A recorded run, by name or folder, whose recorded tool uses replace the tools; null calls the tools.",
         kind="path",
         idle={SERVE: OWN_AGENTS},
     )
     replay_miss: Literal["error", "live"] = key(
         "error",
-        "What becomes of a use that `replay` does not have: error ends the episode as a failure of the environment, "
-        "live asks the tool.",
+        "Handling of a use missing from `replay`: error ends the episode as a failure of the environment, live calls "
+        "the tool.",
         idle={SERVE: OWN_AGENTS},
     )
     sandbox: str = key(
         "auto",
-        "What `tuner.sandbox()` runs code in. auto: the first of bubblewrap, landlock, podman and docker (a "
-        "container for each episode) that works here; none: as this user, with limits and nothing else, which is said "
-        "at each start and kept with each episode; or a reference to a class of your own.",
+        "Sandbox of `tuner.sandbox()`. auto: the first working one of bubblewrap, landlock, podman and docker (a "
+        "container for each episode); none: as the current user, with limits only, logged at each start and recorded "
+        "with each episode; or a reference to a custom class.",
         training=False,
         part="sandbox",
     )
@@ -237,16 +237,16 @@ class WeightedScorerConfig(Section):
 
     name: str = key("", "A scorer's name, or a reference to a function.", min_length=1)
     weight: float = key(1.0, "The reward is the sum of weight times score; 0: recorded only.")
-    arguments: dict[str, Any] = key({}, "Arguments beside those of the attempt.")
+    arguments: dict[str, Any] = key({}, "Arguments in addition to the attempt's.")
 
 
 class ScorerStageConfig(Section):
     """Another scorer from a step on, or for certain tasks."""
 
     scorer: str = key("", "Its name, or a reference.", min_length=1)
-    from_step: int = key(0, "Training step from which on.", ge=0)
+    from_step: int = key(0, "First training step of the stage.", ge=0)
     tag: str | None = key(None, "Only tasks with this tag (`tag` or `tags` of their row); null: all.")
-    arguments: dict[str, Any] = key({}, "Arguments beside those of the attempt.")
+    arguments: dict[str, Any] = key({}, "Arguments in addition to the attempt's.")
 
 
 class TaskJudgeConfig(Section):
