@@ -231,7 +231,7 @@ class LaunchTickets:
 
 
 def _build_group(lease: Lease) -> Group:
-    episodes = [kept.episode for kept in lease.kept]
+    episodes = [stored.episode for stored in lease.kept]
     return Group(episodes[0].task, lease.order, episodes)
 
 

@@ -99,7 +99,7 @@ def find_engine(image: str) -> str:
 @lru_cache(maxsize=2)
 def remove_dead_containers(program: str) -> int:
     """Remove containers of ended processes of the machine, once per process. Return the number of containers."""
-    left = [name for name, told in _list_labelled(program, "{{.Id}}") if _has_ended(told)]
+    left = [name for name, label in _list_labelled(program, "{{.Id}}") if _has_ended(label)]
     if left:
         run_engine(program, "rm", "--force", *left)
     return len(left)

@@ -88,7 +88,7 @@ class ShownFolders:
 
 
 @dataclass(frozen=True, slots=True)
-class WalledProgram:
+class ConfinedProgram:
     """The command line of a program behind walls."""
 
     argv: list[str]
@@ -108,7 +108,7 @@ def wall_command(
     more: Sequence[str] = (),
     ways: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
-) -> WalledProgram:
+) -> ConfinedProgram:
     """Build the command line of `command` behind walls. Raises SandboxFailure.
 
     Args:
@@ -153,7 +153,7 @@ def wall_command(
     # root without its rights may not enter another's folder: the program inside does, once it is somebody else
     argv += [*more, "--remount-ro", "/", "--chdir", "/", "--"]
     argv += [sys.executable, "-I", "-S", "-c", _START, program, json.dumps(inside)]
-    return WalledProgram(argv, tuple(descriptors), None if as_root else uid)
+    return ConfinedProgram(argv, tuple(descriptors), None if as_root else uid)
 
 
 def holds_home(folder: Path) -> bool:
