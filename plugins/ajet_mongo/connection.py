@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pymongo.database import Database
 
 PATIENCE = 60.0
-"""Seconds of retries."""
+"""Time limit for retries, in seconds."""
 ANSWER_MS = 30_000
 """Milliseconds for the answer of a running server."""
 _NO_ROOM = 14031
@@ -28,15 +28,15 @@ _NO_ROOM = 14031
 _NOT_NOW = (50, 64, 100, 262)
 """Codes: timeout, or too few members. A replica set may recover members."""
 _GOES_DOWN = (91, 189, 10058, 10107, 11600, 11602, 13435, 13436)
-"""Codes of a member shutting down, or losing its election, while it waits for journal or members."""
+"""Codes of a member shutting down or losing its election during a wait for journal or members."""
 DUPLICATE = 11000
-"""Code: the document exists."""
+"""Error code: the document already exists."""
 CANNOT_WRITE = "The store's server cannot write"
 T = TypeVar("T")
 
 
 class MongoConnection:
-    """The connection to one database."""
+    """The connection to a single database."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class MongoConnection:
         return self._run_operation(operation, self._durable)
 
     def run_quick(self, operation: Callable[[Database[dict[str, Any]]], T]) -> T:
-        """Run an operation whose writes become durable with the next durable one."""
+        """Run an operation with writes made durable by the next durable write."""
         return self._run_operation(operation, self._quick)
 
     def send_unacknowledged(self, operation: Callable[[Database[dict[str, Any]]], None]) -> None:
-        """Send writes without waiting for an answer; the caller checks later for their success."""
+        """Send writes without waiting for an answer. The caller checks the success later."""
         self._run_operation(operation, self._unacknowledged)
 
     def find(

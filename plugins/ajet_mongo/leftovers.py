@@ -1,9 +1,9 @@
 """Unreferenced documents in a database, left by killed clients, for `ajet gc`.
 
-Invariant: a document referred to by a position, now or later, is never removed. A record without a position is
-unreferenced once its lease is lost. Parts of a missing record were written into a killed server that lost the record,
-or belong to a put in progress, which would write the record again: before their removal another record of the name,
-without a lease, takes its place, so no position refers to them.
+Invariant: a document with a present or later reference from a position is never removed. A record without a position is
+unreferenced once its lease is lost. Parts of a missing record were written before a killed server lost the record, or
+belong to a put in progress that would write the record a second time. Before removing such parts, a placeholder record
+of the same name, without a lease, is inserted, so no position can refer to the parts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class MongoLeftovers:
         self._link.close()
 
     def find_leftovers(self) -> tuple[list[str], list[str]]:
-        """Return names of unreferenced records, and of missing records with parts; none in a database of another
-        version."""
+        """Return names of unreferenced records, and of missing records with parts.
+
+        Returns no names for a database of another version.
+        """
         if not self._link.find(LEDGER, {**THE_LEDGER, "version": VERSION}, {"_id": 1}):
             return [], []
         at: dict[str, Any] = {"from": RECORD, "localField": "_id", "foreignField": "_id", "as": "at"}

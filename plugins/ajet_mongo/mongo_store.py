@@ -2,9 +2,9 @@
 
 Invariant: no change needs two documents at once, since a single server has no transactions. Dependent writes are
 ordered: an episode's documents are written before its position refers to them, and unreferenced documents do not exist
-for readers. A use names the next commit and becomes valid when the ledger's head is that commit. So a kill between two
-operations leaves an earlier state, or one repaired by the next trainer (`_mend_state`). `positions` guarantees the
-ownership of positions, and that forgotten ones are never leased again.
+for readers. A use names the next commit and becomes valid when the ledger's head is that commit. A kill between two
+operations therefore leaves an earlier state, or a state repaired by the next trainer (`_mend_state`). `positions`
+guarantees the ownership of positions, and prevents a second lease of forgotten positions.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class MongoStore:
                 raise _make_lost_error(lease)
 
     def commit(self) -> dict[str, Any]:
-        """Commit; the uses have the commit's name already."""
+        """Make the uses named with the next commit valid."""
         with self._hold_lock():
             self._ledger.require_trainer()
             name = self._ledger.begin_commit()
@@ -287,15 +287,18 @@ class MongoStore:
             self._lock.release()
 
     def _take_back_late_uses(self) -> None:
-        """Undo uses written by an earlier trainer after this one began."""
+        """Undo uses written by an earlier trainer after the start of the current trainer."""
         late = {"status": OVER, "ends": {"$ne": None}, "uses.of": {"$in": self._ledger.void}}
         if self._link.find(TASK, late, {"_id": 1}, limit=1):
             last = changes.match_last_use([*self._ledger.list_held_commits(), self._ledger.open])
             self._link.update(TASK, {"$and": [late, {"uses": {"$not": last}}]}, changes.reopen_position())
 
     def _find_holding_commits(self, positions: Iterable[Document], least: Sequence[str] = ()) -> set[str]:
-        """Return the valid commits, including the next one, if uses of the positions need them; `least`: always valid
-        ones."""
+        """Return the valid commits. The next commit is included if uses of the positions need the commit.
+
+        Args:
+            least: Commits that are always valid.
+        """
         if all(use["of"] in least for each in positions for use in each["uses"]):
             return set(least)
         self._ledger.refresh()
@@ -351,7 +354,7 @@ class MongoStore:
                 self._records.remove(names[lease.order])
 
     def _count_states(self, wanted: Document) -> dict[str, Document]:
-        """Return for each state the `count`, and the `age` of its oldest position in seconds; None if unknown."""
+        """Return for each state the `count`, and the `age` of its oldest position in seconds, or None if unknown."""
         grouped = {"$group": {"_id": "$status", "count": {"$sum": 1}, "since": {"$min": "$since"}}}
         age = {"$divide": [{"$subtract": ["$$NOW", "$since"]}, 1000]}
         stages = [{"$match": wanted}, grouped, {"$project": {"count": 1, "age": age}}]

@@ -59,7 +59,7 @@ class RayRecord:
     """Handles notices. Raises UserError if a whole batch failed, or several batches had no score."""
 
     backbone = "verl"
-    """The key of a checkpoint's state that names its format."""
+    """The key of a checkpoint's state with the name of the format."""
 
     def __init__(self, experiment: Experiment, run: RunDirectory, sink: RunSink, tickets: LaunchTickets) -> None:
         """sink: receives steps and validations. tickets: the run's positions."""
@@ -89,7 +89,7 @@ class RayRecord:
         return 0 < self._settings.trainer_common.stop_after_idle_steps <= self._idle
 
     def handle_notice(self, letter: Notice) -> None:
-        """Apply one notice."""
+        """Apply a notice to the record."""
         if isinstance(
             letter, (GroupNotice, StepNotice, ValidationNotice)
         ):  # whoever sends them has loaded the checkpoint
@@ -121,7 +121,7 @@ class RayRecord:
                 self._run.status.set(elsewhere=self._remote_processes)
 
     def _enter_children(self) -> None:
-        """Record Ray's processes on this machine, so `ajet stop` finds them even after a kill."""
+        """Record Ray's processes on the machine, so that `ajet stop` finds the processes even after a kill."""
         self._children |= {entry["pid"] for entry in self._run.status.get("processes")}
         for child in psutil.Process().children(recursive=True):
             if child.pid not in self._children:

@@ -1,9 +1,9 @@
-"""StoreTickets: verl's tickets with remote samplers: a ticket is for a group closed by a sampler.
+"""StoreTickets: verl's tickets with remote samplers. A ticket stands for a group finished by a sampler.
 
-Invariants: a ticket's group is fresh enough for its requesting step, the step that trains it; until then the requester
-waits. No group is played without a step left for it. Uses of a step count once its checkpoint belongs to the run; the
-checkpoint also has the model in Hugging Face layout and is announced only then. So after `kill -9` the last checkpoint
-holds: groups used by later steps are available again.
+Invariants: a ticket's group is fresh enough for the requesting step, the step to train the group. Until then the
+requester waits. No group is played without a remaining step. Uses of a step count once its checkpoint belongs to the
+run. The checkpoint also has the model in Hugging Face layout and is announced only then. After `kill -9` the last
+checkpoint is valid: groups used by later steps are available for the next launch.
 """
 
 from __future__ import annotations
@@ -60,22 +60,22 @@ class StoreTickets(LaunchTickets):
             store, settings.trainer_common, Quarantine(store, terms) if terms is not None else None
         )
         self._began = self._trained = self._saved = run.resumed.step if run.resumed is not None else 0
-        """Trained steps, and steps with a checkpoint; both are policy versions."""
+        """Trained steps, and steps with a checkpoint. Both are policy versions."""
         earlier = store.announced()
         self._probes = probes
         self._probe = probes.continue_probe(
             WeightsProbe.from_json(earlier.policy.told.get(PROBE)) if earlier else None, self._began
         )
         self._granted = 0
-        """Number of granted tickets."""
+        """Number of tickets granted so far."""
         self._groups: dict[int, Group] = {}
         """Granted, unfinished groups by position."""
         self._abandoned: set[int] = set()
-        """Tickets abandoned before their grant."""
+        """Tickets abandoned before the grant."""
         self._played = 0
         """Positions held by samplers at the last look."""
         self._given_up: set[int] = set()
-        """Positions whose group kills its process: the next launch tries them again."""
+        """Positions with groups that kill their process. The next launch tries them once more."""
         self._announce_state(stale=0)
 
     def list_grants(self) -> list[TicketGrant]:
@@ -114,14 +114,14 @@ class StoreTickets(LaunchTickets):
         return self.missing_groups <= self._played
 
     def close(self, group: Group, step: int) -> bool:
-        """Hand a group over for its requesting step. Returns False if it was before, or is given up."""
+        """Hand a group over for its requesting step. Return False for a repeated hand-over or a given-up group."""
         if group.order in self._steps or group.order not in self._groups:
             return False
         self._steps[group.order] = step
         return True
 
     def give_up(self, ticket: int, step: int) -> None:
-        """Give up a group that kills every process building its rows: this launch does not request it again."""
+        """Give up a group that kills every process building its rows. The launch does not request the group again."""
         if ticket >= self._granted:
             self._abandoned.add(ticket)
             return
@@ -202,8 +202,10 @@ class StoreTickets(LaunchTickets):
         )
 
     def _update_probe(self) -> None:
-        """Compute the probe of the announced weights and, the first time, of the launch's first weights, used by
-        servers without updates."""
+        """Compute the probe of the announced weights.
+
+        The first call also computes the probe of the launch's first weights, for servers without updates.
+        """
         most = self._run.experiment.ajet.trainer_common.max_staleness
         keep = BACKLOG if most is None else most + 1
         with self._announcer.alive(lambda: self._trained):
@@ -215,13 +217,13 @@ class StoreTickets(LaunchTickets):
         self._announcer.changed()
 
     def _find_weights(self) -> Path | None:
-        """Return the folder of the step's weights; None: model.path."""
+        """Return the folder of the step's weights, or None for model.path."""
         if self._saved > self._began:
             return (self._run.checkpoints.folder / f"step-{self._saved}").absolute()
         return self._find_first_weights()
 
     def _find_first_weights(self) -> Path | None:
-        """Return the folder of the launch's first weights; None: model.path."""
+        """Return the folder of the launch's first weights, or None for model.path."""
         return self._run.resumed.path.absolute() if self._run.resumed is not None else None
 
     def _list_handed_groups(self) -> list[Group]:

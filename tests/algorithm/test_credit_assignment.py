@@ -243,7 +243,7 @@ def test_overlong_shaping_by_hand():
     assert count_sampled_tokens(long) == 30, "a turn that is not trained was sampled all the same"
     long.calls[:] = [replace(call, trained=False)]
     assert count_sampled_tokens(long) == 0, "another agent's, or another model's"
-    with pytest.raises(UserError, match="more than the 10"):
+    with pytest.raises(UserError, match="10 tokens"):
         open_algorithm(config_of(**{**overlong, "algorithm__overlong__buffer": 11}))
 
 

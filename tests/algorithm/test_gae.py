@@ -141,7 +141,7 @@ def test_the_batch_is_normalised_over_episodes():
 
 
 def test_it_needs_its_critic():
-    with pytest.raises(ValueError, match="gae needs the values"):
+    with pytest.raises(ValueError, match="gae needs a critic"):
         assign_credit([group_of(two_turns())], config_of(**GAE), step=1)
 
 

@@ -309,7 +309,7 @@ SHAPES = {
     "None": ("ajet: {rollout: {compute_madness_checklist: None}}", "compute_madness_checklist", "[] is an empty list"),
     "keys of its own": (
         "ajet: {judge: {openjudge_llm: qwen-flash}, rm_weight: 0.4}",
-        "ajet.rm_weight", "a section beside `ajet:`, and is read as config.my_section.rm_weight",
+        "ajet.rm_weight", "config.my_section.rm_weight",
     ),
     "a reader of its own": (
         "ajet: {task_reader: {type: deep_finance, env_service: {env_type: finworld}}}",

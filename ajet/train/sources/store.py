@@ -1,10 +1,10 @@
-"""Groups that samplers in other processes play, taken from a shared store.
+"""Groups played by samplers in other processes, taken from a shared store.
 
-Invariants: a policy is announced only once its checkpoint, with the store's commit, is on the disk. So no sampler plays
-with weights that a killed trainer forgets, and the next trainer starts from the policy that was announced last. No step
-trains on a group older than `trainer_common.max_staleness`, and no position is leased whose group would become too old
-(`Announcer`). After SIGTERM the trainer waits only for a batch that closed groups and groups in flight can complete;
-colocated samplers begin nothing new, and their groups in flight may end within `trainer_common.grace`.
+Invariants: a policy is announced only after its checkpoint, with the store's commit, is on the disk. A killed trainer
+therefore never forgets weights used by a sampler, and the next trainer starts from the last announced policy. No step
+trains on a group older than `trainer_common.max_staleness`, and no position is leased if its group would become too old
+(`Announcer`). After SIGTERM the trainer waits only if finished groups and groups in flight can complete the batch.
+Colocated samplers start no further groups, and their groups in flight may finish within `trainer_common.grace`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ajet.train.session import TrainingSession
 
 POLL_S = 0.25
-"""Seconds between two looks for closed groups."""
+"""Seconds between two checks for finished groups."""
 
 
 def _do_nothing(*_: object) -> None: ...
@@ -52,21 +52,21 @@ def _do_nothing(*_: object) -> None: ...
 
 @dataclass(frozen=True, slots=True)
 class SamplerPool:
-    """The samplers that play the groups of a store."""
+    """The samplers that fill a store."""
 
     address: Address
     is_colocated: bool = False
-    """True if they run on this machine and end with this process."""
+    """True if the samplers run on this machine and end with the trainer's process."""
     watch: Callable[[], None] = _do_nothing
-    """Called while the trainer waits for groups; may raise."""
+    """Called while the trainer waits for groups. May raise."""
     on_first_batch: Callable[[Sequence[Episode]], None] = _do_nothing
     """Called with the episodes of the first batch."""
 
 
 class StoreSource(TaskReaderSource):
-    """Takes closed groups from a store, and announces each policy to the samplers that fill it."""
+    """Take finished groups from a store, and announce each policy to the samplers."""
 
-    saves_before_error: ClassVar[bool] = False  # each step is saved already, except one that the canary refused
+    saves_before_error: ClassVar[bool] = False  # each step is already saved, except a step refused by the canary
     _announcer: Announcer
     _closed: ClosedGroups
     _canary: Canary
@@ -77,14 +77,14 @@ class StoreSource(TaskReaderSource):
         self._samplers = samplers
         self._may_complete = True
         self._announced: int | None = None
-        """Policy version that this process announced last."""
+        """The last policy version announced by this process."""
         self._first_version = 0
         self._stale = 0
-        """Number of groups to be discarded with the next step."""
+        """Number of groups to discard with the next step."""
         self._is_first_taken = False
 
     def open_store(self, run: RunDirectory, tasks: TaskOrder, frontier: Mapping[str, Any] | None) -> SharedStore:
-        """Open the run's store at what a checkpoint holds of it. Raises UserError."""
+        """Open the run's store at a checkpoint's state. Raise UserError on failure."""
         settings = self.parts.experiment.ajet
         trainer = settings.trainer_common
         log_staleness(trainer, trainer.max_staleness)
@@ -103,7 +103,7 @@ class StoreSource(TaskReaderSource):
         return self._announcer.alive(lambda: session.step)
 
     def start(self, session: TrainingSession) -> None:
-        """Announce the weights that the run starts from."""
+        """Announce the initial weights of the run."""
         backbone = session.backbone
         self._first_version = backbone.version
         rounded = is_rounded(backbone)
@@ -144,21 +144,21 @@ class StoreSource(TaskReaderSource):
         )
 
     def may_complete(self) -> bool:
-        """Return whether waiting may complete a step, as of the first look after SIGTERM."""
+        """Return whether waiting may complete a step, as of the first check after SIGTERM."""
         return self._may_complete
 
     def end_step(self, session: TrainingSession, groups: StepGroups, update: StepUpdate) -> None:
         """Compare the samplers' log-probabilities with the trainer's, before the step is saved and announced.
 
         Raises:
-            UserError: they differ too much.
+            UserError: the difference exceeds the tolerance.
         """
         if update.fresh_gap is not None:
             samplers = list_samplers(groups.groups, update.version)
             self._canary.judge(update.fresh_gap, version=update.version, samplers=samplers)
 
     def save_if_due(self, session: TrainingSession) -> None:
-        """Save every step and announce it. Raises TrainerFencedError if another process trains by now."""
+        """Save every step and announce its policy. Raise TrainerFencedError if another process became the trainer."""
         if session.step:
             session.save()
         most = session.trainer.max_staleness
@@ -167,7 +167,7 @@ class StoreSource(TaskReaderSource):
         self._announce_policy(session)
 
     def stop(self, session: TrainingSession, interrupt: KeyboardInterrupt) -> None:
-        """End before the last step; groups of colocated samplers may end first, in the time that is left."""
+        """End before the last step. Groups of colocated samplers may finish within the remaining grace time."""
         super().stop(session, interrupt)
         grace, interrupts = session.trainer.grace, session.interrupts
         if session.is_step_partial or not self._samplers.is_colocated:
@@ -196,7 +196,7 @@ class StoreSource(TaskReaderSource):
             self._announcer.hold()
         earlier = self._announcer.leased
         self._announce_policy(session)
-        in_flight = max(earlier, self._announcer.leased)  # a group that closed since is not in `closed` yet
+        in_flight = max(earlier, self._announcer.leased)  # a group may have finished since `closed` was counted
         self._may_complete = (
             not is_ending or closed + in_flight >= size or (self._samplers.is_colocated and in_flight > 0)
         )
@@ -206,7 +206,7 @@ class StoreSource(TaskReaderSource):
         time.sleep(POLL_S)
 
     def _announce_policy(self, session: TrainingSession, *, over: bool = False) -> None:
-        """Announce the present policy, if it or the positions to be played have changed."""
+        """Announce the present policy, if the policy or the open positions have changed."""
         self._announced = session.backbone.version
         size = session.experiment.ajet.data.train_batch_size
         self._announcer.announce(
@@ -224,11 +224,11 @@ class StoreSource(TaskReaderSource):
 def start_probe(
     backbone: Backbone, trainer: TrainerConfig, earlier: WeightsProbe | None, *, rounded: bool
 ) -> WeightsProbe:
-    """Return a probe without any version from the present one on.
+    """Return a probe with versions before the present version only.
 
     Args:
-        earlier: the probe that another process announced before.
-        rounded: see `is_rounded`.
+        earlier: the probe announced by an earlier process.
+        rounded: the result of `is_rounded`.
     """
     tolerance = trainer.canary_tolerance(rounded=rounded) or CANARY_ROUNDED
     return WeightsProbe.resume_from(earlier, encode_probe_text(backbone.tokenizer), tolerance, version=backbone.version)
@@ -238,7 +238,7 @@ def extend_probe(probe: WeightsProbe, backbone: Backbone, *, keep: int) -> Weigh
     """Return the probe with the log-probabilities of the trainer's present weights.
 
     Args:
-        keep: number of earlier versions that stay in it.
+        keep: number of earlier versions to retain.
     """
     ids = np.array(probe.ids, np.int32)
     mask = np.ones(len(ids), np.bool_)
@@ -251,7 +251,7 @@ def extend_probe(probe: WeightsProbe, backbone: Backbone, *, keep: int) -> Weigh
 
 
 def is_rounded(backbone: Backbone) -> bool:
-    """Return whether the trainer computes log-probabilities in less than float32; this opens its scorer."""
+    """Return whether the trainer computes log-probabilities below float32. Opens the trainer's scorer."""
     with backbone.scorer() as scorer:
         return scorer.dtype != "float32"
 
@@ -262,7 +262,7 @@ def _shared_store(session: TrainingSession) -> SharedStore:
 
 
 def _find_weights(run: RunDirectory, step: int) -> Path | None:
-    """Return the folder of the weights after a step; None: those of model.path."""
+    """Return the folder of the weights after a step, or None for the weights of model.path."""
     own = run.checkpoints.folder / f"step-{step}"
     if own.exists():
         return own.absolute()

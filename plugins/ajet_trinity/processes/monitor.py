@@ -25,7 +25,7 @@ PLAYED, HANDED_OVER = "rollout/finished_task_count", "experience_pipeline/experi
 
 
 class Letters(Monitor):
-    """`monitor.monitor_type`."""
+    """Implements Trinity's `monitor.monitor_type` with reports to the run."""
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
         super().__init__(project, name, role, config)
@@ -52,4 +52,4 @@ class Letters(Monitor):
         self._sender.post_and_wait(StepNotice(step, found | numbers))
 
     def close(self) -> None:
-        """Does nothing: nothing is open."""
+        """Do nothing, because no resource is open."""
