@@ -1,7 +1,7 @@
 """Responses and its input_tokens: parsing of requests, formatting of answers.
 
-Invariant: what a response repeats of the request is what was sent; usage counts the captured tokens; a reply that was
-cut is `incomplete` and says why, one that failed in its stream is `failed`.
+Invariant: a response repeats the request's fields as sent; usage counts the captured tokens; a cut reply is
+`incomplete` with the reason, a reply that failed in its stream is `failed`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ECHOED: dict[str, Any] = {
     "tool_choice": "auto", "tools": [], "top_logprobs": None, "top_p": None, "truncation": "disabled", "user": None,
     "background": False,
 }  # fmt: skip
-"""Fields of a request that its response repeats, and their values if they were left out."""
+"""Request fields repeated by the response, with their default values."""
 _INERT = (
     "user", "metadata", "max_tool_calls", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "prompt_cache_options", "client_metadata",
@@ -43,7 +43,7 @@ TAKEN = {*_ECHOED, *_INERT, *_NEUTRAL, "input", "include", "stream", "stream_opt
 """The fields of a request that this dialect knows."""
 _INCLUDES = {
     "message.output_text.logprobs", "reasoning.encrypted_content",
-    # Of hosted tools and images, which no response here has.
+    # Of hosted tools and images, which do not exist here.
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 }  # fmt: skip
@@ -52,7 +52,7 @@ _PARAMS = {
     "messages": "input", "logprobs": "include", "response_format": "text.format", "verbosity": "text.verbosity",
     "reasoning_effort": "reasoning.effort",
 }  # fmt: skip
-"""Names of fields in this protocol, by their names in Chat Completions."""
+"""Field name in Chat Completions -> its name in this protocol."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class _Options:
         }
 
     def complete_response(self, reply: Reply, output: Sequence[Item]) -> dict[str, Any]:
-        """Return the response of a complete reply, and store it if the client wants that."""
+        """Return the response of a complete reply, and store it if requested."""
         cut = reply.finish == "length"
         thought = reasoning_tokens(reply.ids, reply.message or {}, self.decode)
         response = self.build_response(
@@ -102,7 +102,7 @@ class _Options:
 
 
 class ResponsesDialect:
-    """Responses. `decode` gives a token's text, for logprobs; None if no tokens are known."""
+    """The Responses protocol. `decode` gives a token's text for logprobs; `None` if no tokens are known."""
 
     path = "/v1/responses"
 
@@ -170,7 +170,7 @@ class ResponsesDialect:
         return request
 
     def format_reply(self, request: ParsedRequest, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return a response."""
+        """Return a response in OpenAI's form."""
         options: _Options = request.options
         reply = replies[0]
         output = Output(options.id, options.telling, options.kept.called)
@@ -202,7 +202,7 @@ class InputTokensDialect(ResponsesDialect):
 
 
 class _ResponseWriter:
-    """Writes named, numbered events."""
+    """Writes the named, numbered events of a response."""
 
     def __init__(self, options: _Options) -> None:
         self._options = options
@@ -243,7 +243,7 @@ class _ResponseWriter:
 
 
 def _build_usage(reply: Reply, reasoning_tokens: int) -> dict[str, Any] | None:
-    """Return the usage; None if the server of a chat engine did not count its tokens."""
+    """Return the usage; `None` if the server of a chat engine did not count its tokens."""
     if reply.prompt_tokens is None or reply.completion_tokens is None:
         return None
     return {
@@ -290,7 +290,7 @@ def _read_includes(value: Any) -> list[str]:
 
 
 def _read_reasoning(value: Any) -> tuple[bool, str | None]:
-    """Return (True if a summary is wanted, the effort)."""
+    """Return (True if the client requests a summary, the effort)."""
     if value is None:
         return False, None
     if not isinstance(value, dict):
@@ -330,7 +330,7 @@ def _build_response_format(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_rest(body: Mapping[str, Any]) -> None:
-    """Raise Refused for values of fields that are honoured only in part."""
+    """Raise Refused for unsupported values of partly supported fields."""
     if fields.read_boolean(body, "background", False):
         raise fields.unsupported_value("background", "replies are given at once or streamed.")
     if body.get("truncation") not in (None, "disabled"):
