@@ -1,7 +1,7 @@
 """The tokens that end a reply.
 
-Invariant: they are found in the text that the chat template writes behind a reply, so that the sampled end is the end
-that later turns show. A tag that only closes a tool call is not an end token.
+Invariant: end tokens are found in the template's text behind a reply, so the sampled end equals the end in later turns.
+A tag that only closes a tool call is not an end token.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _HARMONY = ("<|return|>", "<|call|>")
 def end_ids_of(template: ChatTemplate, tokenizer: Any, encode: Callable[[str], Ids]) -> tuple[int, ...]:
     """Return the tokens that end a reply: the template's own, then the tokenizer's.
 
-    The template's are written behind a reply or, if nothing is, at the beginning of the next turn (GLM).
+    The template writes its end token behind a reply, or only at the beginning of the next turn (GLM).
     """
     vocabulary = tokenizer.get_vocab()
     eos = tokenizer.eos_token_id
     ends: list[int] = []
-    if template.style == "harmony":  # its <|end|> ends a channel's message, not the reply
+    if template.style == "harmony":  # <|end|> ends a channel's message, not the reply
         ends += [vocabulary[name] for name in _HARMONY if name in vocabulary]
     else:
         ends += _find_template_ends(template, tokenizer, encode)

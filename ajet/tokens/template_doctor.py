@@ -1,8 +1,8 @@
 """Template doctor: the effect of a chat template on an agent's turns, and its cost.
 
-Invariant: every finding comes from turns that are rendered without a model (`TemplateRehearsal`), none from a model's
-name. The turns use the functions of runs (render, parse, extend) on replies that the chat template itself writes, so
-that a fork here is a fork in a run.
+Invariant: every finding comes from turns rendered without a model (`TemplateRehearsal`), never from a model's name. The
+turns use the functions of runs (render, parse, extend) on replies written by the chat template itself: a fork here is a
+fork in a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ajet.tokens.renderer import Rendered, Renderer
 from ajet.tokens.template import TemplateRefused
 
 TURNS = 8
-"""Replies of each episode whose cost is computed."""
+"""Number of replies in the episodes whose cost is computed."""
 
 _SYSTEM: Message = {"role": "system", "content": "You are a careful assistant."}
 _ASK: Message = {"role": "user", "content": "What does the word mean?"}
@@ -42,7 +42,7 @@ _STATES: dict[Outcome, State] = {"extends": "ok", "forks": "warning", "refused":
 
 
 def examine(renderer: Renderer) -> list[Finding]:
-    """Check a tokenizer's chat template. It takes some dozens of renderings, and no model."""
+    """Check a tokenizer's chat template. The check takes some dozens of renderings, without a model."""
     try:
         renderer.render([_ASK])
     except TemplateRefused as refusal:
@@ -211,7 +211,7 @@ def _judge_episode(what: str, played: TemplateRehearsal, outcomes: Sequence[Outc
 
 
 def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence[int]]) -> list[Finding]:
-    """Compare the vocabulary with the embeddings.
+    """Compare the size of the vocabulary with the embeddings.
 
     Args:
         config: The model's config.json.
@@ -234,7 +234,7 @@ def sizes(tokenizer: Any, config: Mapping[str, Any], rows: Mapping[str, Sequence
 
 
 Outcome = Literal["extends", "forks", "refused", "misread"]
-"""`refused`: the template raises; `misread`: the reply does not parse to the message it spells."""
+"""`refused`: the template raises; `misread`: the reply parses to another message than it spells."""
 
 TOOL: Message = {
     "type": "function",
@@ -273,17 +273,17 @@ def own_reply(
     *,
     respell: bool = False,
 ) -> Ids:
-    """Return the ids of a reply as the template writes it as the last message. Raises TemplateRefused.
+    """Return the ids of a reply as written by the template in the last message. Raises TemplateRefused.
 
     Args:
-        follow: The message behind the reply; its end token is that before `follow`.
+        follow: The message behind the reply; the last end token before `follow` ends the reply.
         respell: Write JSON without blanks and with reversed keys, as a model might.
     """
     text = renderer.template.text
     head, full = text(messages, tools), text([*messages, reply], tools, prompt=False)
     if full.startswith(head):
         said = full[len(head) :]
-    else:  # what came before is rendered otherwise by now: the reply is what follows the same opening
+    else:  # the history is rendered otherwise now: the reply follows the same opening
         opening = head.removeprefix(text(messages, tools, prompt=False))
         marked = text([*messages[:-1], {**messages[-1], "content": MARK}, reply], tools, prompt=False)
         _, found, said = marked.rpartition(MARK)[2].partition(opening) if opening else ("", "", "")
@@ -316,7 +316,7 @@ class TemplateRehearsal:
     forks: int = 0
     replies: int = 0
     lengths: list[int] = field(default_factory=list)
-    """Tokens of each timeline so far."""
+    """Number of tokens of each timeline so far."""
 
     def play(
         self,

@@ -1,7 +1,7 @@
-"""The token ids of a reply that was written instead of sampled.
+"""The token ids of a reply written by a person or program instead of sampled.
 
 Invariant: the ids are the chat template's text behind the prompt, from the first token of the reply to its end token,
-and they parse to the message that was written. If that is impossible, `InexactReplyError` is raised.
+and they parse to the written message. Otherwise `InexactReplyError` is raised.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ def written_reply(
     reply: Message,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[Ids, Message]:
-    """Return the ids [R] of `reply`, end token included, and the message to which they parse.
+    """Return the ids [R] of `reply`, end token included, and their parsed message.
 
     Args:
         words: The renderer.
-        before: The prompt, which renders `history`.
-
+        before: The prompt of `history`.
     Raises:
         InexactReplyError: The ids cannot be determined.
         TemplateRefused: The template refuses the conversation.
@@ -60,7 +59,7 @@ def written_reply(
 
 
 def _find_difference(written: Message, said: Message) -> str | None:
-    """Return the part in which a parsed message differs from the written one; blanks around texts are ignored."""
+    """Return the part in which a parsed message differs from the written message; blanks around texts are ignored."""
     for name in ("content", "reasoning_content"):
         given, read = _join_text(written.get(name)), _join_text(said.get(name))
         if given != read and (name == "content" or given):
