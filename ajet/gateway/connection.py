@@ -57,13 +57,13 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._leave: Leave | None = None
         self.guessed = False
         """True if the client has shown a wrong key, and no valid one."""
-        self._heard = loop.time()
-        self._head_since: float | None = self._heard
+        self._received_at = loop.time()
+        self._head_since: float | None = self._received_at
         """Loop time at which the head of the current request began; `None` while no head is expected."""
         self._dry = 0
         """Bytes since the last byte with an effect."""
         self._too_much = False
-        self._unread, self._unread_since = 0, self._heard
+        self._unread, self._unread_since = 0, self._received_at
         """Bytes not read by the client at the last check, and the loop time of the last change of this number."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -99,10 +99,10 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes to the parser, and refuse too many bytes without effect."""
-        self._heard = self.loop.time()
+        self._received_at = self.loop.time()
         cycle = self.cycle
         if self._head_since is None and (cycle is None or cycle.response_complete):
-            self._head_since = self._heard
+            self._head_since = self._received_at
         self._dry += len(data)
         super().data_received(data)
         if self.cycle is not cycle:
@@ -147,8 +147,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
                 self._refuse_request(408, "The request did not come in time.")
         elif cycle is not None and cycle.more_body and not cycle.response_complete:
             if self.flow.read_paused:  # the server is slow, not the client
-                self._heard = now
-            elif now - self._heard > self._limits.body_seconds:
+                self._received_at = now
+            elif now - self._received_at > self._limits.body_seconds:
                 self.transport.abort()
 
     @property
@@ -168,8 +168,8 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _refuse_request(self, status: int, message: str) -> None:
-        told: dict[str, Any] = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
-        body = json.dumps({"error": told}).encode()
+        error: dict[str, Any] = {"message": message, "type": "invalid_request_error", "code": None, "param": None}
+        body = json.dumps({"error": error}).encode()
         head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

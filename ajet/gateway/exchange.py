@@ -171,7 +171,7 @@ class RequestExchange:
             if call.request.is_streamed:
                 await self._send_events(call, session)
             else:
-                await self._send_whole(call, session)
+                await self._send_complete(call, session)
             is_delivered = not self._has_left
         except OSError:
             logger.debug("a client left before its reply was sent")
@@ -244,7 +244,7 @@ class RequestExchange:
         if not self._has_left and not self._has_ended:
             self._pacing.add_lateness(max(0.0, loop.time() - due))
 
-    async def _send_whole(self, call: InflightCall, session: Session) -> None:
+    async def _send_complete(self, call: InflightCall, session: Session) -> None:
         loop = asyncio.get_running_loop()
         while not self._has_left and not call.is_settled:
             self._waiter = loop.create_future()
@@ -380,7 +380,7 @@ def read_caller(grant: Grant[Session], headers: Mapping[bytes, bytes], body: Map
         target = check_name(headers[b"x-ajet-target"].decode("latin-1").strip(), "x-ajet-target")
     if target is None:
         target = grant.target if agent is None or agent == grant.agent else ""
-    return Caller(grant.agent if agent is None else agent, target, grant.debug_model, grant.session.kept)
+    return Caller(grant.agent if agent is None else agent, target, grant.debug_model, grant.session.dialect_state)
 
 
 def read_retry_hint(headers: Mapping[bytes, bytes]) -> RetryHint:

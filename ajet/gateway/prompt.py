@@ -214,18 +214,18 @@ def _extend_raw(
         extends = np.array_equal(given.ids[: len(head)], head)
         return RenderedPrompt(given, match, parent, before if extends else None, None if extends else "client_edit")
     ended = len(reply) and int(reply[-1]) in renderer.end_ids
-    for kept in (reply, reply[:-1] if ended else reply):  # clients do not see the end token of the reply
-        known = before.text + renderer.decode(kept, after=before.ids)
+    for shown in (reply, reply[:-1] if ended else reply):  # clients do not see the end token of the reply
+        known = before.text + renderer.decode(shown, after=before.ids)
         if given.startswith(known):
             new = given[len(known) :]
-            ids = np.concatenate([before.ids, kept, renderer.encode_without_images(new)]).astype(np.int32, copy=False)
-            is_complete = len(kept) == len(reply)
+            ids = np.concatenate([before.ids, shown, renderer.encode_without_images(new)]).astype(np.int32, copy=False)
+            is_complete = len(shown) == len(reply)
             return RenderedPrompt(
                 Rendered(given, ids),
                 match,
                 parent,
                 before if is_complete else None,
                 None if is_complete else "client_edit",
-                RawPrompt(new, len(before.ids) + len(kept)),
+                RawPrompt(new, len(before.ids) + len(shown)),
             )
     return RenderedPrompt(renderer.raw(given), match, parent, None, "client_edit", RawPrompt(given, 0))

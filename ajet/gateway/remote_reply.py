@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from ajet.context_tracker.matching import message_key
 from ajet.gateway.dialects.anthropic.messages import read_messages
 from ajet.gateway.dialects.responses.items import messages_of
-from ajet.gateway.dialects.responses.kept import KeptResponses
+from ajet.gateway.dialects.responses.stored import StoredResponses
 from ajet.gateway.remote_stream import MALFORMED, DialectName
 from ajet.gateway.request import Refused
 from ajet.schema.call import FinishReason
@@ -159,7 +159,7 @@ def _are_ids(value: Any) -> TypeGuard[list[int]]:
 
 
 def _parse_response(body: Mapping[str, Any]) -> list[RemoteChoice]:
-    messages = messages_of([], open_reasoning(body["output"]), KeptResponses(), [])
+    messages = messages_of([], open_reasoning(body["output"]), StoredResponses(), [])
     content = "".join(each["content"] or "" for each in messages)
     calls = [call for each in messages for call in each.get("tool_calls") or ()]
     thought = "".join(each.get("reasoning_content", "") for each in messages)

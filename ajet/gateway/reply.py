@@ -130,8 +130,8 @@ class ReplyReader:
                 self._add_chunk(chunks, *reply.chunk_ends[self._chunk_ends])
                 self._chunk_ends += 1
         if stream is not None and reply.is_readable:
-            stream.feed(reply.ids[stream.kept :])
-            self._add_chunk(chunks, len(stream.deltas), stream.kept)
+            stream.feed(reply.ids[stream.id_count :])
+            self._add_chunk(chunks, len(stream.deltas), stream.id_count)
         return chunks
 
     def _add_chunk(self, chunks: list[ReplyChunk], deltas: int, ids: int) -> None:

@@ -94,7 +94,7 @@ def _build_others(context: GatewayContext, paths: Iterable[str], opens_later: Ca
             Route("/health", get_health),
             Route("/v1/models", get_models),
             Route("/v1/models/{name:path}", get_model),
-            *response_routes(lambda request: find_session(context, request).kept),
+            *response_routes(lambda request: find_session(context, request).dialect_state),
             *[Route(path, serve_dialect, methods=["POST"]) for path in paths],
         ],
         exception_handlers={Refused: _answer_refusal, HTTPException: answer_http_error, Exception: answer_failure},

@@ -66,7 +66,7 @@ class Session:
         self.episode, self.model_name = episode, model_name
         self.models = dict(models or {})
         """Model name -> its adapter. If empty, any name is accepted and each agent has its own adapter."""
-        self.kept: dict[str, Any] = {}
+        self.dialect_state: dict[str, Any] = {}
         """The dialects' state of this episode: `Caller.dialect_state`."""
         self.inflight = InflightCalls()
         self._makers: dict[asyncio.Task[Any], Reply] = {}

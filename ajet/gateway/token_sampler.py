@@ -2,7 +2,7 @@
 
 Invariant: the ids of a reply are the engine's, recorded even if the client leaves; the run's sampling settings replace
 the client's for every trained call. A reply that violates a demand of its request is recorded as aborted with the
-reason, counted, and sampled again; no client sees it, and it is not trained.
+reason, counted, and sampled offset; no client sees it, and it is not trained.
 """
 
 from __future__ import annotations
@@ -221,9 +221,9 @@ class TokenSampler:
                         reply.top += chunk.top
                 finish = reply.engine_finish = chunk.finish
                 if ends_early or (request.is_streamed and reply.is_readable and not pacing.is_busy):
-                    stream.feed(ids[stream.kept :])
+                    stream.feed(ids[stream.id_count :])
                     if reply.is_readable:
-                        reply.chunk_ends.append((len(stream.deltas), stream.kept))
+                        reply.chunk_ends.append((len(stream.deltas), stream.id_count))
                     if stream.is_cut:
                         finish = reply.engine_finish = "stop"
                         break
@@ -237,7 +237,7 @@ class TokenSampler:
         stream, finish, call = reply.stream, reply.engine_finish, reply.call
         assert stream is not None and finish is not None and call is not None and reply.token_request is not None
         ids = reply.ids
-        stream.feed(ids[stream.kept :])
+        stream.feed(ids[stream.id_count :])
         message = stream.message()
         # SGLang reports "length" if the last allowed token is the end token.
         if stream.stopped is not None or (ids and ids[-1] in reply.token_request.sampling.stop_ids):
@@ -254,32 +254,32 @@ class TokenSampler:
         """Settle the call and complete the reply. Raises Refused if the episode has ended."""
         stream, call, prompt = reply.stream, reply.call, reply.prompt
         assert stream is not None and call is not None and prompt is not None
-        kept = stream.kept
-        text = self._renderer.decode(reply.ids[:kept], after=prompt.ids)
+        count = stream.id_count
+        text = self._renderer.decode(reply.ids[:count], after=prompt.ids)
         if not self._recorder.settle(
-            call, finish, reply=reply, count=kept, message=message, reply_text=text, stopped=stream.stopped
+            call, finish, reply=reply, count=count, message=message, reply_text=text, stopped=stream.stopped
         ):
             raise build_ended_error()
         for sampled in (reply.ids, reply.unit_logprobs, reply.top):
-            del sampled[kept:]
+            del sampled[count:]
         call.stop, call.resumed = stream.stopped, max(0, reply.engine_requests - 1)
         prompt_tokens = len(prompt.ids)
         if finish == "length":
             limit = "max_tokens"
-            if prompt_tokens + kept >= self._max_tokens:
+            if prompt_tokens + count >= self._max_tokens:
                 limit = "rollout.max_model_len"
-            elif kept >= self._run.max_tokens:
+            elif count >= self._run.max_tokens:
                 limit = "rollout.max_response_length_in_one_turn"
             call.extra["cut_by"] = limit
         reply.message, reply.finish, reply.stopped = message, finish, stream.stopped
-        reply.prompt_tokens, reply.completion_tokens = prompt_tokens, kept
+        reply.prompt_tokens, reply.completion_tokens = prompt_tokens, count
 
     def _reject_draw(self, reply: Reply, violation: FormatViolation) -> None:
         """Record a draw that violates the request. Raises Refused after the last try, and if the episode has ended."""
         call, stream = reply.call, reply.stream
         assert call is not None and stream is not None
         why = f"not what its client asked for: {violation.why}"
-        if not self._recorder.settle(call, "aborted", reply=reply, count=stream.kept, error=why):
+        if not self._recorder.settle(call, "aborted", reply=reply, count=stream.id_count, error=why):
             raise build_ended_error()
         call.rejected = violation.why
         reply.token_request = None
@@ -314,12 +314,12 @@ def _build_rest(first: TokenRequest, reply: Reply) -> TokenRequest:
     """Return the engine's request for the rest of a draw, with new random numbers."""
     # Only the engine knew how far the first random numbers were used. No session has 2^32 calls, so the new name is
     # unique.
-    again = reply.engine_requests << _RESUMED
+    offset = reply.engine_requests << _RESUMED
     sampling = first.sampling
-    seed = None if sampling.seed is None else sampling.seed ^ again
+    seed = None if sampling.seed is None else sampling.seed ^ offset
     return replace(
         first,
         prompt_ids=np.concatenate([first.prompt_ids, np.array(reply.ids, dtype=np.int32)]),
         sampling=replace(sampling, max_tokens=sampling.max_tokens - len(reply.ids), seed=seed),
-        key=first.key._replace(call=first.key.call + again),
+        key=first.key._replace(call=first.key.call + offset),
     )

@@ -39,12 +39,12 @@ def _find_template_ends(template: ChatTemplate, tokenizer: Any, encode: Callable
     control = {*tokenizer.all_special_ids, *(id for id, each in tokenizer.added_tokens_decoder.items() if each.special)}
     added = {*control, *tokenizer.added_tokens_decoder}
     ask: Message = {"role": "user", "content": "?"}
-    said: Message = {"role": "assistant", "content": MARK}
+    answer: Message = {"role": "assistant", "content": MARK}
     call = {"type": "function", "id": "0", "function": {"name": "f", "arguments": {"x": MARK}}}
     calling: list[Message] = [ask, {"role": "assistant", "content": "", "tool_calls": [call]}]
     calling.append({"role": "tool", "tool_call_id": "0", "content": "?"})
     ends: list[int] = []
-    for messages, first in (([ask, said], True), ([ask, said, ask], True), (calling, False)):
+    for messages, first in (([ask, answer], True), ([ask, answer, ask], True), (calling, False)):
         try:
             after = template.text(messages, prompt=False).rpartition(MARK)[2]
         except TemplateRefused:

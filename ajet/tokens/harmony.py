@@ -38,7 +38,7 @@ class HarmonyParser:
         """Finds the end of the current call; the next message ends a call even within a JSON text."""
         self._searched = 0
         """Number of searched characters of `_held` without the beginning of a next message."""
-        self._said: set[str] = set()
+        self._begun_kinds: set[str] = set()
         self._calls = 0
 
     @property
@@ -77,7 +77,7 @@ class HarmonyParser:
         kind = "reasoning_content" if on is not None and on[1] == "analysis" and to is None else "content"
         self._begin_message("call" if to is not None else kind, self._consume_text(len(header) + len(MESSAGE)))
         self._name = to[1] if to is not None else ""
-        return self._build_delta("\n") if self._kind in self._said else []
+        return self._build_delta("\n") if self._kind in self._begun_kinds else []
 
     def _parse_body(self, end: bool) -> list[dict[str, Any]] | None:
         stop = self._find_message_end()
@@ -114,7 +114,7 @@ class HarmonyParser:
         return self._build_delta(text)
 
     def _build_delta(self, text: str) -> list[dict[str, Any]]:
-        self._said.add(self._kind)
+        self._begun_kinds.add(self._kind)
         return [{self._kind: text}] if text else []
 
     def _end_message(self) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ class HarmonyParser:
             return []
         function = self._parse_function()
         if function is None:
-            self._said.add("content")
+            self._begun_kinds.add("content")
             return [{"content": self._segment}]
         self._calls += 1
         return [{"tool_calls": [{"index": self._calls - 1, "type": "function", "function": function}]}]

@@ -168,5 +168,5 @@ def _unite_types(members: list[Types]) -> Types:
 
 def _canonical_json(value: Any) -> str:
     """Return a JSON text that is the same for equal values: true differs from 1, 1.0 does not."""
-    whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if whole else value, sort_keys=True)
+    is_integral = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_integral else value, sort_keys=True)

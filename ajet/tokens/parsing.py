@@ -141,7 +141,7 @@ class ReplyStream:
         """All deltas of the reply so far."""
         self.is_cut = False
         """True once a stop string or the only tool call has completed the reply before the engine did."""
-        self.kept = 0
+        self.id_count = 0
         """Number of ids that belong to the reply: fewer than fed if the reply was cut."""
         self.stopped: str | None = None
         """The stop string that was found in the reply."""
@@ -149,7 +149,7 @@ class ReplyStream:
     def feed(self, ids: Sequence[int]) -> list[Delta]:
         """Parse more sampled ids. Return the deltas that further ids cannot change."""
         if not self._stop and not self._is_single:
-            self.kept += len(ids)
+            self.id_count += len(ids)
             text = self._decoder.feed([token for token in ids if token not in self._end_ids]) if ids else ""
             deltas = self._parser.feed(text) if text else []
             self.deltas += deltas
@@ -158,7 +158,7 @@ class ReplyStream:
         for token in ids:  # singly, so that the token completing a stop string is the last
             if self.is_cut:
                 break
-            self.kept += 1
+            self.id_count += 1
             if token not in self._end_ids:
                 self._add_deltas(self._search_stop(self._decoder.feed([token])))
         return self.deltas[first:]

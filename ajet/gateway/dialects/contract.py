@@ -21,7 +21,7 @@ class Caller:
     agent: str
     target: str = ""
     debug_model: str | None = None
-    kept: dict[str, Any] = field(default_factory=dict)
+    dialect_state: dict[str, Any] = field(default_factory=dict)
     """State of the dialects between requests of a session, by the dialect's own names.
 
     It is written on the gateway's loop only, read by `parse` also on a thread, and deleted with the session."""

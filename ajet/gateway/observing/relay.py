@@ -214,10 +214,10 @@ class ObservingRelay:
                 with suppress(asyncio.CancelledError):
                     await passing
             finally:
-                said = await self._complete(_run(copy.is_long, copy.build_body))
+                reply = await self._complete(_run(copy.is_long, copy.build_body))
                 problem: str | None = copy.problem
                 if running is not None:
-                    running.row.said, running.row.problem, running.row.finish = said, copy.problem, copy.finish
+                    running.row.said, running.row.problem, running.row.finish = reply, copy.problem, copy.finish
                     await self._complete(self._sessions.end(running))
                     problem = running.call.error
                 if problem and (copy.finish != "aborted" or copy.was_silent) and self._log_limit.is_due(problem):

@@ -132,8 +132,8 @@ class ObservedSession:
         capture = self._recorder.capture
         calls, messages = capture.calls, capture.messages
         lines, untrained = timelines(calls)
-        asked = (messages[at] for call in calls for at in call.messages)
-        query = next((extract_text(message) for message in asked if message.get("role") == "user"), "")
+        prompts = (messages[at] for call in calls for at in call.messages)
+        query = next((extract_text(message) for message in prompts if message.get("role") == "user"), "")
         is_exact = bool(calls) and all(call.extra.get("exact", False) for call in calls)
         failure = None
         if calls and calls[-1].error:
@@ -232,7 +232,7 @@ def _parse_request(row: ObservedCall, stored: dict[str, Any]) -> tuple[ParsedReq
     dropped: set[str] = set()
     while True:
         try:
-            request = dialect.parse(fields, Caller(row.agent, kept=stored))
+            request = dialect.parse(fields, Caller(row.agent, dialect_state=stored))
             if not request.prompts:
                 return request, dropped
             if len(request.prompts) == 1 and isinstance(prompt := request.prompts[0], str):

@@ -17,8 +17,8 @@ from ajet.gateway.dialects import fields
 from ajet.gateway.dialects.chat import error_body
 from ajet.gateway.dialects.contract import Caller, StreamWriter
 from ajet.gateway.dialects.responses.items import messages_of, read_input
-from ajet.gateway.dialects.responses.kept import Item, KeptResponses, StoredResponse, kept_responses
-from ajet.gateway.dialects.responses.output import Event, Output, Telling, build_whole_chunk, reasoning_tokens
+from ajet.gateway.dialects.responses.output import Event, Output, Telling, build_complete_chunk, reasoning_tokens
+from ajet.gateway.dialects.responses.stored import Item, StoredResponse, StoredResponses, find_stored_responses
 from ajet.gateway.dialects.responses.tools import read_tool_choice, read_tools
 from ajet.gateway.dialects.token_logprobs import Decode
 from ajet.gateway.reply import Reply, ReplyChunk
@@ -60,7 +60,7 @@ class _Options:
     echo: Mapping[str, Any]
     telling: Telling
     decode: Decode | None
-    kept: KeptResponses
+    stored: StoredResponses
     previous: StoredResponse | None
     own: Sequence[Item]
     store: bool
@@ -98,7 +98,7 @@ class _Options:
 
     def store_response(self, response: dict[str, Any]) -> None:
         if self.store:
-            self.kept.keep(self.previous, self.own, response)
+            self.stored.keep(self.previous, self.own, response)
 
 
 class ResponsesDialect:
@@ -113,12 +113,12 @@ class ResponsesDialect:
         """Parse a request. Raises Refused."""
         fields.refuse_unknown(body, TAKEN)
         model = fields.read_model(body)
-        kept = kept_responses(caller.kept)
-        previous = _find_previous(body.get("previous_response_id"), kept)
-        own = read_input(body.get("input", []), kept)
+        stored = find_stored_responses(caller.dialect_state)
+        previous = _find_previous(body.get("previous_response_id"), stored)
+        own = read_input(body.get("input", []), stored)
         earlier = previous.conversation() + previous.response["output"] if previous is not None else []
         images: list[str] = []
-        messages = messages_of(earlier, own, kept, images)
+        messages = messages_of(earlier, own, stored, images)
         instructions = body.get("instructions")
         if instructions is not None:
             if not isinstance(instructions, str):
@@ -165,7 +165,7 @@ class ResponsesDialect:
         sealing = "reasoning.encrypted_content" in includes
         telling = Telling(self._decode if logprobs else None, top or 0, summary, sealing, namespaces)
         store = fields.read_boolean(body, "store", True)
-        request.options = _Options(echo, telling, self._decode, kept, previous, own, store)
+        request.options = _Options(echo, telling, self._decode, stored, previous, own, store)
         request.is_streamed = fields.read_boolean(body, "stream", False)
         return request
 
@@ -173,8 +173,8 @@ class ResponsesDialect:
         """Return a response in OpenAI's form."""
         options: _Options = request.options
         reply = replies[0]
-        output = Output(options.id, options.telling, options.kept.called)
-        for _ in output.feed(build_whole_chunk(reply)):
+        output = Output(options.id, options.telling, options.stored.called)
+        for _ in output.feed(build_complete_chunk(reply)):
             pass
         for _ in output.end(_find_status(reply)):
             pass
@@ -206,7 +206,7 @@ class _ResponseWriter:
 
     def __init__(self, options: _Options) -> None:
         self._options = options
-        self._output = Output(options.id, options.telling, options.kept.called)
+        self._output = Output(options.id, options.telling, options.stored.called)
         self._number = 0
 
     def begin_reply(self, choice: int) -> bytes:
@@ -259,10 +259,10 @@ def _find_status(reply: Reply) -> str:
     return "incomplete" if reply.finish == "length" else "completed"
 
 
-def _find_previous(name: Any, kept: KeptResponses) -> StoredResponse | None:
+def _find_previous(name: Any, stored: StoredResponses) -> StoredResponse | None:
     if name is None:
         return None
-    found = kept.find(fields.check_text(name, "previous_response_id"))
+    found = stored.find(fields.check_text(name, "previous_response_id"))
     if found is None:
         raise Refused(
             f"Previous response with id '{name}' not found.",

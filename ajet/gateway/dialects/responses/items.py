@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ajet.gateway.dialects.fields import check_text, invalid_value, read_content, unsupported_value
-from ajet.gateway.dialects.responses.kept import Item, KeptResponses
+from ajet.gateway.dialects.responses.stored import Item, StoredResponses
 from ajet.gateway.dialects.responses.tools import one_name
 from ajet.gateway.request import Refused
 
@@ -19,7 +19,7 @@ _SEALED = "ajet:"
 _ROLES = ("user", "system", "developer", "assistant")
 
 
-def read_input(value: Any, kept: KeptResponses) -> list[Item]:
+def read_input(value: Any, stored: StoredResponses) -> list[Item]:
     """Return the request's own items. Raises Refused.
 
     A text becomes a user's message, and references are resolved.
@@ -35,7 +35,7 @@ def read_input(value: Any, kept: KeptResponses) -> list[Item]:
             raise invalid_value(where, "an object")
         if item.get("type") == "item_reference" or (item.get("type") is None and "role" not in item and "id" in item):
             name = check_text(item.get("id"), f"{where}.id")
-            found = kept.item(name)
+            found = stored.item(name)
             if found is None:
                 raise Refused(f"Item with id '{name}' not found.", status=404, code="not_found", param=f"{where}.id")
             item = found
@@ -44,10 +44,10 @@ def read_input(value: Any, kept: KeptResponses) -> list[Item]:
 
 
 def messages_of(
-    earlier: Sequence[Item], own: Sequence[Item], kept: KeptResponses, images: list[str]
+    earlier: Sequence[Item], own: Sequence[Item], stored: StoredResponses, images: list[str]
 ) -> list[dict[str, Any]]:
     """Return a conversation of items as messages. The places of images are added to `images`. Raises Refused."""
-    conversation = _Conversation(kept, images)
+    conversation = _Conversation(stored, images)
     for index, item in enumerate(earlier):
         conversation.add(item, f"previous_response_id: item {index}")
     for index, item in enumerate(own):
@@ -69,10 +69,10 @@ def sealed(thought: str) -> str:
 class _Conversation:
     """Builds messages item by item."""
 
-    def __init__(self, kept: KeptResponses, images: list[str]) -> None:
+    def __init__(self, stored: StoredResponses, images: list[str]) -> None:
         self.messages: list[dict[str, Any]] = []
         self._images = images
-        self._kept = kept
+        self._stored = stored
         self._reply: dict[str, Any] | None = None
         """The assistant message extended by the next item of the same reply."""
         self._answered = False
@@ -147,9 +147,9 @@ class _Conversation:
         return self._reply
 
     def _same_reply(self, call: str) -> bool:
-        reply = self._kept.reply_of(call)
+        reply = self._stored.reply_of(call)
         calls = (self._reply or {}).get("tool_calls") or ()
-        return reply is not None and any(self._kept.reply_of(other["id"]) == reply for other in calls)
+        return reply is not None and any(self._stored.reply_of(other["id"]) == reply for other in calls)
 
     def _has_text(self) -> bool:
         return self._reply is not None and self._reply["content"] is not None

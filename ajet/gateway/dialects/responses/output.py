@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet.gateway.dialects.responses.items import sealed
-from ajet.gateway.dialects.responses.kept import Item
+from ajet.gateway.dialects.responses.stored import Item
 from ajet.gateway.dialects.responses.tools import Namespaces
 from ajet.gateway.dialects.token_logprobs import Decode, build_token_logprobs
 from ajet.gateway.reply import Reply, ReplyChunk
@@ -172,7 +172,7 @@ class Output:
         return {"type": kind, "item_id": self.items[-1]["id"], "output_index": len(self.items) - 1, **values}
 
 
-def build_whole_chunk(reply: Reply) -> ReplyChunk:
+def build_complete_chunk(reply: Reply) -> ReplyChunk:
     """Return a complete reply as one chunk."""
     message = reply.message or {}
     deltas: list[dict[str, Any]] = [

@@ -40,7 +40,7 @@ class StoredResponse:
         return items
 
 
-class KeptResponses:
+class StoredResponses:
     """The stored responses of one session."""
 
     def __init__(self) -> None:
@@ -73,10 +73,10 @@ class KeptResponses:
 
     def get(self, name: str) -> StoredResponse:
         """Return the response with an id. Raises Refused (404)."""
-        kept = self._responses.get(name)
-        if kept is None:
+        stored = self._responses.get(name)
+        if stored is None:
             raise Refused(f"Response with id '{name}' not found.", status=404, code="not_found", param="response_id")
-        return kept
+        return stored
 
     def delete(self, name: str) -> dict[str, Any]:
         """Delete a response. Conversations that continue it still contain its items. Raises Refused (404)."""
@@ -88,8 +88,8 @@ class KeptResponses:
         """Delete all responses except the newest and their predecessors, for an endless session."""
         newest = list(self._responses.items())[-count:]
         links: dict[int, StoredResponse] = {}
-        for _, kept in newest:
-            link: StoredResponse | None = kept
+        for _, stored in newest:
+            link: StoredResponse | None = stored
             while link is not None and id(link) not in links:
                 links[id(link)] = link
                 link = link.previous
@@ -108,12 +108,12 @@ class KeptResponses:
         return self._same.setdefault(hashlib.blake2b(spelled, digest_size=16).digest(), value)
 
 
-def kept_responses(kept: dict[str, Any]) -> KeptResponses:
+def find_stored_responses(dialect_state: dict[str, Any]) -> StoredResponses:
     """Return the stored responses of a session from the dialects' state."""
-    return kept.setdefault("responses", KeptResponses())
+    return dialect_state.setdefault("responses", StoredResponses())
 
 
-def item_list(kept: StoredResponse, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
+def item_list(stored: StoredResponse, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
     """Return a page of the items before a response.
 
     Args:
@@ -122,7 +122,7 @@ def item_list(kept: StoredResponse, *, order: str, limit: int, after: str | None
     Raises:
         Refused: The item `after` does not exist.
     """
-    listed = [_build_listed(item, at) for at, item in enumerate(kept.conversation())]
+    listed = [_build_listed(item, at) for at, item in enumerate(stored.conversation())]
     if order == "desc":
         listed.reverse()
     if after is not None:
