@@ -27,7 +27,7 @@ from ajet.commands.http_server import read_key, serve_until_ended
 from ajet.commands.model_card import write_card
 from ajet.commands.recorded_run import find_recorded_model, load_recorded_settings
 from ajet.engine.adapters import FOLDER, Adapter, Adapters, adapter_folder
-from ajet.gateway.dialects.responses.kept import kept_responses
+from ajet.gateway.dialects.responses.stored import find_stored_responses
 from ajet.gateway.listener import require_free
 from ajet.record.checkpoints import checkpoints_of
 from ajet.record.console import console, print_line
@@ -113,8 +113,10 @@ class ModelServer:
             models=self.models,
         )
         if self._session is not None:
-            session.kept = self._session.kept
-            self.gateway.loop.call_soon_threadsafe(kept_responses(session.kept).keep_newest, MAX_SESSION_CALLS)
+            session.dialect_state = self._session.dialect_state
+            self.gateway.loop.call_soon_threadsafe(
+                find_stored_responses(session.dialect_state).keep_newest, MAX_SESSION_CALLS
+            )
             self._earlier.append(self._session)
         self._session = session
         self.gateway.admit(self.key, session)

@@ -47,13 +47,13 @@ class GroupRefusedError(AjetError):
 
 @dataclass(frozen=True, slots=True)
 class GroupTerms:
-    """Requirements of a trainer on a group. None: any value."""
+    """Requirements of a trainer on a group. `None` admits any value."""
 
     run: str
     repeats: int
-    """Attempts of a group (`rollout.num_repeat`)."""
+    """Attempts per group (`rollout.num_repeat`)."""
     longest: int
-    """Tokens of a timeline (`data.max_prompt_length` and `max_response_length` together)."""
+    """Limit on the tokens of a timeline (`data.max_prompt_length` plus `max_response_length`)."""
     vocabulary: int | None = None
     """Number of token ids of the model."""
     adapters: frozenset[str] | None = None  # names of trained adapters
@@ -207,7 +207,7 @@ def _check_verdict(verdict: Verdict, calls: Sequence[Call]) -> None:
 
 
 def _check_call(call: Call, at: int) -> None:
-    """The parts of a call that credit, loss, proof and metrics read."""
+    """Check the parts of a call that credit, loss, proof and metrics read."""
     replied = len(call.response_ids)
     _require_valid(
         call.index == at and isinstance(call.trained, bool), "call", f"call {at} has the index {call.index!r:.20}"
@@ -277,13 +277,13 @@ def _check_timeline(timeline: Timeline, at: int, calls: Sequence[Call]) -> None:
 
 
 def _reply_part(span: SampledSpan, call: Call) -> slice:
-    """The tokens of the call's reply that a span of a timeline covers."""
+    """Return the part of the call's reply covered by a span of a timeline."""
     begin = span.start - call.prefix - len(call.suffix_ids)
     return slice(begin, begin + span.stop - span.start)
 
 
 def _begins_with(values: np.ndarray, part: np.ndarray) -> bool:
-    """True if `part` is a prefix of `whole`, bit for bit. A timeline may be cut at its end."""
+    """Return True if `part` is a prefix of `values`, bit for bit. A timeline may be cut at its end."""
     return len(part) <= len(values) and values[: len(part)].tobytes() == part.tobytes()
 
 
@@ -302,7 +302,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    """True for a number that stays finite as float32."""
+    """Return True for a number that stays finite as float32."""
     if not isinstance(value, (int, float)):
         return False
     try:

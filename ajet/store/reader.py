@@ -25,7 +25,7 @@ class StoredPosition:
     state: State
     kept: tuple[Kept, ...] = ()  # unchanged episodes
     altered: tuple[str, ...] = ()
-    """How each of the others was changed."""
+    """For each changed episode, a description of the change."""
     used: tuple[int, ...] = ()
     """Steps that used the position, in order."""
     left: str = ""

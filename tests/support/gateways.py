@@ -123,7 +123,7 @@ class EpisodeSession:
 
     def stored_responses(self, names: list[str]) -> list[tuple[list[int], int]]:
         """Return of each stored response the identities of its input items in memory, and of its tools."""
-        stored = [self._session.kept["responses"].get(name) for name in names]
+        stored = [self._session.dialect_state["responses"].get(name) for name in names]
         return [([id(item) for item in each.input], id(each.response["tools"])) for each in stored]
 
     def wait_until(self, condition: Callable[[], object]) -> None:

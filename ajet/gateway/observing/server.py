@@ -1,6 +1,6 @@
-"""RelayServer: an observing relay on a thread and loop of its own.
+"""RelayServer: an observing relay with its own thread and loop.
 
-Invariant: once `stop` has returned, every call is recorded as far as it came, and every session has ended.
+Invariant: once `stop` has returned, every call is recorded as far as it was received, and every session has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHECK_EVERY_S = 1.0
 
 
 class RelayServer:
-    """Serves a relay until it is stopped."""
+    """Serves a relay until `stop` is called."""
 
     def __init__(self, relay: ObservingRelay, sessions: ObservedSessions, listening: socket.socket) -> None:
         self._relay, self._sessions, self._listening = relay, sessions, listening
@@ -28,16 +28,17 @@ class RelayServer:
 
     @property
     def idle(self) -> bool:
-        """True if no request is being answered."""
+        """True if no request is in progress."""
         return self._relay.idle
 
     def stop(self) -> None:
-        """Stop serving: requests under way end, and every session with them."""
+        """Stop serving. Requests in progress and all sessions end."""
         self._listener.stop()
         self._thread.join()
 
     def _run(self, started: Callable[[], None]) -> None:
-        with closing(self._listening), closing(self._serve(started)) as serving:  # it never begins without a loop
+        # The coroutine is closed explicitly: it never begins if the loop cannot be made.
+        with closing(self._listening), closing(self._serve(started)) as serving:
             asyncio.run(serving)
 
     async def _serve(self, started: Callable[[], None]) -> None:

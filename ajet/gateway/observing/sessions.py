@@ -1,10 +1,10 @@
-"""ObservedSessions: the open sessions of an observing relay, each of which becomes an episode.
+"""ObservedSessions: the open sessions of an observing relay, which become episodes.
 
-Invariant: a call that has ended and feedback are in the session's file before they are counted, so that a killed
-process loses none; the file is deleted once the episode is on the disk. A session closes while nothing is written to
-it; feedback that waited until then is late feedback on its episode. A name has one open session: after its end, or its
-`end` in feedback, a request of that name begins another one, and calls under way still belong to the earlier one.
-Everything runs on one event loop.
+Invariant: an ended call, and feedback, are in the session's file before they are counted: a killed process loses no
+data. The file is deleted once the episode is on the disk. A session closes only while no data is being written;
+feedback that waited for the closing is late feedback on the episode. A name has one open session: after its end, or an
+`end` in feedback, the next request of the name begins a new session, and calls in progress still belong to the earlier
+session. All code runs on one event loop.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from ajet.schema.episode import Episode
 from ajet.schema.errors import UserError
 
 MAX_ENDED = 100_000
-"""Ended sessions and replies for which feedback still finds the episode."""
+"""Number of ended sessions and replies whose episode can still be found for feedback."""
 MAX_CALLS, MAX_BYTES = 1000, 256 << 20
-"""Calls of a session, and bytes of its file: a client that names no session and never pauses would fill the memory."""
+"""Limits on a session's calls and the bytes of its file. Without them, an unnamed client that never pauses would
+fill the memory."""
 REPLY_WAIT_S = 30.0
-"""Seconds for which feedback on an unknown reply waits for calls under way."""
+"""Seconds for which feedback on an unknown reply waits for calls in progress."""
 
 
 class _Head(BaseModel):
@@ -49,11 +50,11 @@ class _Head(BaseModel):
 
 
 class RunningCall(NamedTuple):
-    """A call under way."""
+    """A call in progress, with its session and row."""
 
     session: ObservedSession
     row: ObservedCall
-    """Its `said`, `problem` and `finish` are set when the reply has come."""
+    """`said`, `problem` and `finish` of the row are set after the reply."""
     call: Call
 
 
@@ -65,7 +66,7 @@ class ObservedSessions:
     """The open sessions of one relay."""
 
     folder: Path
-    """Where the sessions' files are."""
+    """The folder of the sessions' files."""
     redact: Redactor
     on_closed: Callable[[Episode, Path], None]
     """Takes the episode of an ended session, and the file to delete once the episode is on the disk."""
@@ -76,16 +77,16 @@ class ObservedSessions:
     """Seconds without a call or feedback after which a session ends."""
     _open: dict[str, ObservedSession] = field(default_factory=dict)
     _ending: list[ObservedSession] = field(default_factory=list)
-    """Sessions that are over and still have calls under way."""
+    """Sessions that are over, with calls still in progress."""
     _counts: OrderedDict[str, int] = field(default_factory=OrderedDict)
-    """Name -> sessions of that name so far."""
+    """Name -> number of sessions with this name so far."""
     _ended: OrderedDict[str, str] = field(default_factory=OrderedDict)
-    """Key of feedback -> the ended episode that it is about."""
+    """Key of feedback -> the ended episode of its session or reply."""
     _settled: asyncio.Event = field(default_factory=asyncio.Event)
     _late_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def find(self, name: str) -> ObservedSession:
-        """Return the open session of this name, or a new one."""
+        """Return the open session of this name, or a new session."""
         session = self._open.get(name)
         if session is None:
             number = self._counts.get(name, 0)
@@ -96,10 +97,10 @@ class ObservedSessions:
         return session
 
     async def begin(self, name: str, row: ObservedCall, *, is_long: bool = False) -> RunningCall:
-        """Record a request in the session of this name; `end` must follow. It must not be cancelled.
+        """Record a request in the session of this name. Must be followed by `end`, and must not be cancelled.
 
         Args:
-            is_long: Parsing the request takes long: it is done on a thread.
+            is_long: Parse the request on a thread, because parsing takes long.
         """
         session = self.find(name)
         session.running += 1
@@ -112,7 +113,7 @@ class ObservedSessions:
         return RunningCall(session, row, call)
 
     async def end(self, running: RunningCall) -> None:
-        """Write a call that has ended, then count it; if the disk takes nothing, it is logged and counted."""
+        """Write an ended call, then count it. A call that cannot be written is logged and still counted."""
         session, row, call = running
         row.started, row.ended = call.started, time.time()
         try:
@@ -135,7 +136,7 @@ class ObservedSessions:
             self._settled = asyncio.Event()
 
     async def add_feedback(self, feedback: Feedback) -> dict[str, Any]:
-        """Write feedback and return what it is about. It must not be cancelled. Raises OSError if it is not written."""
+        """Write feedback, and return its session or episode. Must not be cancelled. Raises OSError if writing fails."""
         session = await self._find_subject(feedback)
         if session is None:
             return await self._add_late(feedback, self._ended.get(_build_key(feedback)))
@@ -154,7 +155,7 @@ class ObservedSessions:
         return {"recorded": True, "known": True, "session": session.name, "episode": session.uuid}
 
     def close_idle(self, *, all_of_them: bool = False) -> None:
-        """End idle sessions. `all_of_them`: end all; those in use end with what is under way."""
+        """End idle sessions. With `all_of_them`, end all sessions; busy sessions end with their calls in progress."""
         now = time.monotonic()
         for session in list(self._open.values()):
             is_used = session.running > 0 or session.writing.locked()
@@ -163,13 +164,13 @@ class ObservedSessions:
                 self._close_if_over(session)
 
     def adopt(self, files: Sequence[Path]) -> int:
-        """Continue sessions that an earlier process left. Return how many."""
+        """Continue the sessions of an earlier process. Return their number."""
         count = 0
         for file in files:
             try:
                 cut_partial_line(file)
                 rows = list(read_rows(file))
-                if not rows:  # its process was killed before it wrote anything
+                if not rows:  # the process was killed before its first write
                     file.unlink()
                     continue
                 session = self._restore(rows, self.folder / file.name)
@@ -188,12 +189,12 @@ class ObservedSessions:
         return count
 
     def _restore(self, rows: Sequence[Mapping[str, Any]], file: Path) -> ObservedSession:
-        """Raises ValueError, KeyError and Refused for rows that ajet did not write."""
+        """Rebuild a session from its file. Raises ValueError, KeyError and Refused for foreign rows."""
         head = _Head.model_validate(rows[0])
         session = ObservedSession(head.session, head.number, file, head.began)
         self._counts[session.name] = max(self._counts.get(session.name, 0), session.number + 1)
         for row in rows[1:]:
-            if "began" in row:  # the head again: the disk was full after the first
+            if "began" in row:  # the head was written twice: the disk was full after the first time
                 continue
             if "feedback" in row:
                 given = dict(_FEEDBACK.validate_python(row["feedback"]))
@@ -221,19 +222,19 @@ class ObservedSessions:
         self.on_closed(episode, session.file)
 
     def _end_session(self, session: ObservedSession) -> None:
-        """Let the next request of its name begin another session; this one ends with what is under way."""
+        """End a session with its calls in progress. The next request of its name begins a new session."""
         if self._open.get(session.name) is session:
             del self._open[session.name]
             self._ending.append(session)
         session.is_over = True
 
     def _close_if_over(self, session: ObservedSession) -> None:
-        """Close a session that is over and not in use: each call and feedback comes here when it is done."""
+        """Close a session that is over and idle. Called after each call and each feedback."""
         if session.is_over and not session.is_closed and not session.running and not session.writing.locked():
             self._close(session)
 
     async def _add_late(self, feedback: Feedback, episode: str | None) -> dict[str, Any]:
-        """Write feedback on an ended episode, or on nothing that is known (None)."""
+        """Write feedback on an ended episode; `episode` is `None` for an unknown subject."""
         about = {"episode": episode} if episode else {}
         async with self._late_lock:
             row = self.redact.row({**feedback.build_row(), **about})
@@ -245,8 +246,10 @@ class ObservedSessions:
         yield from reversed(self._ending)
 
     async def _find_subject(self, feedback: Feedback) -> ObservedSession | None:
-        """Return the session that feedback is about if it has not closed. A client may know a reply before it is
-        recorded."""
+        """Return the open session of feedback, or `None`.
+
+        A client may know a reply before the relay has recorded it, so an unknown reply is awaited for a while.
+        """
         until = time.monotonic() + REPLY_WAIT_S
         while True:
             if feedback.reply is None:
@@ -257,7 +260,7 @@ class ObservedSessions:
                 return found
             try:
                 await asyncio.wait_for(self._settled.wait(), until - time.monotonic())
-            except asyncio.TimeoutError:  # on Python 3.10 no TimeoutError
+            except asyncio.TimeoutError:  # not a TimeoutError on Python 3.10
                 return None
 
     async def _write(self, session: ObservedSession, row: Mapping[str, Any]) -> None:
@@ -274,7 +277,7 @@ class ObservedSessions:
 
 
 def _remember(known: OrderedDict[str, Any], key: str, value: Any) -> None:
-    """Set the newest entry, and delete the oldest of more than MAX_ENDED."""
+    """Set the newest entry, and delete the oldest beyond MAX_ENDED."""
     known[key] = value
     known.move_to_end(key)
     if len(known) > MAX_ENDED:

@@ -1,7 +1,7 @@
-"""Stored responses: what the protocol's server remembers from one request to the next.
+"""Stored responses: the state of the protocol's server between requests.
 
 Invariant: a stored response is found by its id until it is deleted or its episode's session ends; the items of a
-conversation are stored once each, however many responses contain them. Everything runs on the gateway's loop.
+conversation are stored once each, however many responses contain them. All code runs on the gateway's loop.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ajet.gateway.request import Refused
 
 Item = dict[str, Any]
 CALLS = 16
-"""About how many function calls a response has, if only the newest are stored."""
+"""Assumed number of function calls per response, if only the newest are stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A stored response: the one before it, its own input items, and the response as it was sent."""
+    """A stored response, its predecessor, its own input items, and the response as sent."""
 
     previous: StoredResponse | None
     input: Sequence[Item]
     response: dict[str, Any]
 
     def conversation(self) -> list[Item]:
-        """Return every item up to its input: of earlier responses, then its own."""
+        """Return all items up to the response's input: items of earlier responses, then its own."""
         items: list[Item] = []
         chain: list[StoredResponse] = [self]
         while chain[-1].previous is not None:
@@ -40,7 +40,7 @@ class StoredResponse:
         return items
 
 
-class KeptResponses:
+class StoredResponses:
     """The stored responses of one session."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class KeptResponses:
         self._items: dict[str, Item] = {}
         self._same: dict[bytes, Any] = {}
         self._replies: dict[str, str] = {}
-        """Id of a function call -> the response that made it."""
+        """Id of a function call -> id of the response with the call."""
 
     def keep(self, previous: StoredResponse | None, items: Sequence[Item], response: dict[str, Any]) -> None:
         """Store a response that has ended."""
@@ -60,36 +60,36 @@ class KeptResponses:
                 self._items[item["id"]] = item
 
     def called(self, call: str, response: str) -> None:
-        """Store that a response, stored or not, made a function call."""
+        """Record the response of a function call; the response need not be stored."""
         self._replies[call] = response
 
     def reply_of(self, call: str) -> str | None:
-        """Return the response that made a function call; None if it was not of this session."""
+        """Return the response of a function call; `None` for calls outside this session."""
         return self._replies.get(call)
 
     def find(self, name: str) -> StoredResponse | None:
-        """Return the response of an id; None if it is not stored."""
+        """Return the response with an id; `None` if not stored."""
         return self._responses.get(name)
 
     def get(self, name: str) -> StoredResponse:
-        """Return the response of an id. Raises Refused: 404."""
-        kept = self._responses.get(name)
-        if kept is None:
+        """Return the response with an id. Raises Refused (404)."""
+        stored = self._responses.get(name)
+        if stored is None:
             raise Refused(f"Response with id '{name}' not found.", status=404, code="not_found", param="response_id")
-        return kept
+        return stored
 
     def delete(self, name: str) -> dict[str, Any]:
-        """Delete a response; conversations that continue it keep their items. Raises Refused: 404."""
+        """Delete a response. Conversations that continue it still contain its items. Raises Refused (404)."""
         self.get(name)
         del self._responses[name]
         return {"id": name, "object": "response.deleted", "deleted": True}
 
     def keep_newest(self, count: int) -> None:
-        """Delete all responses except the newest and those that they continue; for a session that does not end."""
+        """Delete all responses except the newest and their predecessors, for an endless session."""
         newest = list(self._responses.items())[-count:]
         links: dict[int, StoredResponse] = {}
-        for _, kept in newest:
-            link: StoredResponse | None = kept
+        for _, stored in newest:
+            link: StoredResponse | None = stored
             while link is not None and id(link) not in links:
                 links[id(link)] = link
                 link = link.previous
@@ -100,7 +100,7 @@ class KeptResponses:
         self._replies = dict(list(self._replies.items())[-CALLS * count :])
 
     def item(self, name: str) -> Item | None:
-        """Return an item by its id."""
+        """Return a stored item by its id."""
         return self._items.get(name)
 
     def _intern_value(self, value: Any) -> Any:
@@ -108,22 +108,21 @@ class KeptResponses:
         return self._same.setdefault(hashlib.blake2b(spelled, digest_size=16).digest(), value)
 
 
-def kept_responses(kept: dict[str, Any]) -> KeptResponses:
-    """Return the stored responses of a session, from its memory for dialects."""
-    return kept.setdefault("responses", KeptResponses())
+def find_stored_responses(dialect_state: dict[str, Any]) -> StoredResponses:
+    """Return the stored responses of a session from the dialects' state."""
+    return dialect_state.setdefault("responses", StoredResponses())
 
 
-def item_list(kept: StoredResponse, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
-    """Return a page of the items that a response is based on.
+def item_list(stored: StoredResponse, *, order: str, limit: int, after: str | None) -> dict[str, Any]:
+    """Return a page of the items before a response.
 
     Args:
         order: "asc", or newest first.
-        after: Id of the last item of the page before.
-
+        after: Id of the last item of the preceding page.
     Raises:
-        Refused: There is no such item.
+        Refused: The item `after` does not exist.
     """
-    listed = [_build_listed(item, at) for at, item in enumerate(kept.conversation())]
+    listed = [_build_listed(item, at) for at, item in enumerate(stored.conversation())]
     if order == "desc":
         listed.reverse()
     if after is not None:
