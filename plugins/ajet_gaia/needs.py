@@ -33,8 +33,8 @@ def why_off(
         return f"{server.name} is off: it needs a corpus, and none is given"
     missing = [name for name in server.variables if not variables.get(name)]
     reasons = [f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set"] if missing else []
-    lacking = [name for name in server.executables if find_program(name, variables) is None]
-    reasons += [f"the program {name} is not installed" for name in lacking]
+    missing = [name for name in server.executables if find_program(name, variables) is None]
+    reasons += [f"the program {name} is not installed" for name in missing]
     if server.network and not network:
         reasons.append("the network is off here")
     if not reasons:

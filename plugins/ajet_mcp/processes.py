@@ -27,7 +27,7 @@ from ajet_sandbox.program import wall_program
 from ajet_sandbox.walls import ShownFolders
 
 MARK = "AJET_TOOL_SERVER"
-KEPT = 2_000
+STDERR_BYTES = 2_000
 """Bytes of standard error, the last ones."""
 ENDS_S = 0.2
 """Seconds in which one that has closed its pipes ends, and its exit code is known."""
@@ -40,7 +40,7 @@ class ServerProcess:
     def __init__(self, name: str, process: Child, mark: str, container: Contained | None = None) -> None:
         self.name, self.stdin, self.stdout = name, process.stdin, process.stdout
         self._process, self._mark, self._container = process, mark, container
-        self._said = self.head = b""
+        self._stderr_tail = self.head = b""
         self._listening = asyncio.create_task(self._listen(process.stderr))
 
     @classmethod
@@ -104,8 +104,8 @@ class ServerProcess:
             await asyncio.wait_for(self._process.wait(), ENDS_S)
         code = self._process.returncode
         how = "closed its output" if code is None else f"ended with exit code {code}"
-        said = self._said.decode("utf-8", "replace").strip()
-        more = f"; it said last:\n{said}" if said else ""
+        output = self._stderr_tail.decode("utf-8", "replace").strip()
+        more = f"; it said last:\n{output}" if output else ""
         return CallFailedError(f"the MCP server {self.name} {how}{more}", "transport", lost=True)
 
     async def end(self, seconds: float) -> None:
@@ -128,7 +128,7 @@ class ServerProcess:
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
         while chunk := await stream.read(65_536):
-            self._said = (self._said + chunk)[-KEPT:]
+            self._stderr_tail = (self._stderr_tail + chunk)[-STDERR_BYTES:]
 
 
 def _started(

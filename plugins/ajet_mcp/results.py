@@ -25,7 +25,7 @@ class Shown:
     """A tool's result as a model is shown it."""
 
     text: str
-    whole: str
+    full_text: str
     images: tuple[str, ...] = ()
     """As `data:` URLs."""
     error: ToolError = ""
@@ -59,13 +59,13 @@ async def shown(
             texts.append(_text(block))
     if not any(texts) and not urls and reply.structured is not None:
         texts = [json.dumps(reply.structured, ensure_ascii=False)]
-    whole = "\n".join(texts)
-    text = await condensed(whole) if condensed is not None and not reply.failed else None
-    if text is not None and len(text) == len(whole):
+    full_text = "\n".join(texts)
+    text = await condensed(full_text) if condensed is not None and not reply.failed else None
+    if text is not None and len(text) == len(full_text):
         text += " "  # the record takes a text of the whole's length for the whole
     return Shown(
-        await shortened(whole if text is None else text, count, limit),
-        whole,
+        await shortened(full_text if text is None else text, count, limit),
+        full_text,
         tuple(urls),
         "tool" if reply.failed else "",
     )
@@ -96,11 +96,11 @@ async def shortened(text: str, count: CountTokens, limit: int | None) -> str:
     total = await count(text)
     if total <= limit:
         return text
-    length, kept = len(text), total
-    while kept > limit and length:
-        length = min(length - 1, int(length * limit / kept))
-        kept = await count(text[:length])
-    return f"{text[:length]}\n[cut: the first {kept} of {total} tokens are shown]"
+    length, tokens = len(text), total
+    while tokens > limit and length:
+        length = min(length - 1, int(length * limit / tokens))
+        tokens = await count(text[:length])
+    return f"{text[:length]}\n[cut: the first {tokens} of {total} tokens are shown]"
 
 
 def _text(block: Mapping[str, Any]) -> str:

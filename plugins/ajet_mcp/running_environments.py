@@ -80,8 +80,10 @@ class RunningEnvironment:
 
 def state_folder() -> Path:
     """AJET_STATE, else `ajet/environments` in XDG_STATE_HOME or ~/.local/state."""
-    told = os.environ.get("AJET_STATE")
-    root = Path(told) if told else Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "ajet"
+    override = os.environ.get("AJET_STATE")
+    root = (
+        Path(override) if override else Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "ajet"
+    )
     return root / "environments"
 
 
@@ -95,8 +97,8 @@ def running(name: str) -> RunningEnvironment | None:
     if "/" in name:
         return None
     try:
-        told = json.loads(state_file(name).read_text())
-        found = RunningEnvironment(**{**told, "process": ProcessIdentity(**told["process"])})
+        state = json.loads(state_file(name).read_text())
+        found = RunningEnvironment(**{**state, "process": ProcessIdentity(**state["process"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if found.process.alive() else None

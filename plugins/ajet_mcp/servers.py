@@ -50,7 +50,7 @@ class Resources(BaseModel):
     """MiB."""
 
     @property
-    def said(self) -> bool:
+    def is_set(self) -> bool:
         """Whether there is anything."""
         return bool(self.cores or self.memory)
 
@@ -161,7 +161,7 @@ class _Entry(BaseModel):
             raise ValueError("network is for an image")
         if self.image is not None and self.cwd is not None:
             raise ValueError("cwd is for a command; an image has a folder of its own")
-        if self.url is not None and self.resources.said:
+        if self.url is not None and self.resources.is_set:
             raise ValueError("resources are for a command or an image; what runs elsewhere has its own")
         several = (
             [name for name, value in self.env.items() if not fits_env_file(value)] if self.image is not None else []

@@ -68,11 +68,11 @@ class Condenses(Protocol):
 
     def wants(self, *names: str) -> bool: ...
 
-    def told(self, schema: Mapping[str, Any]) -> dict[str, Any]: ...
+    def add_purpose(self, schema: Mapping[str, Any]) -> dict[str, Any]: ...
 
     def taken(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], str]: ...
 
-    async def condensed(self, tool: str, purpose: str, whole: str) -> str | None: ...
+    async def condensed(self, tool: str, purpose: str, result: str) -> str | None: ...
 
 
 class Toolset:
@@ -95,7 +95,7 @@ class Toolset:
         self._workdir = Workdir()
         self._sessions: list[Session] = []
         self._places: dict[str, _Place] = {}
-        self.told: list[dict[str, Any]] = []
+        self.definitions: list[dict[str, Any]] = []
         """As a request's `tools`."""
 
     @classmethod
@@ -125,7 +125,7 @@ class Toolset:
                 opened._take(recorded)
                 opened._serve = partial(opened._open, servers, limits or Limits())
             if pin is not None:
-                opened.told = pin(opened.told)
+                opened.definitions = pin(opened.definitions)
         except BaseException:
             await opened.close()
             raise
@@ -138,12 +138,12 @@ class Toolset:
 
     @property
     def _offered(self) -> list[str]:
-        return [each["function"]["name"] for each in self.told]
+        return [each["function"]["name"] for each in self.definitions]
 
     @property
     def pinned(self) -> PinnedTools:
         """The tools as they are, to hold others against."""
-        return PinnedTools.of(self.told)
+        return PinnedTools.of(self.definitions)
 
     async def use(self, name: str, arguments: str | Mapping[str, Any], call_id: str = "") -> Shown:
         """Call a tool as a model asked for it. What the model got wrong, what the tool says that it cannot, a time
@@ -158,9 +158,9 @@ class Toolset:
             given = _read(arguments, place.tool)
             if place.session is None:
                 await _hold(given, place.tool)
-            again = self._replay(name, given) if self._replay is not None else None
-            if again is not None:
-                return self._repeated(again, given, call_id, started)
+            replayed = self._replay(name, given) if self._replay is not None else None
+            if replayed is not None:
+                return self._repeated(replayed, given, call_id, started)
             if place.session is None:
                 place = await self._live(name)
             sent, condensed = given, None
@@ -176,14 +176,14 @@ class Toolset:
             result = Shown(str(wrong), str(wrong), error=wrong.kind)
         except CallFailedError as problem:
             lost = problem if problem.kind in LOST or problem.lost else None
-            result = Shown(_told(problem), str(problem), error=problem.kind)
+            result = Shown(_describe_failure(problem), str(problem), error=problem.kind)
         except EnvironmentFailure as problem:  # a miss: whatever the agent makes of it, the record has it
             lost, result = problem, Shown(str(problem), str(problem), error="environment")
         server = place.server if place is not None else ""
-        whole = len(result.whole) if result.text != result.whole else -1
-        digest, ended = compute_digest(result.whole), time.time()
-        told = (digest, started, ended, result.error, server, call_id, whole)
-        self._keep(ToolUse(name, given, result.text, *told, images=len(result.images)))
+        full_length = len(result.full_text) if result.text != result.full_text else -1
+        digest, ended = compute_digest(result.full_text), time.time()
+        record = (digest, started, ended, result.error, server, call_id, full_length)
+        self._keep(ToolUse(name, given, result.text, *record, images=len(result.images)))
         if lost is not None:
             raise lost
         return result
@@ -221,37 +221,37 @@ class Toolset:
             if isinstance(each, BaseException):
                 raise each
             places += each
-        told: list[dict[str, Any]] = []
+        definitions: list[dict[str, Any]] = []
         for name, place in zip(_names(places), places, strict=True):
             schema = dict(place.tool.schema)
             if self._browse is not None and self._browse.wants(name, place.tool.name):
-                schema, place = self._browse.told(schema), replace(place, browsed=True)
+                schema, place = self._browse.add_purpose(schema), replace(place, browsed=True)
             found_now[name] = place
             function = {"name": name, "description": place.tool.description, "parameters": schema}
-            told.append({"type": "function", "function": function})
+            definitions.append({"type": "function", "function": function})
         if self._places:
-            PinnedTools.of(self.told).require(PinnedTools.of(told))
+            PinnedTools.of(self.definitions).require(PinnedTools.of(definitions))
         else:
-            self.told = told
+            self.definitions = definitions
         self._places = found_now
 
     def _take(self, recorded: Sequence[Mapping[str, Any]]) -> None:
         """The tools that a recorded run offered."""
-        self.told = [dict(each) for each in recorded]
-        for each in self.told:
+        self.definitions = [dict(each) for each in recorded]
+        for each in self.definitions:
             function = each["function"]
             name = function["name"]
             tool = Tool(name, function.get("description", ""), function.get("parameters") or {})
             browsed = self._browse is not None and self._browse.wants(name, name.rpartition("__")[2])
             self._places[name] = _Place(tool, browsed=browsed)
 
-    def _repeated(self, again: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
+    def _repeated(self, replayed: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
         """A use as a recorded run has it. Raises CallFailedError where that lost its environment."""
-        told = (again.digest, started, time.time(), again.error, again.server, call_id, again.whole)
-        self._keep(ToolUse(again.name, given, again.result, *told))
-        if again.error in LOST:
-            raise CallFailedError(again.result, again.error, lost=True)
-        return Shown(again.result, again.result, error=again.error)
+        record = (replayed.digest, started, time.time(), replayed.error, replayed.server, call_id, replayed.whole)
+        self._keep(ToolUse(replayed.name, given, replayed.result, *record))
+        if replayed.error in LOST:
+            raise CallFailedError(replayed.result, replayed.error, lost=True)
+        return Shown(replayed.result, replayed.result, error=replayed.error)
 
     async def _live(self, name: str) -> _Place:
         """The tool itself, of a server that is asked from now on. Raises CallFailedError, and ToolsChangedError where
@@ -275,8 +275,8 @@ class Toolset:
                 sent_id = call_id if tool.takes_call_id else ""
                 return await on_tools_loop(session.call(tool.name, arguments, call_id=sent_id))
             except CallFailedError as problem:
-                again = problem.kind == "transport" and not problem.lost and (safe or not problem.delivered)
-                if not again or number == TRIES - 1:
+                can_retry = problem.kind == "transport" and not problem.lost and (safe or not problem.delivered)
+                if not can_retry or number == TRIES - 1:
                     raise
             await asyncio.sleep(PAUSE_S * 2**number)
         raise AssertionError("unreachable")
@@ -324,7 +324,7 @@ def _warn_unchecked(tool: str, problem: str) -> None:
     logger.warning("Arguments of the tool {} are sent unchecked, its schema cannot be used: {}.", tool, problem)
 
 
-def _told(problem: CallFailedError) -> str:
+def _describe_failure(problem: CallFailedError) -> str:
     if problem.kind == "timeout":
         return "the tool did not answer in time"
     return "the tool's answer is too large" if problem.kind == "too_large" else str(problem)

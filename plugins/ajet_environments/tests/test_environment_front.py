@@ -318,7 +318,7 @@ def test_one_waits_at_a_front_that_is_full(shop, episodes):
 
 async def _opens(use) -> int:
     async with attempt(use) as tools:
-        return len(tools.told)
+        return len(tools.definitions)
 
 
 def test_an_episode_that_was_ended_is_lost(shop):

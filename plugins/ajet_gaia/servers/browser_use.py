@@ -61,8 +61,8 @@ class Browser(ToolServer):
                 for _ in range(max_steps):
                     step = self._choose_action(task, page, note)
                     if step.get("action") == "done":
-                        said = str(step.get("answer", ""))
-                        return {"answer": said, "visited": visited} if extract_format == "json" else said
+                        answer = str(step.get("answer", ""))
+                        return {"answer": answer, "visited": visited} if extract_format == "json" else answer
                     try:
                         _run_action(page, step)
                         note = ""
@@ -80,16 +80,16 @@ class Browser(ToolServer):
     def _choose_action(self, task: str, page: Any, note: str) -> dict[str, Any]:
         title, text = readable(page.content(), page.url)
         shown = f"Goal: {task}\n{note}\nAddress: {page.url}\nTitle: {title}\n\n{text[:PAGE]}"
-        said = Model("BROWSER", self.settings).chat(
+        answer = Model("BROWSER", self.settings).chat(
             [{"role": "system", "content": ROLE}, {"role": "user", "content": shown}], 0.0
         )
-        found = re.search(r"\{.*\}", said, re.S)
+        found = re.search(r"\{.*\}", answer, re.S)
         try:
             step = json.loads(found[0]) if found else None
         except ValueError:
             step = None
         if not isinstance(step, dict):
-            raise ToolError(f"the model that drives the browser answered no action: {said[:200]}")
+            raise ToolError(f"the model that drives the browser answered no action: {answer[:200]}")
         return step
 
     def _filter_request(self, route: Any) -> None:

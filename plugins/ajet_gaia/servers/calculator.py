@@ -98,8 +98,8 @@ def _call_function(name: str, values: Sequence[Any]) -> Any:
 
 
 def _compute_power(base: Any, exponent: Any) -> Any:
-    whole = isinstance(base, int) and isinstance(exponent, int) and exponent > 0
-    if whole and base.bit_length() * exponent > MAX_BITS:
+    is_integer = isinstance(base, int) and isinstance(exponent, int) and exponent > 0
+    if is_integer and base.bit_length() * exponent > MAX_BITS:
         raise ToolError("the power is too large")
     value = base**exponent
     if isinstance(value, complex):

@@ -114,10 +114,10 @@ def _digest_files(path: Path) -> str:
 
 def _build_index(path: Path, index: Path) -> None:
     index.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, aside = tempfile.mkstemp(dir=index.parent, prefix=".corpus-")
+    descriptor, unfinished = tempfile.mkstemp(dir=index.parent, prefix=".corpus-")
     os.close(descriptor)
     try:
-        with closing(sqlite3.connect(aside)) as database:
+        with closing(sqlite3.connect(unfinished)) as database:
             database.execute("PRAGMA journal_mode = OFF")
             database.execute("CREATE TABLE documents (id INTEGER PRIMARY KEY, title TEXT, url TEXT, body TEXT)")
             database.execute(
@@ -132,10 +132,10 @@ def _build_index(path: Path, index: Path) -> None:
             if not database.execute("SELECT count(*) FROM documents").fetchone()[0]:
                 raise ToolError(f"the corpus {path} has no documents: {', '.join(KINDS)} are read")
             database.commit()
-        os.chmod(aside, 0o644)
-        os.replace(aside, index)
+        os.chmod(unfinished, 0o644)
+        os.replace(unfinished, index)
     finally:
-        Path(aside).unlink(missing_ok=True)
+        Path(unfinished).unlink(missing_ok=True)
 
 
 def _read_documents(file: Path, root: Path) -> Iterator[tuple[str, str, str]]:

@@ -39,7 +39,7 @@ def checked_archive(data: bytes) -> io.BytesIO:
     return io.BytesIO(data)
 
 
-def encoding_of(start: bytes, requested: str, *, is_whole: bool) -> str:
+def encoding_of(start: bytes, requested: str, *, is_complete: bool) -> str:
     """Return the encoding of a text by its first bytes, unless one is requested: its mark, else UTF-8, else Latin-1."""
     if requested:
         try:
@@ -50,7 +50,7 @@ def encoding_of(start: bytes, requested: str, *, is_whole: bool) -> str:
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_whole)  # the last character may be cut
+        codecs.getincrementaldecoder("utf-8")().decode(start, final=is_complete)  # the last character may be cut
     except UnicodeDecodeError:
         return "latin-1"
     return "utf-8-sig"

@@ -48,7 +48,7 @@ class CsvDocuments(ToolServer):
             bounded = BoundedFile(file, MAX_FILE)
             text = io.TextIOWrapper(
                 io.BufferedReader(bounded),
-                encoding_of(start, encoding, is_whole=len(start) < HEAD),
+                encoding_of(start, encoding, is_complete=len(start) < HEAD),
                 errors="replace",
                 newline="",
             )
@@ -112,12 +112,12 @@ def _list_columns(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[tu
 
 def _summarize_column(column: Sequence[str]) -> dict[str, Any]:
     filled = [cell for cell in column if cell.strip()]
-    told: dict[str, Any] = {"filled": len(filled), "distinct": len(set(filled))}
+    stats: dict[str, Any] = {"filled": len(filled), "distinct": len(set(filled))}
     numbers = [number for cell in filled if (number := _parse_number(cell)) is not None]
     if filled and len(numbers) == len(filled):
-        told |= {"min": min(numbers), "max": max(numbers), "mean": statistics.fmean(numbers), "sum": sum(numbers)}
-        told["median"] = statistics.median(numbers)
-    return told
+        stats |= {"min": min(numbers), "max": max(numbers), "mean": statistics.fmean(numbers), "sum": sum(numbers)}
+        stats["median"] = statistics.median(numbers)
+    return stats
 
 
 def _parse_number(cell: str) -> float | None:

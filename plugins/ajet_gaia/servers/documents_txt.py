@@ -31,7 +31,7 @@ class TextDocuments(ToolServer):
         with self.folder.read(file_path) as file:
             data = file.read(self.settings.max_bytes * 4)
             size = file.seek(0, 2)
-        found = encoding_of(data, encoding, is_whole=len(data) == size)
+        found = encoding_of(data, encoding, is_complete=len(data) == size)
         if not encoding and found != "utf-16" and b"\0" in data[:8192]:
             raise ToolError("this is no text file")
         text = data.decode(found, "replace")

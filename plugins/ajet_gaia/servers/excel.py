@@ -152,10 +152,10 @@ class Excel(WorkbookServer):
     def get_workbook_metadata(self, filepath: str, include_ranges: bool = False) -> dict[str, Any]:
         """Sheets of a workbook, and how large they are."""
         workbook = self._open_workbook(filepath)
-        told: dict[str, Any] = {"file": filepath, "sheets": workbook.sheetnames}
+        metadata: dict[str, Any] = {"file": filepath, "sheets": workbook.sheetnames}
         if include_ranges:
-            told["ranges"] = {sheet.title: sheet.dimensions for sheet in workbook.worksheets}
-        return told
+            metadata["ranges"] = {sheet.title: sheet.dimensions for sheet in workbook.worksheets}
+        return metadata
 
     def create_chart(
         self,

@@ -49,12 +49,12 @@ class Folder:
         folder."""
         if "\0" in path:
             raise ToolError("a path has no zero bytes")
-        whole = os.path.normpath(os.path.join(self.root, os.path.expanduser(path) if path == "~" else path))
+        full_path = os.path.normpath(os.path.join(self.root, os.path.expanduser(path) if path == "~" else path))
         for root in (self.root, *(() if write else self.readable)):
-            if whole == str(root):
+            if full_path == str(root):
                 return root, ()
-            if whole.startswith(f"{root}{os.sep}".replace("//", "/")):
-                return root, Path(os.path.relpath(whole, root)).parts
+            if full_path.startswith(f"{root}{os.sep}".replace("//", "/")):
+                return root, Path(os.path.relpath(full_path, root)).parts
         folders = ", ".join(str(root) for root in (self.root, *self.readable))
         raise ToolError(f"{path} lies outside of {folders}")
 

@@ -134,11 +134,11 @@ class PageReader:
     def _link_address(self, given: str) -> str:
         """An address as a link has it; "" for what leads nowhere: a place in the page, a script, embedded data."""
         try:
-            whole = urljoin(self.url, given.strip()) if given and not given.startswith("#") else ""
+            address = urljoin(self.url, given.strip()) if given and not given.startswith("#") else ""
         except ValueError:
             return ""
-        scheme = whole.split(":", 1)[0].lower() if ":" in whole.split("/", 1)[0] else "http"
-        return "".join(whole.split()) if scheme in ("http", "https", "mailto") else ""
+        scheme = address.split(":", 1)[0].lower() if ":" in address.split("/", 1)[0] else "http"
+        return "".join(address.split()) if scheme in ("http", "https", "mailto") else ""
 
 
 def _find_attribute(rest: str, wanted: str) -> str:

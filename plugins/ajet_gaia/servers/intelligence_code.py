@@ -31,9 +31,9 @@ class CodeWriter(ToolServer):
         """Have a model write Python code for a task."""
         role = f"Write Python code for the task, in {code_style} style. Answer with one code block and nothing else."
         parts = {"Task": task_description, "Requirements": requirements, "Context": context}
-        said = ask_model("CODE", self.settings, role, parts, temperature)
-        blocks = _BLOCK.findall(said.replace("\r\n", "\n"))
-        code = next((text for _, language, text in blocks if language.lower() in ("", "py", "python")), said)
+        reply = ask_model("CODE", self.settings, role, parts, temperature)
+        blocks = _BLOCK.findall(reply.replace("\r\n", "\n"))
+        code = next((text for _, language, text in blocks if language.lower() in ("", "py", "python")), reply)
         if save_to_file_path:
             Folder(self.settings).write(save_to_file_path, code.encode())
         return code

@@ -35,10 +35,10 @@ def open_media(given: str, settings: Settings, folder: Folder) -> BinaryIO:
     """A file, or what an address answers, as a file to read."""
     if not given.startswith(("http://", "https://")):
         return folder.read(given)
-    kept = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    kept.write(read_media(given, settings, folder))
-    kept.seek(0)
-    return kept
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(read_media(given, settings, folder))
+    file.seek(0)
+    return file
 
 
 def ffmpeg(
@@ -63,8 +63,8 @@ def ffmpeg(
 
 def describe_media(file: BinaryIO, settings: Settings) -> list[str]:
     """What ffmpeg says of a file: its kind, duration and streams, a line each."""
-    said = ffmpeg(file, [], [], settings, fails=False).errors
-    lines = [line.strip() for line in said.splitlines()]
+    output = ffmpeg(file, [], [], settings, fails=False).errors
+    lines = [line.strip() for line in output.splitlines()]
     found = [line for line in lines if line.startswith(("Input #0", "Duration:", "Stream #"))]
     if not found:
         raise ToolError(f"no readable recording: {lines[-1] if lines else ''}")

@@ -70,8 +70,8 @@ class Pictures(ToolServer):
         from PIL.ExifTags import TAGS
 
         exif = {TAGS.get(tag, str(tag)): str(value)[:200] for tag, value in picture.getexif().items()}
-        told = {"format": picture.format, "width": picture.width, "height": picture.height, "mode": picture.mode}
-        return told | ({"exif": exif} if exif else {})
+        metadata = {"format": picture.format, "width": picture.width, "height": picture.height, "mode": picture.mode}
+        return metadata | ({"exif": exif} if exif else {})
 
 
 tools = Pictures.tools

@@ -75,8 +75,8 @@ class Videos(ToolServer):
     ) -> str | dict[str, Any]:
         with open_media(video, self.settings, self.folder) as file:
             pictures = self._extract_pictures(file, rate, start, end, "jpg")
-        said = ask_about_pictures(Model("VIDEO", self.settings), pictures, question)
-        return {"answer": said, "pictures": len(pictures)} if shape == "json" else said
+        answer = ask_about_pictures(Model("VIDEO", self.settings), pictures, question)
+        return {"answer": answer, "pictures": len(pictures)} if shape == "json" else answer
 
     def _extract_pictures(self, file: BinaryIO, rate: float, start: float, end: float, form: str) -> list[bytes]:
         length = ["-t", f"{end - start}"] if end > start else []

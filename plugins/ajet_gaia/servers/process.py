@@ -19,7 +19,7 @@ from typing import IO
 
 DRAIN_S = 0.2
 """How long output is still read after the command has ended, while a child of its holds the pipe."""
-KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "AJET_TOOL_SERVER")
+PASSED_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "AJET_TOOL_SERVER")
 """The last is how what a server started is known as its own, and ended with it, in whatever session it is."""
 
 
@@ -38,8 +38,8 @@ class Finished:
 
 def environment(home: Path, more: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a command of a model's gets to see: no key of the server's own environment."""
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    return {"PATH": os.defpath, **kept, "HOME": str(home), **(more or {})}
+    passed = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
+    return {"PATH": os.defpath, **passed, "HOME": str(home), **(more or {})}
 
 
 def run(
@@ -93,9 +93,9 @@ def _read_pipes(
                 data = os.read(key.fd, 65536)
                 if not data:
                     selector.unregister(key.fileobj)
-                kept: bytearray = key.data
-                room = limit - len(kept)
-                kept += data[:room]
+                buffer: bytearray = key.data
+                room = limit - len(buffer)
+                buffer += data[:room]
                 dropped += max(0, len(data) - room)
     with suppress(subprocess.TimeoutExpired):
         process.wait(max(0.0, end - time.monotonic()))

@@ -102,17 +102,19 @@ class PythonCode(ToolServer):
         """Run Python code in the working folder; answers sandbox_id, output and error."""
         sandbox = self._open_sandbox(sandbox_id)
         try:
-            said = self.interpreters[sandbox].run(code_block, self.settings.timeout, self.settings.max_bytes)
+            printed = self.interpreters[sandbox].run(code_block, self.settings.timeout, self.settings.max_bytes)
         except ToolError:
             del self.interpreters[sandbox]
             raise
-        return {"sandbox_id": sandbox, **{name: text for name, text in said.items() if text}}
+        return {"sandbox_id": sandbox, **{name: text for name, text in printed.items() if text}}
 
-    def _open_sandbox(self, asked: str) -> str:
-        if asked in self.interpreters:
-            return asked
-        if asked:
-            raise ToolError(f"there is no sandbox {asked[:40]}, or it was ended: leave sandbox_id empty for a new one")
+    def _open_sandbox(self, requested: str) -> str:
+        if requested in self.interpreters:
+            return requested
+        if requested:
+            raise ToolError(
+                f"there is no sandbox {requested[:40]}, or it was ended: leave sandbox_id empty for a new one"
+            )
         if len(self.interpreters) == MOST:
             self.interpreters.pop(next(iter(self.interpreters))).close()
         name = uuid4().hex[:8]

@@ -77,10 +77,10 @@ class FunctionTool:
 
 def bounded(text: str, limit: int) -> str:
     """At most `limit` bytes of it, and a note where something was cut off."""
-    whole = text.encode("utf-8", "replace")
-    if len(whole) <= limit:
-        return whole.decode("utf-8")
-    return f"{whole[:limit].decode('utf-8', 'ignore')}\n[cut: {limit} of {len(whole)} bytes are shown]"
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= limit:
+        return encoded.decode("utf-8")
+    return f"{encoded[:limit].decode('utf-8', 'ignore')}\n[cut: {limit} of {len(encoded)} bytes are shown]"
 
 
 def _without_titles(schema: Any) -> Any:
@@ -88,9 +88,9 @@ def _without_titles(schema: Any) -> Any:
         return [_without_titles(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: _without_titles(part) for key, part in schema.items() if key != "properties"}
-    if isinstance(kept.get("title"), str):
-        del kept["title"]
+    plain = {key: _without_titles(part) for key, part in schema.items() if key != "properties"}
+    if isinstance(plain.get("title"), str):
+        del plain["title"]
     if "properties" in schema:  # names of parameters, of which "title" may be one
-        kept["properties"] = {name: _without_titles(part) for name, part in schema["properties"].items()}
-    return kept
+        plain["properties"] = {name: _without_titles(part) for name, part in schema["properties"].items()}
+    return plain

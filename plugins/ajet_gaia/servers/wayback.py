@@ -37,8 +37,8 @@ class Wayback(ToolServer):
         output_format: Shape = "markdown",
     ) -> str | list[dict[str, str]]:
         """Times at which a page was archived."""
-        asked = {"url": url, "output": "json", "limit": limit, "from": from_date, "to": to_date}
-        rows = query(f"{self.base}/cdx/search/cdx", self.settings, **asked).json()
+        parameters = {"url": url, "output": "json", "limit": limit, "from": from_date, "to": to_date}
+        rows = query(f"{self.base}/cdx/search/cdx", self.settings, **parameters).json()
         head, body = (rows[0], rows[1:]) if rows else ([], [])
         versions = [dict(zip(head, map(str, row), strict=False)) for row in body]
         if output_format == "json":

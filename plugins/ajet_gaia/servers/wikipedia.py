@@ -154,8 +154,8 @@ class Wikipedia(ToolServer):
         common = {"action": "query", "format": "json", "formatversion": 2}
         answer = query(address, self.settings, **common, **parameters).json()
         if not isinstance(answer, dict) or "query" not in answer:
-            said = answer.get("error", {}) if isinstance(answer, dict) else {}
-            raise ToolError(f"Wikipedia answered: {said.get('info', 'nothing')}")
+            problem = answer.get("error", {}) if isinstance(answer, dict) else {}
+            raise ToolError(f"Wikipedia answered: {problem.get('info', 'nothing')}")
         found: dict[str, Any] = answer["query"]
         return found
 

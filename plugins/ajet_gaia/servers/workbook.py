@@ -103,6 +103,6 @@ def coordinates(borders: Box) -> str:
 
 
 def _save_bytes(workbook: Any) -> bytes:
-    kept = io.BytesIO()
-    workbook.save(kept)
-    return kept.getvalue()
+    buffer = io.BytesIO()
+    workbook.save(buffer)
+    return buffer.getvalue()

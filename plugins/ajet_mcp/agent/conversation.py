@@ -72,10 +72,10 @@ class Conversation:
     def shorten(self, how: Overflow, step: int, summary: str = "") -> None:
         """Leave out what `how` says."""
         before = len(self.messages)
-        kept = self.messages[: self._opening]
+        remaining = self.messages[: self._opening]
         if how == "discard_all_tools":
-            kept += [{"role": "assistant", "content": each["content"]} for each in self.messages[self._opening :]
+            remaining += [{"role": "assistant", "content": each["content"]} for each in self.messages[self._opening :]
                      if each.get("role") == "assistant" and each.get("content")]  # fmt: skip
-        self.messages = [*kept, {"role": "user", "content": _NOTES[how].format(summary)}]
+        self.messages = [*remaining, {"role": "user", "content": _NOTES[how].format(summary)}]
         self._known = self._new = 0
         self.changes.append({"how": how, "step": step, "messages": before, "left": len(self.messages)})

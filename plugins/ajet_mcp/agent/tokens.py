@@ -48,8 +48,8 @@ class TokenCounts:
             self._of.frame = one - 1 if one is not None else -1
         if self._of.frame < 0:
             return len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN + 1
-        whole = await self._prompt(text)
-        return max(0, (whole or 0) - self._of.frame)
+        total = await self._prompt(text)
+        return max(0, (total or 0) - self._of.frame)
 
     async def sees_images(self) -> bool:
         """Whether the model takes a request with an image; asked once a run."""

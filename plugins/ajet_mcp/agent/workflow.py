@@ -78,7 +78,7 @@ class McpAgentWorkflow(Workflow):
             raise AssertionError("no result is cut")
 
         async with await Toolset.open(_servers(config), keep=keep, count=count, limits=Limits()) as opened:
-            return opened.told
+            return opened.definitions
 
     @classmethod
     def list_tools(cls, experiment: Experiment, *, start: bool) -> list[dict[str, Any]] | None:
@@ -118,17 +118,17 @@ class McpAgentWorkflow(Workflow):
         )
         await tuner.resources.enter_async_context(toolset)
         if browse is not None and not toolset.browsed:
-            browse.warn_of_no_tool([each["function"]["name"] for each in toolset.told])
+            browse.warn_of_no_tool([each["function"]["name"] for each in toolset.definitions])
         form = find_form(workflow_task.task.metadata, tuner.config.ajet.task_judge.answer_schema)
         reply_room = min(rollout.max_response_length_in_one_turn, rollout.max_model_len // 4)
         opening = self.opening(tuner.config, workflow_task.task)
         conversation = Conversation(opening, rollout.max_model_len, reply_room)
         play = _Play(client, toolset, conversation, form, settings, count)
         answer = await play.run(settings.max_steps or rollout.multi_turn.max_steps)
-        told = play.told() | {"tools": toolset.pinned.digest}
+        stats = play.build_stats() | {"tools": toolset.pinned.digest}
         if browse is not None:
-            told |= {f"browse_{name}": count for name, count in browse.counts.items()}
-        return self.outcome(workflow_task, answer, told)
+            stats |= {f"browse_{name}": count for name, count in browse.counts.items()}
+        return self.outcome(workflow_task, answer, stats)
 
     def outcome(self, workflow_task: WorkflowTask, answer: str | None, told: dict[str, Any]) -> WorkflowOutput:
         """What the attempt came to: `told` is how it went. Override it to give a reward of your own; here the judge
@@ -173,7 +173,7 @@ class _Play:
         """The answer; None: it gave none. Raises CallFailedError, ToolFailure, and what a refused request raises."""
         for step in range(max_steps):
             await self._make_room(step)
-            turn = await self._asked(step)
+            turn = await self._request_turn(step)
             self._counts["steps"] += 1
             if self._repeats(turn) and self._ends("repetition"):
                 return None
@@ -195,14 +195,14 @@ class _Play:
             )
         return None
 
-    def told(self) -> dict[str, Any]:
+    def build_stats(self) -> dict[str, Any]:
         """The attempt's counts and its changes of context, for the record."""
         names = ("steps", "tool_calls", "format_error", "repetition", "tool_failure")
         changes = self._conversation.changes
         counts = {name: self._counts[name] for name in names} | {"context_changes": len(changes)}
         return {"ended_by": self._ended_by, **counts, "context": changes}
 
-    async def _asked(self, step: int) -> _Turn:
+    async def _request_turn(self, step: int) -> _Turn:
         import openai
 
         try:
@@ -218,8 +218,8 @@ class _Play:
         return turn
 
     async def _request(self, messages: list[dict[str, Any]]) -> _Turn:
-        told = {"tools": self._toolset.told} if self._toolset.told else {}
-        reply = await self._client.chat.completions.create(messages=messages, **told)
+        options = {"tools": self._toolset.definitions} if self._toolset.definitions else {}
+        reply = await self._client.chat.completions.create(messages=messages, **options)
         choice = reply.choices[0]
         self._tokens = reply.usage.total_tokens if reply.usage is not None else 0
         calls = [each for each in choice.message.tool_calls or [] if each.type == "function"]
@@ -249,8 +249,8 @@ class _Play:
         return result
 
     def _repeats(self, turn: _Turn) -> bool:
-        told = [(call.function.name, _canonical(call.function.arguments)) for call in turn.calls]
-        self._last = [*self._last, json.dumps([turn.text if not told else "", told])][-REPEATS:]
+        calls = [(call.function.name, _canonical(call.function.arguments)) for call in turn.calls]
+        self._last = [*self._last, json.dumps([turn.text if not calls else "", calls])][-REPEATS:]
         return len(self._last) == REPEATS and len(set(self._last)) == 1
 
     def _ends(self, why: str) -> bool:
@@ -295,15 +295,15 @@ def _run_of(config: Any) -> str:
 
 def _opening(task: Task, settings: Any, form: AnswerForm) -> list[dict[str, Any]]:
     """System prompt and task."""
-    asked = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
-    if asked[0].get("role") == "system" and settings.system_prompt is None:
-        return asked
+    messages = [dict(each) for each in task.init_messages] or [{"role": "user", "content": task.main_query}]
+    if messages[0].get("role") == "system" and settings.system_prompt is None:
+        return messages
     system = (
         settings.system_prompt
         if settings.system_prompt is not None
         else f"Use the tools to find out. {form.instruction}"
     )
-    return [{"role": "system", "content": system}, *asked]
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _canonical(arguments: str) -> str:

@@ -52,8 +52,8 @@ class BrowseAgent(BaseModel):
 
     def purpose_for(self, tool: str) -> str:
         """The purpose of a call of this tool that states none."""
-        told = self.default_purpose
-        return told if isinstance(told, str) and told else dict(told or {}).get(tool, DEFAULT_PURPOSE)
+        purposes = self.default_purpose
+        return purposes if isinstance(purposes, str) and purposes else dict(purposes or {}).get(tool, DEFAULT_PURPOSE)
 
 
 def browse_agent_of(config: Any) -> BrowseAgent | None:

@@ -73,7 +73,7 @@ class Condenser:
             _warned.add(wanted)
             logger.warning("browse agent: none of browse_tools ({}) is offered: {}", wanted, ", ".join(offered))
 
-    def told(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+    def add_purpose(self, schema: Mapping[str, Any]) -> dict[str, Any]:
         """A tool's schema as models are told it: with a purpose that can be stated."""
         properties = schema.get("properties") or {}
         if any(name in properties for name in _STATED):
@@ -90,12 +90,12 @@ class Condenser:
             sent["purpose"] = purpose
         return sent, purpose
 
-    async def condensed(self, tool: str, purpose: str, whole: str) -> str | None:
+    async def condensed(self, tool: str, purpose: str, result: str) -> str | None:
         """The text that is shown in place of a result; None: it is shown as it is. Raises CallFailedError."""
         least = self._agent.min_prompt_length
-        if len(whole.encode("utf-8", "replace")) <= least or await self._count(whole) <= least:
+        if len(result.encode("utf-8", "replace")) <= least or await self._count(result) <= least:
             return None
-        pages = [page for page in (each.strip() for each in whole.split(BETWEEN_PAGES)) if page]
+        pages = [page for page in (each.strip() for each in result.split(BETWEEN_PAGES)) if page]
         answers = await asyncio.gather(*(self._answer(tool, purpose, page) for page in pages))
         if any(each is None for each in answers):
             self.counts["failed"] += 1
@@ -120,18 +120,18 @@ class Condenser:
             started = time.time()
             error: ToolError = ""
             try:
-                answer = await self._asked(model, prompt)
+                answer = await self._request_answer(model, prompt)
             except NoAnswerError as problem:
                 answer, error = str(problem), "tool"
                 logger.warning("browse agent: {} at {}: {}", model.model, model.place, problem)
-            told = {"model": model.model, **about}
+            question = {"model": model.model, **about}
             digest, ended = compute_digest(answer), time.time()
-            self._keep(ToolUse(BROWSE_AGENT, told, answer, digest, started, ended, error, model.place))
+            self._keep(ToolUse(BROWSE_AGENT, question, answer, digest, started, ended, error, model.place))
             if not error:
                 return answer
         return None
 
-    async def _asked(self, model: ChatModel, prompt: str) -> str:
+    async def _request_answer(self, model: ChatModel, prompt: str) -> str:
         """The model's answer, asked as often as it may be. Raises NoAnswerError."""
         agent = self._agent
         for number in range(agent.max_retries):

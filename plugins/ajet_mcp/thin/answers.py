@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from ajet_mcp.contract import CallFailedError
-from ajet_mcp.thin.messages import asks, id_of, notification, refusal, request, result_of
+from ajet_mcp.thin.messages import expects_reply, id_of, notification, refusal, request, result_of
 
 MOST_REFUSALS = 100
 """Requests of a server's that wait to be refused, at most: one that asks more does not read."""
@@ -38,11 +38,13 @@ class Answers:
         number = next(self._numbers)
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            return result_of(await asyncio.wait_for(self._asked(request(number, method, params), answer), seconds))
+            return result_of(
+                await asyncio.wait_for(self._send_and_wait(request(number, method, params), answer), seconds)
+            )
         except (asyncio.TimeoutError, asyncio.CancelledError) as problem:
             if self.over is None and method != "initialize":
-                told = {"requestId": number, "reason": "no one waits for it"}
-                self._send_in_background(notification("notifications/cancelled", told))
+                details = {"requestId": number, "reason": "no one waits for it"}
+                self._send_in_background(notification("notifications/cancelled", details))
             if isinstance(problem, asyncio.CancelledError):
                 raise
             raise CallFailedError(
@@ -53,14 +55,16 @@ class Answers:
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, also where nobody waited any more
 
-    async def _asked(self, message: Mapping[str, Any], answer: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    async def _send_and_wait(
+        self, message: Mapping[str, Any], answer: asyncio.Future[dict[str, Any]]
+    ) -> dict[str, Any]:
         await self._send(message)
         return await answer
 
     def take(self, message: dict[str, Any]) -> None:
         """Take a message that came."""
         if "method" in message:
-            if asks(message):
+            if expects_reply(message):
                 self._refuse(message)
             return
         number = id_of(message)
@@ -70,12 +74,12 @@ class Answers:
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    def _refuse(self, asked: Mapping[str, Any]) -> None:
+    def _refuse(self, message: Mapping[str, Any]) -> None:
         if len(self._background) < MOST_REFUSALS:
-            self._send_in_background(refusal(asked))
+            self._send_in_background(refusal(message))
         elif self.over is None:
-            said = f"the MCP server {self._name} asks more than {MOST_REFUSALS} things and takes no answer"
-            self.end(CallFailedError(said, "transport", lost=True))
+            reason = f"the MCP server {self._name} asks more than {MOST_REFUSALS} things and takes no answer"
+            self.end(CallFailedError(reason, "transport", lost=True))
 
     def fail(self, problem: CallFailedError, number: int | None = None) -> None:
         """Fail one request, or all that wait."""

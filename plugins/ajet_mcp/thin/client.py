@@ -15,10 +15,10 @@ from ajet_mcp.servers import Server
 from ajet_mcp.thin.dock import DockSession
 from ajet_mcp.thin.http import HttpChannel
 from ajet_mcp.thin.messages import RpcError, mirrored
+from ajet_mcp.thin.parsing import CALL_ID, lost_at_front, reply_of, tool_of
 from ajet_mcp.thin.server import HttpServer
 from ajet_mcp.thin.sse import SseChannel
 from ajet_mcp.thin.stdio import StdioChannel
-from ajet_mcp.thin.told import CALL_ID, lost_at_front, reply_of, tool_of
 
 PAGES = 100
 """Of a server's list of tools, at most."""
@@ -57,8 +57,8 @@ class ThinClient:
             await asyncio.wait_for(channel.start(limits.start), limits.start)
         except (RpcError, asyncio.TimeoutError) as problem:
             await channel.close(limits.close)
-            said = str(problem) or f"it did not answer within {limits.start:g} s"
-            raise CallFailedError(f"no session with the MCP server {server.name}: {said}", "environment") from problem
+            reason = str(problem) or f"it did not answer within {limits.start:g} s"
+            raise CallFailedError(f"no session with the MCP server {server.name}: {reason}", "environment") from problem
         except BaseException:
             await channel.close(limits.close)
             raise
@@ -98,8 +98,8 @@ class ThinSession:
                 raise CallFailedError(f"{self._name} does not list its tools: {error}", "environment") from error
             listed = page.get("tools")
             if listed is not None and not isinstance(listed, list):
-                said = f"{self._name} does not list its tools: `tools` is a {type(listed).__name__}, expected a list"
-                raise CallFailedError(said, "environment")
+                reason = f"{self._name} does not list its tools: `tools` is a {type(listed).__name__}, expected a list"
+                raise CallFailedError(reason, "environment")
             found += [tool for each in listed or () if (tool := tool_of(each)) is not None]
             cursor = page.get("nextCursor")
             if not cursor or not isinstance(cursor, str):  # some servers write "" on the last page

@@ -17,8 +17,8 @@ from urllib.parse import quote
 from ajet_mcp.contract import CallFailedError, Limits, Reply, Tool
 from ajet_mcp.servers import Server
 from ajet_mcp.thin.episodes import OwnEpisode
+from ajet_mcp.thin.parsing import lost_at_front, tool_of
 from ajet_mcp.thin.server import HttpServer
-from ajet_mcp.thin.told import lost_at_front, tool_of
 
 MOST_SERVERS = 1_000
 AWAY = (429, 502, 503, 504)
@@ -48,19 +48,19 @@ class DockSession:
             await asyncio.wait_for(session._start(), limits.start)
         except asyncio.TimeoutError:
             await session.close()
-            said = f"no answer of {server.name} within {limits.start:g} s"
-            raise CallFailedError(said, "environment", delivered=False) from None
+            reason = f"no answer of {server.name} within {limits.start:g} s"
+            raise CallFailedError(reason, "environment", delivered=False) from None
         except BaseException:
             await session.close()
             raise
         return session
 
     async def _start(self) -> None:
-        told, headers = await self._listed("servers")
-        self._servers = list(dict.fromkeys(each for each in told if isinstance(each, str)))
+        names, headers = await self._listed("servers")
+        self._servers = list(dict.fromkeys(each for each in names if isinstance(each, str)))
         if len(self._servers) > MOST_SERVERS:
-            said = f"names {len(self._servers)} servers, at most {MOST_SERVERS} are asked for their tools"
-            raise self._http.failed(said, "environment", delivered=False)
+            reason = f"names {len(self._servers)} servers, at most {MOST_SERVERS} are asked for their tools"
+            raise self._http.failed(reason, "environment", delivered=False)
         if path := headers.get("x-episodes", ""):
             at, limits = self._http.own(path), self._limits
             self._episode = await OwnEpisode.begin(self._http, at, seconds=limits.start, limit=limits.reply_bytes)
@@ -76,8 +76,8 @@ class DockSession:
         of_each = await asyncio.gather(*(self._listed("tools", server) for server in self._servers))
         found = [
             (server, tool)
-            for server, (told, _) in zip(self._servers, of_each, strict=True)
-            for each in told
+            for server, (entries, _) in zip(self._servers, of_each, strict=True)
+            for each in entries
             if (tool := _tool(server, each)) is not None
         ]
         times = Counter(tool.name for _, tool in found)
@@ -89,16 +89,16 @@ class DockSession:
     async def call(self, name: str, arguments: Mapping[str, Any], *, call_id: str = "") -> Reply:
         """Once."""
         address = f"{self._base}/tool/{quote(self._ids.get(name, name), safe='')}"
-        status, told, _ = await self._told("POST", address, self._seconds, arguments)
+        status, body, _ = await self._send_request("POST", address, self._seconds, arguments)
         if status < 400:
-            return Reply(_blocks(told.get("content")))
-        said = _words(told) or f"HTTP {status}"
-        lost = lost_at_front(said, told)
+            return Reply(_blocks(body.get("content")))
+        message = _words(body) or f"HTTP {status}"
+        lost = lost_at_front(message, body)
         if lost is not None:
             raise lost
         if status in AWAY:
-            raise self._http.failed(f"has no {name}: {said}", "transport", delivered=status not in NOT_TAKEN)
-        return Reply(({"type": "text", "text": said},), failed=True)
+            raise self._http.failed(f"has no {name}: {message}", "transport", delivered=status not in NOT_TAKEN)
+        return Reply(({"type": "text", "text": message},), failed=True)
 
     async def close(self) -> None:
         """Idempotent."""
@@ -109,48 +109,48 @@ class DockSession:
 
     async def _listed(self, what: str, server: str = "") -> tuple[list[Any], Mapping[str, str]]:
         path = f"server/{quote(server, safe='')}/{what}" if server else what
-        status, told, headers = await self._told("GET", f"{self._base}/{path}", self._limits.start)
-        found = told.get(what)
+        status, body, headers = await self._send_request("GET", f"{self._base}/{path}", self._limits.start)
+        found = body.get(what)
         if status >= 400 or not isinstance(found, list):
-            said = _words(told) or f"HTTP {status}, and no list of {what}"
-            raise self._http.failed(f"is no AgentDock that can be used: {said}", "environment", delivered=False)
+            message = _words(body) or f"HTTP {status}, and no list of {what}"
+            raise self._http.failed(f"is no AgentDock that can be used: {message}", "environment", delivered=False)
         return found, headers
 
-    async def _told(
+    async def _send_request(
         self, method: str, url: str, seconds: float, body: Any = None
     ) -> tuple[int, dict[str, Any], Mapping[str, str]]:
         """(the status that counts, what was said, headers). Raises CallFailedError."""
         if self._closed:
             raise CallFailedError("this session is closed", "environment", delivered=False, lost=True)
-        status, headers, told = await self._http.exchange(
+        status, headers, reply = await self._http.exchange(
             method, url, seconds=seconds, limit=self._limits.reply_bytes, body=body, headers=self._headers
         )
-        if not isinstance(told, dict):
+        if not isinstance(reply, dict):
             delivered = status not in NOT_TAKEN
             raise self._http.failed(f"answered HTTP {status} and no JSON object", "transport", delivered=delivered)
-        inside, content = told.get("status_code"), told.get("content")
+        inside, content = reply.get("status_code"), reply.get("content")
         if isinstance(inside, int) and inside >= 400:
             status = inside
-        elif status < 400 and (told.get("status") == "error" or (isinstance(content, dict) and "error" in content)):
+        elif status < 400 and (reply.get("status") == "error" or (isinstance(content, dict) and "error" in content)):
             status = 500
-        return status, told, headers
+        return status, reply, headers
 
 
-def _tool(server: str, told: Any) -> Tool | None:
+def _tool(server: str, entry: Any) -> Tool | None:
     """The tool of AgentDock's line (`function`), or of one that is written as MCP's."""
-    if not isinstance(told, dict):
+    if not isinstance(entry, dict):
         return None
-    inner = told.get("function")
+    inner = entry.get("function")
     if isinstance(inner, dict):
-        told = {**told, **inner, "inputSchema": inner.get("parameters")}
-    name = told.get("name")
-    return tool_of({**told, "name": name.removeprefix(f"{server}.")} if isinstance(name, str) else told)
+        entry = {**entry, **inner, "inputSchema": inner.get("parameters")}
+    name = entry.get("name")
+    return tool_of({**entry, "name": name.removeprefix(f"{server}.")} if isinstance(name, str) else entry)
 
 
-def _words(told: Mapping[str, Any]) -> str:
-    content = told.get("content")
-    said = told.get("detail") or (content.get("error") if isinstance(content, dict) else content)
-    return said if isinstance(said, str) else json.dumps(said, ensure_ascii=False) if said else ""
+def _words(body: Mapping[str, Any]) -> str:
+    content = body.get("content")
+    words = body.get("detail") or (content.get("error") if isinstance(content, dict) else content)
+    return words if isinstance(words, str) else json.dumps(words, ensure_ascii=False) if words else ""
 
 
 def _blocks(content: Any) -> tuple[dict[str, Any], ...]:

@@ -36,22 +36,22 @@ class OwnEpisode:
         Raises CallFailedError."""
         until = asyncio.get_running_loop().time() + seconds
         while True:
-            status, headers, told = await server.exchange(
+            status, headers, body = await server.exchange(
                 "POST", at, seconds=seconds, limit=limit, body={}, headers=_ALONE if server.spread else None
             )
             pause = _parse_retry_after(headers.get("Retry-After", ""))
             if status != FULL or asyncio.get_running_loop().time() + pause >= until:
                 break
             await asyncio.sleep(pause)
-        told = told if isinstance(told, dict) else {}
-        name, path = told.get("episode"), told.get("path")
+        body = body if isinstance(body, dict) else {}
+        name, path = body.get("episode"), body.get("path")
         if status != 201 or not isinstance(name, str) or not isinstance(path, str):
-            said = f"gives no episode (HTTP {status}): {told.get('error', '')}"
-            raise server.failed(said, "environment", delivered=False)
-        url = told.get("url")
+            reason = f"gives no episode (HTTP {status}): {body.get('error', '')}"
+            raise server.failed(reason, "environment", delivered=False)
+        url = body.get("url")
         if not isinstance(url, str):
             return cls(name, f"{at}/{name}", server.own(path))
-        url = server.beside(url)
+        url = server.resolve_sibling(url)
         return cls(name, urljoin(url, f"{urlsplit(at).path}/{name}"), url)
 
 

@@ -27,7 +27,7 @@ from ajet_mcp.thin.messages import (
     request,
     result_of,
 )
-from ajet_mcp.thin.server import KEPT_S, SESSION, HttpServer
+from ajet_mcp.thin.server import KEEPALIVE_S, SESSION, HttpServer
 
 EPISODES, SEVERAL = "ajet/episodes", "ajet/several"
 """In the `_meta` of what `server/discover` answers: the path below which a client makes an episode of its own; whether
@@ -123,14 +123,14 @@ class HttpChannel:
 
     def _give_up(self, number: int) -> None:
         """Tell a server that keeps a session that nobody waits any more; a stateless one sees it."""
-        told = notification("notifications/cancelled", {"requestId": number, "reason": "no one waits for it"})
-        task = asyncio.create_task(self._told(told))
+        message = notification("notifications/cancelled", {"requestId": number, "reason": "no one waits for it"})
+        task = asyncio.create_task(self._send_notification(message))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _told(self, message: Mapping[str, Any]) -> None:
+    async def _send_notification(self, message: Mapping[str, Any]) -> None:
         with suppress(CallFailedError):  # as said: nobody waits
-            await self._server.send(message, self._headers, seconds=KEPT_S, limit=self._limit)
+            await self._server.send(message, self._headers, seconds=KEEPALIVE_S, limit=self._limit)
 
     async def _is_stateless(self, seconds: float) -> bool:
         headers = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "server/discover"}

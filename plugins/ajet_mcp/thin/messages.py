@@ -54,12 +54,12 @@ def notification(method: str, params: Mapping[str, Any] | None = None) -> dict[s
     return {"jsonrpc": "2.0", "method": method, **({"params": dict(params)} if params else {})}
 
 
-def refusal(asked: Mapping[str, Any]) -> dict[str, Any]:
+def refusal(message: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to what a server asks of us: a ping, or what no client of a rollout offers."""
-    if asked.get("method") == "ping":
-        return {"jsonrpc": "2.0", "id": asked["id"], "result": {}}
-    told = {"code": METHOD_NOT_FOUND, "message": f"this client offers no {str(asked.get('method'))[:100]}"}
-    return {"jsonrpc": "2.0", "id": asked["id"], "error": told}
+    if message.get("method") == "ping":
+        return {"jsonrpc": "2.0", "id": message["id"], "result": {}}
+    error = {"code": METHOD_NOT_FOUND, "message": f"this client offers no {str(message.get('method'))[:100]}"}
+    return {"jsonrpc": "2.0", "id": message["id"], "error": error}
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
@@ -93,7 +93,7 @@ def decoded(frame: bytes | str) -> dict[str, Any] | None:
     return message if isinstance(message, dict) and message.get("jsonrpc") == "2.0" else None
 
 
-def asks(message: Mapping[str, Any]) -> bool:
+def expects_reply(message: Mapping[str, Any]) -> bool:
     """Whether the server wants an answer of ours."""
     number = message.get("id")
     return "method" in message and (isinstance(number, int) or (isinstance(number, str) and len(number) <= _LONGEST_ID))
@@ -114,8 +114,8 @@ def is_answer(message: Mapping[str, Any], number: int) -> bool:
     with an id of null, or with an error under an id of their own."""
     if "method" in message or not ("result" in message or "error" in message):
         return False
-    told = id_of(message)
-    return told == number or (told is None and (message.get("error") is not None or message.get("id") is None))
+    answered = id_of(message)
+    return answered == number or (answered is None and (message.get("error") is not None or message.get("id") is None))
 
 
 def result_of(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,15 +21,15 @@ from ajet_mcp.contract import CallFailedError
 from ajet_mcp.servers import Server
 from ajet_mcp.thin.messages import (
     EventStream,
-    asks,
     decoded,
     encoded,
+    expects_reply,
     is_answer,
     load_reply,
     refusal,
 )
 
-KEPT_S = 4.0
+KEEPALIVE_S = 4.0
 """Seconds an idle connection is kept: less than servers do (uvicorn: 5), so that none is used as it is closed."""
 CONNECT_S = 5.0
 """In which a machine that is there takes a connection: one that has vanished says nothing at all."""
@@ -48,7 +48,7 @@ class HttpServer:
     def __init__(self, server: Server) -> None:
         self.name, self.url = server.name, server.url
         self.connections = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
             headers={**_PLAIN, **server.headers, "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=not is_loopback(urlsplit(server.url).hostname),
@@ -114,7 +114,7 @@ class HttpServer:
                 allow_redirects=False,
             ) as reply:
                 self._refuse_token(reply.status)
-                found = await self._whole(reply, limit)
+                found = await self._read_body(reply, limit)
                 try:
                     return reply.status, reply.headers, load_reply(found)
                 except (ValueError, RecursionError):
@@ -140,7 +140,7 @@ class HttpServer:
             raise self.failed(f"names another server, {there}", "environment", delivered=False)
         return there
 
-    def beside(self, url: str) -> str:
+    def resolve_sibling(self, url: str) -> str:
         """The address of one of those behind this one. Raises CallFailedError."""
         try:
             there, here = urlsplit(url), urlsplit(self.url)
@@ -148,8 +148,8 @@ class HttpServer:
         except ValueError as error:
             raise self.failed(f"names {url!r}, which is no address: {error}", "environment", delivered=False) from error
         if not same:
-            said = f"names another server, {url}, of another scheme or port"
-            raise self.failed(said, "environment", delivered=False)
+            reason = f"names another server, {url}, of another scheme or port"
+            raise self.failed(reason, "environment", delivered=False)
         return url
 
     @contextmanager
@@ -165,8 +165,8 @@ class HttpServer:
         except aiohttp.ClientConnectorError as error:
             raise self.failed(f"cannot be reached: {error}", "transport", delivered=False) from error
         except (aiohttp.ClientError, OSError) as error:
-            said = str(error) or type(error).__name__
-            raise self.failed(f"broke the connection: {said}", "transport") from error
+            reason = str(error) or type(error).__name__
+            raise self.failed(f"broke the connection: {reason}", "transport") from error
         except ValueError as error:  # an address or a header field that no request can carry
             raise self.failed(f"sent what cannot be used: {error}", "environment") from error
 
@@ -193,7 +193,7 @@ class HttpServer:
         self._refuse_token(reply.status)
         if reply.content_type == "text/event-stream" and reply.status == 200:
             return await self._streamed(reply, message, headers, limit, until)
-        answer = decoded(await self._whole(reply, limit))
+        answer = decoded(await self._read_body(reply, limit))
         if answer is not None and is_answer(answer, message.get("id", 0)):
             return answer
         if reply.status == 404 and of_episode:
@@ -201,7 +201,7 @@ class HttpServer:
         refused = reply.status in (429, 503)
         raise self.failed(f"answered HTTP {reply.status} and no JSON-RPC", "transport", delivered=not refused)
 
-    async def _whole(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
+    async def _read_body(self, reply: aiohttp.ClientResponse, limit: int) -> bytes:
         length = reply.content_length
         if length is not None and length <= limit:
             return await reply.read()
@@ -234,7 +234,7 @@ class HttpServer:
                 frame = decoded(data)
                 if frame is None:
                     continue
-                if asks(frame):
+                if expects_reply(frame):
                     await self._refuse(reply, frame, headers, until)
                 elif is_answer(frame, message["id"]):
                     await _drained(reply)

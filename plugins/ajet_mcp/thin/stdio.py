@@ -91,24 +91,24 @@ class StdioConnection:
                 self.answers.take(message)
             elif line.strip():
                 garbage += 1
-                if told := _ID.search(line[:256]):  # an answer that cannot be read: nested too deeply, say
-                    said = f"the MCP server {process.name} answered with what is no JSON-RPC that can be read"
-                    self.answers.fail(CallFailedError(said, "transport"), int(told[1]))
+                if found := _ID.search(line[:256]):  # an answer that cannot be read: nested too deeply, say
+                    reason = f"the MCP server {process.name} answered with what is no JSON-RPC that can be read"
+                    self.answers.fail(CallFailedError(reason, "transport"), int(found[1]))
                 if garbage == 1:
                     logger.warning("the MCP server {} wrote a line that is no JSON-RPC: {!r}", process.name, line[:80])
                 if garbage > GARBAGE:
-                    said = f"the MCP server {process.name} wrote {garbage} lines that are no JSON-RPC"
-                    self.answers.end(CallFailedError(said, "transport", lost=True))
+                    reason = f"the MCP server {process.name} wrote {garbage} lines that are no JSON-RPC"
+                    self.answers.end(CallFailedError(reason, "transport", lost=True))
                     return
         self.answers.end(await process.gone())
 
     def _too_large(self, head: bytes) -> None:
         """Fails the request that a frame answers, as its beginning says; else all that wait, for it is one of them."""
-        told = _ID.search(head)
+        found = _ID.search(head)
         failed = CallFailedError(
             f"the MCP server {self._server.name} answered with more than {self._limits.reply_bytes} bytes", "too_large"
         )
-        self.answers.fail(failed, int(told[1]) if told else None)
+        self.answers.fail(failed, int(found[1]) if found else None)
 
 
 class StdioChannel:

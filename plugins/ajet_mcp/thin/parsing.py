@@ -14,21 +14,21 @@ from ajet_mcp.contract import CallFailedError, Reply, Tool
 CALL_ID = "ajet/callId"
 
 
-def tool_of(told: Any) -> Tool | None:
+def tool_of(entry: Any) -> Tool | None:
     """The tool of a line of `tools/list`; None where it has no name."""
-    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not told["name"]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
         return None
-    hints, meta, schema = _object(told.get("annotations")), _object(told.get("_meta")), told.get("inputSchema")
+    hints, meta, schema = _as_object(entry.get("annotations")), _as_object(entry.get("_meta")), entry.get("inputSchema")
     return Tool(
-        told["name"],
-        str(told.get("description") or ""),
+        entry["name"],
+        str(entry.get("description") or ""),
         _without_nulls(schema) if isinstance(schema, dict) else {"type": "object"},
         repeatable=hints.get("idempotentHint") is True or hints.get("readOnlyHint") is True,
         takes_call_id=meta.get(CALL_ID) is True,
     )
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _as_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
@@ -39,15 +39,15 @@ def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
         if name in DATA_KEYWORDS and not (value is None and name in ("required", "type")):
             plain[name] = value
         elif name in NAMED_SUBSCHEMAS:
-            plain[name] = {key: _schema(each) for key, each in _object(value).items()}
+            plain[name] = {key: _clean_schema(each) for key, each in _as_object(value).items()}
         elif isinstance(value, list):
-            plain[name] = [_schema(each) for each in value]
+            plain[name] = [_clean_schema(each) for each in value]
         elif value is not None:
-            plain[name] = _schema(value)
+            plain[name] = _clean_schema(value)
     return plain
 
 
-def _schema(value: Any) -> Any:
+def _clean_schema(value: Any) -> Any:
     """Return a schema inside another one; null admits anything, as if it were not there."""
     return _without_nulls(value) if isinstance(value, dict) else {} if value is None else value
 
@@ -59,9 +59,9 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
     return Reply(blocks, failed=result.get("isError") is True, structured=result.get("structuredContent"))
 
 
-def lost_at_front(said: str, data: Any) -> CallFailedError | None:
+def lost_at_front(message: str, data: Any) -> CallFailedError | None:
     """What a front of ours says of a call that failed outside the model (a `boundary` in an error's data); None for any
     other error."""
     if not isinstance(data, Mapping) or not data.get("boundary"):
         return None
-    return CallFailedError(said, "environment", lost=data.get("retryable") is not True)
+    return CallFailedError(message, "environment", lost=data.get("retryable") is not True)
