@@ -78,7 +78,7 @@ def test_where_a_recorded_run_answers_no_server_is_asked_for_at_a_launch(tmp_pat
 WRONG = {
     "http:///mcp": "no address",
     "nowhere.json": "there is no file nowhere.json",
-    "gaia-locl": "nothing is called gaia-locl",
+    "gaia-locl": "gaia-locl is no environment",
     "'unclosed": "no command",
     "empty.json": "describes no servers",
     "both.json": "mcpServers.x: expected either a url, a command or an image",
