@@ -410,4 +410,4 @@ def test_samplers_play_what_verl_trains_on_whoever_says_so(ours, verls):
     other = experiment({f"{TC}.mode": "async"}, verl={"actor_rollout_ref": {"rollout": {verls: 3}}})
     with pytest.raises(ConfigError, match=f"verl would train with {verls} 3") as refused:
         require_one_sampling(other.ajet, compose_verl_config(other))
-    assert refused.value.do == f"say it as ajet.rollout.{ours}, which both sides read"
+    assert f"ajet.rollout.{ours}" in refused.value.do
