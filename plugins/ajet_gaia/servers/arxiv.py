@@ -1,6 +1,6 @@
-"""Papers of arXiv, by its own interface.
+"""Papers of arXiv, by arXiv's own interface.
 
-Invariant: a paper's id is checked before it becomes part of an address; a download goes into the working folder.
+Invariants: a paper's id is checked before its use in an address. Downloads go to the working folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ID = re.compile(r"(?:\d{4}\.\d{4,5}|[a-z-]+(?:\.[A-Z]{2})?/\d{7})(?:v\d+)?")
 
 
 class Arxiv(ToolServer):
-    """Search, details and files of papers."""
+    """Searches, describes and downloads papers."""
 
     def search_papers(
         self,

@@ -1,6 +1,6 @@
 """CSV files as tables.
 
-Invariant: no more of a file is read than the bounds say, whatever its lines look like; a cell is bounded, too.
+Invariants: reading stops at the bounds for any line length, and cells are bounded.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .tool_server import ToolServer
 
 MAX_CELL = 1_000_000
 MAX_LINE = 4_000_000
-"""Characters."""
+"""Maximum characters of a line."""
 HEAD = 65536
-"""Bytes in which encoding and delimiter are looked for."""
+"""Bytes examined for encoding and delimiter."""
 BAR = 40
-"""Characters of the longest bar."""
+"""Characters of the longest bar of a chart."""
 
 
 class CsvDocuments(ToolServer):
-    """CSV files of a working folder."""
+    """Reads CSV files of a working folder."""
 
     def extract_csv_content(
         self,
@@ -68,7 +68,7 @@ class CsvDocuments(ToolServer):
         return format_document(format_table(rows, output_format), output_format, about)
 
     def list_supported_formats(self) -> list[str]:
-        """Kinds of files that this server reads."""
+        """Kinds of files read by this server."""
         return [".csv", ".tsv", ".txt with delimiters"]
 
 

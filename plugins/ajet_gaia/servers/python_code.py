@@ -1,7 +1,7 @@
-"""Python in the working folder, in place of a hosted sandbox: an interpreter that is kept from call to call.
+"""Python in the working folder, in place of a hosted sandbox, with interpreters kept between calls.
 
-Invariant: code that takes too long ends its interpreter with all processes of its group; the next call is told that
-names are lost. What the code may reach is for the sandbox to say in which this server runs.
+Invariants: code over its time limit ends its interpreter with all processes of its group, and the next call reports the
+lost names. The sandbox of the server limits the code's access.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tool import FilePath, ToolError
 from .tool_server import ToolServer
 
 MOST = 8
-"""Interpreters that are kept; the one that was made first goes for a further one."""
+"""Maximum number of live interpreters; the oldest is closed for a new one."""
 
 
 class Interpreter:
@@ -50,9 +50,13 @@ class Interpreter:
         os.close(theirs_out)
 
     def run(self, code: str, timeout: float, limit: int) -> dict[str, str]:
-        """The code's output and error. Raises ToolError where the interpreter was lost, by time or by the code."""
+        """Return the code's output and error.
+
+        Raises:
+            ToolError: the interpreter was lost, by timeout or by the code.
+        """
         end = time.monotonic() + timeout
-        with suppress(BrokenPipeError):  # it has ended: there is no answer, which is said below
+        with suppress(BrokenPipeError):  # the interpreter has ended; the missing answer is reported below
             _write_all(self._requests, json.dumps(code).encode() + b"\n", end)
         line = bytearray()
         while not line.endswith(b"\n"):
@@ -70,7 +74,7 @@ class Interpreter:
         return answer
 
     def close(self) -> None:
-        """End it, with all that it started in its group."""
+        """End the process with all processes of its group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -80,7 +84,7 @@ class Interpreter:
 
 
 class PythonCode(ToolServer):
-    """Interpreters by their ids."""
+    """Runs code in interpreters selected by id."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

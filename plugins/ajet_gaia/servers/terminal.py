@@ -1,7 +1,7 @@
 """Commands in the working folder.
 
-Invariant: a command gets no key of the server's environment, and none of its processes outlives it. What a command may
-reach is for the sandbox to say in which this server runs.
+Invariants: a command gets no key of the server's environment, and its processes end with the command. The sandbox of
+the server limits the command's access.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HISTORY = 100
 
 
 class Terminal(ToolServer):
-    """A shell, anew for each command; the folder stays."""
+    """Runs each command in a new shell; the folder persists."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
