@@ -122,7 +122,7 @@ def require_store(config: Mapping[str, Any], address: Address | None) -> None:
         raise ConfigError(
             "On verl `mode: async` trains on episodes of samplers in a store, and no store is given.",
             where="ajet.trainer_common.mode: async",
-            expected="--from-store ADDRESS, with `ajet sample` beside it; colocate_async and separate_async need none",
+            expected="--from-store ADDRESS, and `ajet sample` running; colocate_async and separate_async need none",
         )
     if mode != DECOUPLED and address is not None:
         raise ConfigError(

@@ -21,7 +21,7 @@ def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
     own = s.name(key) != ""
     if not own and batch % trainer.mini_batch_num:
         yield s.make_error(
-            f"{batch} tasks ({batch_name}) can't be dealt out to {trainer.mini_batch_num} mini-batches "
+            f"{batch} tasks ({batch_name}) cannot be divided into {trainer.mini_batch_num} mini-batches "
             "(ajet.trainer_common.mini_batch_num).",
             "data.train_batch_size",
             *ours,
@@ -31,7 +31,7 @@ def check_batch_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
     mini = s.count(key)
     if mini < 1 or batch % mini:
         yield s.make_error(
-            f"{batch} tasks ({batch_name}) can't be dealt out to mini-batches of {mini} ({s.name(key, *ours)}).",
+            f"{batch} tasks ({batch_name}) cannot be divided into mini-batches of {mini} ({s.name(key, *ours)}).",
             key,
             *ours,
             expected="a multiple",

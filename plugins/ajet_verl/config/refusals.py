@@ -144,7 +144,7 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
     if s.gpus % s.model_parallel:
         verl, ours = next(size for size in sizes if s.count(size[0]) > 1)
         yield s.make_error(
-            f"{s.gpus} GPUs can't be dealt out to groups of {s.model_parallel} ({names}).",
+            f"{s.gpus} GPUs cannot be divided into groups of {s.model_parallel} ({names}).",
             verl,
             ours,
             also=MACHINES,
@@ -156,7 +156,7 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
         tensor = s.count(f"{ACTOR}.megatron.expert_tensor_parallel_size", s.count(MEGATRON_SIZES[0][0]))
         if s.gpus % (experts * tensor * pipeline):
             yield s.make_error(
-                f"{s.gpus} GPUs can't be dealt out to groups of {experts * tensor * pipeline} ({s.name(verl, ours)} × "
+                f"{s.gpus} GPUs cannot be divided into groups of {experts * tensor * pipeline} ({s.name(verl, ours)} × "
                 "tensor × pipeline parallel).",
                 verl,
                 ours,
@@ -165,7 +165,7 @@ def _check_parallel_sizes(s: EffectiveSettings) -> Iterator[ConfigError]:
             )
         if s.model.positions is not None and (not s.model.experts or s.model.experts % experts):
             yield s.make_error(
-                f"The model has {s.model.experts or 'no'} experts, which can't be dealt out to {experts} GPUs.",
+                f"The model has {s.model.experts or 'no'} experts, which cannot be divided among {experts} GPUs.",
                 verl,
                 ours,
             )
@@ -232,7 +232,7 @@ def _check_engine(s: EffectiveSettings) -> Iterator[ConfigError]:
     per_node = s.count("trainer.n_gpus_per_node")
     if s.value("trainer.v1.trainer_mode") != SEPARATE and s.gpus % one:
         yield s.make_error(
-            f"{s.gpus} GPUs can't be dealt out to engines of {one} GPUs ({s.name(key, _TP)}).",
+            f"{s.gpus} GPUs cannot be divided into engines of {one} GPUs ({s.name(key, _TP)}).",
             key,
             _TP,
             also=MACHINES,
