@@ -68,7 +68,7 @@ class Attempt:
 
     def __init__(self, toolset: Toolset, uses: list[ToolUse]) -> None:
         self.toolset, self.uses = toolset, uses
-        self.use, self.told = toolset.use, toolset.told
+        self.use, self.definitions = toolset.use, toolset.definitions
 
 
 async def opened(*use: str | Server, limits: Limits = SHORT, **more: Any) -> Attempt:

@@ -318,7 +318,7 @@ def test_one_waits_at_a_front_that_is_full(shop, episodes):
 
 async def _opens(use) -> int:
     async with attempt(use) as tools:
-        return len(tools.told)
+        return len(tools.definitions)
 
 
 def test_an_episode_that_was_ended_is_lost(shop):
@@ -326,7 +326,7 @@ def test_an_episode_that_was_ended_is_lost(shop):
         async with attempt("shop") as one:
             address = one.toolset._sessions[0]._channel._episode.address
             httpx.delete(address, headers=Client(shop).headers)
-            with pytest.raises(CallFailedError, match="knows this episode no more") as lost:
+            with pytest.raises(CallFailedError, match="knows this episode") as lost:
                 await one.use("notes__note", {"text": "x"})
             return lost.value
 

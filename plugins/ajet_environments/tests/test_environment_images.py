@@ -90,9 +90,9 @@ def test_what_cannot_be_is_said_before_anything_starts(tmp_path: Path, monkeypat
     for entry, said in (
         ("image: no-such/image", "podman is not installed"),
         ("image: i, command: c", "either a url, a command or an image"),
-        ("command: c, network: host", "network is for an image"),
+        ("command: c, network: host", "network requires an image"),
         (r'image: i, env: {DOCKER_HOST: "x\ny"}', "DOCKER_HOST is read by the container engine itself"),
-        ("'url': 'http://127.0.0.1/mcp', resources: {cores: 1}", "what runs elsewhere"),
+        ("'url': 'http://127.0.0.1/mcp', resources: {cores: 1}", "resources require a command"),
     ):
         file.write_text(f"name: t\nmcpServers:\n  s: {{{entry}}}\n")
         with pytest.raises(ConfigError, match=said):

@@ -258,7 +258,7 @@ def test_time_in_zones(tmp_path: Path) -> None:
     told = json.loads(times.says("convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Kolkata"))
     assert told["time_difference"] == "+5.5h" and "T17:30:00" in told["target"]["datetime"]
     assert "no time zone" in times.fails("get_current_time", timezone="../../etc/passwd")
-    assert "no time" in times.fails("convert_time", source_timezone="UTC", time="25:00", target_timezone="UTC")
+    assert "18:30" in times.fails("convert_time", source_timezone="UTC", time="25:00", target_timezone="UTC")
 
 
 @pytest.fixture

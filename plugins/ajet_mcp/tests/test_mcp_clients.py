@@ -22,7 +22,7 @@ ERAS = [{"era": "modern"}, {"era": "modern", "stream": True}, {"era": "legacy"},
 async def holds(*use):
     """What every session does, on a server with an echo."""
     async with attempt(*use) as tools:
-        [told] = [each for each in tools.told if each["function"]["name"] == "echo"]
+        [told] = [each for each in tools.definitions if each["function"]["name"] == "echo"]
         assert told["function"]["description"] == "Say it again."
         assert told["function"]["parameters"]["required"] == ["text"]
         right, *wrong = [
@@ -132,7 +132,7 @@ def test_the_same_tool_on_two_servers_is_told_apart(plain_server):  # noqa: F811
 
     async def plays():
         async with attempt(here, there) as tools:
-            names = [each["function"]["name"] for each in tools.told]
+            names = [each["function"]["name"] for each in tools.definitions]
             assert {"here__echo", "there__echo", "add", "pid"} <= {*names} and "echo" not in names
             assert (await tools.use("pid", {})).text.isdigit()
             await tools.use("there__echo", {"text": "x"})
@@ -174,7 +174,7 @@ def test_a_call_that_may_have_been_delivered_is_sent_again_only_if_its_tool_allo
 def test_tools_are_pinned_and_a_change_stops_the_next_attempt_with_a_diff(plain_server):  # noqa: F811
     async def plays(pins):
         async with attempt(plain_server.url, pin=pins) as tools:
-            return tools.told
+            return tools.definitions
 
     pins = ToolPins()
     first = asyncio.run(plays(pins))
@@ -244,7 +244,7 @@ def test_the_reference_server_with_everything():
 
     async def plays():
         async with attempt(server) as tools:
-            names = [each["function"]["name"] for each in tools.told]
+            names = [each["function"]["name"] for each in tools.definitions]
             assert "echo" in names and "get-tiny-image" in names
             picture = await tools.use("get-tiny-image", {})
             return (await tools.use("echo", {"message": "hi"})).text, len(picture.images)

@@ -47,7 +47,7 @@ def test_thousands_of_tools_of_one_name():
 
     async def run():
         async with await _opened(*(Tool(name, "", {}) for name in names)) as toolset:
-            return [each["function"]["name"] for each in toolset.told]
+            return [each["function"]["name"] for each in toolset.definitions]
 
     told = asyncio.run(run())
     assert len(set(told)) == len(names) and max(map(len, told)) <= 64

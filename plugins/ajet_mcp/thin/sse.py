@@ -1,6 +1,6 @@
-"""The transport of before streamable HTTP: one event stream a session, on which the answers to its POSTs come.
+"""The SSE transport before streamable HTTP: one event stream per session carries the replies to POSTs.
 
-Invariant: the address that the server names for POSTs is on the server itself.
+Invariant: the address named by the server for POSTs is on the server itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet_mcp.thin.server import MOST_REDIRECTS, HttpServer, too_large
 
 
 class SseChannel:
-    """The stream of one session."""
+    """The event stream of one session."""
 
     def __init__(self, server: HttpServer, limit: int) -> None:
         self._server, self._limit = server, limit
@@ -31,7 +31,12 @@ class SseChannel:
         self._seconds = 0.0
 
     async def start(self, seconds: float) -> None:
-        """Open the stream, learn the address, begin the session. Raises CallFailedError, RpcError."""
+        """Open the stream, receive the POST address, and begin the session.
+
+        Raises:
+            CallFailedError: the stream failed.
+            RpcError: the server answered with an error.
+        """
         self._seconds = seconds
         self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._address)
@@ -40,17 +45,22 @@ class SseChannel:
 
     @property
     def ended(self) -> bool:
-        """See Channel."""
+        """True if the stream has ended."""
         return self._answers.over is not None
 
     async def request(
         self, method: str, params: Mapping[str, Any], seconds: float, headers: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """The result of a request. Raises CallFailedError, RpcError."""
+        """Send a request and return its result.
+
+        Raises:
+            CallFailedError: the request failed on its way.
+            RpcError: the server answered with an error.
+        """
         return await self._answers.request(method, params, seconds)
 
     async def close(self, seconds: float) -> None:
-        """Leave the stream."""
+        """Close the stream within `seconds`."""
         self._answers.end(CallFailedError("this session is closed", "environment", delivered=False, lost=True))
         if self._reading is not None:
             self._reading.cancel()
@@ -65,8 +75,8 @@ class SseChannel:
             ) as reply:
                 if not 200 <= reply.status < 300:
                     raise self._failed(f"answered HTTP {reply.status}", delivered=False)
-        except asyncio.TimeoutError:  # an OSError, too, from Python 3.11 on
-            raise self._failed(f"took no message within {self._seconds:g} s", "timeout") from None
+        except asyncio.TimeoutError:  # also an OSError from Python 3.11 on
+            raise self._failed(f"accepted no message within {self._seconds:g} s", "timeout") from None
         except aiohttp.ClientConnectorError as error:
             raise self._failed(f"cannot be reached: {error}", delivered=False) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -86,7 +96,7 @@ class SseChannel:
                     if reply.status == 200 and reply.content_type == "text/event-stream":
                         await self._events(reply)
                         return
-                    problem = self._failed(f"gave no event stream (HTTP {reply.status})", delivered=False)
+                    problem = self._failed(f"sent no event stream (HTTP {reply.status})", delivered=False)
                     return
             problem = self._failed(f"redirects more than {MOST_REDIRECTS} times", delivered=False)
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -346,7 +346,7 @@ def test_samplers_without_a_store_are_refused_before_there_is_a_folder(tmp_path:
         "trainer_common": {"device": "cpu", "n_gpus_per_node": 1, "mode": "async"},
     }
     experiment = Experiment.from_dict({"ajet": tree}, base=tmp_path, exp_dir=tmp_path / "record")
-    with pytest.raises(ConfigError, match="none is named"):
+    with pytest.raises(ConfigError, match="no store is given"):
         launch(experiment, LaunchOptions())
     assert not (tmp_path / "record").exists()
 

@@ -375,12 +375,12 @@ def test_the_commands_show_and_check_it(tmp_path, monkeypatch, capsys):
     code, out, _ = run("validate", "trainer_common.mode=colocate_async")
     assert code == 0 and "x.yaml is valid" in out
     code, _, err = run("validate", *eight, "trainer_common.nnodes=3")
-    assert code == 2 and "24 GPUs can't be dealt out" in err and "override trainer_common.nnodes=3" in err
+    assert code == 2 and "24 GPUs cannot be divided" in err and "override trainer_common.nnodes=3" in err
     with pytest.raises(SystemExit):
         launcher.main(["--conf", "x.yaml", "--backbone", "verl", "--dry-run", *eight, "trainer_common.nnodes=3"])
-    assert "24 GPUs can't be dealt out" in capsys.readouterr().err
+    assert "24 GPUs cannot be divided" in capsys.readouterr().err
     code, _, err = run("validate", *eight, "verl.trainer.nnodes=3")
-    assert code == 2 and "24 GPUs can't be dealt out" in err
+    assert code == 2 and "24 GPUs cannot be divided" in err
 
 
 def test_neither_verl_nor_ray_nor_torch_is_imported_for_it():
@@ -410,4 +410,4 @@ def test_samplers_play_what_verl_trains_on_whoever_says_so(ours, verls):
     other = experiment({f"{TC}.mode": "async"}, verl={"actor_rollout_ref": {"rollout": {verls: 3}}})
     with pytest.raises(ConfigError, match=f"verl would train with {verls} 3") as refused:
         require_one_sampling(other.ajet, compose_verl_config(other))
-    assert refused.value.do == f"say it as ajet.rollout.{ours}, which both sides read"
+    assert f"ajet.rollout.{ours}" in refused.value.do

@@ -69,7 +69,7 @@ def test_episodes_need_not_divide_by_the_copies_of_the_model():
     ("ajet", "said"),
     [
         ({"data.train_batch_size": 6, "trainer_common.mini_batch_num": 4}, "6 tasks .* 4 mini-batches"),
-        ({"trainer_common.ulysses_sequence_parallel_size": 3}, "8 GPUs can't be dealt out to groups of 3"),
+        ({"trainer_common.ulysses_sequence_parallel_size": 3}, "8 GPUs cannot be divided into groups of 3"),
         ({"trainer_common.n_gpus_per_node": 0}, "no GPU to train on"),
         ({"rollout.tensor_model_parallel_size": 3}, "engines of 3 GPUs"),
         ({"rollout.tensor_model_parallel_size": 16, "trainer_common.nnodes": 1}, "engines of 16 GPUs"),
@@ -287,8 +287,8 @@ def test_the_resolvers_are_plain_functions():
             {"algorithm": {"rollout_correction": {"rollout_is": "token", "rollout_is_threshold": "0.5_2"}}},
             "rollout_is_threshold is 0.5_2.*a number",
         ),
-        (nested(f"{ACTOR}.checkpoint.async_save", True), "complete, and with async_save .*false"),
-        (nested("trainer.checkpoint_callback_class", "my.Callback"), "my.Callback the run would not.*SavedCallback"),
+        (nested(f"{ACTOR}.checkpoint.async_save", True), "async_save .*false"),
+        (nested("trainer.checkpoint_callback_class", "my.Callback"), "my.Callback .*SavedCallback"),
         (nested("trainer.v1.trainer_mode", "sync"), "verl's trainer sync does not know our credit and loss"),
     ],
 )

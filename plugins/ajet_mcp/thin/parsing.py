@@ -1,6 +1,6 @@
-"""Tools and replies as servers describe them, read into ours.
+"""Converts tools and replies from a server's JSON.
 
-Invariant: what is written wrongly is left out, never an exception.
+Invariant: malformed parts are dropped, without an exception.
 """
 
 from __future__ import annotations
@@ -14,54 +14,53 @@ from ajet_mcp.contract import CallFailedError, Reply, Tool
 CALL_ID = "ajet/callId"
 
 
-def tool_of(told: Any) -> Tool | None:
-    """The tool of a line of `tools/list`; None where it has no name."""
-    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not told["name"]:
+def tool_of(entry: Any) -> Tool | None:
+    """Parse an entry of `tools/list`; None for an entry without a name."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
         return None
-    hints, meta, schema = _object(told.get("annotations")), _object(told.get("_meta")), told.get("inputSchema")
+    hints, meta, schema = _as_object(entry.get("annotations")), _as_object(entry.get("_meta")), entry.get("inputSchema")
     return Tool(
-        told["name"],
-        str(told.get("description") or ""),
+        entry["name"],
+        str(entry.get("description") or ""),
         _without_nulls(schema) if isinstance(schema, dict) else {"type": "object"},
         repeatable=hints.get("idempotentHint") is True or hints.get("readOnlyHint") is True,
         takes_call_id=meta.get(CALL_ID) is True,
     )
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _as_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
 def _without_nulls(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema without keywords that are null, which Go and Java servers write where they mean none."""
+    """Return the schema without null keywords; Go and Java servers write null for absent keywords."""
     plain: dict[str, Any] = {}
     for name, value in schema.items():
         if name in DATA_KEYWORDS and not (value is None and name in ("required", "type")):
             plain[name] = value
         elif name in NAMED_SUBSCHEMAS:
-            plain[name] = {key: _schema(each) for key, each in _object(value).items()}
+            plain[name] = {key: _clean_schema(each) for key, each in _as_object(value).items()}
         elif isinstance(value, list):
-            plain[name] = [_schema(each) for each in value]
+            plain[name] = [_clean_schema(each) for each in value]
         elif value is not None:
-            plain[name] = _schema(value)
+            plain[name] = _clean_schema(value)
     return plain
 
 
-def _schema(value: Any) -> Any:
-    """Return a schema inside another one; null admits anything, as if it were not there."""
+def _clean_schema(value: Any) -> Any:
+    """Clean a nested schema; null accepts any value, like an absent schema."""
     return _without_nulls(value) if isinstance(value, dict) else {} if value is None else value
 
 
 def reply_of(result: Mapping[str, Any]) -> Reply:
-    """The reply in the result of `tools/call`."""
+    """Return the reply in a `tools/call` result."""
     content = result.get("content")
     blocks = tuple(each for each in content if isinstance(each, dict)) if isinstance(content, list) else ()
     return Reply(blocks, failed=result.get("isError") is True, structured=result.get("structuredContent"))
 
 
-def lost_at_front(said: str, data: Any) -> CallFailedError | None:
-    """What a front of ours says of a call that failed outside the model (a `boundary` in an error's data); None for any
-    other error."""
+def lost_at_front(message: str, data: Any) -> CallFailedError | None:
+    """Return the failure reported by a front of ajet outside the model (`boundary` in the error data); else None."""
     if not isinstance(data, Mapping) or not data.get("boundary"):
         return None
-    return CallFailedError(said, "environment", lost=data.get("retryable") is not True)
+    return CallFailedError(message, "environment", lost=data.get("retryable") is not True)
