@@ -32,7 +32,8 @@ def test_a_student_before_its_teacher_is_told_what_lacks(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="There is no model at 'launcher_record/shop_teacher") as caught:
         open_teacher(load_experiment(FOLDER / "distillation.yaml"), None)
     assert (
-        caught.value.where == "ajet.trainer_common.algorithm.teacher.path" and "finish that run first" in caught.value.do
+        caught.value.where == "ajet.trainer_common.algorithm.teacher.path"
+        and "finish that run first" in caught.value.do
     )
 
 
