@@ -139,7 +139,7 @@ class Trainer(threading.Thread):
             self.store.announce(Policy("simulated", step, "/weights"))
             self.store.forget(step - 1)
             self.steps.append(time.perf_counter() - begun)
-            self.used.update(kept.episode.uuid for lease in groups for kept in lease.kept)
+            self.used.update(kept.episode.uuid for lease in groups for kept in lease.attempts)
 
 
 def spread(values: list[float]) -> str:
@@ -233,7 +233,7 @@ def simulate(kind: str, options: argparse.Namespace) -> int:
             trainer.stop.set()
             trainer.join()
             held = open_shared(address, rolls=True, at=trainer.store.commit(), run="simulated")
-            left = Counter(kept.episode.uuid for lease in held.lease_kept() for kept in lease.kept)
+            left = Counter(kept.episode.uuid for lease in held.lease_kept() for kept in lease.attempts)
             told = {uuid for each in found for uuid in each["told"]}
             took = {name: [x for each in found for x in each["took"].get(name, ())] for name in found[0]["took"]}
             episodes, late = len(told), [x for each in found for x in each["late"]]

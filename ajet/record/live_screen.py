@@ -85,12 +85,12 @@ class LiveLine:
 
     def _run(self) -> None:
         while not self._over.wait(REDRAW_S if self._live is not None else self._every):
-            asked = somebody_is_asked()
+            paused = is_prompting()
             if self._live is None:
-                if not asked:
+                if not paused:
                     text = " · ".join(self._lines())
                     self._console.print(Text(printable(text)), soft_wrap=True)
-            elif asked:
+            elif paused:
                 self._live.stop()
             else:
                 self._live.start()
@@ -105,7 +105,7 @@ class LiveLine:
         return text
 
 
-def somebody_is_asked() -> bool:
+def is_prompting() -> bool:
     """Whether a thread of this process waits at a debugger's prompt."""
     if "cmd" not in sys.modules:
         return False

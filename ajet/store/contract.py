@@ -49,7 +49,7 @@ class Lease:
     order: int
     fence: int
     """Number of the lease; only the latest lease of a position is valid."""
-    kept: tuple[Kept, ...] = field(default=(), compare=False)  # episodes already put
+    attempts: tuple[Kept, ...] = field(default=(), compare=False)  # episodes already put
     used: tuple[int, ...] = field(default=(), compare=False)
     """Steps that have used the group, in order, if the position stays closed for reuse."""
 

@@ -75,20 +75,20 @@ def check_group(lease: Lease, task_id: str, version: int, terms: GroupTerms) -> 
     Raises:
         GroupRefusedError: the group cannot be trained on; the message names attempt and sampler.
     """
-    for one in lease.kept:
+    for one in lease.attempts:
         try:
             _check_parts(one.episode)
             _check_against_terms(one, lease.order, task_id, version, terms)
             _check_timelines(one.episode)
         except GroupRefusedError as refused:
             raise GroupRefusedError(refused.kind, f"{name_attempt(one)}: {refused}") from refused
-    repeats = sorted(one.episode.repeat for one in lease.kept)
+    repeats = sorted(one.episode.repeat for one in lease.attempts)
     if repeats != list(range(terms.repeats)):
-        samplers = ", ".join(sorted({one.ended_by or one.episode.sampler or "unknown" for one in lease.kept})[:5])
+        samplers = ", ".join(sorted({one.ended_by or one.episode.sampler or "unknown" for one in lease.attempts})[:5])
         found = f"{len(repeats)} attempts with the numbers {quote(repeats)}, expected {terms.repeats} from 0"
         raise GroupRefusedError("attempts", f"{found} (sampler {samplers or 'unknown'})")
-    if len({one.episode.group for one in lease.kept}) > 1:
-        raise GroupRefusedError("task", f"its attempts are of different groups ({name_attempt(lease.kept[0])})")
+    if len({one.episode.group for one in lease.attempts}) > 1:
+        raise GroupRefusedError("task", f"its attempts are of different groups ({name_attempt(lease.attempts[0])})")
 
 
 def check_values(episode: Episode) -> None:

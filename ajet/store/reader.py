@@ -23,7 +23,7 @@ class StoredPosition:
 
     order: int
     state: State
-    kept: tuple[Kept, ...] = ()  # unchanged episodes
+    attempts: tuple[Kept, ...] = ()  # unchanged episodes
     altered: tuple[str, ...] = ()
     """For each changed episode, a description of the change."""
     used: tuple[int, ...] = ()

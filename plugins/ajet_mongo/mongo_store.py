@@ -348,7 +348,7 @@ class MongoStore:
         found = self._link.find(TASK, there)
         names = {each["_id"]: [end["record"] for end in each["ends"]] for each in found}
         for lease in self._records.build_leases(found, self._find_holding_commits(found)):
-            if not lease.used and not usable(lease.kept):
+            if not lease.used and not usable(lease.attempts):
                 anew = {"$set": {"status": WAITING, "whole": False, "ends": [], "scores": []}}
                 self._link.update(TASK, {"_id": lease.order}, anew)
                 self._records.remove(names[lease.order])

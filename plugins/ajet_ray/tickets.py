@@ -220,7 +220,7 @@ class LaunchTickets:
             (lease,) = self._store.lease(1)
         self._places[lease.order] = len(self._leases)
         self._leases.append(Lease(lease.order, lease.fence))
-        return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.kept else None)
+        return TicketGrant(lease.order, self._order.task(lease.order), _build_group(lease) if lease.attempts else None)
 
     def _list_closed(self) -> list[Group]:
         return [_build_group(lease) for lease in self._store.closed() if lease.order in self._steps]
@@ -231,7 +231,7 @@ class LaunchTickets:
 
 
 def _build_group(lease: Lease) -> Group:
-    episodes = [stored.episode for stored in lease.kept]
+    episodes = [stored.episode for stored in lease.attempts]
     return Group(episodes[0].task, lease.order, episodes)
 
 

@@ -103,8 +103,8 @@ def test_what_was_begun_under_a_lost_lease_ends_no_other(
     second_group.set_result(None)
     sampler._take_in(0.0)
     (closed,) = ledger.closed()
-    assert [kept.episode.uuid for kept in closed.kept] == ["again0", "again1"]
-    assert {kept.episode.sampler for kept in closed.kept} == {"one"}, "the record says who played it"
+    assert [kept.episode.uuid for kept in closed.attempts] == ["again0", "again1"]
+    assert {kept.episode.sampler for kept in closed.attempts} == {"one"}, "the record says who played it"
 
 
 def test_the_next_is_begun_as_one_ends_and_none_after_the_training(

@@ -396,7 +396,7 @@ def test_a_sampler_that_is_asked_to_end_gives_back_what_it_cannot_finish(project
     assert (depths.waiting, depths.leased, depths.closed) == (2, 0, HELD_FROM)
     assert not ledger.members() and "2 given back" in log.read_text()
     (lease,) = ledger.lease(1)
-    assert [kept.episode.repeat for kept in lease.kept] == [0], "what had ended goes on elsewhere"
+    assert [kept.episode.repeat for kept in lease.attempts] == [0], "what had ended goes on elsewhere"
 
 
 @pytest.mark.extra_slow

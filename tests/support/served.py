@@ -344,7 +344,7 @@ def pass_client_pauses(clock: Any) -> Iterator[None]:
 def kept_ends(folder: Path, at: dict[str, Any] | None = None) -> list[Episode]:
     """Return the ended episodes that the next server takes up."""
     store = RunStore(folder, at=at)
-    return [kept.episode for lease in (*store.closed(), *store.lease_kept()) for kept in lease.kept]
+    return [kept.episode for lease in (*store.closed(), *store.lease_kept()) for kept in lease.attempts]
 
 
 def open_sqlite_store(path: Path) -> SqliteStore:

@@ -126,5 +126,5 @@ def find_newest_version(episodes: Iterable[Episode], version: int) -> int:
 
 
 def _build_group(lease: Lease, tasks: TaskOrder) -> Group:
-    episodes = sorted((stored.episode for stored in lease.kept), key=lambda episode: episode.repeat)
+    episodes = sorted((stored.episode for stored in lease.attempts), key=lambda episode: episode.repeat)
     return Group(tasks.task(lease.order), lease.order, episodes)

@@ -339,7 +339,7 @@ class GroupSampler:
             self._play_lease(leases[0])
 
     def _play_lease(self, lease: Lease) -> None:
-        stored = [each.episode for each in lease.kept]
+        stored = [each.episode for each in lease.attempts]
         over = {episode.repeat for episode in stored}
         order, step = lease.order, stored[0].step if stored else self._backbone.version + 1
         self._under_way[order] = LeasedGroup(lease, self._repeats - len(over))

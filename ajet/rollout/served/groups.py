@@ -157,8 +157,8 @@ class OpenGroups:
 
     def restore_group(self, lease: Lease) -> OpenGroup:
         """Add an earlier server's group from the store."""
-        group = OpenGroup(lease.kept[0].episode.task, lease, self._places)
-        for record in lease.kept:
+        group = OpenGroup(lease.attempts[0].episode.task, lease, self._places)
+        for record in lease.attempts:
             group.restore(record.episode)
         self._open.append(group)
         return group

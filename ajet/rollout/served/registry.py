@@ -167,18 +167,18 @@ class EpisodeRegistry:
 
     async def _restore_episodes(self) -> int:
         complete, incomplete = self._store.closed(), self._store.lease_kept()
-        for lease in sorted([*complete, *incomplete], key=lambda lease: lease.kept[0].episode.ended):
-            for record in lease.kept:
+        for lease in sorted([*complete, *incomplete], key=lambda lease: lease.attempts[0].episode.ended):
+            for record in lease.attempts:
                 self._ended.remember(describe_outcome(record.episode), record.ended_by)
-            if lease.kept[0].alone:
-                self.results.put(lease.kept[0].episode)
+            if lease.attempts[0].alone:
+                self.results.put(lease.attempts[0].episode)
                 continue
             group = self._groups.restore_group(lease)
             if lease in complete:
                 group.close()
             if group.is_complete:
                 await self._finish_group(group, is_reported=lease in complete)
-        return sum(len(lease.kept) for lease in (*complete, *incomplete))
+        return sum(len(lease.attempts) for lease in (*complete, *incomplete))
 
     async def _begin_episode(self, request: EpisodeRequest) -> dict[str, Any]:
         is_probe = self._admission.refuse_more()

@@ -89,12 +89,12 @@ class Played:
     def step(self, store: MongoStore, number: int, size: int) -> None:
         groups = store.closed(size)
         for lease in store.lease(size - len(groups)):
-            if not lease.kept:
+            if not lease.attempts:
                 store.put(lease, *(Kept(as_played(f"{name}{lease.order}", lease.fence)) for name in "ef"))
             store.close(lease)
         groups = store.closed(size)
-        assert [len(lease.kept) for lease in groups] == [2] * size
-        for one in (one.episode for lease in groups for one in lease.kept):
+        assert [len(lease.attempts) for lease in groups] == [2] * size
+        for one in (one.episode for lease in groups for one in lease.attempts):
             assert_equal(one, as_played(one.uuid, one.metadata["fence"]))
         store.use([lease.order for lease in groups[1:]], number)
         store.discard([groups[0].order], number, "stale")
@@ -221,7 +221,7 @@ def test_who_goes_on_writing_after_its_lease_writes_nothing_into_what_another_pu
     monkeypatch.setattr(records.EpisodeRecords, "_insert_documents", stood_still)
     with pytest.raises(LeaseLostError):
         late.put(lease, Kept(as_played("e", lease.fence)))
-    ((kept,),) = (each.kept for each in trainer.closed())
+    ((kept,),) = (each.attempts for each in trainer.closed())
     assert_equal(kept.episode, as_played("e", lease.fence + 1))
     assert len(trainer._link.find(schema.RECORD, {})) == 1
 
@@ -248,7 +248,7 @@ def test_a_server_killed_between_two_documents_of_an_episode_has_both(
     (lease,) = store.lease(1)
     store.put(lease, Kept(episode("whole")))
     store.close(lease)
-    ((kept,),) = (each.kept for each in store.closed())
+    ((kept,),) = (each.attempts for each in store.closed())
     assert_equal(kept.episode, episode("whole"))
 
 
@@ -291,7 +291,7 @@ def test_what_killed_puts_left_is_found_by_gc_and_nothing_of_one_that_is_under_w
     assert find_store_leftovers(tmp_path, remove=True).count == 1
     store.put(held, Kept(episode("d")))
     store.close(held)
-    ((c, d),) = (each.kept for each in store.closed())
+    ((c, d),) = (each.attempts for each in store.closed())
     assert_equal(c.episode, episode("c"))
     assert_equal(d.episode, episode("d"))
     monkeypatch.setattr(leftovers, "PATIENCE", 0.1)
@@ -490,8 +490,8 @@ def test_the_documents_are_the_episode(whole: Episode, mongod: Mongod) -> None:
     store.put(lease, Kept(whole, alone=True, ended_by="client"))
     store.give_back([lease])
     (again,) = store.lease_kept()
-    assert_equal(again.kept[0].episode, whole)
-    assert (again.kept[0].alone, again.kept[0].ended_by) == (True, "client")
+    assert_equal(again.attempts[0].episode, whole)
+    assert (again.attempts[0].alone, again.attempts[0].ended_by) == (True, "client")
 
 
 def test_what_no_document_can_hold_is_kept_in_several(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,7 +508,7 @@ def test_what_no_document_can_hold_is_kept_in_several(mongod: Mongod, monkeypatc
     (lease,) = store.lease(1)
     store.put(lease, Kept(whole))
     store.close(lease)
-    assert_equal(store.closed()[0].kept[0].episode, whole)
+    assert_equal(store.closed()[0].attempts[0].episode, whole)
     assert_equal(parse_documents(parts.record, [], [], parts.blobs, 0).episode, whole)
 
 
@@ -593,7 +593,7 @@ def test_a_position_says_what_agentrls_rows_do(mongod: Mongod) -> None:
         whole = replace(episode(f"e{lease.order}", messages=asked), order=lease.order)
         store.put(lease, Kept(whole))
         store.close(lease)
-        assert_equal(store.closed()[-1].kept[0].episode, replace(whole, messages=[
+        assert_equal(store.closed()[-1].attempts[0].episode, replace(whole, messages=[
             {"role": "system", "content": "[redacted MY_API_KEY] is the key"}, *asked[1:]
         ]))  # fmt: skip
     with MongoClient(mongod.uri) as client:
@@ -626,7 +626,7 @@ def test_records_say_what_updates_gave_them_and_no_more_where_that_is_taken_back
     assert told()["a"] == [(1, 0.5), (2, -0.25)]
     store = open_shared(address, at=saved, rolls=True, run="run")
     assert told()["a"] == [(1, 0.5)], "no checkpoint has the second one"
-    assert_equal(store.closed()[0].kept[0].episode, episode("a"))
+    assert_equal(store.closed()[0].attempts[0].episode, episode("a"))
     store.use([0], 2, advantages={"a": 0.75})
     store.commit()
     assert told()["a"] == [(1, 0.5), (2, 0.75)]
