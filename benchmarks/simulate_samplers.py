@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from bench_store import address_of, content, of_20_kb  # noqa: E402
 
 from ajet.store import Kept, Lease, Policy, SharedStore, open_shared  # noqa: E402
-from tests.mongod import server_file  # noqa: E402
+from tests.support.mongod import server_file  # noqa: E402
 
 GROUP, BATCH, LEASE_S, PROCESSES = 4, 32, 120.0, 4
 WHOLE = of_20_kb()

@@ -14,7 +14,7 @@ from ajet.algorithm.losses.dpo import DpoLoss
 from ajet.algorithm.recorded_models import make_recorded_reference
 from ajet.algorithm.supervised_batch import build_likelihood_batch, build_pairs_batch, list_samples
 from ajet.backbone.local.trainer import Trainer
-from tests.local_fixtures import config_of, episode_of, group_of, plain_logprobs, tiny_qwen3
+from tests.support.local_fixtures import config_of, episode_of, group_of, plain_logprobs, tiny_qwen3
 
 CHOSEN, REJECTED = [1.5, -3.0, 0.0, 40.0], [0.5, 2.0, 0.0, -800.0]
 

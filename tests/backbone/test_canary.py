@@ -19,7 +19,7 @@ from ajet.schema.errors import UserError
 from ajet.train.sources.store import extend_probe, start_probe
 from ajet_ray.folder_probe import FolderProbe
 from ajet_verl.trainer.fresh_tokens import measure_canary_gap
-from tests.local_fixtures import sample_of
+from tests.support.local_fixtures import sample_of
 
 pytestmark = pytest.mark.slow
 

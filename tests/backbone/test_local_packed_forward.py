@@ -15,7 +15,7 @@ from ajet.config.schema.trainer_common import AdapterConfig, LoraConfig
 from ajet.context_tracker.packing import pack
 from ajet.engine.same_model import logits_match
 from ajet.schema.errors import ConfigError
-from tests.local_fixtures import plain_logprobs, random_samples, sample_of, tiny_llama, tiny_qwen3
+from tests.support.local_fixtures import plain_logprobs, random_samples, sample_of, tiny_llama, tiny_qwen3
 
 pytestmark = pytest.mark.slow
 

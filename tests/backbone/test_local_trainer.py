@@ -17,7 +17,7 @@ from ajet.algorithm.weights import split_mini_batches
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.timeline import SampledSpan
-from tests.local_fixtures import (
+from tests.support.local_fixtures import (
     config_of,
     episode_of,
     group_of,

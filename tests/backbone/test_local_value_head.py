@@ -10,7 +10,7 @@ from ajet.algorithm.loss_terms import value_loss
 from ajet.backbone.local.trainer import Trainer
 from ajet.schema.batch import TrainingBatch
 from ajet.schema.errors import UserError
-from tests.local_fixtures import config_of, random_samples, tiny_qwen3, weights_of
+from tests.support.local_fixtures import config_of, random_samples, tiny_qwen3, weights_of
 
 pytestmark = pytest.mark.slow
 

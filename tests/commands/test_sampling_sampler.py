@@ -25,8 +25,8 @@ from ajet.schema.errors import UserError
 from ajet.store import Address, Lease, Policy, SharedStore, StoreUnavailableError, open_shared, sqlite_store
 from ajet.store.signs_of_life import THREAD
 from ajet.train.interrupts import Interrupts
-from tests.local_fixtures import config_of
-from tests.record_fixtures import episode
+from tests.support.local_fixtures import config_of
+from tests.support.record_fixtures import episode
 
 TOLD_PROBE = {"ids": [1, 2], "tolerance": 0.01, "said": {"0": [0.1], "1": [0.2]}}
 """What a trainer announces, by which a server's weights are known."""

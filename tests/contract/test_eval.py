@@ -19,7 +19,7 @@ from ajet.engine.endpoint import EndpointEngine
 from ajet.record.attempts import read_attempts
 from ajet.task_reader.jsonl import JsonlReader
 from ajet.workflow import ambient
-from tests.ajet_command import ajet, start
+from tests.support.ajet_process import ajet, start
 
 WORKFLOW = """
 import os

@@ -25,7 +25,7 @@ from ajet.task_judge.other_model import make_model_caller
 from ajet_judges.config import ModelJudgeConfig
 from ajet_judges.model_judge.panel import ModelPanel, PanelMember
 from ajet_judges.model_judge.prompt import JudgeQuestion
-from tests.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
+from tests.support.odd_endpoint import HANGS, ODD, OddServer, odd_endpoint, warnings_said
 
 ASK = {"messages": [{"role": "user", "content": "2 + 2?"}]}
 SECONDS = 0.8
@@ -179,7 +179,7 @@ def test_a_server_that_tokens_are_sampled_from(server):
 
 
 def test_a_server_is_asked_before_a_run_and_says_what_it_is(monkeypatch):
-    from tests.odd_endpoint import PAGE, Odd
+    from tests.support.odd_endpoint import PAGE, Odd
 
     with odd_endpoint("a page") as server:
         assert find_model_problem(server.url, "m", None, 5.0, named="") == ""

@@ -30,7 +30,7 @@ from ajet.store import (
 from ajet.store.opening import credentials
 from ajet.store.outage import limited_patience
 from ajet_mongo import positions
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 Opens = Callable[..., SharedStore]
 

@@ -34,7 +34,7 @@ from ajet.store.digest import ALTERED
 from ajet.store.sqlite_store import SqliteStore
 from ajet_mongo.mongo_store import MongoStore
 from ajet_mongo.schema import RECORD, TASK
-from tests.record_fixtures import assert_equal, episode
+from tests.support.record_fixtures import assert_equal, episode
 
 State = Mapping[str, Any] | None
 

@@ -22,7 +22,7 @@ from ajet.schema.errors import UserError
 from ajet.schema.task import WorkflowOutput
 from ajet.workflow.ambient import RunEnvironment
 from tests.support.rollouts import stage
-from tests.workflow_fixtures import scene
+from tests.support.workflow_fixtures import scene
 
 pytestmark = pytest.mark.slow
 VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")

@@ -14,7 +14,7 @@ from ajet.engine.transformers import TransformersEngine
 from ajet.engine.transformers import engine as engine_module
 from ajet.engine.verdict_cache import VerdictCache, build_verdict_key
 from ajet.schema.errors import UserError
-from tests.local_fixtures import tiny_llama
+from tests.support.local_fixtures import tiny_llama
 
 pytestmark = pytest.mark.slow
 

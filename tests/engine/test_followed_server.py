@@ -26,7 +26,7 @@ from ajet.engine.server_weights import CHANGING
 from ajet.record.checkpoints import Checkpoints
 from ajet.schema.errors import EngineFailure, UserError
 from tests.engine.test_vllm_remote import KEY, Server, reply
-from tests.local_fixtures import config_of
+from tests.support.local_fixtures import config_of
 
 IDS = (4, 8, 16)
 REAL = httpx.Client

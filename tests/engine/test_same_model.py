@@ -22,8 +22,8 @@ from ajet.engine.models import freeze_rope, load_model
 from ajet.engine.transformers import TransformersEngine, isolated_decoding
 from ajet.engine.transformers import attention as rows_attention
 from ajet.schema.errors import UserError
-from tests.local_fixtures import plain_logprobs, sample_of, tiny_qwen3
-from tests.tiny_models import tiny
+from tests.support.local_fixtures import plain_logprobs, sample_of, tiny_qwen3
+from tests.support.tiny_models import tiny
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from ajet.record.resume import RecoveryCounts
 from ajet.store import RunStore, Store, StoreOptions, open_shared
 from ajet.store import sqlite_store as module
 from ajet.store.sqlite_store import SqliteStore
-from tests.mongod import Mongod
+from tests.support.mongod import Mongod
 
 PLAYERS, BATCH, STEPS, SAVES = 8, 4, 60, 2
 FAR = 0.05

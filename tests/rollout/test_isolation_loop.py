@@ -11,8 +11,8 @@ from ajet.rollout.attempt import LocalAttempt
 from ajet.rollout.isolation.loop import LoopIsolation
 from ajet.rollout.runtime import UserLoop
 from ajet.schema.task import Task, WorkflowTask
-from tests.rollout_workflows import Asks
-from tests.waiting import until
+from tests.support.rollout_workflows import Asks
+from tests.support.waiting import until
 
 
 class Blocks:

@@ -25,7 +25,7 @@ from ajet.rollout.isolation.worker_process import StartedWorker, WorkerFds
 from ajet.schema.endpoint import Endpoint
 from ajet.schema.errors import SandboxFailure
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 class Flow:

@@ -15,7 +15,7 @@ from ajet.config import load_experiment
 from ajet.record import RunDirectory
 from ajet.schema import secrets
 from ajet.schema.secrets import has_secret_shape, is_secret_name, replace_secret_shapes
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 NAMES = """
 GITHUB_PAT DB_PASS PGPASSWORD OPENAIKEY SLACK_WEBHOOK_URL AUTHORIZATION SSH_PASSPHRASE MYAUTH DOTENV_PASS pass db_pass

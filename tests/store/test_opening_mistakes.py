@@ -25,7 +25,7 @@ from ajet.store import (
 )
 from ajet.store.contract import StoreDownError
 from ajet.store.sqlite_tables import is_mistake
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 FULL = sqlite3.OperationalError("database or disk is full")
 DAMAGED = sqlite3.DatabaseError("database disk image is malformed")

@@ -34,7 +34,7 @@ from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer, TemplateRefused
 from ajet.tokens.template_doctor import TOOL, call, own_reply, result
 from ajet_proof import prove
-from tests.chat_templates import tokenizer
+from tests.support.chat_templates import tokenizer
 
 if TYPE_CHECKING:
     import openai
@@ -255,7 +255,7 @@ def renderer_of_style(style: str = "qwen25", *, made: Any = None, **options: Any
 
 def seeing_renderer() -> Renderer:
     """Return the renderer of a model that sees images."""
-    from tests.image_fixtures import seeing_renderer as make_renderer
+    from tests.support.image_fixtures import seeing_renderer as make_renderer
 
     return make_renderer()
 

@@ -47,8 +47,8 @@ from ajet.tokens import Renderer
 from ajet.train.accounting import episode_metrics
 from ajet.workflow import resources
 from ajet.workflow.function import workflow_from
-from tests import rollout_workflows as flows
-from tests.published_templates import family as published_tokenizer
+from tests.support import rollout_workflows as flows
+from tests.support.published_templates import family as published_tokenizer
 
 __all__ = [
     "AnswerJudge",

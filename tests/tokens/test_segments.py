@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 
 from ajet.tokens import Renderer
-from tests.chat_templates import STYLES, tokenizer
+from tests.support.chat_templates import STYLES, tokenizer
 
 PIECES = (
     "<|im_start|>", "<|im_end|>", "<|im_", "|>", "<tool_call>", "</tool_call>", "\n", " ", "  ", "user", "don't", "12",

@@ -29,8 +29,8 @@ from ajet.store.digest import ALTERED
 from ajet.train.sources import store as module
 from ajet.train.sources.store import SamplerPool, StoreSource
 from ajet.train.step import StepUpdate
-from tests.local_fixtures import config_of
-from tests.record_fixtures import episode
+from tests.support.local_fixtures import config_of
+from tests.support.record_fixtures import episode
 
 TASKS: Any = SimpleNamespace(task=lambda order: Task(main_query="?", task_id=f"task-{order}"))
 NOBODY: Any = SimpleNamespace(defer=lambda **more: nullcontext(), remaining_grace=lambda seconds: None)

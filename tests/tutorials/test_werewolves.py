@@ -15,9 +15,9 @@ import pytest
 from ajet.config import load_experiment, resolve_reference
 from ajet.record import EpisodeFiles
 from ajet.schema.task import Task, WorkflowTask
-from tests.judge_fixtures import judge_server
-from tests.tutorial_runs import TUTORIALS, learned, prints, taught
-from tests.workflow_fixtures import scene
+from tests.support.judge_fixtures import judge_server
+from tests.support.tutorial_runs import TUTORIALS, learned, prints, taught
+from tests.support.workflow_fixtures import scene
 
 FOLDER = TUTORIALS / "example_werewolves"
 ROLES = dict(enumerate(("werewolf",) * 3 + ("seer", "witch", "hunter") + ("villager",) * 3, start=1))

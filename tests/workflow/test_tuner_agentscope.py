@@ -21,7 +21,7 @@ from ajet.schema.commands import format_extra_install  # noqa: E402
 from ajet.schema.errors import MissingExtraError  # noqa: E402
 from ajet.task_judge.extraction import boxed_answer  # noqa: E402
 from ajet.workflow.adapters import agentscope as adapter  # noqa: E402
-from tests.workflow_fixtures import CALL, scene  # noqa: E402
+from tests.support.workflow_fixtures import CALL, scene  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,9 @@ from ajet_environments.hosting.lifetime import start_environment, stop_environme
 from ajet_gaia.catalogue import SEED_NAMES
 from ajet_mcp.running_environments import running
 from ajet_proof.recorded.prove import prove_record
-from tests.aworld_fixtures import (
+from tests.docs.snippets import ROOT, blocks
+from tests.mcp_servers.plain_http import PlainServer
+from tests.support.aworld_fixtures import (
     NOTES,
     PRINTED,
     call,
@@ -29,8 +31,6 @@ from tests.aworld_fixtures import (
     require_exact,
     results,
 )
-from tests.docs.snippets import ROOT, blocks
-from tests.mcp_servers.plain_http import PlainServer
 
 pytest.importorskip("aworld")
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tests.aworld_fixtures import NOTES, call, loop_from, played
+from tests.support.aworld_fixtures import NOTES, call, loop_from, played
 from tests.support.rollouts import time_is_up
 
 pytest.importorskip("aworld")

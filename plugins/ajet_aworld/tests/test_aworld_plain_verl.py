@@ -20,9 +20,9 @@ import pytest
 from ajet.context_tracker import timelines
 from ajet.record.episodes import read_recorded
 from ajet.schema.errors import RunFailed, UserError
-from tests.aworld_fixtures import NOTES, call, words
-from tests.chat_templates import tokenizer
-from tests.verl_fixtures import without_verl
+from tests.support.aworld_fixtures import NOTES, call, words
+from tests.support.chat_templates import tokenizer
+from tests.support.verl_fixtures import without_verl
 
 pytest.importorskip("aworld")
 pytestmark = [pytest.mark.extra_slow, without_verl]

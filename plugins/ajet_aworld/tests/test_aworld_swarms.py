@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.aworld_fixtures import call, loop_from, played, require_exact, results, turns
+from tests.support.aworld_fixtures import call, loop_from, played, require_exact, results, turns
 
 pytest.importorskip("aworld")
 pytestmark = pytest.mark.slow

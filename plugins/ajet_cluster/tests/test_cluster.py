@@ -15,7 +15,7 @@ import yaml
 
 from ajet.cli import launcher
 from tests.support.kuberay_schema import RAY_JOB
-from tests.verl_fixtures import without_verl
+from tests.support.verl_fixtures import without_verl
 
 pytestmark = [without_verl, pytest.mark.slow]
 TREE: dict[str, Any] = {

@@ -18,10 +18,10 @@ import yaml
 from ajet.cli import exit as exits
 from ajet.cli import launcher
 from ajet_cluster.slurm import LEFTOVERS_MODULE, PREEMPTED
-from tests.ajet_command import metric_rows
 from tests.docs.snippets import ROOT
-from tests.sample_fixtures import project_in
-from tests.verl_fixtures import without_verl
+from tests.support.ajet_process import metric_rows
+from tests.support.sample_fixtures import project_in
+from tests.support.verl_fixtures import without_verl
 
 pytestmark = [without_verl, pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="Slurm runs on Linux")]
 SRUN = """#!/usr/bin/env bash

@@ -18,7 +18,7 @@ from ajet.schema.errors import AgentFailure
 from ajet.schema.task import Task, WorkflowOutput
 from ajet.workflow import CommandWorkflow
 from ajet_command.running import CommandSpec, RunningCommand
-from tests.command_agents import agent, answer, program, shell
+from tests.support.command_agents import agent, answer, program, shell
 from tests.support.rollouts import HoldsNothing, stage, time_is_up
 
 pytestmark = pytest.mark.slow

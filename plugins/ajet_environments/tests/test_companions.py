@@ -31,8 +31,8 @@ from ajet_environments.config import Companion, choose_services
 from ajet_environments.confined import ServiceCell
 from ajet_environments.restarts import WatchedProcess
 from ajet_sandbox.choose import Trial, choose_mechanism, try_mechanism
-from tests.ports import free_port
-from tests.waiting import until
+from tests.support.ports import free_port
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -18,10 +18,10 @@ from ajet.task_judge.env_service_as_judge import EnvServiceJudge
 from ajet.task_judge.judge import Judge
 from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
-from tests import world_fixtures, world_workflows
+from tests.support import world_fixtures, world_workflows
 from tests.support.rollouts import Stage, stage
-from tests.waiting import until
-from tests.world_fixtures import NEMO_ROWS, Count, Failing, nemo_gym_app, on_a_loop, openenv_app, whole
+from tests.support.waiting import until
+from tests.support.world_fixtures import NEMO_ROWS, Count, Failing, nemo_gym_app, on_a_loop, openenv_app, whole
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,8 @@ from ajet_environments.hosting.trial import plan_episodes
 from ajet_mcp.running_environments import RunningEnvironment
 from ajet_mcp.servers import servers_of
 from ajet_sandbox.engine import LABEL
-from tests.container_fixtures import IMAGE, NOTES
-from tests.sandbox_fixtures import require
+from tests.support.container_fixtures import IMAGE, NOTES
+from tests.support.sandbox_fixtures import require
 
 SECRET = "open sesame"
 

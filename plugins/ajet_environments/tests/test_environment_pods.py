@@ -28,9 +28,9 @@ from ajet_environments.tests.test_environment_images import containers, episode
 from ajet_mcp import CallFailedError, Limits
 from ajet_mcp.servers import Server
 from ajet_sandbox.engine import remove_dead_containers
-from tests.container_fixtures import AJET_IMAGE, NETWORK, NOTES, remove_network
-from tests.mcp_fixtures import attempt
-from tests.sandbox_fixtures import require
+from tests.support.container_fixtures import AJET_IMAGE, NETWORK, NOTES, remove_network
+from tests.support.mcp_fixtures import attempt
+from tests.support.sandbox_fixtures import require
 
 pytestmark = pytest.mark.extra_slow
 TOKEN = "the token of the secret"

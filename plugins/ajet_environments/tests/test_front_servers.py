@@ -19,7 +19,7 @@ from ajet_environments.front.episodes import FrontEpisodes, UnknownToolError
 from ajet_environments.front.servers import InstancePool
 from ajet_mcp.contract import CallFailedError, Reply
 from ajet_mcp.servers import Server
-from tests.mcp_fixtures import lives
+from tests.support.mcp_fixtures import lives
 
 
 class Instance:

@@ -24,9 +24,9 @@ from ajet_environments.services.hosted import OwnWorld
 from ajet_environments.services.server import RequestRefusedError, WorldServer
 from ajet_environments.services.serving import LocalWorldService
 from ajet_environments.services.sources import open_world
-from tests import world_fixtures
-from tests.waiting import until
-from tests.world_fixtures import (
+from tests.support import world_fixtures
+from tests.support.waiting import until
+from tests.support.world_fixtures import (
     NEMO_ROWS,
     AsyncCount,
     Count,

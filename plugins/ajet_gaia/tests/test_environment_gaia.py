@@ -16,7 +16,7 @@ from ajet_environments.front import FrontEpisodes
 from ajet_environments.hosting.program import build_pool
 from ajet_gaia.catalogue import SEED_NAMES
 from ajet_sandbox.choose import try_mechanism
-from tests.gaia_packages import packages
+from tests.support.gaia_packages import packages
 
 __all__ = ["packages"]
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from ajet_mcp import CallFailedError
-from tests.mcp_fixtures import attempt
+from tests.support.mcp_fixtures import attempt
 
 URL = {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,AAAA"}}

@@ -12,7 +12,7 @@ from ajet_mcp import processes
 from ajet_mcp.images import Contained
 from ajet_mcp.processes import ServerProcess
 from ajet_mcp.servers import Server
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 def test_a_start_that_is_given_up_while_the_engine_is_asked_leaves_no_descriptor(

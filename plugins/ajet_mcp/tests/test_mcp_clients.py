@@ -13,7 +13,7 @@ from ajet.schema.tool_use import compute_digest
 from ajet_mcp import CallFailedError, Server
 from tests.contract.mcp_two import python_with_mcp_two
 from tests.contract.npm_packages import MCP_EVERYTHING, npm_package
-from tests.mcp_fixtures import PLAIN, SERVERS, attempt, opened, plain_server, sdk_server, started  # noqa: F401
+from tests.support.mcp_fixtures import PLAIN, SERVERS, attempt, opened, plain_server, sdk_server, started  # noqa: F401
 
 PLACES = {"http": "/mcp", "sse": "/sse"}
 ERAS = [{"era": "modern"}, {"era": "modern", "stream": True}, {"era": "legacy"}, {"era": "legacy", "stream": True}]

@@ -17,9 +17,9 @@ import pytest
 
 from ajet.environment.loop import on_tools_loop
 from ajet_mcp import CallFailedError, Limits, Server, processes
-from tests.mcp_fixtures import PLAIN, SERVERS, SHORT, attempt, killable, lives, opened, plain_server  # noqa: F401
 from tests.mcp_servers.plain_http import TOKEN
-from tests.waiting import until
+from tests.support.mcp_fixtures import PLAIN, SERVERS, SHORT, attempt, killable, lives, opened, plain_server  # noqa: F401
+from tests.support.waiting import until
 
 PATIENT = replace(SHORT, call=240)
 

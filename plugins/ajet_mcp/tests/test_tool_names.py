@@ -55,7 +55,7 @@ def test_thousands_of_tools_of_one_name():
 
 
 def test_lattice_schema_leaves_the_loop_free():
-    from tests.hostile_requests import lattice
+    from tests.support.hostile_requests import lattice
 
     async def run():
         ended = []

@@ -32,8 +32,8 @@ from ajet.train.step import StepGroups, StepUpdate
 from ajet_mongo import changes, connection, documents, leftovers, positions, records, schema
 from ajet_mongo.documents import build_documents, parse_documents
 from ajet_mongo.mongo_store import MongoStore
-from tests.mongod import Mongod
-from tests.record_fixtures import assert_equal, episode, failed
+from tests.support.mongod import Mongod
+from tests.support.record_fixtures import assert_equal, episode, failed
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from ajet_proof.auditing.chain_index import ChainIndex
 from ajet_proof.auditing.chain_state import ChainState, Change, find_changes, read_chain
 from ajet_proof.auditing.report import print_audit
 from tests.record.test_run_directory import experiment
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 
 pytestmark = pytest.mark.slow
 ATTEMPTS = 3

@@ -38,8 +38,8 @@ from ajet_ray.mailbox import (
 )
 from ajet_ray.record import DEATHS, HOPELESS, RayRecord
 from ajet_ray.tickets import LaunchTickets, open_verl_store
-from tests import rollout_workflows as flows
-from tests.local_fixtures import episode_of
+from tests.support import rollout_workflows as flows
+from tests.support.local_fixtures import episode_of
 from tests.support.rollouts import renderer, stage
 
 pytestmark = pytest.mark.verl

@@ -26,8 +26,8 @@ from ajet_ray.mailbox import CreditEntry, TicketGrant
 from ajet_ray.modes import DECOUPLED
 from ajet_ray.store_tickets import StoreTickets, require_model
 from ajet_verl.train import require_store
-from tests.local_fixtures import config_of
-from tests.record_fixtures import episode
+from tests.support.local_fixtures import config_of
+from tests.support.record_fixtures import episode
 
 pytestmark = pytest.mark.verl
 

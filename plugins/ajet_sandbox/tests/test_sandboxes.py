@@ -30,8 +30,8 @@ from ajet_sandbox.choose import ENGINES, ExperimentSandboxMaker, open_sandbox, t
 from ajet_sandbox.engine import LABEL, remove_dead_containers
 from ajet_sandbox.landlock import LandlockSandbox, UnconfinedSandbox
 from ajet_sandbox.warm import WarmSandbox
-from tests.container_fixtures import IMAGE, PACKAGE
-from tests.sandbox_fixtures import require
+from tests.support.container_fixtures import IMAGE, PACKAGE
+from tests.support.sandbox_fixtures import require
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ import torch
 from ajet.algorithm import assign_credit, open_algorithm
 from ajet.algorithm.token_loss import TokenLoss
 from ajet_trinity.package import DISTRIBUTION, require_trinity
-from tests.local_fixtures import config_of, episode_of, group_of
-from tests.trinity_here import import_trinity, skip_without_trinity
+from tests.support.local_fixtures import config_of, episode_of, group_of
+from tests.support.trinity_here import import_trinity, skip_without_trinity
 
 pytestmark = pytest.mark.extra_slow
 RANKS = 4

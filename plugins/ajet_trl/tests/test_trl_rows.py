@@ -20,7 +20,7 @@ from ajet_trl import package, processor
 from ajet_trl.episodes import NOTHING, TrlRollout, build_row
 from ajet_trl.settings import build_grpo_settings
 from tests.docs.snippets import ROOT, blocks
-from tests.record_fixtures import episode
+from tests.support.record_fixtures import episode
 from train.trainer.agent_trainer import AgentTrainer
 
 CONFIG = {

@@ -11,7 +11,7 @@ from ajet_ray.cluster import ray_cluster as cluster
 from ajet_ray.cluster.resources import Demand
 from ajet_verl.config import compose_verl_config
 from ajet_verl.settings import build_needs
-from tests.verl_fixtures import experiment, without_verl
+from tests.support.verl_fixtures import experiment, without_verl
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 

@@ -20,9 +20,9 @@ from ajet.config import Experiment, load_experiment
 from ajet.engine.contract import DrawKey, Sampling, TokenRequest
 from ajet.schema.episode import Episode, Group
 from ajet.train.parts import RunParts, assemble
-from tests.ajet_command import ajet
-from tests.judge_fixtures import judge_server
-from tests.verl_fixtures import without_verl
+from tests.support.ajet_process import ajet
+from tests.support.judge_fixtures import judge_server
+from tests.support.verl_fixtures import without_verl
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow, without_verl]
 TASKS, REPEATS = 6, 4

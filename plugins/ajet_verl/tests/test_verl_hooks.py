@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.local_fixtures import config_of, episode_of
-from tests.verl_fixtures import experiment, without_verl
+from tests.support.local_fixtures import config_of, episode_of
+from tests.support.verl_fixtures import experiment, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 MODES = ("sync", "colocate_async", "separate_async")

@@ -19,9 +19,9 @@ from ajet.schema.episode import Episode, Verdict
 from ajet.schema.task import Task
 from ajet.tokens import Renderer
 from ajet_verl.config import compose_verl_config
-from tests.image_fixtures import seeing_renderer
 from tests.support.gateways import post
-from tests.verl_fixtures import experiment, without_verl
+from tests.support.image_fixtures import seeing_renderer
+from tests.support.verl_fixtures import experiment, without_verl
 from tutorial.example_vision.colours import data_url, question, square
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow, without_verl]

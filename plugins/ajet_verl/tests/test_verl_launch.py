@@ -26,7 +26,7 @@ from ajet_verl import cpu
 from ajet_verl.launch import VerlRunner
 from ajet_verl.trainer import reporting
 from ajet_verl.trainer.reporting import ReportingHooks, RunStoppedError
-from tests.verl_fixtures import without_verl
+from tests.support.verl_fixtures import without_verl
 
 pytestmark = pytest.mark.verl
 

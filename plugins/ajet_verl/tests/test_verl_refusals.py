@@ -11,7 +11,7 @@ from ajet.schema.commands import format_extra_install
 from ajet.schema.errors import ConfigError, MissingExtraError, UserError
 from ajet_ray.resolvers import as_list, div, mul, pick, room, versions
 from ajet_verl.config import ModelLimits, compose_verl_config, layer, read_limits
-from tests.verl_fixtures import experiment, nested
+from tests.support.verl_fixtures import experiment, nested
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ajet.schema.errors import ConfigError
 from ajet_verl.config import ModelLimits, compose_verl_config, layer
-from tests.verl_fixtures import experiment, nested, without_verl
+from tests.support.verl_fixtures import experiment, nested, without_verl
 
 pytestmark = [pytest.mark.verl, without_verl, pytest.mark.slow]
 

@@ -10,9 +10,9 @@ from dataclasses import asdict
 import pytest
 
 from ajet.record.process_identity import ProcessIdentity
-from tests.ajet_command import ajet
-from tests.terminal import screen
-from tests.viewer_fixtures import HOSTILE, write_run
+from tests.support.ajet_process import ajet
+from tests.support.terminal import screen
+from tests.support.viewer_fixtures import HOSTILE, write_run
 
 pytestmark = pytest.mark.slow
 

@@ -27,8 +27,8 @@ from ajet_viewer.notes import read_notes
 from ajet_viewer.reward_bins import build_reward_bins
 from ajet_viewer.table_filter import FilterError, TableFilter, select_rows
 from ajet_viewer.task_matrix import build_task_matrix
-from tests.record_fixtures import episode
-from tests.viewer_fixtures import HOSTILE, IMAGE, add_step, busy, long_episode, played, with_image, write_run
+from tests.support.record_fixtures import episode
+from tests.support.viewer_fixtures import HOSTILE, IMAGE, add_step, busy, long_episode, played, with_image, write_run
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ajet_testing import costs
-from tests.ajet_zygote import receive, send
+from tests.support.ajet_zygote import receive, send
 
 AT_IMPORT = re.compile(r"PYTHON|LD_|OMP_|MKL_|HF_|TRANSFORMERS_|TOKENIZERS_|CUDA_|TORCH_|MPL|XDG_|HOME$|TZ$|LANG$|LC_")
 """Variables that libraries read when they are imported."""
@@ -115,8 +115,8 @@ class Zygote:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            line = [sys.executable, "-m", "tests.ajet_zygote", str(theirs.fileno())]
-            root = Path(__file__).parents[1]
+            line = [sys.executable, "-m", "tests.support.ajet_zygote", str(theirs.fileno())]
+            root = Path(__file__).parents[2]
             path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(root)]))
             self.process = subprocess.Popen(
                 line, pass_fds=[theirs.fileno()], cwd=root, env=environment(PYTHONPATH=path), stdin=subprocess.DEVNULL

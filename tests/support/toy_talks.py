@@ -24,7 +24,7 @@ from ajet.schema.call import Call, VersionRun, full_ids
 from ajet.schema.episode import Episode, Group, Verdict
 from ajet.schema.process_reward import ProcessReward
 from ajet.schema.task import Task
-from tests.local_fixtures import tiny_qwen3
+from tests.support.local_fixtures import tiny_qwen3
 
 
 @dataclass

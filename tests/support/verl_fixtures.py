@@ -16,7 +16,7 @@ from ajet.config import Experiment
 
 without_verl = pytest.mark.skipif(find_spec("verl") is None, reason='verl is not installed: pip install "ajet[verl]"')
 BASE = Path("/somewhere")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def experiment(ajet: dict[str, Any] | None = None, **roots: Any) -> Experiment:

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from tests.judge_fixtures import material
+from tests.support.judge_fixtures import material
 
 THANKS, SHORT, ALWAYS, WRONG = "It thanks the customer.", "It is short.", "It is a text.", "It is long."
 RULES = {

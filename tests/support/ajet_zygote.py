@@ -5,7 +5,7 @@ signals).
 Invariant: the zygote runs one thread and nothing of ajet's but its configuration's types, so that a copy is what a
 fresh interpreter is after its first imports. One zygote a pytest process, made at the first command; it ends when its
 socket closes. Commands whose environment decides how Python or a library is imported get a fresh interpreter
-(ajet_command.py).
+(ajet_process.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from ajet.schema.episode import Episode, Outcome, Verdict
 from ajet.schema.task import Task
 from ajet.schema.timeline import SampledSpan, Timeline
 from ajet.schema.tool_use import ToolUse, compute_digest
-from tests.record_fixtures import episode, failed
+from tests.support.record_fixtures import episode, failed
 
 HOSTILE = (
     "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 2'>"

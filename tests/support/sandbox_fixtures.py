@@ -16,10 +16,10 @@ import pytest
 from ajet_sandbox.bubblewrap import find_bubblewrap
 from ajet_sandbox.inside.kernel import read_landlock_version
 from ajet_sandbox.interpreter import is_reachable
-from tests.container_fixtures import lacks_ajet_image, lacks_docker, lacks_podman
+from tests.support.container_fixtures import lacks_ajet_image, lacks_docker, lacks_podman
 
 NOBODY = 65534
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from ajet.schema.episode import Episode
 from ajet.tokens import Renderer
 from ajet_aworld.startup import start
 from ajet_proof.tokens.proof import prove as prove_record
-from tests.chat_templates import tokenizer
+from tests.support.chat_templates import tokenizer
 from tests.support.rollouts import Stage, stage
 
 start()  # before a test imports AWorld

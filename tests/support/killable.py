@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 
 class KillableServer(ABC):
@@ -30,7 +30,7 @@ class KillableServer(ABC):
 
     def start(self) -> None:
         """Begin, and wait until it answers."""
-        root = Path(__file__).parents[1]
+        root = Path(__file__).parents[2]
         self._process = subprocess.Popen(self.command(), cwd=root, stdout=self._output, stderr=self._output)
         self.until_it_answers(self._process)
 

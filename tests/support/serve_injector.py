@@ -37,8 +37,8 @@ from ajet.store.sqlite_store import SqliteStore
 from ajet.task_judge import Judge
 from ajet.task_reader import TaskOrder
 from ajet.train.sources.served_batch import ServedBatch as Batch
-from tests.faulty_disk import Kind, ServeFaults
-from tests.faulty_engine import DIGITS, Engine, Said
+from tests.support.faulty_disk import Kind, ServeFaults
+from tests.support.faulty_engine import DIGITS, Engine, Said
 from tests.support.rollouts import renderer
 from tests.support.store_world import Killed
 

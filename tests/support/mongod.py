@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.killable import KillableServer
+from tests.support.killable import KillableServer
 
 try:
     from pymongo import MongoClient

@@ -13,9 +13,9 @@ from ajet.record import EpisodeFiles
 from ajet.schema.episode import Episode
 from ajet.store import Address, open_shared
 from ajet_proof.recorded.prove import prove_record
-from tests.ajet_command import start
-from tests.sample_fixtures import project_in
-from tests.verl_runs import Life, accounted, all_gone
+from tests.support.ajet_process import start
+from tests.support.sample_fixtures import project_in
+from tests.support.verl_runs import Life, accounted, all_gone
 
 STEPS, GROUPS, REPEATS = 3, 2, 2
 SETTINGS = [

@@ -18,9 +18,9 @@ import pytest
 from ajet.schema.tool_use import ToolUse
 from ajet_mcp import Limits, Server, Toolset, servers_of
 from tests.mcp_servers.plain_http import PlainServer
-from tests.ports import free_port
+from tests.support.ports import free_port
 
-SERVERS = Path(__file__).parent / "mcp_servers"
+SERVERS = Path(__file__).parents[1] / "mcp_servers"
 PLAIN = f"{{python}} -I -S {SERVERS / 'plain_stdio.py'}"
 SHORT = Limits(start=60, call=60, close=2, reply_bytes=1 << 20)
 

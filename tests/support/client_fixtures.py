@@ -32,7 +32,7 @@ from ajet.schema.call import prompt_ids
 from ajet.schema.endpoint import Endpoint
 from ajet.tokens import Renderer
 from ajet_proof.tokens.proof import prove as prove_record
-from tests.chat_templates import tokenizer
+from tests.support.chat_templates import tokenizer
 
 SYSTEM = "You are a calculator."
 QUESTION = "What is 40 ⊕ 2?"
@@ -128,7 +128,7 @@ def _parsed(cell: Cell) -> bool:
 def all_plays() -> Plays:
     """The whole table: the plays of every tests/contract/test_clients_*.py that has any."""
     found = Plays()
-    for path in sorted((Path(__file__).parent / "contract").glob("test_clients_*.py")):
+    for path in sorted((Path(__file__).parents[1] / "contract").glob("test_clients_*.py")):
         module = importlib.import_module(f"tests.contract.{path.stem}")
         if not hasattr(module, "PLAYS"):
             continue

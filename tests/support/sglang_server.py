@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from tests.killable import KillableServer
+from tests.support.killable import KillableServer
 
 CONTEXT = 512
 BEGUN = "One and two"
@@ -67,7 +67,7 @@ class SglangProcess(KillableServer):
 
     def command(self) -> Sequence[str]:
         """See KillableServer."""
-        return [sys.executable, "-m", "tests.sglang_server", str(self.port), *(["held"] if self.held else [])]
+        return [sys.executable, "-m", "tests.support.sglang_server", str(self.port), *(["held"] if self.held else [])]
 
     def until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
         """See KillableServer."""

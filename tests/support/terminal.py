@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.ajet_command import Forked, Zygote, environment
+from tests.support.ajet_process import Forked, Zygote, environment
 
 ESCAPED = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SECONDS = 60.0

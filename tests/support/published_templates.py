@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.chat_templates import made
+from tests.support.chat_templates import made
 
 _FOLDER = Path(sys.prefix) / "share" / "trl" / "trl" / "chat_templates"
 

@@ -21,7 +21,7 @@ import pytest
 from ajet.schema.episode import Episode, Outcome
 from ajet_ray.cluster.leftovers import RANDOM
 from ajet_testing.left_behind import mapped
-from tests.ajet_command import ajet, environment, metric_rows, start
+from tests.support.ajet_process import ajet, environment, metric_rows, start
 
 TOOL = ["--backbone", "verl", "trainer_common.save_freq=2", "trainer_common.test_freq=-1"]
 

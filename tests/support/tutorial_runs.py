@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.ajet_command import ajet, environment, metric_rows
 from tests.docs.snippets import ROOT
+from tests.support.ajet_process import ajet, environment, metric_rows
 
 TUTORIALS = ROOT / "tutorial"
 SEED = [f"seed={seed}"] if (seed := os.environ.get("TUTORIAL_SEED")) else []

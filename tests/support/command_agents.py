@@ -12,7 +12,7 @@ from typing import Any
 from ajet.config import Experiment
 from ajet.schema.task import Task, WorkflowOutput, WorkflowTask
 from ajet.workflow import CommandWorkflow
-from tests.workflow_fixtures import Scene, scene
+from tests.support.workflow_fixtures import Scene, scene
 
 ASK = """
     import json, os, sys, urllib.request

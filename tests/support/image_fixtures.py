@@ -7,7 +7,7 @@ from typing import Any
 
 from ajet.tokens import Renderer
 from ajet.tokens.image_tokens import ImageTokens
-from tests.chat_templates import made
+from tests.support.chat_templates import made
 
 TOKEN = "<|image|>"
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}

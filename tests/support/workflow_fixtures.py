@@ -12,7 +12,7 @@ from ajet.engine.scripted import ScriptedEngine
 from ajet.gateway import Gateway, Session
 from ajet.tokens import Renderer
 from ajet.workflow import ModelTuner
-from tests.chat_templates import tokenizer
+from tests.support.chat_templates import tokenizer
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 40, "b": 2}}\n</tool_call>'
 
