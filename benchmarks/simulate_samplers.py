@@ -188,14 +188,14 @@ def constants(kind: str) -> None:
         if kind == "mongodb":
             from ajet_mongo.connection import MongoConnection
 
-            plain = MongoConnection._run_operation
+            plain = MongoConnection.run_operation
 
             def counted(self: Any, operation: Any, base: Any) -> Any:
                 asked[doing] += 1
                 unheard[doing] += base is self._unacknowledged
                 return plain(self, operation, base)
 
-            MongoConnection._run_operation = counted  # type: ignore[method-assign]
+            MongoConnection.run_operation = counted  # type: ignore[method-assign]
         for _ in range(count):
             doing = "lease"
             (lease,) = store.lease(1)
@@ -206,7 +206,7 @@ def constants(kind: str) -> None:
         if kind == "mongodb":
             from pymongo import MongoClient
 
-            MongoConnection._run_operation = plain  # type: ignore[method-assign]
+            MongoConnection.run_operation = plain  # type: ignore[method-assign]
             with MongoClient(address) as client:
                 told = client.get_default_database().command("dbStats")
             taken = f"{told['dataSize'] / count / 1000:.1f} kB of documents"

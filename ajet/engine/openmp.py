@@ -21,25 +21,25 @@ _SOFT = 1
 def end_worker_threads() -> None:
     """End the workers of the calling thread's team, outside of any parallel loop. Nothing is done where torch has
     another OpenMP than GNU's, which has no such rule."""
-    if (pause := _find_pause_function()) is not None:
+    if (pause := find_pause_function()) is not None:
         pause(_SOFT)
 
 
 @cache
-def _find_pause_function() -> Any:
+def find_pause_function() -> Any:
     """`omp_pause_resource_all` (OpenMP 5.0) of the libgomp that torch computes with; None where there is none."""
     import torch
 
     packages = Path(torch.__file__).resolve().parents[1]
     try:
         with open("/proc/self/maps", errors="surrogateescape") as maps:
-            found = _find_libgomp(maps, packages)
+            found = find_libgomp(maps, packages)
         return None if found is None else getattr(ctypes.CDLL(found), "omp_pause_resource_all", None)
     except OSError:  # not Linux, or the file is gone that it was loaded from
         return None
 
 
-def _find_libgomp(maps: Iterable[str], packages: Path) -> str | None:
+def find_libgomp(maps: Iterable[str], packages: Path) -> str | None:
     """The file of GNU's OpenMP among those of a process' memory, as Linux lists them: torch's own where there are
     several. None: there is none, or it cannot be told which is torch's."""
     mapped = [line.rstrip("\n").split(maxsplit=5) for line in maps]

@@ -94,7 +94,7 @@ class Toolset:
         self._serving = asyncio.Lock()
         self._workdir = Workdir()
         self._sessions: list[Session] = []
-        self._places: dict[str, _Place] = {}
+        self.places: dict[str, _Place] = {}
         self.told: list[dict[str, Any]] = []
         """As a request's `tools`."""
 
@@ -134,7 +134,7 @@ class Toolset:
     @property
     def browsed(self) -> list[str]:
         """Tools whose long results are condensed."""
-        return [name for name, place in self._places.items() if place.browsed]
+        return [name for name, place in self.places.items() if place.browsed]
 
     @property
     def _offered(self) -> list[str]:
@@ -149,7 +149,7 @@ class Toolset:
         """Call a tool as a model asked for it. What the model got wrong, what the tool says that it cannot, a time
         limit and a result beyond all bounds are results with an `error`. Raises CallFailedError where the environment
         is lost."""
-        started, place = time.time(), self._places.get(name)
+        started, place = time.time(), self.places.get(name)
         given: Mapping[str, Any] = {}
         lost: EnvironmentFailure | None = None
         try:
@@ -229,11 +229,11 @@ class Toolset:
             found_now[name] = place
             function = {"name": name, "description": place.tool.description, "parameters": schema}
             told.append({"type": "function", "function": function})
-        if self._places:
+        if self.places:
             PinnedTools.of(self.told).require(PinnedTools.of(told))
         else:
             self.told = told
-        self._places = found_now
+        self.places = found_now
 
     def _take(self, recorded: Sequence[Mapping[str, Any]]) -> None:
         """The tools that a recorded run offered."""
@@ -243,7 +243,7 @@ class Toolset:
             name = function["name"]
             tool = Tool(name, function.get("description", ""), function.get("parameters") or {})
             browsed = self._browse is not None and self._browse.wants(name, name.rpartition("__")[2])
-            self._places[name] = _Place(tool, browsed=browsed)
+            self.places[name] = _Place(tool, browsed=browsed)
 
     def _repeated(self, again: ToolUse, given: Mapping[str, Any], call_id: str, started: float) -> Shown:
         """A use as a recorded run has it. Raises CallFailedError where that lost its environment."""
@@ -264,7 +264,7 @@ class Toolset:
                     self._serve = None
 
         await on_tools_loop(serve())
-        return self._places[name]
+        return self.places[name]
 
     async def _called(self, place: _Place, arguments: Mapping[str, Any], call_id: str) -> Any:
         tool, session = place.tool, place.session

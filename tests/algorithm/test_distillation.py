@@ -206,7 +206,7 @@ def test_an_endpoints_connections_are_closed_on_the_loop_that_asked():
         teacher = endpoint(server)
         await teacher.leave()
         await teacher.logprobs([replace(line, ids=line.ids % 9) for line in episode_of(1.0, (3,)).timelines])
-        client = teacher._client
+        client = teacher.client
         assert not client.is_closed
         await teacher.leave()
         await teacher.leave()

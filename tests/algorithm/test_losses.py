@@ -311,7 +311,7 @@ def test_the_trainer_has_the_numbers_of_whole_replies_however_they_are_cut_into_
             drawn = np.random.default_rng(sample.timeline.ids.size).normal(0, 0.2, row.size)
             sample.timeline.logprobs = (row + drawn).astype(np.float32)
         loss = StepLoss(samples[:2], trainer.tokens, 1.0, compare_engine=True, old=own[:2])
-        trainer._add_gradients(loss, 1.0)
+        trainer.add_gradients(loss, 1.0)
         trainer.policy.weights.drop_gradients()
         assert loss.tally.loss == pytest.approx(
             sum(at_first(*each, mode) for each in zip(samples[:2], own[:2], strict=True)), rel=1e-4

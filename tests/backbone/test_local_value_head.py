@@ -58,7 +58,7 @@ def gradients(trainer, samples):
 
     critic = StepValueLoss(trainer.critic, samples, 1.0)
     loss = StepLoss(samples, trainer.tokens, 1.0, compare_engine=False)
-    trainer._add_gradients(loss, 1.0, critic=critic)
+    trainer.add_gradients(loss, 1.0, critic=critic)
     found = trainer.policy.weights.gradients.clone(), trainer.critic.weights.gradients.clone()
     trainer.policy.weights.drop_gradients()
     trainer.critic.weights.drop_gradients()

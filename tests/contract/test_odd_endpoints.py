@@ -109,7 +109,7 @@ def test_a_client_hears_that_it_need_not_ask_a_server_again_that_hangs(monkeypat
 
 @pytest.mark.parametrize("server", [*HANGS, *ODD], indirect=True)
 def test_models_that_judge_write_and_embed(server, monkeypatch):
-    monkeypatch.setattr(chat_model, "_hung", RateLimiter(60))
+    monkeypatch.setattr(chat_model, "hung_endpoints", RateLimiter(60))
     model = ChatModel(base_url=server.url, model="m")
     with warnings_said() as said:
         for asked in (request_completion(model, ASK, SECONDS), request_embeddings(model, ["a"], SECONDS)):
@@ -165,7 +165,7 @@ def test_the_teacher(server):
         teacher.require_same_tokenizer(Letters())
     assert server.url in refused.value.where
     with pytest.raises(TeacherFailure, match=said) as failure:
-        asyncio.run(teacher._request_rows([1, 2]))
+        asyncio.run(teacher.request_rows([1, 2]))
     assert failure.value.own and failure.value.retryable == (server.way in HANGS)
 
 

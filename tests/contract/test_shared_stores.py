@@ -276,7 +276,7 @@ def test_what_a_store_cannot_do_now_is_a_sentence(opens: Opens, tmp_path: Path) 
 
         for error in (OperationFailure("no room", 14031), WTimeoutError("too few members", 64)):
             with pytest.raises(StoreUnavailableError, match="cannot write"), limited_patience(0.1):
-                store._link.run_durable(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
+                store.link.run_durable(lambda base, error=error: (_ for _ in ()).throw(error))  # type: ignore[attr-defined]
     store.disconnect()
     with pytest.raises(UserError):
         store.put(lease, Kept(episode("a")))

@@ -170,7 +170,7 @@ class KnowsNothingAlone(KnowsNothing):
 def test_in_a_process_even_a_call_from_elsewhere_is_captured_and_the_worker_is_used_again():
     with stage(KnowsNothingAlone, isolation="process", max_env_worker=1, num_repeat=2) as made:
         (group,) = made.play(1)
-        assert len(made.rollout._attempts.isolation._idle) == 1
+        assert len(made.rollout.attempts.isolation._idle) == 1
     captured(group.episodes, "lost")
     assert [episode.metadata["errors"] for episode in group.episodes] == [[], []]
 

@@ -305,7 +305,7 @@ def test_a_call_waits_while_weights_change_and_bears_the_new_version(
     async def scenario() -> tuple[Any, Any]:
         server.held = asyncio.Event()
         first = asyncio.ensure_future(reply(engine.engine))
-        while not engine.engine._calls:
+        while not engine.engine.calls:
             await asyncio.sleep(0)
         taking = asyncio.get_running_loop().run_in_executor(
             None, engine.load_weights, folder, 1, PROBE, lambda: waited.append(None)

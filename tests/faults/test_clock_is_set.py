@@ -45,7 +45,7 @@ def test_of_a_served_episode(put_on: Any) -> None:
 
     session: Any = object.__new__(Session)
     session.requests = 0
-    session._recorder = Recorder()
+    session.recorder = Recorder()
     about: Any = SimpleNamespace()
     served = ServedEpisode(about, session, about, about, None, about)
     settings: Any = SimpleNamespace(
@@ -55,7 +55,7 @@ def test_of_a_served_episode(put_on: Any) -> None:
     more: Any = dict.fromkeys(("end", "give_up", "close"))
     watched = DeadlineWatcher(settings, {}, about, **more)
     put_on()
-    assert served.idle_seconds < HOUR_S and watched._find_timeout(served) is None
+    assert served.idle_seconds < HOUR_S and watched.find_timeout(served) is None
     served.since -= HOUR_S
     assert served.idle_seconds > HOUR_S, "it made no call"
     session.recorder.settled_at = time.monotonic()

@@ -115,7 +115,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
                 mongod.later(7200)
                 return open_shared(address, at=state, rolls=True)
             store = SqliteStore(tmp_path / f"{name}.sqlite", StoreOptions(at=state, rolls=True))
-            store._base.execute("PRAGMA synchronous=OFF")  # no machine is switched off here
+            store.database.execute("PRAGMA synchronous=OFF")  # no machine is switched off here
             return store
 
         return opened

@@ -33,10 +33,10 @@ def test_an_attempt_that_is_stopped_as_it_ends_is_not_kept() -> None:
 
     def of_a_stopped_one() -> weakref.ref[LocalAttempt]:
         attempt = LocalAttempt(Asks, WorkflowTask(task=Task(main_query="x")), None, lambda _: None)  # type: ignore[arg-type, return-value]
-        before = Blocks(isolation._loops[0])
+        before = Blocks(isolation.loops[0])
         before.begun.wait()
         isolation.start(attempt)  # it ends in its first step, for it has no session
-        after = Blocks(isolation._loops[0])
+        after = Blocks(isolation.loops[0])
         before.go.set()
         after.begun.wait()  # its task has ended, and nobody has been told yet
         isolation.stop(attempt)

@@ -162,7 +162,7 @@ class RunningGateway:
     @property
     def calls_under_way(self) -> int:
         """The number of calls that are under way."""
-        return self.gateway._context.call_limit.reserved
+        return self.gateway.context.call_limit.reserved
 
     @property
     def asgi_app(self) -> Any:
@@ -172,7 +172,7 @@ class RunningGateway:
     @property
     def clients(self) -> int:
         """The number of clients that are being answered."""
-        return self.gateway._context.pacing.clients
+        return self.gateway.context.pacing.clients
 
     def open(self, **options: Any) -> EpisodeSession:
         """Open an episode."""
@@ -190,17 +190,17 @@ class RunningGateway:
 
     def answer_with(self, script: Any) -> None:
         """Have the engine answer by another script from now on."""
-        self.engine._script = script
+        self.engine.script = script
 
     @contextmanager
     def answers(self, script: Any, *, chunk: int) -> Iterator[None]:
         """Within the block the engine answers by another script, `chunk` tokens at a time."""
-        kept = self.engine._script, self.engine._chunk
-        self.engine._script, self.engine._chunk = script, chunk
+        kept = self.engine.script, self.engine.chunk
+        self.engine.script, self.engine.chunk = script, chunk
         try:
             yield
         finally:
-            self.engine._script, self.engine._chunk = kept
+            self.engine.script, self.engine.chunk = kept
 
     def run_on_loop(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run a coroutine on the gateway's own loop, from any thread."""

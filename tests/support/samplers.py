@@ -101,7 +101,7 @@ def samplers_meet_bug(problem: Exception, seen: Callable[[], None]) -> Iterator[
         raise problem
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GroupSampler, "_take_in", breaks)
+        patch.setattr(GroupSampler, "take_in", breaks)
         yield
 
 

@@ -83,11 +83,11 @@ class Server:
             await asyncio.gather(*left, return_exceptions=True)
             await asyncio.get_running_loop().shutdown_default_executor()
 
-        loop = self.desk._loop
-        if self.desk._thread.thread.is_alive():
+        loop = self.desk.loop
+        if self.desk.thread.thread.is_alive():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cancelled(), loop))
-            self.desk._thread.stop(60)
-            self.desk._judge_caller.close()
+            self.desk.thread.stop(60)
+            self.desk.judge_caller.close()
         await self.http.aclose()
         self.gateway.close()
         _let_go(self.store)
@@ -150,7 +150,7 @@ class ServedWorld:
 
     def hung(self) -> None:
         """A call will get no answer. From any thread."""
-        self._loop.call_soon_threadsafe(lambda: self._hangs.done() or self._hangs.set_result(None))
+        self.loop.call_soon_threadsafe(lambda: self._hangs.done() or self._hangs.set_result(None))
 
     async def _client(self) -> None:
         client = self.draw.choice(self.clients)
@@ -163,7 +163,7 @@ class ServedWorld:
             return
         chance = self.draw.random()
         if client.opened is None:
-            await self._open(client)
+            await self.open_episodes(client)
         elif client.end is None and chance < 0.04:
             self.faults.counts["client gone"] += 1
             client.opened = None
@@ -176,14 +176,14 @@ class ServedWorld:
         else:
             await self._finish(client)
 
-    async def _open(self, client: Client, body: dict[str, Any] | None = None) -> None:
+    async def open_episodes(self, client: Client, body: dict[str, Any] | None = None) -> None:
         own = {"task": f"task {self.draw.randrange(9)} of a client's own"}
         bodies: list[dict[str, Any]] = [{}, {}, {}, {}, own, {**own, "train": False}, {**own, "held_out": True}]
         answer = await self._server.http.post("/episodes", json=self.draw.choice(bodies) if body is None else body)
         assert answer.status_code in (201, 429, 503), answer.text
         if answer.status_code == 201:
             client.opened, client.end, client.asks = answer.json(), None, self.draw.choice([1, 1, 2])
-            served = self._server.desk._open[client.opened["episode"]]
+            served = self._server.desk.open_episodes[client.opened["episode"]]
             served.began, served.since = self.clock
 
     async def _ask(self, client: Client) -> None:
@@ -217,7 +217,7 @@ class ServedWorld:
         client.opened = client.end = None
 
     async def _look(self) -> None:
-        looks = asyncio.run_coroutine_threadsafe(self._server.desk._deadlines.check_all(), self._server.desk._loop)
+        looks = asyncio.run_coroutine_threadsafe(self._server.desk.deadlines.check_all(), self._server.desk.loop)
         await asyncio.wrap_future(looks)
 
     async def _learn(self) -> None:
@@ -299,7 +299,7 @@ class ServedWorld:
     def _revive(self) -> None:
         """Who comes next is another process."""
         loop = asyncio.get_running_loop()
-        self._loop, self._died = loop, loop.create_future()
+        self.loop, self._died = loop, loop.create_future()
         died = self._died
 
         def noticed() -> None:
@@ -337,7 +337,7 @@ class ServedWorld:
             self.experiment, gateway, Judge(None), store, TaskOrder(tasks, seed=0, shuffle=False),
             run_id="run", split="train", backlog=4 * BATCH, episode_store=store,
         )  # fmt: skip
-        served._loop.set_exception_handler(lambda *_: None)  # of a dead process nobody asks what it died of
+        served.loop.set_exception_handler(lambda *_: None)  # of a dead process nobody asks what it died of
         gateway.add_routes(make_routes(served, KEY))
         admin = {"authorization": f"Bearer {KEY}"}
         http = httpx.AsyncClient(transport=gateway.transport(), base_url="http://serve", headers=admin, timeout=None)
@@ -387,7 +387,7 @@ class ServedWorld:
             if not any(left):
                 break
             for _ in range(REPEATS):
-                await self._open(self.clients[0], {})
+                await self.open_episodes(self.clients[0], {})
                 while self.clients[0].opened is not None:
                     client = self.clients[0]
                     await (self._ask(client) if client.asks else self._finish(client))

@@ -90,7 +90,7 @@ class LocalBackbone:
         self._canary = Canary(settings.canary, rounded=dtype != torch.float32)
         self._alarm = settings.mismatch_alarm(rounded=dtype != torch.float32)
         self._gap: float | None = None
-        self._ask_canary()
+        self.compute_canary()
         self._is_gc_frozen = freeze_startup_objects()
 
     @property
@@ -141,9 +141,9 @@ class LocalBackbone:
         """Hand them over; answers what the canary says. Raises UserError when it says so twice."""
         self.version = self.trainer.version
         self._sampler.weights_changed(self.version)
-        return self._ask_canary()
+        return self.compute_canary()
 
-    def _ask_canary(self) -> dict[str, float]:
+    def compute_canary(self) -> dict[str, float]:
         if self._canary.tolerance is None:
             return {}
         with self.scorer() as scorer:

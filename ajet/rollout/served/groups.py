@@ -136,7 +136,7 @@ class OpenGroups:
             tasks: None: clients bring all tasks themselves.
             places: Attempts at a task.
         """
-        self._store, self._tasks, self._places = store, tasks, places
+        self._store, self.tasks, self._places = store, tasks, places
         self._open: list[OpenGroup] = []
         self._making = asyncio.Lock()
         self._removing: set[OpenGroup] = set()
@@ -170,7 +170,7 @@ class OpenGroups:
         Raises:
             Refused: There is no such task, no task is free, or the store is out of reach.
         """
-        if task is None and self._tasks is None:
+        if task is None and self.tasks is None:
             raise Refused("The request names no task, and the server has no task reader.", param="task")
         if (found := self._find_open(task, is_wanted)) is not None:
             return found
@@ -185,7 +185,7 @@ class OpenGroups:
     def _refuse_all_busy(self, task: Task | None) -> None:
         """Raise Refused if as many of the reader's tasks wait for their first attempt as an epoch has."""
         ahead = sum(group.is_untouched and group.accepts(None) for group in self._open)
-        if task is None and self._tasks is not None and ahead >= len(self._tasks):
+        if task is None and self.tasks is not None and ahead >= len(self.tasks):
             raise Refused(
                 "As many episodes of every task are under way as serve.max_per_task allows; finish one first.",
                 status=429,
@@ -202,9 +202,9 @@ class OpenGroups:
         if task is not None:
             lease = await call_store_or_refuse(self._store.bring)
         else:
-            assert self._tasks is not None
+            assert self.tasks is not None
             (lease,) = await call_store_or_refuse(self._store.lease, 1)
-            task = self._tasks.task(lease.order)
+            task = self.tasks.task(lease.order)
         group = OpenGroup(task, lease, self._places)
         self._open.append(group)
         if len(self._open) == MANY_GROUPS:

@@ -31,6 +31,6 @@ def test_who_is_cancelled_while_one_address_is_left_leaves_the_others_too(monkey
         answers.set()
         await tools.end()
 
-    monkeypatch.setattr(tool_environment, "_send_request", exchange)
+    monkeypatch.setattr(tool_environment, "send_request", exchange)
     asyncio.run(cancelled())
     assert sorted(url[-1] for url in ended) == ["0", "1", "2"]

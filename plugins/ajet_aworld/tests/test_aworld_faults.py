@@ -154,8 +154,8 @@ def test_its_tools_end_where_the_end_is_asked_for_twice(monkeypatch):
         released.append(agent)
 
     monkeypatch.setattr(Runners, "run_task", deaf_once)
-    monkeypatch.setattr(play, "_prepare_agent", lambda *_: None)
-    monkeypatch.setattr(play, "_release_agent", release)
+    monkeypatch.setattr(play, "prepare_agent", lambda *_: None)
+    monkeypatch.setattr(play, "release_agent", release)
     agent = SimpleNamespace(sandbox=None)
 
     async def main():

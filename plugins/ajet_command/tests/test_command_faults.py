@@ -202,14 +202,14 @@ def test_a_keeper_that_is_killed_is_a_failed_episode(tmp_path):
 
 def test_a_keeper_that_is_killed_before_it_has_read_its_order_leaves_no_descriptor(tmp_path):
     running = RunningCommand(CommandSpec(["sleep", "600"], tmp_path, dict(os.environ)))
-    keeper = running._keeper
+    keeper = running.keeper
     os.killpg(keeper.pid, signal.SIGKILL)
     keeper.wait()
     ended = running.wait()
     assert (ended.code, ended.ended_by, ended.problem) == (None, "stopped", "its keeper was ended from outside")
     assert all(pipe is not None and pipe.closed for pipe in (keeper.stdin, keeper.stdout, keeper.stderr))
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(running._report)
+        os.fstat(running.report)
 
 
 class Fine(HoldsNothing):

@@ -174,7 +174,7 @@ def test_there_are_at_most_as_many_as_allowed_and_those_that_are_idle_go(monkeyp
         envs[1].create()
         with pytest.raises(EnvironmentFailure, match="all 2 instances are in use"):
             envs[2].create()
-        beside._server._idle_s = 0.3
+        beside.server.idle_s = 0.3
         assert until(lambda: len(Count.made) == 2 and all(each.released for each in Count.made))
         with pytest.raises(EnvironmentFailure, match="was idle too long"):
             envs[0].step("1")
@@ -258,11 +258,11 @@ def test_what_is_used_while_idle_ones_are_released_stays() -> None:
     async def play() -> None:
         server = WorldServer(OwnWorld(lambda: own.append(Held(made, may)) or own[-1], "held", 1), idle_s=900)
         for name in "ab":
-            await server._answer_create({"instance_id": name, "task_id": "1"})
-        server._held["a"].last_used = server._held["b"].last_used = -900.0
-        looking = asyncio.ensure_future(server._release_idle())
+            await server.answer_create({"instance_id": name, "task_id": "1"})
+        server.hosted["a"].last_used = server.hosted["b"].last_used = -900.0
+        looking = asyncio.ensure_future(server.release_idle())
         await asyncio.sleep(0)
-        await server._answer_create({"instance_id": "b", "task_id": "1"})
+        await server.answer_create({"instance_id": "b", "task_id": "1"})
         may.set()
         await looking
         assert server.instances == 1 and [each.released for each in own] == [True, True, False]
@@ -277,13 +277,13 @@ def test_one_that_is_being_released_counts_until_it_is_and_a_new_one_waits_for_i
     async def play() -> None:
         server = WorldServer(OwnWorld(lambda: own.append(Held(made, may)) or own[-1], "held", 1), instances=2)
         for name in "ab":
-            await server._answer_create({"instance_id": name, "task_id": "1"})
-        leaving = [asyncio.ensure_future(server._answer_release({"instance_id": name})) for name in "ab"]
+            await server.answer_create({"instance_id": name, "task_id": "1"})
+        leaving = [asyncio.ensure_future(server.answer_release({"instance_id": name})) for name in "ab"]
         await asyncio.sleep(0.01)
-        coming = [asyncio.ensure_future(server._answer_create({"instance_id": name, "task_id": "1"})) for name in "cd"]
+        coming = [asyncio.ensure_future(server.answer_create({"instance_id": name, "task_id": "1"})) for name in "cd"]
         await asyncio.sleep(0.05)
         assert (len(own), server.instances) == (2, 2), "two more would be four at once"
-        assert (await server._answer_release({"instance_id": "d"}))["success"], "it is heard when there is a slot"
+        assert (await server.answer_release({"instance_id": "d"}))["success"], "it is heard when there is a slot"
         leaving[0].cancel()  # as who asked for it goes away
         may.set()
         assert (await coming[0])["success"]
@@ -301,8 +301,8 @@ def test_an_end_waits_for_what_is_being_released() -> None:
 
     async def play() -> None:
         server = WorldServer(OwnWorld(lambda: own.append(Held(made, may)) or own[-1], "held", 1))
-        await server._answer_create({"instance_id": "a", "task_id": "1"})
-        asked = asyncio.ensure_future(server._answer_release({"instance_id": "a"}))
+        await server.answer_create({"instance_id": "a", "task_id": "1"})
+        asked = asyncio.ensure_future(server.answer_release({"instance_id": "a"}))
         await asyncio.sleep(0.01)
         asked.cancel()  # as the end does to requests that take too long
         ending = asyncio.ensure_future(server.close())

@@ -41,7 +41,7 @@ async def holds(*use):
     assert first.server and first.started <= first.ended
     assert [each.error for each in tools.uses[:4]] == ["", "arguments", "arguments", "unknown_tool"]
     with pytest.raises(CallFailedError):
-        await tools.toolset._places["echo"].session.call("echo", {"text": "late"})
+        await tools.toolset.places["echo"].session.call("echo", {"text": "late"})
 
 
 @pytest.mark.slow

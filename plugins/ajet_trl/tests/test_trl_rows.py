@@ -34,7 +34,7 @@ CONFIG = {
 def installed(tmp_path, monkeypatch):
     """Aside, and nowhere else."""
     there = {None: None, "aside": package.VERSION}
-    monkeypatch.setattr(package, "_find_version", lambda folder: there["aside" if folder else None])
+    monkeypatch.setattr(package, "find_version", lambda folder: there["aside" if folder else None])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agent.yaml").write_text("{name: adder}")
     return there
@@ -183,5 +183,5 @@ def test_a_row_is_the_episodes_exact_tokens_and_what_is_not_one_sequence_trains_
     forked = replace(whole, timelines=[*whole.timelines, line([1, 2], [0, 1])])
     unscored = replace(whole, verdict=None)
     assert build_row(forked) is NOTHING and build_row(unscored) is NOTHING
-    rows = TrlRollout(None, None, None, None, 3)._build_rows([whole, forked, unscored])
+    rows = TrlRollout(None, None, None, None, 3).build_rows([whole, forked, unscored])
     assert rows["verdict"] == [0.5, 0.5, None] and rows["env_mask"] == [[1, 0, 1], [0], [0]]

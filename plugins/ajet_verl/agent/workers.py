@@ -41,7 +41,7 @@ class AgentWorkers(AgentLoopManagerTQ):
         self._early = early
         self._first_begins: list[Any] = []
         """What `begin` of the first processes answers, until tasks are handed out."""
-        self._later_begins: dict[int, Any] = {}
+        self.later_begins: dict[int, Any] = {}
         """What `begin` answers of those in another's place, until it has."""
         self._lock = threading.Lock()
         self._sent: list[dict[str, Any]] = []
@@ -95,16 +95,16 @@ class AgentWorkers(AgentLoopManagerTQ):
                     continue
                 except ray.exceptions.RayActorError as death:
                     with self._lock:
-                        self._replace_worker(place, str(death).strip().splitlines()[0])
-            self._kill_failed_workers()
+                        self.replace_worker(place, str(death).strip().splitlines()[0])
+            self.kill_failed_workers()
             threading.Event().wait(POLL_S)
 
-    def _kill_failed_workers(self) -> None:
+    def kill_failed_workers(self) -> None:
         """The next look finds them dead, and replaces them: alive they would hold their tasks for ever."""
-        for place, begun in list(self._later_begins.items()):
+        for place, begun in list(self.later_begins.items()):
             if not ray.wait([begun], timeout=0)[0]:
                 continue
-            del self._later_begins[place]
+            del self.later_begins[place]
             try:
                 ray.get(begun)
             except ray.exceptions.RayTaskError as failure:
@@ -113,12 +113,12 @@ class AgentWorkers(AgentLoopManagerTQ):
             except ray.exceptions.RayActorError:
                 continue  # it died
 
-    def _replace_worker(self, place: int, why: str) -> None:
+    def replace_worker(self, place: int, why: str) -> None:
         logger.warning("an agent-loop process died ({}); another takes its tasks", why)
         self._sender.post(DeathNotice("agent loop", why))
         self._forget_ended_tasks()
         self.agent_loop_workers[place] = worker = start_agent_loop(f"agent_loop_{place}_{uuid4().hex[:8]}")
-        self._later_begins[place] = self._begin_worker(worker)
+        self.later_begins[place] = self._begin_worker(worker)
         for uid, row in list(self._sent[place].items()):
             partition = "val" if row["split"][0] == "validation" else "train"
             old = [key for key in transfer_queue.kv_list(partition).get(partition, {}) if key.startswith(f"{uid}_")]

@@ -246,8 +246,8 @@ def test_the_users_sections_win_and_may_refer_to_everything():
 
 def test_nothing_is_left_to_resolve_and_verls_roots_are_all_there():
     for strategy in ("fsdp", "megatron"):
-        folder = layer._config_folder("verl")
-        assert folder is not None and set(layer._compose_verls_defaults(folder, strategy == "megatron")) == set(
+        folder = layer.find_config_folder("verl")
+        assert folder is not None and set(layer.compose_verls_defaults(folder, strategy == "megatron")) == set(
             layer.ROOTS
         )
         tree = compose_verl_config(experiment({"trainer_common.strategy": strategy}))

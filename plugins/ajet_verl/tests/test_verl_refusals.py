@@ -24,7 +24,7 @@ SIX = {"trainer_common.nnodes": 3, "rollout.tensor_model_parallel_size": 6, "dat
 @pytest.fixture(autouse=True)
 def no_verl(monkeypatch):
     """As on a machine without verl: what passes the refusals ends in MissingExtraError."""
-    monkeypatch.setattr(layer, "_config_folder", lambda _: None)
+    monkeypatch.setattr(layer, "find_config_folder", lambda _: None)
 
 
 def refusal(ajet=None, *, model=QWEN, **roots) -> ConfigError:
